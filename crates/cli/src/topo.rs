@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::output;
 
 mod file;
+mod nvml;
 mod play;
 mod shown;
 mod sysfs;
@@ -23,8 +24,8 @@ const MACHINES_MAX: usize = 100_000;
 /// How gradients of a machine's GPUs best come to its NIC and back
 ///
 /// Reads this machine (PCIe's tree, NUMA nodes, GPUs and NICs, and what their links carry, from sysfs), or a file; counts what each strategy of BytePS §4.2
-/// puts on each link; and says which is fastest: that of the slowest link. sysfs knows nothing of NVLinks, and not what memory and links between sockets
-/// carry: say them in a file. It is a prediction: nothing is copied, and GPUs' own collectives stay NCCL's.
+/// puts on each link; and says which is fastest: that of the slowest link. NVLinks are NVIDIA's library's to tell (NVML); what memory and links between sockets
+/// carry nobody tells: say it in a file. It is a prediction: nothing is copied. `fanin.torch.machine_hook` does what it recommends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin topo\n  \
@@ -157,13 +158,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (topology, notes) = match &arguments.file {
         Some(path) => (of_file(path)?, Vec::new()),
         None => {
-            let sysfs::Found { topology, mut notes } = sysfs::read(Path::new("/sys"))?;
-            if topology.gpus().count() > 1 {
-                notes.push(
-                    "sysfs knows nothing of NVLinks: where GPUs have them, describe the machine in a file"
-                        .into(),
-                );
-            }
+            let nvlinks = || nvml::read(nvml::LIBRARY.as_ref());
+            let sysfs::Found { topology, notes } = sysfs::read(Path::new("/sys"), nvlinks)?;
             (topology, notes)
         }
     };

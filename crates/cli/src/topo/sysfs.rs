@@ -6,13 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use fanin_plan::machine_topology::{Link, MachineTopology, Part, PartId, PartKind, Wire};
+use nvml_wrapper::error::NvmlError;
+
+use super::nvml::{self, Gpu};
 
 /// PCI's classes, without the programming interface: Ethernet and InfiniBand controllers; 3D controllers and processing accelerators.
 const NICS: [u32; 2] = [0x0200, 0x0207];
 const GPUS: [u32; 2] = [0x0302, 0x1200];
 /// A VGA controller is a GPU where one of these made it, and else what a server shows its console with.
 const VGA: u32 = 0x0300;
-const GPU_VENDORS: [u32; 3] = [0x10de, 0x1002, 0x8086];
+const GPU_VENDORS: [u32; 3] = [NVIDIA, 0x1002, 0x8086];
+const NVIDIA: u32 = 0x10de;
 
 /// A machine, and what was not read or left out.
 pub(super) struct Found {
@@ -40,7 +44,11 @@ impl Device {
     }
 }
 
-pub(super) fn read(sys: &Path) -> anyhow::Result<Found> {
+/// Reads this machine; `nvlinks` are asked for where there are several of NVIDIA's GPUs.
+pub(super) fn read(
+    sys: &Path,
+    nvlinks: impl FnOnce() -> Result<Vec<Gpu>, NvmlError>,
+) -> anyhow::Result<Found> {
     let devices = devices(sys)?;
     let mut machine = Machine::default();
     for node in nodes(sys) {
@@ -66,8 +74,17 @@ pub(super) fn read(sys: &Path) -> anyhow::Result<Found> {
         *functions.entry(device.card()).or_insert(0) += 1;
     }
     let shares = |device: &Device| functions[device.card()] > 1;
+    let nvidia = gpus.iter().filter(|gpu| hex(&gpu.path().join("vendor")) == Some(NVIDIA)).count();
     for device in gpus {
         machine.hang(device, device.address.clone(), PartKind::Gpu, shares(device));
+    }
+    if nvidia > 1 {
+        match nvlinks() {
+            Ok(gpus) => machine.link_gpus(&gpus),
+            Err(error) => machine.notes.push(format!(
+                "NVLinks are not counted, as NVIDIA's library (NVML) does not tell of them: {error}"
+            )),
+        }
     }
     for (device, name, bps) in nics {
         let nic = machine.hang(device, name.clone(), PartKind::Nic, shares(device));
@@ -169,6 +186,33 @@ impl Machine {
         let part = self.add(name, kind);
         self.join(card, part, Wire::Pcie, f64::INFINITY);
         part
+    }
+
+    /// NVLinks between GPUs, and to NVSwitches, which are one here: each GPU has links to all of them.
+    fn link_gpus(&mut self, gpus: &[Gpu]) {
+        let (pairs, to_switches) = nvml::joined(gpus);
+        for ((one, other), bps) in pairs {
+            if let (Some(one), Some(other)) = (self.gpu(&one), self.gpu(&other)) {
+                self.join(one, other, Wire::NvLink, bps);
+            }
+        }
+        if !to_switches.is_empty() {
+            let switch = self.add("NVSwitch".into(), PartKind::NvSwitch);
+            for (gpu, bps) in to_switches {
+                if let Some(gpu) = self.gpu(&gpu) {
+                    self.join(gpu, switch, Wire::NvLink, bps);
+                }
+            }
+        }
+    }
+
+    /// The GPU of this address; a note where sysfs has none.
+    fn gpu(&mut self, address: &str) -> Option<PartId> {
+        let place = self.parts.iter().position(|part| part.kind == PartKind::Gpu && part.name == address);
+        if place.is_none() {
+            self.notes.push(format!("{address} has NVLinks and is not in sysfs: they are not counted"));
+        }
+        place.map(|place| PartId(place as u16))
     }
 
     /// The NUMA node that a device is at.
@@ -382,10 +426,59 @@ mod tests {
         sys
     }
 
+    /// No NVLinks.
+    fn none() -> Result<Vec<Gpu>, NvmlError> {
+        Ok(Vec::new())
+    }
+
+    #[test]
+    fn nvlinks_join_the_gpus_of_sysfs_and_one_switch() {
+        let sys = server();
+        let gpu = |address: &str, others: &[&str]| Gpu {
+            address: address.into(),
+            others: others.iter().map(|other| (*other).to_owned()).collect(),
+            rate_bps: 200e9,
+        };
+        let (one, two, three) = ("0000:03:00.0", "0000:04:00.0", "0000:81:00.0");
+        let nvlinks = || {
+            let unknown = gpu("0000:ff:00.0", &[one]);
+            Ok(vec![
+                gpu(one, &[two, two, "0000:ff:00.0"]),
+                gpu(two, &[one, one]),
+                gpu(three, &["switch"]),
+                unknown,
+            ])
+        };
+        let Found { topology, notes } = read(&sys.0, nvlinks).expect("a machine");
+        let links = topology.links().iter().filter(|link| link.wire == Wire::NvLink);
+        let named: Vec<_> =
+            links.map(|link| (link.ends.map(|end| topology.name(end)), link.rate_bps)).collect();
+        assert_eq!(named, [([one, two], 400e9), ([three, "NVSwitch"], 200e9)]);
+        assert!(
+            notes.iter().any(|note| note.contains("0000:ff:00.0 has NVLinks and is not in sysfs")),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn where_nvml_tells_nothing_that_is_noted_and_without_nvidias_gpus_nobody_asks() {
+        let Found { notes, .. } = read(&server().0, || Err(NvmlError::DriverNotLoaded)).expect("a machine");
+        assert!(notes.iter().any(|note| note.contains("NVLinks are not counted")), "{notes:?}");
+        let sys = Sys::new("others-gpus", 1);
+        for port in ["02", "03"] {
+            sys.device(
+                &format!("pci0000:00/0000:00:{port}.0"),
+                &card("0x030200", "0x1002", "8.0 GT/s PCIe", "0"),
+            );
+        }
+        let found = read(&sys.0, || panic!("nobody is to ask")).expect("a machine");
+        assert_eq!(found.topology.gpus().count(), 2);
+    }
+
     #[test]
     fn switches_gpus_and_nics_are_where_sysfs_has_them() {
         let sys = server();
-        let Found { topology, notes } = read(&sys.0).expect("a machine");
+        let Found { topology, notes } = read(&sys.0, none).expect("a machine");
         let part = |name| topology.part(name).unwrap_or_else(|| panic!("{name} of {:?}", topology.parts()));
         let gpus: Vec<_> = topology.gpus().map(|gpu| topology.name(gpu)).collect();
         assert_eq!(gpus, ["0000:03:00.0", "0000:04:00.0", "0000:81:00.0"]);
@@ -431,7 +524,7 @@ mod tests {
         sys.device("pci0000:00/0000:00:02.0", &PORT);
         sys.device("pci0000:00/0000:00:02.0/0000:02:00.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "0"));
         sys.device("pci0000:00/0000:00:02.0/0000:02:00.1", &card("0x040300", "0x10de", "8.0 GT/s PCIe", "0"));
-        let Found { topology, .. } = read(&sys.0).expect("a machine");
+        let Found { topology, .. } = read(&sys.0, none).expect("a machine");
         let part = |name| topology.part(name).unwrap_or_else(|| panic!("{name} of {:?}", topology.parts()));
         let first_hop = |to| {
             let (link, _) = topology.route(part("node0"), part(to)).expect("a way")[0];
@@ -451,7 +544,7 @@ mod tests {
         for nodes in [1, 2] {
             let sys = Sys::new(&format!("no-node-{nodes}"), nodes);
             sys.device("pci0000:00/0000:00:02.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "-1"));
-            let Found { topology, notes } = read(&sys.0).expect("a machine");
+            let Found { topology, notes } = read(&sys.0, none).expect("a machine");
             let gpu = topology.part("0000:00:02.0").expect("a GPU");
             assert_eq!(topology.name(topology.cpu_of(gpu)), "node0");
             let note = "which NUMA node 0000:00:02.0 is at is not in sysfs: it is counted with node0";
@@ -464,7 +557,7 @@ mod tests {
         let sys = Sys::new("virtual", 1);
         let files = [("class", "0x020000"), ("numa_node", "-1"), ("virtio2/net/eth0/operstate", "up")];
         sys.device("pci0000:00/0000:00:03.0", &files);
-        let Found { topology, notes } = read(&sys.0).expect("a machine");
+        let Found { topology, notes } = read(&sys.0, none).expect("a machine");
         assert_eq!(topology.gpus().count(), 0);
         let nic = topology.part("eth0").expect("a NIC");
         assert_eq!(topology.cable(nic).1, f64::INFINITY);
@@ -473,7 +566,7 @@ mod tests {
 
     #[test]
     fn without_pci_the_cure_is_a_file() {
-        let error = read(Path::new("/nowhere")).map(|found| found.notes).expect_err("nothing there");
+        let error = read(Path::new("/nowhere"), none).map(|found| found.notes).expect_err("nothing there");
         assert!(format!("{error:#}").contains("fanin topo FILE"), "{error:#}");
     }
 
@@ -482,7 +575,7 @@ mod tests {
         let sys = Sys::new("infiniband", 1);
         let files = [("class", "0x020700"), ("infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)")];
         sys.device("pci0000:00/0000:00:03.0", &files);
-        let topology = read(&sys.0).expect("a machine").topology;
+        let topology = read(&sys.0, none).expect("a machine").topology;
         assert_eq!(topology.cable(topology.part("0000:00:03.0").expect("by its address")).1, 200e9);
     }
 }
