@@ -74,6 +74,19 @@ def test_all_ranks_get_the_average_and_holders_alone_send(launch: Launch, way: s
         assert holders is None or len(of_domain) == len(holders)
 
 
+def in_float16(me: Me) -> float:
+    state = begin(me, "aabb", "", None)
+    flat = torch.full((1000,), 40000.0, dtype=torch.float16)  # the largest is 65504
+    state.average(flat).wait()
+    dist.barrier()
+    assert torch.unique(flat).numel() == 1
+    return flat[0].item()
+
+
+def test_sums_of_large_float16_do_not_overflow(launch: Launch) -> None:
+    assert launch(in_float16, 4).results() == [40000.0] * 4
+
+
 def trained(me: Me) -> Any:
     state = begin(me, "aabb", "", None)
     found = []

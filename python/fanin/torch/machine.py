@@ -110,6 +110,8 @@ class MachineState:
         whole, part = self._memory(flat)
         if whole is not flat:
             whole[: flat.numel()].copy_(flat)  # what is behind it stays zero
+        # Before anything is summed, as DDP does: sums of float16 would overflow.
+        whole.div_(self._size)
         with self._ends_for_all():
             self._reduce(whole, part)
         sums: Future[Any] = Future(devices=_devices(flat))
@@ -124,8 +126,6 @@ class MachineState:
             with self._ends_for_all():
                 for each in done.value():
                     each.wait()  # they are there: for this stream, and what one has failed with
-                if self._part is not None:
-                    part.div_(self._size)
                 self._gather(whole, part)
                 if whole is not flat:
                     flat.copy_(whole[: flat.numel()])
