@@ -40,7 +40,7 @@ BUCKETS_MB = (25, 4, 1)
 """DDP's default, and what suits models that are as small as these."""
 WARM_UP = 5
 """Steps of each turn that are not counted: rank 0 learns in the first ones."""
-PARTS = ("overlap", "partitions", "order")
+PARTS = ("overlap", "partitions", "order", "exact")
 """Each with those before it: the last is all of `DistributedOptimizer`."""
 
 
@@ -176,21 +176,28 @@ def _systems(
 def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], None]:
     from fanin.torch import DistributedOptimizer
     from fanin.torch import order as orders
+    from fanin.torch import overlap as overlaps
     from fanin.torch import pieces as whole
+    from fanin.torch.backend import backend_of, same_ranks
 
     order: Any = orders
     pieces: Any = whole
+    overlap: Any = overlaps
     kept = pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX
     if part == "overlap":  # each tensor whole and by itself
         pieces.packed = lambda lengths, _: [[length] for length in lengths]
         pieces.PARTITION_BYTES_MIN = pieces.PARTITION_BYTES_MAX = 1 << 40
+    exact = overlap._group_of_sums
+    if part != "exact":  # floats as in the program's group: blocks of int32
+        overlap._group_of_sums = lambda group: same_ranks(group, backend_of(group).settings)
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
     step = _step(torch, net, DistributedOptimizer(plain, net, group))
     pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX = kept
+    overlap._group_of_sums = exact
     learned = order.is_learned
 
     def stepped() -> None:
-        order.is_learned = learned if part == "order" else lambda _: False
+        order.is_learned = learned if part in PARTS[2:] else lambda _: False
         step()
 
     return stepped
