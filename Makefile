@@ -66,8 +66,10 @@ demo: build
 test: test-tools
 	# Side by side: pip and the linker of a release are one core's work, for minutes.
 	$(MAKE) --no-print-directory -j 2 build compile-rust
-	# One after the other: Python's have limits, which they would come near to beside Rust's.
-	$(MAKE) --no-print-directory lint test-rust test-python
+	# What reads Python's files is one core's work, too.
+	$(MAKE) --no-print-directory -j 2 lint test-rust
+	# By themselves: they have limits, which they would come near to beside Rust's.
+	$(MAKE) --no-print-directory test-python
 	# By itself, as it runs for a time and not to an end.
 	$(MAKE) --no-print-directory fuzz
 
@@ -94,9 +96,10 @@ test-rust: test-tools
 	# Each benchmark once. Of the whole workspace, as the tests are, so that nothing is built with other features again.
 	cargo test --workspace --quiet --bench '*'
 
-# A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long.
+# A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long. The order is
+# conftest.py's, not xdist's.
 test-python: build
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Hostile networks in the simulator, eight times as many as in `make test`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".

@@ -21,6 +21,13 @@ from ranks import Ranks
 # Of more than a run of all tests needs: a port is not soon another one's again.
 PORTS_OF_A_WORKER = 1000
 PORTS_PRIVILEGED = 1024
+# Few tests that take minutes: at the end one worker would wait for them alone.
+LONG = ("test_performance", "test_reproduce", "test_restarts", "test_torch_suite", "test_examples")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first; within a file the order stays."""
+    items.sort(key=lambda item: (*LONG, item.path.stem).index(item.path.stem))
 
 
 @pytest.fixture(scope="session")
