@@ -117,7 +117,7 @@ class AsynchronousOptimizer:
             p for each in optimizer.param_groups for p in each["params"] if p.requires_grad
         ]
         # Of its own: the program's collectives go on beside it, in their own order.
-        timeout = group._get_backend(self._parameters[0].device).options._timeout
+        timeout = group._get_backend(group._device_types[0]).options._timeout
         ranks = list(range(size))
         self._sums = cast(
             distributed.ProcessGroup, distributed.split_group(group, [ranks], timeout=timeout)
