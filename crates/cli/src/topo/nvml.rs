@@ -36,18 +36,24 @@ pub(super) fn read(library: &OsStr) -> Result<Vec<Gpu>, NvmlError> {
     (0..nvml.device_count()?).map(|index| gpu(&nvml.device_by_index(index)?)).collect()
 }
 
-/// Links between GPUs, and what each GPU's links to switches carry.
-pub(super) fn joined(gpus: &[Gpu]) -> (Pairs, BTreeMap<String, f64>) {
-    let (mut pairs, mut to_switches) = (Pairs::new(), BTreeMap::new());
-    for gpu in gpus {
-        for other in &gpu.others {
-            // Each end tells of a link; the one with the lower address counts.
-            if !gpus.iter().any(|gpu| gpu.address == *other) {
-                *to_switches.entry(gpu.address.clone()).or_default() += gpu.rate_bps;
-            } else if gpu.address < *other {
-                *pairs.entry((gpu.address.clone(), other.clone())).or_default() += gpu.rate_bps;
+/// Links between GPUs, and what each GPU's links to switches carry. `known` are GPUs that NVML may not show, as in a container.
+pub(super) fn joined(gpus: &[Gpu], known: &[String]) -> (Pairs, BTreeMap<String, f64>) {
+    let (mut told, mut to_switches) = (Pairs::new(), BTreeMap::new());
+    for Gpu { address, others, rate_bps } in gpus {
+        for other in others {
+            if known.contains(other) || gpus.iter().any(|gpu| gpu.address == *other) {
+                *told.entry((address.clone(), other.clone())).or_default() += rate_bps;
+            } else {
+                *to_switches.entry(address.clone()).or_default() += rate_bps;
             }
         }
+    }
+    // Each end tells of a link, if NVML shows it.
+    let mut pairs = Pairs::new();
+    for ((one, other), bps) in told {
+        let pair = if one < other { (one, other) } else { (other, one) };
+        let both = pairs.entry(pair).or_insert(bps);
+        *both = both.max(bps);
     }
     (pairs, to_switches)
 }
@@ -59,8 +65,7 @@ fn gpu(device: &Device<'_>) -> Result<Gpu, NvmlError> {
         match link.is_active() {
             // The wrapper's own `remote_device_type` says of each that it is unknown.
             Ok(true) => others.push(address(&link.remote_pci_info()?)),
-            Ok(false) => {}
-            Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
+            Ok(false) | Err(NvmlError::InvalidArg | NvmlError::NotSupported) => {}
             Err(error) => return Err(error),
         }
     }
@@ -77,7 +82,7 @@ fn rate_bps(device: &Device<'_>) -> Result<f64, NvmlError> {
         SampleValue::U64(value) => value as f64,
         SampleValue::I64(value) => value as f64,
     };
-    Ok(megabytes * 8e6)
+    if megabytes > 0.0 { Ok(megabytes * 8e6) } else { Err(NvmlError::NotSupported) }
 }
 
 fn address(pci: &PciInfo) -> String {
@@ -100,9 +105,17 @@ mod tests {
     fn a_link_is_seen_from_both_ends_and_counts_once_and_several_add_up() {
         let (one, two) = ("0000:01:00.0", "0000:02:00.0");
         let (pairs, to_switches) =
-            joined(&[gpu(1, &[two, two, "0000:c1:00.0"]), gpu(2, &[one, one]), gpu(3, &[])]);
+            joined(&[gpu(1, &[two, two, "0000:c1:00.0"]), gpu(2, &[one, one]), gpu(3, &[])], &[]);
         assert_eq!(pairs, BTreeMap::from([((one.into(), two.into()), 400e9)]));
         assert_eq!(to_switches, BTreeMap::from([(one.into(), 200e9)]));
+    }
+
+    #[test]
+    fn a_gpu_that_nvml_does_not_show_is_no_switch() {
+        let (one, two) = ("0000:01:00.0", "0000:02:00.0");
+        let (pairs, to_switches) = joined(&[gpu(2, &[one])], &[one.into(), two.into()]);
+        assert_eq!(pairs, BTreeMap::from([((one.into(), two.into()), 200e9)]));
+        assert_eq!(to_switches, BTreeMap::new());
     }
 
     /// NVIDIA's library as far as it is asked here, of a made-up machine: compiled by `cc`, gone when the test ends.
@@ -164,6 +177,14 @@ mod tests {
     fn gpus_without_nvlinks_have_none() {
         let gpus = Library::new("NO_LINKS").read().expect("read");
         assert_eq!(gpus.iter().map(|gpu| gpu.others.len()).collect::<Vec<_>>(), [0, 0]);
+    }
+
+    #[test]
+    fn a_rate_of_nothing_is_an_error() {
+        assert_eq!(
+            Library::new("NO_RATE").read().expect_err("no rate").to_string(),
+            NvmlError::NotSupported.to_string()
+        );
     }
 
     #[test]

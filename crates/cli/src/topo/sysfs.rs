@@ -190,18 +190,20 @@ impl Machine {
 
     /// NVLinks between GPUs, and to NVSwitches, which are one here: each GPU has links to all of them.
     fn link_gpus(&mut self, gpus: &[Gpu]) {
-        let (pairs, to_switches) = nvml::joined(gpus);
+        let parts = self.parts.iter().filter(|part| part.kind == PartKind::Gpu);
+        let known: Vec<_> = parts.map(|part| part.name.clone()).collect();
+        let (pairs, to_switches) = nvml::joined(gpus, &known);
         for ((one, other), bps) in pairs {
             if let (Some(one), Some(other)) = (self.gpu(&one), self.gpu(&other)) {
                 self.join(one, other, Wire::NvLink, bps);
             }
         }
-        if !to_switches.is_empty() {
+        let ends: Vec<_> =
+            to_switches.into_iter().filter_map(|(gpu, bps)| Some((self.gpu(&gpu)?, bps))).collect();
+        if !ends.is_empty() {
             let switch = self.add("NVSwitch".into(), PartKind::NvSwitch);
-            for (gpu, bps) in to_switches {
-                if let Some(gpu) = self.gpu(&gpu) {
-                    self.join(gpu, switch, Wire::NvLink, bps);
-                }
+            for (gpu, bps) in ends {
+                self.join(gpu, switch, Wire::NvLink, bps);
             }
         }
     }
