@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -243,7 +244,8 @@ def test_a_closed_optimizer_leaves_no_job(launch: Launch) -> None:
     assert launch(closed, 2).results() == [0, 0]
 
 
-def of_its_own(me: Me, settings: dict[str, Any]) -> Any:
+def of_its_own(me: Me, settings: dict[str, Any], machines: str = "ab") -> Any:
+    os.environ["FANIN_MACHINE"] = machines[me.rank]
     me.init(pg_options=Options(**settings), timeout=timedelta(seconds=77))
     net = layers()
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
@@ -263,3 +265,8 @@ def test_its_sums_are_a_job_that_agrees_on_no_exponents(
     # With the timeout of the program's group: torch's default is half an hour.
     said = (77.0, as_they_are, wire_dtype)
     assert launch(of_its_own, 2, settings).results() == [said] * 2
+
+
+def test_ranks_of_one_machine_sum_in_its_memory_first(launch: Launch) -> None:
+    said = (77.0, False, "int32")
+    assert launch(of_its_own, 3, {}, "aba").results() == [said] * 3

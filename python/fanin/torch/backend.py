@@ -130,15 +130,23 @@ def backend_of(group: ProcessGroup | None) -> FaninBackend:
     return backend
 
 
+def is_of_one_backend(group: ProcessGroup) -> bool:
+    """Return whether fanin serves all devices of a group."""
+    backends = (group._get_backend(device) for device in group._device_types)
+    return all(isinstance(backend, FaninBackend) for backend in backends)
+
+
 def same_ranks(group: ProcessGroup, settings: Settings) -> ProcessGroup:
     """Return another group of the same ranks and timeout, a job of its own with these settings.
 
     The program's collectives go on beside it, in their own order. All ranks call it.
     """
     ranks = list(range(group.size()))
+    backend = backend_of(group)
     # Torch would take its default timeout.
-    timeout = backend_of(group).options._timeout
-    options = options_of(settings)
+    timeout = backend.options._timeout
+    # To backends that are not fanin's they would say nothing that they know.
+    options = None if settings == backend.settings else options_of(settings)
     split = distributed.split_group(group, [ranks], timeout=timeout, pg_options=options)
     return cast(ProcessGroup, split)
 

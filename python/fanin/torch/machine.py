@@ -107,33 +107,36 @@ class MachineState:
 
         All ranks do in one order. The tensor is always the same for its address: a bucket of DDP.
         """
-        whole, part = self._memory(flat)
-        if whole is not flat:
-            whole[: flat.numel()].copy_(flat)  # what is behind it stays zero
-        # Before anything is summed, as DDP does: sums of float16 would overflow.
-        whole.div_(self._size)
         with self._ends_for_all():
+            whole, part = self._memory(flat)
+            if whole is not flat:
+                whole[: flat.numel()].copy_(flat)  # what is behind it stays zero
+            # Before anything is summed, as DDP does: sums of float16 would overflow.
+            whole.div_(self._size)
             self._reduce(whole, part)
-        sums: Future[Any] = Future(devices=_devices(flat))
-        if self._across is None:
-            sums.set_result([])
-        else:
-            work = distributed.all_reduce(part, group=self._across, async_op=True)
-            assert work is not None  # of a member
-            sums = work.get_future()
+            sums: Future[Any] = Future(devices=_devices(flat))
+            if self._across is None:
+                sums.set_result([whole])
+            else:
+                work = distributed.all_reduce(part, group=self._across, async_op=True)
+                assert work is not None  # of a member
+                sums = work.get_future()
+        # One after the other, in the order of the calls, on all ranks.
+        awaited = [sums] if self._before is None else [self._before, sums]
 
-        def spread(done: Future[Any]) -> Tensor:
+        def spread(_: Future[Any]) -> Tensor:
             with self._ends_for_all():
-                for each in done.value():
+                for each in awaited:
                     each.wait()  # they are there: for this stream, and what one has failed with
                 self._gather(whole, part)
                 if whole is not flat:
                     flat.copy_(whole[: flat.numel()])
             return flat
 
-        # One after the other, in the order of the calls, on all ranks.
-        awaited = [sums] if self._before is None else [self._before, sums]
-        spread_out: Future[Tensor] = torch.futures.collect_all(awaited).then(spread)
+        # What is collected has no devices, and what follows from it would run on any stream.
+        ready: Future[Any] = Future(devices=_devices(flat))
+        torch.futures.collect_all(awaited).add_done_callback(lambda _: ready.set_result([whole]))
+        spread_out: Future[Tensor] = ready.then(spread)
         self._before = spread_out
         return spread_out
 

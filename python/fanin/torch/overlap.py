@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fanin._services import machine
 from fanin.torch.asynchronous import agree_on_parameters
-from fanin.torch.backend import backend_of, same_ranks
+from fanin.torch.backend import backend_of, is_of_one_backend, same_ranks
 from fanin.torch.pieces import Piece
 from fanin.torch.reading import unwatch, watch
 from fanin.torch.sending import Sending
@@ -431,14 +432,18 @@ class Wait:
 
 
 def _group_of_sums(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """Return a group of the same ranks in which floats travel as they are.
+    """Return a group of the same ranks in which floats travel as they are, where that is shorter.
 
-    In blocks of int32 the ranks agree on an exponent before each
-    partition, unless the one after is submitted while it is sent, and here they come one by one.
+    In blocks of int32 the ranks agree on an exponent before each partition, unless the one after is
+    submitted while it is sent, and here they come one by one. Ranks that share a machine sum among
+    themselves first, which is worth more, and what is exact is not summed so.
     """
     settings = backend_of(group).settings
+    machines: list[Any] = [None] * group.size()
+    distributed.all_gather_object(machines, machine(settings), group=group)
+    apart = len(set(machines)) == len(machines)
     in_blocks = settings.protocol == "switchml" and settings.wire_dtype == "int32"
-    if in_blocks and not settings.loss_bound:
+    if apart and in_blocks and not settings.loss_bound and is_of_one_backend(group):
         settings = replace(settings, exact=True)
     return same_ranks(group, settings)
 
