@@ -92,7 +92,8 @@ test-tools: tools
 	@command -v c++ >/dev/null || { echo "missing: c++. Install it with: sudo apt-get install -y g++" >&2; exit 1; }
 
 test-rust: test-tools
-	cargo test --workspace --quiet
+	# Doc tests' compiler would look for the make that runs lint beside this.
+	MAKEFLAGS= cargo test --workspace --quiet
 	# Each benchmark once. Of the whole workspace, as the tests are, so that nothing is built with other features again.
 	cargo test --workspace --quiet --bench '*'
 

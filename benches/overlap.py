@@ -178,7 +178,7 @@ def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], Non
     from fanin.torch import order as orders
     from fanin.torch import overlap as overlaps
     from fanin.torch import pieces as whole
-    from fanin.torch.backend import backend_of, same_ranks
+    from fanin.torch.backend import same_ranks
 
     order: Any = orders
     pieces: Any = whole
@@ -189,7 +189,7 @@ def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], Non
         pieces.PARTITION_BYTES_MIN = pieces.PARTITION_BYTES_MAX = 1 << 40
     exact = overlap._group_of_sums
     if part != "exact":  # floats as in the program's group: blocks of int32
-        overlap._group_of_sums = lambda group: same_ranks(group, backend_of(group).settings)
+        overlap._group_of_sums = same_ranks
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
     step = _step(torch, net, DistributedOptimizer(plain, net, group))
     pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX = kept

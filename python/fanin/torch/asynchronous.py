@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from fanin import _fanin
 from fanin.errors import FaninError
+from fanin.torch.backend import same_ranks
 from fanin.torch.channel import LOSS_TIMEOUT
 from fanin.torch.words import Followers, Gone, Leader, connect
 
@@ -116,12 +117,7 @@ class AsynchronousOptimizer:
         self._parameters = [
             p for each in optimizer.param_groups for p in each["params"] if p.requires_grad
         ]
-        # Of its own: the program's collectives go on beside it, in their own order.
-        timeout = group._get_backend(group._device_types[0]).options._timeout
-        ranks = list(range(size))
-        self._sums = cast(
-            distributed.ProcessGroup, distributed.split_group(group, [ranks], timeout=timeout)
-        )
+        self._sums = same_ranks(group)
         agree_on_parameters(self._parameters, self._sums)
         self._flats = [_Flat(of) for of in alike(self._parameters)]
         self._set = optimizer

@@ -136,17 +136,16 @@ def is_of_one_backend(group: ProcessGroup) -> bool:
     return all(isinstance(backend, FaninBackend) for backend in backends)
 
 
-def same_ranks(group: ProcessGroup, settings: Settings) -> ProcessGroup:
-    """Return another group of the same ranks and timeout, a job of its own with these settings.
+def same_ranks(group: ProcessGroup, settings: Settings | None = None) -> ProcessGroup:
+    """Return another group of the same ranks and timeout, on any backend; all ranks call it.
 
-    The program's collectives go on beside it, in their own order. All ranks call it.
+    The program's collectives go on beside it, in their own order. With `settings` it has these, and
+    else those of the group.
     """
     ranks = list(range(group.size()))
-    backend = backend_of(group)
     # Torch would take its default timeout.
-    timeout = backend.options._timeout
-    # To backends that are not fanin's they would say nothing that they know.
-    options = None if settings == backend.settings else options_of(settings)
+    timeout = group._get_backend(group._device_types[0]).options._timeout
+    options = None if settings is None else options_of(settings)
     split = distributed.split_group(group, [ranks], timeout=timeout, pg_options=options)
     return cast(ProcessGroup, split)
 

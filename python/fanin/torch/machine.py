@@ -14,7 +14,6 @@ all-reduce their parts on fanin, and each part goes back to its domain.
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +24,7 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
-from fanin import _fanin
+from fanin._services import machine
 from fanin._settings import Said
 from fanin.torch.options import Options
 
@@ -71,11 +70,10 @@ class MachineState:
     ) -> None:
         rank, size = distributed.get_rank(), distributed.get_world_size()
         options = Options(switch=switch, **settings)
-        machine = options.settings.machine or _fanin.machine_id()
-        own = _Neighbour(machine, domain, local, None if holders is None else list(holders))
-        said: list[Any] = [None] * size
-        distributed.all_gather_object(said, json.dumps(vars(own)))
-        neighbours = [_Neighbour(**json.loads(each)) for each in said]
+        places = None if holders is None else list(holders)
+        own = _Neighbour(machine(options.settings), domain, local, places)
+        neighbours: list[Any] = [None] * size
+        distributed.all_gather_object(neighbours, own)
         domains = _domains(neighbours)
         holders_of = _holders(neighbours, domains)
         limit = timedelta(seconds=timeout)
@@ -201,7 +199,7 @@ def _holders(neighbours: Sequence[_Neighbour], domains: Sequence[list[int]]) -> 
     """Return which ranks of each domain hold, as many of each."""
     found = []
     for ranks in domains:
-        said = {json.dumps(neighbours[rank].holders): rank for rank in ranks}
+        said = {str(neighbours[rank].holders): rank for rank in ranks}
         if len(said) > 1:
             ways = " and ".join(f"{what} (rank {rank})" for what, rank in said.items())
             raise ValueError(f"ranks of one domain say different holders: {ways}")

@@ -444,8 +444,8 @@ def _group_of_sums(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
     apart = len(set(machines)) == len(machines)
     in_blocks = settings.protocol == "switchml" and settings.wire_dtype == "int32"
     if apart and in_blocks and not settings.loss_bound and is_of_one_backend(group):
-        settings = replace(settings, exact=True)
-    return same_ranks(group, settings)
+        return same_ranks(group, replace(settings, exact=True))
+    return same_ranks(group)
 
 
 def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Any:

@@ -13,8 +13,8 @@ use nvml_wrapper::{Device, Nvml};
 /// Where the driver puts it on Linux; loaded when it is asked, and where there is none there are no NVLinks.
 pub(super) const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Links of a GPU that are asked for: Blackwell has as many as Hopper, 18. The library says of others that there are none.
-const LINKS_MAX: u32 = 36;
+/// Links that a GPU has at most: `NVML_NVLINK_MAX_LINKS` of nvml.h.
+const LINKS_MAX: u32 = 18;
 
 /// A GPU and its links.
 #[derive(Clone, Debug, PartialEq)]
