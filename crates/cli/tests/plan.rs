@@ -1,6 +1,5 @@
 //! `fanin plan` as a process.
 
-use std::path::PathBuf;
 use std::process::{Command, Output};
 
 fn plan(arguments: &[&str]) -> Output {
@@ -8,23 +7,17 @@ fn plan(arguments: &[&str]) -> Output {
 }
 
 /// A file that is gone when the test ends.
-struct Cluster(PathBuf);
+struct Cluster(tempfile::NamedTempFile);
 
 impl Cluster {
-    fn new(name: &str, text: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("fanin-plan-{name}-{}.toml", std::process::id()));
-        std::fs::write(&path, text).expect("written");
-        Self(path)
+    fn new(text: &str) -> Self {
+        let file = tempfile::NamedTempFile::with_suffix(".toml").expect("a file");
+        std::fs::write(&file, text).expect("written");
+        Self(file)
     }
 
     fn path(&self) -> &str {
-        self.0.to_str().expect("a path")
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        self.0.path().to_str().expect("a path")
     }
 }
 
@@ -67,7 +60,7 @@ fn a_cluster_is_read_from_a_file() {
     let cluster = "[[machine]]\nname = \"gpu\"\ncount = 3\nrate = \"1gbit\"\n\
         [[machine]]\nname = \"old\"\nup = \"500mbit\"\ndown = \"1gbit\"\nsums = false\n\
         [[machine]]\nname = \"spare\"\ntrains = false\nrate = \"2.5gbit\"\n";
-    let cluster = Cluster::new("unequal", cluster);
+    let cluster = Cluster::new(cluster);
     let plan = json(&["--cluster", cluster.path()]);
     let machines = plan["machines"].as_array().expect("a list");
     let names: Vec<_> = machines.iter().map(|machine| machine["name"].as_str().expect("a name")).collect();
@@ -126,7 +119,7 @@ fn mistakes_are_named() {
         ("[[machine]]\nname = \"a\"\nrat = \"1gbit\"\n", "rat"),
         ("[[machine]]\nname = \"a\"\nrate = \"1gbit\"\ntrains = false\n", "no machine trains"),
     ] {
-        let file = Cluster::new("wrong", cluster);
+        let file = Cluster::new(cluster);
         let output = plan(&["--cluster", file.path()]);
         assert!(!output.status.success());
         assert!(text(&output.stderr).contains(says), "{cluster}: {}", text(&output.stderr));
@@ -148,7 +141,7 @@ large = [[0, 0], [0.001, 0], [0.05, 300]]
 
 #[test]
 fn thresholds_share_the_buffer_among_the_queues() {
-    let port = Cluster::new("port", PORT);
+    let port = Cluster::new(PORT);
     let plan = json(&["--thresholds", port.path()]);
     let queues = plan["queues"].as_array().expect("a list");
     let packets: u64 = queues.iter().map(|queue| queue["packets"].as_u64().expect("a number")).sum();
@@ -163,7 +156,7 @@ fn thresholds_share_the_buffer_among_the_queues() {
 #[test]
 fn thresholds_of_a_link_that_carries_less_than_comes_are_warned_of() {
     for (load, is_warned) in [("1.2", true), ("0.9", false)] {
-        let port = Cluster::new("link", &PORT.replace("load = 1.2", &format!("load = {load}")));
+        let port = Cluster::new(&PORT.replace("load = 1.2", &format!("load = {load}")));
         let output = plan(&["--thresholds", port.path()]);
         assert_eq!(text(&output.stderr).contains("the model is wrong"), is_warned, "load {load}");
     }
@@ -177,7 +170,7 @@ fn a_port_that_makes_no_sense_is_refused_with_the_place() {
         ("buffer = \"60kB\"", "buffer = \"1GB\"", "20000 at most"),
         ("load = 1.2", "lod = 1.2", "lod"),
     ] {
-        let port = Cluster::new("bad-port", &PORT.replace(from, to));
+        let port = Cluster::new(&PORT.replace(from, to));
         let output = plan(&["--thresholds", port.path()]);
         assert!(!output.status.success());
         assert!(text(&output.stderr).contains(message), "{}", text(&output.stderr));
@@ -228,7 +221,7 @@ fn goats_testbed_is_planned_in_several_ways() {
 
 #[test]
 fn a_plan_is_drawn_with_every_node_and_link() {
-    let picture = Cluster::new("goat-picture", "");
+    let picture = Cluster::new("");
     plan_of(&["--goat", TESTBED, "--svg", picture.path()]);
     let drawn = std::fs::read_to_string(picture.path()).expect("a picture");
     assert!(drawn.starts_with("<svg") && drawn.trim_end().ends_with("</svg>"));
@@ -252,7 +245,7 @@ fn mistakes_in_a_topology_have_their_line_and_the_nearest_name() {
         ("link = [\"w7\", \"s1\"]", "link = [\"w7\", \"w6\"]", "topology", "no way from w0 to w7"),
         ("rate = \"100Gbit\"", "rate = \"100Gb\"", "rate", "is no rate"),
     ] {
-        let file = Cluster::new("goat-mistake", &good.replace(from, to));
+        let file = Cluster::new(&good.replace(from, to));
         let output = plan(&["--goat", file.path()]);
         let error = text(&output.stderr);
         assert!(!output.status.success() && error.contains(message), "{from}: {error}");

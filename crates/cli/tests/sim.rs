@@ -1,6 +1,6 @@
 //! `fanin sim` as a process: what it writes, and what it says of files that it cannot play.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 fn sim(arguments: &[&str]) -> Output {
@@ -13,28 +13,20 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 /// A directory that is removed when the test ends.
-struct Directory(PathBuf);
+struct Directory(tempfile::TempDir);
 
 impl Directory {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("fanin-sim-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a directory");
-        Self(path)
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
     }
 
     fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
+        self.0.path().join(name).display().to_string()
     }
 
     fn write(&self, name: &str, text: &str) -> String {
-        std::fs::write(self.0.join(name), text).expect("a file");
+        std::fs::write(self.0.path().join(name), text).expect("a file");
         self.path(name)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -43,7 +35,7 @@ const SCENARIO: &str = "title = \"small\"\n[network]\ntopology = \"rack\"\nhosts
 
 #[test]
 fn the_same_seed_writes_the_same_bytes() {
-    let directory = Directory::new("bytes");
+    let directory = Directory::new();
     let file = directory.write("small.toml", SCENARIO);
     let run = |name: &str, seed: &str| {
         let paths = ["json", "pcap", "trace"].map(|kind| directory.path(&format!("{name}.{kind}")));
@@ -60,7 +52,7 @@ fn the_same_seed_writes_the_same_bytes() {
 
 #[test]
 fn json_says_which_program_which_seed_and_which_scenario() {
-    let directory = Directory::new("json");
+    let directory = Directory::new();
     let output = sim(&[&directory.write("small.toml", SCENARIO), "--seed", "3", "--json", "-"]);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
     assert_eq!(json["fanin"]["version"], env!("CARGO_PKG_VERSION"));
@@ -71,7 +63,7 @@ fn json_says_which_program_which_seed_and_which_scenario() {
 
 #[test]
 fn a_job_that_died_and_what_nobody_counts_are_told_in_the_table() {
-    let directory = Directory::new("died");
+    let directory = Directory::new();
     let jobs = "[[job]]\nsystem = \"ring\"\nworkers = 2\ntensor = \"40kB\"\ntensors = 3\n\
         [[fault]]\nat = \"20us\"\nkind = \"job-dies\"\njob = \"job0\"\n";
     let scenario = SCENARIO.replace("hosts = 3", "hosts = 5").replace("40kB", "4MB");
@@ -85,7 +77,7 @@ fn a_job_that_died_and_what_nobody_counts_are_told_in_the_table() {
 
 #[test]
 fn a_table_is_for_people() {
-    let directory = Directory::new("table");
+    let directory = Directory::new();
     let output = sim(&[&directory.write("small.toml", SCENARIO)]);
     let table = text(&output.stdout);
     for word in ["small", "JOB", "job0", "atp", "every sum was right (seed 1"] {
@@ -96,7 +88,7 @@ fn a_table_is_for_people() {
 
 #[test]
 fn a_job_that_has_not_finished_fails_the_run_and_is_in_the_result_nevertheless() {
-    let directory = Directory::new("unfinished");
+    let directory = Directory::new();
     let file = directory.write("short.toml", &format!("until = \"20us\"\n{SCENARIO}"));
     let json = directory.path("short.json");
     let output = sim(&[&file, "--json", &json]);
@@ -114,7 +106,7 @@ fn a_job_that_has_not_finished_fails_the_run_and_is_in_the_result_nevertheless()
 
 #[test]
 fn mistakes_are_told_with_file_and_line() {
-    let directory = Directory::new("mistakes");
+    let directory = Directory::new();
     let file = directory.write("wrong.toml", &SCENARIO.replace("workers", "wrokers"));
     let output = sim(&[&file]);
     assert_eq!(output.status.code(), Some(1));
@@ -129,7 +121,7 @@ fn mistakes_are_told_with_file_and_line() {
 
 #[test]
 fn a_broken_rule_names_the_command_that_shows_it_again() {
-    let directory = Directory::new("stall");
+    let directory = Directory::new();
     // The link stays down for longer than a job may stand still.
     let file = directory.write(
         "stall.toml",
@@ -144,7 +136,7 @@ fn a_broken_rule_names_the_command_that_shows_it_again() {
 
 #[test]
 fn many_runs_are_the_python_packages_and_explained_here() {
-    let directory = Directory::new("many");
+    let directory = Directory::new();
     let file = directory.write("small.toml", SCENARIO);
     for arguments in [["--sweep", "network.queue=100kB,1MB"], ["--seeds", "3"], ["--ray", "10.0.0.9:6379"]] {
         let output = sim(&[&[file.as_str()], &arguments[..]].concat());

@@ -80,14 +80,13 @@ fn the_tree_shows_what_is_under_what_and_what_links_carry() {
 
 #[test]
 fn mistakes_name_the_line_and_the_nearest_name() {
-    let path = std::env::temp_dir().join(format!("fanin-topo-mistake-{}.toml", std::process::id()));
+    let file = tempfile::NamedTempFile::with_suffix(".toml").expect("a file");
     std::fs::write(
-        &path,
+        &file,
         "[[cpu]]\nname = \"cpu0\"\n[[gpu]]\nname = \"g\"\nunder = \"cpuo\"\nrate = \"1Gbit\"\n",
     )
     .expect("written");
-    let output = topo(&[path.to_str().expect("a path")]);
-    let _ = std::fs::remove_file(&path);
+    let output = topo(&[file.path().to_str().expect("a path")]);
     let message = text(&output.stderr);
     assert!(
         !output.status.success()

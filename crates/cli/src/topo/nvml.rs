@@ -91,7 +91,7 @@ fn address(pci: &PciInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::process::Command;
 
     use super::*;
@@ -119,26 +119,15 @@ mod tests {
     }
 
     /// NVIDIA's library as far as it is asked here, of a made-up machine: compiled by `cc`, gone when the test ends.
-    struct Library(PathBuf);
-
-    impl Drop for Library {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+    struct Library(tempfile::TempDir);
 
     impl Library {
         fn new(machine: &str) -> Self {
-            let folder = std::env::temp_dir().join(format!(
-                "fanin-nvml-{}-{}",
-                machine.to_lowercase(),
-                std::process::id()
-            ));
-            std::fs::create_dir_all(&folder).expect("made");
+            let folder = tempfile::tempdir().expect("a folder");
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/topo/stand_in_nvml.c");
             let compiled = Command::new("cc")
                 .args(["-shared", "-fPIC", "-Wall", "-Werror", &format!("-D{machine}"), "-o"])
-                .arg(folder.join(LIBRARY))
+                .arg(folder.path().join(LIBRARY))
                 .arg(source)
                 .status();
             assert!(compiled.expect("cc").success());
@@ -146,7 +135,7 @@ mod tests {
         }
 
         fn read(&self) -> Result<Vec<Gpu>, NvmlError> {
-            read(self.0.join(LIBRARY).as_os_str())
+            read(self.0.path().join(LIBRARY).as_os_str())
         }
     }
 

@@ -351,34 +351,32 @@ mod tests {
     use super::*;
 
     /// A made-up /sys, gone when the test ends.
-    struct Sys(PathBuf);
-
-    impl Drop for Sys {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    struct Sys(tempfile::TempDir);
 
     impl Sys {
-        fn new(name: &str, nodes: u32) -> Self {
-            let sys = Self(std::env::temp_dir().join(format!("fanin-topo-{name}-{}", std::process::id())));
+        fn new(nodes: u32) -> Self {
+            let sys = Self(tempfile::tempdir().expect("a folder"));
             for node in 0..nodes {
-                fs::create_dir_all(sys.0.join(format!("devices/system/node/node{node}"))).expect("made");
+                fs::create_dir_all(sys.path().join(format!("devices/system/node/node{node}"))).expect("made");
             }
-            fs::create_dir_all(sys.0.join("bus/pci/devices")).expect("made");
+            fs::create_dir_all(sys.path().join("bus/pci/devices")).expect("made");
             sys
+        }
+
+        fn path(&self) -> &Path {
+            self.0.path()
         }
 
         /// A device, or a port, at its way from the host bridge.
         fn device(&self, way: &str, files: &[(&str, &str)]) {
-            let path = self.0.join("devices").join(way);
+            let path = self.path().join("devices").join(way);
             fs::create_dir_all(&path).expect("made");
             for (name, text) in files {
                 let file = path.join(name);
                 fs::create_dir_all(file.parent().expect("a folder")).expect("made");
                 fs::write(file, format!("{text}\n")).expect("written");
             }
-            std::os::unix::fs::symlink(&path, self.0.join("bus/pci/devices").join(file_name(&path)))
+            std::os::unix::fs::symlink(&path, self.path().join("bus/pci/devices").join(file_name(&path)))
                 .expect("linked");
         }
     }
@@ -403,7 +401,7 @@ mod tests {
 
     /// Two GPUs and a NIC behind one switch, a GPU at a root port of the other node, and what is none of it.
     fn server() -> Sys {
-        let sys = Sys::new("server", 2);
+        let sys = Sys::new(2);
         let (root, up) = ("pci0000:00/0000:00:01.0", "pci0000:00/0000:00:01.0/0000:01:00.0");
         sys.device(root, &PORT);
         sys.device(up, &PORT);
@@ -451,7 +449,7 @@ mod tests {
                 unknown,
             ])
         };
-        let Found { topology, notes } = read(&sys.0, nvlinks).expect("a machine");
+        let Found { topology, notes } = read(sys.path(), nvlinks).expect("a machine");
         let links = topology.links().iter().filter(|link| link.wire == Wire::NvLink);
         let named: Vec<_> =
             links.map(|link| (link.ends.map(|end| topology.name(end)), link.rate_bps)).collect();
@@ -464,23 +462,24 @@ mod tests {
 
     #[test]
     fn where_nvml_tells_nothing_that_is_noted_and_without_nvidias_gpus_nobody_asks() {
-        let Found { notes, .. } = read(&server().0, || Err(NvmlError::DriverNotLoaded)).expect("a machine");
+        let Found { notes, .. } =
+            read(server().path(), || Err(NvmlError::DriverNotLoaded)).expect("a machine");
         assert!(notes.iter().any(|note| note.contains("NVLinks are not counted")), "{notes:?}");
-        let sys = Sys::new("others-gpus", 1);
+        let sys = Sys::new(1);
         for port in ["02", "03"] {
             sys.device(
                 &format!("pci0000:00/0000:00:{port}.0"),
                 &card("0x030200", "0x1002", "8.0 GT/s PCIe", "0"),
             );
         }
-        let found = read(&sys.0, || panic!("nobody is to ask")).expect("a machine");
+        let found = read(sys.path(), || panic!("nobody is to ask")).expect("a machine");
         assert_eq!(found.topology.gpus().count(), 2);
     }
 
     #[test]
     fn switches_gpus_and_nics_are_where_sysfs_has_them() {
         let sys = server();
-        let Found { topology, notes } = read(&sys.0, none).expect("a machine");
+        let Found { topology, notes } = read(sys.path(), none).expect("a machine");
         let part = |name| topology.part(name).unwrap_or_else(|| panic!("{name} of {:?}", topology.parts()));
         let gpus: Vec<_> = topology.gpus().map(|gpu| topology.name(gpu)).collect();
         assert_eq!(gpus, ["0000:03:00.0", "0000:04:00.0", "0000:81:00.0"]);
@@ -513,7 +512,7 @@ mod tests {
 
     #[test]
     fn functions_of_one_card_share_its_link() {
-        let sys = Sys::new("functions", 1);
+        let sys = Sys::new(1);
         let port = "pci0000:00/0000:00:01.0";
         sys.device(port, &PORT);
         let nic = card("0x020000", "0x15b3", "8.0 GT/s PCIe", "0");
@@ -526,7 +525,7 @@ mod tests {
         sys.device("pci0000:00/0000:00:02.0", &PORT);
         sys.device("pci0000:00/0000:00:02.0/0000:02:00.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "0"));
         sys.device("pci0000:00/0000:00:02.0/0000:02:00.1", &card("0x040300", "0x10de", "8.0 GT/s PCIe", "0"));
-        let Found { topology, .. } = read(&sys.0, none).expect("a machine");
+        let Found { topology, .. } = read(sys.path(), none).expect("a machine");
         let part = |name| topology.part(name).unwrap_or_else(|| panic!("{name} of {:?}", topology.parts()));
         let first_hop = |to| {
             let (link, _) = topology.route(part("node0"), part(to)).expect("a way")[0];
@@ -544,9 +543,9 @@ mod tests {
     #[test]
     fn a_device_at_no_known_node_is_counted_with_the_first_and_noted_where_there_are_several() {
         for nodes in [1, 2] {
-            let sys = Sys::new(&format!("no-node-{nodes}"), nodes);
+            let sys = Sys::new(nodes);
             sys.device("pci0000:00/0000:00:02.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "-1"));
-            let Found { topology, notes } = read(&sys.0, none).expect("a machine");
+            let Found { topology, notes } = read(sys.path(), none).expect("a machine");
             let gpu = topology.part("0000:00:02.0").expect("a GPU");
             assert_eq!(topology.name(topology.cpu_of(gpu)), "node0");
             let note = "which NUMA node 0000:00:02.0 is at is not in sysfs: it is counted with node0";
@@ -556,10 +555,10 @@ mod tests {
 
     #[test]
     fn a_virtual_machine_has_a_nic_of_no_known_rate_and_no_gpu() {
-        let sys = Sys::new("virtual", 1);
+        let sys = Sys::new(1);
         let files = [("class", "0x020000"), ("numa_node", "-1"), ("virtio2/net/eth0/operstate", "up")];
         sys.device("pci0000:00/0000:00:03.0", &files);
-        let Found { topology, notes } = read(&sys.0, none).expect("a machine");
+        let Found { topology, notes } = read(sys.path(), none).expect("a machine");
         assert_eq!(topology.gpus().count(), 0);
         let nic = topology.part("eth0").expect("a NIC");
         assert_eq!(topology.cable(nic).1, f64::INFINITY);
@@ -574,10 +573,10 @@ mod tests {
 
     #[test]
     fn an_infiniband_ports_rate_is_read() {
-        let sys = Sys::new("infiniband", 1);
+        let sys = Sys::new(1);
         let files = [("class", "0x020700"), ("infiniband/mlx5_0/ports/1/rate", "200 Gb/sec (4X HDR)")];
         sys.device("pci0000:00/0000:00:03.0", &files);
-        let topology = read(&sys.0, none).expect("a machine").topology;
+        let topology = read(sys.path(), none).expect("a machine").topology;
         assert_eq!(topology.cable(topology.part("0000:00:03.0").expect("by its address")).1, 200e9);
     }
 }

@@ -444,31 +444,25 @@ mod tests {
     use serde_json::Value;
 
     /// A file of this test alone, which goes with it.
-    struct Scratch(PathBuf);
+    struct Scratch(tempfile::NamedTempFile);
 
     impl Scratch {
-        fn new(name: &str) -> Self {
-            Self(std::env::temp_dir().join(format!("fanin-trace-{}-{name}.json", std::process::id())))
+        fn new() -> Self {
+            Self(tempfile::NamedTempFile::new().expect("a file"))
         }
 
         fn config(&self) -> TraceConfig {
-            TraceConfig { file: self.0.clone(), rank: 3 }
+            TraceConfig { file: self.0.path().to_owned(), rank: 3 }
         }
 
         fn events(&self) -> Vec<Value> {
-            let text = std::fs::read_to_string(&self.0).expect("a trace");
+            let text = std::fs::read_to_string(self.0.path()).expect("a trace");
             serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
         }
     }
 
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
-        }
-    }
-
     fn writer(scratch: &Scratch) -> Writer {
-        let file = File::create(&scratch.0).expect("a file");
+        let file = File::create(scratch.0.path()).expect("a file");
         Writer::new(file, &scratch.config(), Arc::default())
     }
 
@@ -510,7 +504,7 @@ mod tests {
 
     #[test]
     fn the_file_is_whole_after_every_write() {
-        let scratch = Scratch::new("whole");
+        let scratch = Scratch::new();
         let mut writer = writer(&scratch);
         writer.write().expect("written");
         assert_eq!(scratch.events().len(), 2, "the process and its place");
@@ -535,7 +529,7 @@ mod tests {
 
     #[test]
     fn all_reduces_that_overlap_are_drawn_below_each_other() {
-        let scratch = Scratch::new("lanes");
+        let scratch = Scratch::new();
         let mut writer = writer(&scratch);
         for (number, submitted, at) in [(0, 1_000, 5_000), (1, 2_000, 6_000), (2, 5_000, 7_000)] {
             writer.done(row(RowKind::Shard(0)), &done(number, submitted, at));
@@ -551,7 +545,7 @@ mod tests {
 
     #[test]
     fn what_failed_and_what_was_left_out_is_told() {
-        let scratch = Scratch::new("failed");
+        let scratch = Scratch::new();
         let mut writer = writer(&scratch);
         writer.done(row(RowKind::Failed), &Done { part: Err("rank 1 is lost".into()), ..done(7, 0, 10) });
         writer.lost.store(5, Ordering::Relaxed);
@@ -566,7 +560,7 @@ mod tests {
 
     #[test]
     fn sessions_of_a_process_share_a_file_and_a_flush_leaves_nothing_behind() {
-        let scratch = Scratch::new("shared");
+        let scratch = Scratch::new();
         let [first, second] =
             ["one", "two"].map(|job| SessionTrace::open(&scratch.config(), job).expect("open"));
         let kind = CollectiveKind::AllReduce;

@@ -140,25 +140,17 @@ fn an_own_topology_is_its_nodes_and_links_and_jobs_run_on_it() {
 }
 
 /// A scenario in a folder of its own, and nodes and links beside it; removed when it is dropped.
-struct Beside(std::path::PathBuf);
+struct Beside(tempfile::TempDir);
 
 impl Beside {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("fanin-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
-        Self(folder)
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
     }
 
     /// The scenario's name, after the file beside it was written.
     fn scenario(&self, nodes: &str) -> String {
-        std::fs::write(self.0.join("rack.toml"), nodes).expect("a file");
-        self.0.join("scenario.toml").display().to_string()
-    }
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        std::fs::write(self.0.path().join("rack.toml"), nodes).expect("a file");
+        self.0.path().join("scenario.toml").display().to_string()
     }
 }
 
@@ -171,7 +163,7 @@ fn own_entries() -> &'static str {
 
 #[test]
 fn nodes_and_links_in_a_file_of_their_own_are_those_of_the_scenario() {
-    let beside = Beside::new("nodes-and-links");
+    let beside = Beside::new();
     let job = "[[job]]\nsystem = \"atp\"\nworkers = [\"l0\", \"l1\", \"l2\"]\ntensor = \"100kB\"\ntensors = 3\n[job.atp]\nserver = \"server\"\n";
     let name = beside.scenario(own_entries());
     let digest = |scenario| run(&scenario, Options::default()).expect("right sums").digest;
@@ -190,12 +182,12 @@ fn nodes_and_links_in_a_file_of_their_own_are_those_of_the_scenario() {
 
 #[test]
 fn mistakes_in_a_file_of_nodes_and_links_are_named_with_it_its_line_and_the_nearest_name() {
-    let beside = Beside::new("mistakes");
+    let beside = Beside::new();
     let refused = |scenario: &str, nodes: &str, file: &str, words: &[&str]| {
         let name = beside.scenario(nodes);
         let Err(error) = parse(&name, scenario) else { panic!("this was taken: {nodes}") };
         let error = error.to_string();
-        let begin = format!("{}{file}", beside.0.join("").display());
+        let begin = format!("{}{file}", beside.0.path().join("").display());
         assert!(error.starts_with(&begin), "{error}");
         words.iter().for_each(|word| assert!(error.contains(word), "{word} in {error}"));
     };
