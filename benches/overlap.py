@@ -40,6 +40,7 @@ BUCKETS_MB = (25, 4, 1)
 """DDP's default, and what suits models that are as small as these."""
 WARM_UP = 5
 """Steps of each turn that are not counted: rank 0 learns in the first ones."""
+RATE_BPS_MIN = 1_000_000
 PARTS = ("overlap", "partitions", "order", "exact")
 """Each with those before it: the last is all of `DistributedOptimizer`."""
 
@@ -81,6 +82,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.steps <= WARM_UP:
         parser.error(f"--steps is {args.steps}: more than the {WARM_UP} that warm up")
+    if args.rate_bps < RATE_BPS_MIN:
+        parser.error(f"--rate-bps is {args.rate_bps}: at least {RATE_BPS_MIN}; a step takes hours")
     with (
         tempfile.TemporaryDirectory() as directory,
         Netlab(args.workers, rate_bps=args.rate_bps, name=f"ov{os.getpid()}") as lab,
