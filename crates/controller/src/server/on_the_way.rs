@@ -4,10 +4,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
 
-use fanin_protocol::atp::AtpSwitchStatistics;
+use fanin_protocol::atp::{AtpSwitch, AtpSwitchStatistics};
 use fanin_protocol::goat::GoatSwitch;
-use fanin_protocol::{JobAborted, JobProgress, Received};
-use fanin_udp::{AtpSwitchDriver, GoatSwitchDriver, IoStatistics, Peer, SwitchDriver, ThreadEnded};
+use fanin_protocol::switchml::Switch;
+use fanin_protocol::{JobAborted, JobProgress, Received, Summer};
+use fanin_udp::{Host, IoStatistics, Peer, ThreadEnded};
 use fanin_wire::JobId;
 
 use super::routes::Route;
@@ -34,7 +35,7 @@ pub(super) trait OnTheWay: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct Figures {
     pub received: Received,
-    /// Of the aggregators of ATP or GOAT; nothing when their thread has ended.
+    /// Of the aggregators of ATP or GOAT; zeros when their thread has ended.
     pub aggregators: Option<AtpSwitchStatistics>,
     pub io: IoStatistics,
     /// By id, each with its name.
@@ -49,7 +50,51 @@ impl Figures {
     }
 }
 
-impl OnTheWay for AtpSwitchDriver {
+/// What a machine on the way has of its protocol's own.
+trait Machine:
+    Summer<Address = Peer, Job: Send + 'static, Error: Send + Sync + 'static> + Send + Sized + 'static
+{
+    fn add(host: &Host<Self>, job: JobId, route: &Route) -> io::Result<()>;
+    /// How its aggregators are, of a protocol that has some.
+    fn aggregators(host: &Host<Self>) -> Option<AtpSwitchStatistics>;
+}
+
+impl Machine for AtpSwitch<Peer> {
+    fn add(host: &Host<Self>, job: JobId, route: &Route) -> io::Result<()> {
+        host.add_route(route.switch_route(job).ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn aggregators(host: &Host<Self>) -> Option<AtpSwitchStatistics> {
+        Some(first(host.ask_all(|machine, _| machine.statistics())))
+    }
+}
+
+impl Machine for GoatSwitch<Peer> {
+    fn add(host: &Host<Self>, _: JobId, route: &Route) -> io::Result<()> {
+        host.add_route(route.planned().ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn aggregators(host: &Host<Self>) -> Option<AtpSwitchStatistics> {
+        Some(first(host.ask_all(|machine: &mut Self, _| machine.statistics())))
+    }
+}
+
+impl Machine for Switch<Peer> {
+    fn add(host: &Host<Self>, _: JobId, route: &Route) -> io::Result<()> {
+        host.add_rack(route.rack_job().ok_or(io::ErrorKind::InvalidInput)?)
+    }
+
+    fn aggregators(_: &Host<Self>) -> Option<AtpSwitchStatistics> {
+        None
+    }
+}
+
+/// What the one shard said; nothing of it where its thread has ended.
+fn first<T: Default>(said: Vec<Option<T>>) -> T {
+    said.into_iter().next().flatten().unwrap_or_default()
+}
+
+impl<M: Machine> OnTheWay for Host<M> {
     fn local_addr(&self) -> SocketAddr {
         Self::local_addr(self)
     }
@@ -63,100 +108,7 @@ impl OnTheWay for AtpSwitchDriver {
     }
 
     fn add(&self, job: JobId, route: &Route) -> io::Result<()> {
-        self.add_route(route.switch_route(job).ok_or(io::ErrorKind::InvalidInput)?)
-    }
-
-    fn register(&self, job: JobId, hosts: &[IpAddr]) {
-        Self::register(self, job, hosts.iter().copied());
-    }
-
-    fn remove_job(&self, job: JobId) {
-        Self::remove_job(self, job);
-    }
-
-    fn figures(&self, names: Vec<(JobId, String)>) -> Figures {
-        let statistics = self.ask_all(|machine, _| machine.statistics()).pop().flatten();
-        let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
-        Figures {
-            received: self.received(),
-            aggregators: Some(statistics.unwrap_or_default()),
-            io: self.io_statistics(),
-            jobs: names.into_iter().filter_map(progress).collect(),
-        }
-    }
-
-    fn health(&self) -> Result<(), ThreadEnded> {
-        Self::health(self)
-    }
-
-    #[cfg(test)]
-    fn occupy(&self, with: std::sync::Arc<dyn Fn() + Send + Sync>) {
-        self.ask_all(move |_, _| with());
-    }
-}
-
-impl OnTheWay for GoatSwitchDriver {
-    fn local_addr(&self) -> SocketAddr {
-        Self::local_addr(self)
-    }
-
-    fn receive_buffer_bytes(&self) -> usize {
-        Self::receive_buffer_bytes(self)
-    }
-
-    fn events(&self) -> Option<Receiver<JobAborted>> {
-        Self::events(self)
-    }
-
-    fn add(&self, _: JobId, route: &Route) -> io::Result<()> {
-        self.add_route(route.planned().ok_or(io::ErrorKind::InvalidInput)?)
-    }
-
-    fn register(&self, job: JobId, hosts: &[IpAddr]) {
-        Self::register(self, job, hosts.iter().copied());
-    }
-
-    fn remove_job(&self, job: JobId) {
-        Self::remove_job(self, job);
-    }
-
-    fn figures(&self, names: Vec<(JobId, String)>) -> Figures {
-        let statistics =
-            self.ask_all(|machine: &mut GoatSwitch<Peer>, _| machine.statistics()).pop().flatten();
-        let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
-        Figures {
-            received: self.received(),
-            aggregators: Some(statistics.unwrap_or_default()),
-            io: self.io_statistics(),
-            jobs: names.into_iter().filter_map(progress).collect(),
-        }
-    }
-
-    fn health(&self) -> Result<(), ThreadEnded> {
-        Self::health(self)
-    }
-
-    #[cfg(test)]
-    fn occupy(&self, with: std::sync::Arc<dyn Fn() + Send + Sync>) {
-        self.ask_all(move |_, _| with());
-    }
-}
-
-impl OnTheWay for SwitchDriver {
-    fn local_addr(&self) -> SocketAddr {
-        Self::local_addr(self)
-    }
-
-    fn receive_buffer_bytes(&self) -> usize {
-        Self::receive_buffer_bytes(self)
-    }
-
-    fn events(&self) -> Option<Receiver<JobAborted>> {
-        Self::events(self)
-    }
-
-    fn add(&self, _: JobId, route: &Route) -> io::Result<()> {
-        self.add_rack(route.rack_job().ok_or(io::ErrorKind::InvalidInput)?)
+        M::add(self, job, route)
     }
 
     fn register(&self, job: JobId, hosts: &[IpAddr]) {
@@ -171,7 +123,7 @@ impl OnTheWay for SwitchDriver {
         let progress = |(job, name)| Some((job, name, self.job_progress(job)?));
         Figures {
             received: self.received(),
-            aggregators: None,
+            aggregators: M::aggregators(self),
             io: self.io_statistics(),
             jobs: names.into_iter().filter_map(progress).collect(),
         }
