@@ -212,6 +212,37 @@ def test_ranks_lose_packets_of_their_own_and_train_on_the_mean_of_what_came(tmp_
     assert set(of_ranks[0]) == {0.0, 1.0, 2.0, 1.5}
 
 
+# What is kept to the end, as PyTorch's threads keep tensors, aborts whoever takes it apart.
+ABORTS = """
+import atexit, os, pathlib, sys, threading, time, torch, fanin.profile
+model = torch.nn.Linear(2, 1)
+model(torch.ones(2)).sum().backward()
+torch.optim.SGD(model.parameters(), lr=1.0).step()
+class Kept:
+    def __del__(self, abort=os.abort):
+        abort()
+sys.kept = Kept()
+sys.log = open(sys.argv[1] + "/log", "w")
+sys.log.write("not flushed")
+atexit.register(pathlib.Path(sys.argv[1], "exit").touch)
+def late():
+    time.sleep(0.2)
+    pathlib.Path(sys.argv[1], "thread").touch()
+threading.Thread(target=late).start()
+fanin.profile.report(accuracy=0.5)
+"""
+
+
+def test_a_process_that_aborts_when_it_is_taken_apart_has_trained(tmp_path: Path) -> None:
+    script = tmp_path / "aborts.py"
+    script.write_text(ABORTS)
+    trials = Trials([str(script), str(tmp_path)], None, target=1.0, jobs=1, out=tmp_path / "out")
+    assert trials.run(Losses(), seed=1).curve == [0.5]
+    assert (tmp_path / "log").read_text() == "not flushed"
+    assert (tmp_path / "exit").exists()
+    assert (tmp_path / "thread").exists()
+
+
 # Learns the sign of a random plane's side.
 PLANE = """
 import sys, torch, fanin.profile

@@ -7,14 +7,19 @@ worker: packets of its gradients are lost before an optimizer's step. What nobod
 
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
+import atexit
+import contextlib
+import gc
+import io
 import json
 import os
 import random
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -152,9 +157,26 @@ def main(argv: list[str]) -> None:
     except SystemExit as ended:
         if ended.code:
             raise
-    # Now and then PyTorch aborts a process that ends with a group (its issue 190489).
     if dist.is_initialized():
         dist.destroy_process_group()
+    _end()
+
+
+def _end() -> NoReturn:
+    """End the process as Python does, but do not take the interpreter apart.
+
+    A thread of PyTorch's that lets go of a tensor meanwhile aborts the process (its issue 190489),
+    also one of a group that was destroyed and that a model still has. The training would count as
+    failed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its processes
+    atexit._run_exitfuncs()
+    for each in gc.get_objects():
+        # By its type: what a lazy module says of its class is an import.
+        if issubclass(type(each), io.IOBase) and not each.closed:
+            with contextlib.suppress(OSError):
+                each.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
