@@ -29,7 +29,7 @@ def sub_models(parameters: Iterable[torch.Tensor], *, target_bytes: int = 1 << 2
     most = max(target_bytes // BYTES, 1)
     lengths = [each.numel() for each in parameters if each.requires_grad and each.numel()]
     parts: list[int] = []
-    for pack in packed(reversed(lengths), most):
+    for pack in packed(reversed(lengths), repeat(most)):
         length = sum(pack)
         count = -(-length // most)
         if len(parts) + count > SUB_MODELS_MAX:
@@ -44,12 +44,15 @@ def sub_models(parameters: Iterable[torch.Tensor], *, target_bytes: int = 1 << 2
     return ",".join(map(str, parts))
 
 
-def packed(lengths: Iterable[int], most: int) -> list[list[int]]:
-    """Return neighbours' lengths in packs of up to `most`; what is longer is alone."""
+def packed(lengths: Iterable[int], mosts: Iterable[int]) -> list[list[int]]:
+    """Return neighbours' lengths in packs, each of up to its `mosts`; what is longer is alone."""
     packs: list[list[int]] = []
+    most = 0
+    limits = iter(mosts)
     for length in lengths:
         if packs and sum(packs[-1]) + length <= most:
             packs[-1].append(length)
         else:
             packs.append([length])
+            most = next(limits)
     return packs

@@ -16,6 +16,9 @@ PARTITION_BYTES_MIN = 1 << 19
 """As long as it takes that each of eight services sums a part of it: shorter ranges are not cut."""
 PARTITION_BYTES_MAX = 1 << 22
 """BytePS' (§6.1)."""
+FIRST_PACK_BYTES = 1 << 14
+"""The first layers' gradients come last and are needed first: what is packed with them waits for
+them, and they for it. Each pack after the first has up to twice as much as the one before."""
 
 
 class Piece:
@@ -71,7 +74,15 @@ def pieces(parameters: Iterable[Tensor]) -> Iterator[Piece]:
     for (dtype, device), of in alike.items():
         most = partition // dtype.itemsize
         rest = iter(of)
-        for pack in packed((each.numel() for each in of), most):
+        for pack in packed((each.numel() for each in of), _growing(most, dtype.itemsize)):
             flat = torch.zeros(sum(pack), dtype=dtype, device=device)
             together = [next(rest) for _ in pack]
             yield Piece(together, flat, max(-(-flat.numel() // most), 1))
+
+
+def _growing(most: int, itemsize: int) -> Iterator[int]:
+    """Return how many elements each pack has at most."""
+    limit = FIRST_PACK_BYTES // itemsize
+    while True:
+        yield min(limit, most)
+        limit *= 2
