@@ -14,6 +14,7 @@ from conftest import Launch
 from fanin import errors
 from fanin.torch import DistributedOptimizer, Options, order
 from fanin.torch.order import Partition, Sent
+from fanin.torch.pieces import pieces
 from ranks import Failure, Me, sums_on_switch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
@@ -485,6 +486,22 @@ def test_on_a_slow_network_the_first_layers_overtake() -> None:
     assert order.order(BACKWARD, 0.3) == [0, 3, 2, 1]
     # When the second one is through, after three seconds, the last two are both there.
     assert order.order(BACKWARD, 0.15) == [0, 1, 3, 2]
+
+
+def test_the_first_layers_are_packed_in_the_smallest_packs() -> None:
+    """4 KB each: in the order of the forward pass, none twice, up to partitions of 512 KiB."""
+    parameters = [torch.zeros(1024) for _ in range(600)]
+    made = list(pieces(parameters))
+    assert [len(piece.parameters) for piece in made] == [4, 8, 16, 32, 64, 128, 128, 128, 92]
+    assert [parameter for piece in made for parameter in piece.parameters] == parameters
+    assert {len(piece.partitions) for piece in made} == {1}
+
+
+def test_what_is_longer_than_a_pack_is_alone() -> None:
+    made = list(pieces([torch.zeros(length) for length in (5000, 8, 300_000, 8, 8)]))
+    lengths = [[each.numel() for each in piece.parameters] for piece in made]
+    assert lengths == [[5000], [8], [300_000], [8, 8]]
+    assert [len(piece.partitions) for piece in made] == [1, 1, 3, 1]
 
 
 def test_every_partition_is_sent_once() -> None:
