@@ -270,19 +270,24 @@ fn half_precision_is_summed_and_rounded_once() {
 
 #[test]
 fn nan_and_infinity_reach_every_worker_and_no_other_block() {
-    let mut rack = Rack::new(2, 2);
-    let mut x = vec![1.0; 4 * ELEMENTS];
-    rack.workers[1].submit(Numbers::Float(x.clone()), Op::Sum);
-    x[3] = f32::NAN;
-    x[ELEMENTS + 5] = f32::NEG_INFINITY;
-    rack.workers[0].submit(Numbers::Float(x), Op::Sum);
-    rack.settle(|_| false);
-    for done in rack.done {
-        let [Numbers::Float(x)] = &done[..] else { panic!() };
-        assert!(x[3].is_nan());
-        assert_eq!(x[ELEMENTS + 5], f32::NEG_INFINITY);
-        assert!(x[..2 * ELEMENTS].iter().all(|x| !x.is_finite()), "no silent garbage in a poisoned block");
-        assert!(x[2 * ELEMENTS..].iter().all(|x| *x == 2.0));
+    for (wire_dtype, block) in
+        [(WireDtype::Int32, ELEMENTS), (WireDtype::Bfloat16, 2 * ELEMENTS), (WireDtype::Int8, 32)]
+    {
+        let mut rack = Rack::with_wire_dtype(2, 2, wire_dtype);
+        let mut x = vec![1.0; 8 * ELEMENTS];
+        rack.workers[1].submit(Numbers::Float(x.clone()), Op::Sum);
+        x[3] = f32::NAN;
+        x[block + 5] = f32::NEG_INFINITY;
+        rack.workers[0].submit(Numbers::Float(x), Op::Sum);
+        rack.settle(|_| false);
+        for done in rack.done {
+            let [Numbers::Float(x)] = &done[..] else { panic!() };
+            assert!(x[3].is_nan(), "{wire_dtype:?}");
+            assert_eq!(x[block + 5], f32::NEG_INFINITY, "{wire_dtype:?}");
+            let (poisoned, others) = x.split_at(2 * block);
+            assert!(poisoned.iter().all(|x| !x.is_finite()), "{wire_dtype:?}: no silent garbage there");
+            assert!(others.iter().all(|x| *x == 2.0), "{wire_dtype:?}");
+        }
     }
 }
 
