@@ -214,7 +214,8 @@ def test_ranks_lose_packets_of_their_own_and_train_on_the_mean_of_what_came(tmp_
 
 # What is kept to the end, as PyTorch's threads keep tensors, aborts whoever takes it apart.
 ABORTS = """
-import atexit, os, pathlib, sys, threading, time, torch, fanin.profile
+import atexit, io, os, pathlib, sys, threading, time, torch, fanin.profile
+sys.stdout = io.TextIOWrapper(sys.stdout.detach())
 model = torch.nn.Linear(2, 1)
 model(torch.ones(2)).sum().backward()
 torch.optim.SGD(model.parameters(), lr=1.0).step()

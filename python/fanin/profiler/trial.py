@@ -173,8 +173,9 @@ def _end() -> NoReturn:
     atexit._run_exitfuncs()
     for each in gc.get_objects():
         # By its type: what a lazy module says of its class is an import.
-        if issubclass(type(each), io.IOBase) and not each.closed:
-            with contextlib.suppress(OSError):
+        if issubclass(type(each), io.IOBase):
+            # ValueError: it is closed, or detached.
+            with contextlib.suppress(OSError, ValueError):
                 each.flush()
     os._exit(0)
 
