@@ -1,5 +1,7 @@
 //! `fanin doctor` against switches, strangers, silence, and a firewall's work.
 
+mod ports;
+
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Output};
@@ -82,11 +84,6 @@ fn switch_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     SwitchServer::start(config).expect("a free port")
 }
 
-/// A port on which nobody listens.
-fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
-}
-
 /// Serves each connection to a port of its own with `serve`, for as long as the test runs.
 fn listen(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -153,7 +150,8 @@ fn a_switch_of_atp_is_examined_with_its_own_packets() {
     assert!(verdict == "ok" && mtu.contains("fragments of 2048") && mtu.contains(&packet), "{mtu}");
     assert_eq!(diagnosis.finding("udp").0, "ok", "{}", diagnosis.report);
 
-    let nowhere = free_port().to_string();
+    let (_held, nowhere) = ports::closed_port();
+    let nowhere = nowhere.to_string();
     let lost = rack(nowhere.clone());
     let diagnosis = Diagnosis::of(lost.address());
     let said = diagnosis.report.to_string();
@@ -197,7 +195,8 @@ fn the_json_has_one_shape() {
 
 #[test]
 fn people_get_a_line_a_finding_and_the_mend_below() {
-    let switch = free_port().to_string();
+    let (_held, switch) = ports::closed_port();
+    let switch = switch.to_string();
     let output = command(&["--switch", &switch]).output().expect("it runs");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -211,7 +210,8 @@ fn people_get_a_line_a_finding_and_the_mend_below() {
 
 #[test]
 fn the_finding_says_where_the_address_came_from() {
-    let (argument, environment) = (free_port().to_string(), free_port().to_string());
+    let held = [ports::closed_port(), ports::closed_port()];
+    let [argument, environment] = held.each_ref().map(|(_, address)| address.to_string());
     let both = command(&["--json", "--switch", &argument]).env("FANIN_SWITCH", &environment).output();
     let both = Diagnosis::from(both.expect("it runs"));
     assert_eq!(both.report["switch"], argument);
@@ -224,7 +224,8 @@ fn the_finding_says_where_the_address_came_from() {
 
 #[test]
 fn without_a_switch_the_machine_is_still_looked_at() {
-    let diagnosis = Diagnosis::of(free_port());
+    let (_held, nowhere) = ports::closed_port();
+    let diagnosis = Diagnosis::of(nowhere);
     assert_eq!(diagnosis.status, Some(1));
     assert_eq!(diagnosis.finding("tcp").0, "problem");
     for check in ["mtu", "offload", "buffers", "interface"] {
@@ -277,9 +278,9 @@ fn it_says_which_machine_this_is_and_what_ranks_do_there_without_a_switch() {
 
 #[test]
 fn an_interface_that_is_not_there_is_a_problem() {
-    let output = command(&["--json", "--switch", &free_port().to_string()])
-        .env("GLOO_SOCKET_IFNAME", "none0")
-        .output();
+    let (_held, nowhere) = ports::closed_port();
+    let output =
+        command(&["--json", "--switch", &nowhere.to_string()]).env("GLOO_SOCKET_IFNAME", "none0").output();
     let diagnosis = Diagnosis::from(output.expect("it runs"));
     let (verdict, message, mend) = diagnosis.finding("address");
     assert_eq!(verdict, "problem");

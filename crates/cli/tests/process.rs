@@ -1,7 +1,8 @@
 //! The `fanin` command as a process: what it prints, how it ends, and what the workers make of its death.
 
+mod ports;
+
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -134,8 +135,7 @@ fn status_shows_an_idle_switch() {
 
 #[test]
 fn errors_are_one_line_with_cause_and_cure_and_exit_code_1() {
-    let free =
-        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let (_held, free) = ports::closed_port();
     let nobody = output(&["status", "--switch", &free.to_string(), "--timeout", "0.3"]);
     assert_eq!(nobody.status.code(), Some(1));
     let message = text(&nobody.stderr);

@@ -417,8 +417,7 @@ fn asking(switch: SocketAddr, protocol: Protocol) -> SessionConfig {
 
 #[test]
 fn a_rank_that_comes_before_the_server_waits_for_it() {
-    let nowhere =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
+    let (held, nowhere) = super::closed_port();
     let rack = rack(nowhere);
     let mut early = asking(rack.address(), Protocol::Atp);
     early.join_timeout = HANG;
@@ -426,6 +425,7 @@ fn a_rank_that_comes_before_the_server_waits_for_it() {
     // The rank has asked when the rack was refused; later is as good.
     thread::sleep(Duration::from_millis(500));
     assert!(!early.is_finished(), "it waits");
+    drop(held);
     let server = again(|| {
         SwitchServer::start(SwitchServerConfig {
             protocol: Protocol::Atp,
@@ -439,8 +439,7 @@ fn a_rank_that_comes_before_the_server_waits_for_it() {
 
 #[test]
 fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing() {
-    let nowhere =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
+    let (held, nowhere) = super::closed_port();
     let rack = rack(nowhere);
     let config = SessionConfig {
         world_size: 2,
@@ -451,6 +450,7 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
     // By then the rack has said once that it has no server, which it does after three seconds and nobody but the rank hears. On a
     // slow machine it has not, and the test passes all the same: there are 16 seconds left.
     thread::sleep(Duration::from_millis(3300));
+    drop(held);
     let _server = again(|| {
         SwitchServer::start(SwitchServerConfig {
             protocol: Protocol::Atp,
@@ -489,8 +489,7 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
         SessionError::Chain { error, .. } => error,
         error => panic!("{error}"),
     };
-    let nowhere =
-        std::net::TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr().expect("bound");
+    let (held, nowhere) = super::closed_port();
     let last = rack(nowhere);
     let first = rack(last.address());
     let ChainError::UpstreamUnreachable { switch, upstream, .. } =
@@ -501,6 +500,7 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
     assert_eq!((switch, upstream), (last.address().to_string(), nowhere.to_string()));
 
     // A second switch on the port that the first one's upstream names, whose upstream is the first.
+    drop(held);
     let ring = again(|| RackServer::start(RackServerConfig::atp(nowhere, first.address().to_string())));
     let error = chain(refused(asking(ring.address(), Protocol::Atp)));
     assert_eq!(error, ChainError::Loop { switch: ring.address().to_string() });
