@@ -83,7 +83,9 @@ def main() -> int:
     if args.steps <= WARM_UP:
         parser.error(f"--steps is {args.steps}: more than the {WARM_UP} that warm up")
     if args.rate_bps < RATE_BPS_MIN:
-        parser.error(f"--rate-bps is {args.rate_bps}: at least {RATE_BPS_MIN}; a step takes hours")
+        parser.error(
+            f"--rate-bps is {args.rate_bps}: at least {RATE_BPS_MIN}, where a step takes minutes"
+        )
     with (
         tempfile.TemporaryDirectory() as directory,
         Netlab(args.workers, rate_bps=args.rate_bps, name=f"ov{os.getpid()}") as lab,

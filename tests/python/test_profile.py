@@ -214,7 +214,7 @@ def test_ranks_lose_packets_of_their_own_and_train_on_the_mean_of_what_came(tmp_
 
 # What is kept to the end, as PyTorch's threads keep tensors, aborts whoever takes it apart.
 ABORTS = """
-import atexit, io, os, pathlib, sys, threading, time, torch, fanin.profile
+import atexit, io, os, pathlib, sys, threading, torch, fanin.profile
 sys.stdout = io.TextIOWrapper(sys.stdout.detach())
 model = torch.nn.Linear(2, 1)
 model(torch.ones(2)).sum().backward()
@@ -227,7 +227,7 @@ sys.log = open(sys.argv[1] + "/log", "w")
 sys.log.write("not flushed")
 atexit.register(pathlib.Path(sys.argv[1], "exit").touch)
 def late():
-    time.sleep(0.2)
+    threading.main_thread().join()
     pathlib.Path(sys.argv[1], "thread").touch()
 threading.Thread(target=late).start()
 fanin.profile.report(accuracy=0.5)

@@ -1,5 +1,6 @@
 //! `fanin doctor` against switches, strangers, silence, and a firewall's work.
 
+#[path = "../../controller/tests/loopback/ports.rs"]
 mod ports;
 
 use std::io::{self, BufRead, BufReader, Write};

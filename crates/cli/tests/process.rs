@@ -1,5 +1,6 @@
 //! The `fanin` command as a process: what it prints, how it ends, and what the workers make of its death.
 
+#[path = "../../controller/tests/loopback/ports.rs"]
 mod ports;
 
 use std::io::{BufRead, BufReader};

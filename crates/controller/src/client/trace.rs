@@ -443,26 +443,30 @@ mod tests {
     use fanin_wire::Dtype;
     use serde_json::Value;
 
-    /// A file of this test alone, which goes with it.
-    struct Scratch(tempfile::NamedTempFile);
+    /// A folder of this test alone, which goes with it.
+    struct Scratch(tempfile::TempDir);
 
     impl Scratch {
         fn new() -> Self {
-            Self(tempfile::NamedTempFile::new().expect("a file"))
+            Self(tempfile::tempdir().expect("a folder"))
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.path().join("trace.json")
         }
 
         fn config(&self) -> TraceConfig {
-            TraceConfig { file: self.0.path().to_owned(), rank: 3 }
+            TraceConfig { file: self.file(), rank: 3 }
         }
 
         fn events(&self) -> Vec<Value> {
-            let text = std::fs::read_to_string(self.0.path()).expect("a trace");
+            let text = std::fs::read_to_string(self.file()).expect("a trace");
             serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
         }
     }
 
     fn writer(scratch: &Scratch) -> Writer {
-        let file = File::create(scratch.0.path()).expect("a file");
+        let file = File::create(scratch.file()).expect("a file");
         Writer::new(file, &scratch.config(), Arc::default())
     }
 

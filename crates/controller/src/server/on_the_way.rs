@@ -89,7 +89,7 @@ impl Machine for Switch<Peer> {
     }
 }
 
-/// What the one shard said; nothing of it where its thread has ended.
+/// What the one shard said; zeros where its thread has ended.
 fn first<T: Default>(said: Vec<Option<T>>) -> T {
     said.into_iter().next().flatten().unwrap_or_default()
 }

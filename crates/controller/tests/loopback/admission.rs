@@ -255,7 +255,7 @@ fn a_worker_tells_its_own_version_from_the_switch_s() {
 
 #[test]
 fn no_switch_is_a_typed_error_that_names_the_port() {
-    let (_held, free) = super::closed_port();
+    let (_held, free) = super::ports::closed_port();
     let mut config = SessionConfig::new(free.to_string(), "none", 0, 1);
     config.join_timeout = Duration::from_millis(300);
     let error = Session::connect(config).expect_err("nobody there");

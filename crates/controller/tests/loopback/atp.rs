@@ -417,7 +417,7 @@ fn asking(switch: SocketAddr, protocol: Protocol) -> SessionConfig {
 
 #[test]
 fn a_rank_that_comes_before_the_server_waits_for_it() {
-    let (held, nowhere) = super::closed_port();
+    let (held, nowhere) = super::ports::closed_port();
     let rack = rack(nowhere);
     let mut early = asking(rack.address(), Protocol::Atp);
     early.join_timeout = HANG;
@@ -439,7 +439,7 @@ fn a_rank_that_comes_before_the_server_waits_for_it() {
 
 #[test]
 fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing() {
-    let (held, nowhere) = super::closed_port();
+    let (held, nowhere) = super::ports::closed_port();
     let rack = rack(nowhere);
     let config = SessionConfig {
         world_size: 2,
@@ -489,7 +489,7 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
         SessionError::Chain { error, .. } => error,
         error => panic!("{error}"),
     };
-    let (held, nowhere) = super::closed_port();
+    let (held, nowhere) = super::ports::closed_port();
     let last = rack(nowhere);
     let first = rack(last.address());
     let ChainError::UpstreamUnreachable { switch, upstream, .. } =

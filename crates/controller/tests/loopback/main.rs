@@ -7,6 +7,7 @@ mod faults;
 mod goat;
 mod http;
 mod meetings;
+mod ports;
 mod racks;
 mod scripted;
 mod strangers;
@@ -16,8 +17,6 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
-
-use socket2::{Domain, Socket, Type};
 
 use fanin_udp::{RawTensor, Submission, WorkerJob};
 use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype};
@@ -34,14 +33,6 @@ fn switch_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     let mut config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
     change(&mut config);
     SwitchServer::start(config).expect("a free port")
-}
-
-/// A port on which nobody listens, nor can until what comes with it is dropped.
-fn closed_port() -> (Socket, SocketAddr) {
-    let held = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    held.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
-    let address = held.local_addr().ok().and_then(|address| address.as_socket()).expect("bound");
-    (held, address)
 }
 
 /// The first of a job, of so many integers.
