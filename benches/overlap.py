@@ -41,8 +41,8 @@ BUCKETS_MB = (25, 4, 1)
 WARM_UP = 5
 """Steps of each turn that are not counted: rank 0 learns in the first ones."""
 RATE_BPS_MIN = 1_000_000
-PARTS = ("overlap", "partitions", "order", "exact")
-"""Each with those before it: the last is all of `DistributedOptimizer`."""
+PARTS = ("overlap", "partitions", "order", "native")
+"""Each with those before it: the last is all of `DistributedOptimizer`, and how floats travel."""
 
 
 def gpt(width: int = 141, blocks: int = 32) -> Iterator[Layer]:
@@ -130,6 +130,8 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
         "gloo", init_method=f"file://{args.meeting}", rank=args.rank, world_size=args.workers
     )
     sums: Any = dist.new_group(backend="fanin", pg_options=Options(rate=args.rate_bps))
+    options = Options(rate=args.rate_bps, wire_dtype="shared_exponent")
+    blocks: Any = dist.new_group(backend="fanin", pg_options=options)
     layers = list(MODELS[args.model]())
     elements = sum(sum(lengths) for lengths, _ in layers)
     whole = torch.ones(elements)
@@ -144,7 +146,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
     computing = args.computing * agreed[0]
     systems = {
         name: system
-        for name, system in _systems(torch, layers, computing, sums)
+        for name, system in _systems(torch, layers, computing, sums, blocks)
         if args.only in name or name.startswith("DDP on fanin")
     }
     times: dict[str, list[float]] = {name: [] for name in systems}
@@ -161,7 +163,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _systems(
-    torch: Any, layers: list[Layer], computing: float, group: Any
+    torch: Any, layers: list[Layer], computing: float, group: Any, blocks: Any
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     from torch.nn.parallel import DistributedDataParallel
 
@@ -174,30 +176,24 @@ def _systems(
     model = DistributedDataParallel(net, bucket_cap_mb=4)
     yield "DDP on Gloo", _step(torch, model, torch.optim.SGD(net.parameters(), lr=0.1))
     for part in PARTS:
-        yield part, _overlapped(torch, _model(torch, layers, computing), group, part)
+        of = group if part == "native" else blocks
+        yield part, _overlapped(torch, _model(torch, layers, computing), of, part)
 
 
 def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], None]:
     from fanin.torch import DistributedOptimizer
     from fanin.torch import order as orders
-    from fanin.torch import overlap as overlaps
     from fanin.torch import pieces as whole
-    from fanin.torch.backend import same_ranks
 
     order: Any = orders
     pieces: Any = whole
-    overlap: Any = overlaps
     kept = pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX
     if part == "overlap":  # each tensor whole and by itself
         pieces.packed = lambda lengths, _: [[length] for length in lengths]
         pieces.PARTITION_BYTES_MIN = pieces.PARTITION_BYTES_MAX = 1 << 40
-    exact = overlap._group_of_sums
-    if part != "exact":  # floats as in the program's group: blocks of int32
-        overlap._group_of_sums = same_ranks
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
     step = _step(torch, net, DistributedOptimizer(plain, net, group))
     pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX = kept
-    overlap._group_of_sums = exact
     learned = order.is_learned
 
     def stepped() -> None:

@@ -144,7 +144,7 @@ fn packet(operation: &[u8; OPERATION], plan: u8, out: &mut [u8]) -> usize {
             op: if choice & 16 != 0 { Op::Average } else { Op::Sum },
             pattern: Pattern::AllReduce,
             elements: 1000,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: WireDtype::SharedExponent,
         },
         exponent: if exponents < 250 { GradientHeader::STATIC_FACTOR } else { i16::from(exponents) },
         next_exponent: i16::from(exponents) - 100,

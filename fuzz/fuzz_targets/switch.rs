@@ -19,7 +19,7 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 fuzz_target!(|bytes: &[u8]| {
     let mut switch: Switch<u8> = Switch::new(ShardId(0));
     for (id, resumed, wire_dtype) in
-        [(1, false, WireDtype::Int32), (2, true, WireDtype::Bfloat16), (3, true, WireDtype::Int8)]
+        [(1, false, WireDtype::SharedExponent), (2, true, WireDtype::Bfloat16), (3, true, WireDtype::Int8)]
     {
         let config = JobConfig {
             id: JobId(id),

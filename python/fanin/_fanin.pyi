@@ -7,7 +7,7 @@ from fanin.errors import FaninError
 
 Collective = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
-WireDtype = Literal["int32", "bfloat16", "int8"]
+WireDtype = Literal["native", "shared_exponent", "bfloat16", "int8"]
 Protocol = Literal["switchml", "atp", "goat"]
 
 version: str
@@ -125,9 +125,8 @@ class Client:
         timeout: float = 300.0,
         slots: int | None = None,
         window: int | None = None,
-        wire_dtype: WireDtype = "int32",
+        wire_dtype: WireDtype | None = None,
         protocol: Protocol = "switchml",
-        exact: bool = False,
         congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
         prediction: tuple[float, str] | None = None,

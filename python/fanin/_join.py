@@ -74,7 +74,6 @@ def join(
         sub_models=[int(part) for part in (settings.sub_models or "").split(",") if part],
         wire_dtype=settings.wire_dtype,
         protocol=settings.protocol,
-        exact=settings.exact,
         congestion_control=settings.congestion_control,
         trace=None if settings.trace is None else timeline(settings.trace, rank),
         prediction=prediction,

@@ -117,11 +117,9 @@ def place(settings: Settings, address: str, *, asks: bool) -> Place:
 
 
 def _local(settings: Settings) -> str | None:
-    # What is exact is rounded once over all ranks, ATP's ranks are each a child of a switch, and a
-    # bound is on what each rank contributes.
-    is_whole = not settings.exact and settings.loss_bound == 0
-    is_possible = settings.protocol == "switchml" and is_whole
-    return settings.wire_dtype if is_possible else None
+    # ATP's ranks are each a child of a switch, and a bound is on what each rank contributes.
+    is_possible = settings.protocol == "switchml" and settings.loss_bound == 0
+    return settings.travels_as if is_possible else None
 
 
 def may_sum(settings: Settings) -> bool:

@@ -16,9 +16,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, Unpack, get_args
 
-WireDtype: TypeAlias = Literal["int32", "bfloat16", "int8"]
+WireDtype: TypeAlias = Literal["native", "shared_exponent", "bfloat16", "int8"]
+TravelsAs: TypeAlias = WireDtype | Literal["integers"]
+"""ATP and GOAT have integers of their own."""
 Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
@@ -40,7 +42,6 @@ class Said(TypedDict, total=False):
     sub_models: str | None
     wire_dtype: WireDtype | None
     protocol: Protocol | None
-    exact: bool | None
     loss_bound: float | None
     paths: int | None
     congestion_control: bool | None
@@ -67,6 +68,14 @@ def _one_of(*names: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def _wire_dtype(text: str) -> str:
+    if text == "int32":
+        raise ValueError(
+            'it is called "shared_exponent" now; by default floats travel as they are ("native")'
+        )
+    return _one_of(*get_args(WireDtype))(text)
 
 
 def _up_to(most: int) -> Callable[[str], int]:
@@ -146,10 +155,12 @@ def _row(
     form: str,
     meaning: str,
     *only: Protocol,
+    others: str | None = None,
 ) -> Any:
+    """Describe a setting; `others` says why another protocol has it not."""
     if only:
         meaning = f"{', '.join(only)}: {meaning}"
-    told = {"parse": parse, "form": form, "meaning": meaning, "only": only}
+    told = {"parse": parse, "form": form, "meaning": meaning, "only": only, "others": others}
     return field(default=default, metadata=told)
 
 
@@ -188,12 +199,16 @@ class Settings:
         "elements of each part of the model that is planned by itself",
         "goat",
     )
-    wire_dtype: WireDtype = _row(
-        _one_of("int32", "bfloat16", "int8"),
-        "int32",
-        "int32|bfloat16|int8",
-        "how floats travel: bfloat16 is half the bytes, and eight significant bits; int8 a "
-        "quarter, and within 1/63 of the largest of 32 neighbours",
+    wire_dtype: WireDtype | None = _row(
+        _wire_dtype,
+        None,
+        "native|shared_exponent|bfloat16|int8",
+        "how large float tensors travel: native (usual), as they are; shared_exponent, as integers "
+        "with an exponent a packet (352 to 2,048 elements), which a NaN spoils; bfloat16, in half "
+        "the bytes, and eight significant bits; int8, in a quarter, and within 1/63 of the largest "
+        "of 32 neighbours",
+        "switchml",
+        others="which adds integers, and makes them of floats by a factor of its own",
     )
     protocol: Protocol = _row(
         _one_of("switchml", "atp", "goat"),
@@ -201,12 +216,6 @@ class Settings:
         "switchml|atp|goat",
         "how gradients are summed: in one switch, with atp on the way to a server, or with goat "
         "there by a plan",
-    )
-    exact: bool = _row(
-        _yes,
-        False,
-        "0|1",
-        "large tensors as right as small ones: each element to its own magnitude, at a cost",
     )
     loss_bound: float = _row(
         _fraction,
@@ -268,9 +277,18 @@ class Settings:
 
     @classmethod
     def _taken(cls, said: Mapping[str, object], called: Callable[[str], str]) -> Settings:
+        for wrong in _gone().values():
+            raise ValueError(wrong)
         choices = list(_choices(said, called))
         protocol = _protocol(choices)
         return cls(**{c.name: _held_to(protocol, c) for c in choices if c.text is not None})
+
+    @property
+    def travels_as(self) -> TravelsAs:
+        """How large float tensors travel, said or not."""
+        if self.protocol != "switchml":
+            return "integers"
+        return self.wire_dtype or "native"
 
     def at(self, switch: str | None) -> Settings:
         """Return these settings with another switch, or none; raises `ValueError` as `of`."""
@@ -313,6 +331,9 @@ def flag(name: str) -> str:
 
 def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
     """Give a command the settings, or those of the names, as flags; None where not given."""
+    if not names or "wire_dtype" in names:
+        hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument("--exact", "--no-exact", nargs="?", const="", type=_no_flag, **hidden)
     for row in fields(Settings):
         if names and row.name not in names:
             continue
@@ -326,6 +347,10 @@ def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
             help=f"{row.metadata['meaning']} (default: ${variable(row.name)}{usual})",
             **form,
         )
+
+
+def _no_flag(_: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"it is no flag any more: {_EXACT_CURE}")
 
 
 def exported(flags: argparse.Namespace) -> dict[str, str]:
@@ -349,13 +374,19 @@ def for_doctor(argv: list[str]) -> list[str]:
     except ValueError:
         protocol = None  # said where the protocol's own turn comes
     told = [_told(choice, protocol) for choice in choices if choice.name in names]
+    told += [
+        {"name": "exact", "source": source, "overruled": None, "wrong": wrong}
+        for source, wrong in _gone().items()
+    ]
     return [*others, "--settings", json.dumps(told)]
 
 
 def _told(choice: Choice, protocol: Protocol | None) -> dict[str, str | None]:
     told: dict[str, str | None] = {"name": choice.name, "overruled": choice.overruled}
     if choice.text is None:
-        default = getattr(Settings(), choice.name)
+        usual = Settings(protocol=protocol or Settings().protocol)
+        is_wire = choice.name == "wire_dtype"
+        default = usual.travels_as if is_wire else getattr(usual, choice.name)
         return told | {"value": None if default is None else _text(default)}
     told |= {"value": choice.text, "source": choice.source}
     try:
@@ -367,6 +398,8 @@ def _told(choice: Choice, protocol: Protocol | None) -> dict[str, str | None]:
 
 def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterator[Choice]:
     unknown = said.keys() - {row.name for row in fields(Settings)}
+    if "exact" in unknown:
+        raise TypeError(f"there is no setting 'exact' any more: {_EXACT_CURE}")
     if unknown:
         raise TypeError(f"there is no setting {min(unknown)!r}")
     for row in fields(Settings):
@@ -380,6 +413,18 @@ def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterat
             yield Choice(name, environment, variable(name))
         else:
             yield Choice(name, None, "default")
+
+
+def _gone() -> dict[str, str]:
+    """Return what is wrong with variables that were settings once."""
+    text = os.environ.get(_EXACT_VARIABLE, "").strip()
+    return {_EXACT_VARIABLE: f"{_EXACT_VARIABLE} is {text!r}: {_EXACT_CURE}"} if text else {}
+
+
+_EXACT_VARIABLE: Final = "FANIN_EXACT"
+_EXACT_CURE: Final = (
+    "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says otherwise: leave it out"
+)
 
 
 def _parsed(choice: Choice) -> Any:
@@ -404,11 +449,12 @@ def _held_to(protocol: Protocol | None, choice: Choice) -> Any:
         return value
     if value == getattr(Settings(), choice.name):
         return value
-    own = ", ".join(name for name in only if protocol in only[name])
-    others = " and ".join(only[choice.name])
+    (others,) = (row.metadata["others"] for row in fields(Settings) if row.name == choice.name)
+    if others is None:
+        others = f"which has {', '.join(name for name in only if protocol in only[name])}"
     raise ValueError(
-        f"{choice.source} is {choice.text!r}: it is a setting of {others}, and the "
-        f"protocol is {protocol}, which has {own}: leave it out"
+        f"{choice.source} is {choice.text!r}: it is a setting of {' and '.join(only[choice.name])},"
+        f" and the protocol is {protocol}, {others}: leave it out"
     )
 
 

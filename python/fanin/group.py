@@ -168,7 +168,7 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `sub_models`, `wire_dtype`, `protocol`, `exact`, `loss_bound`, `paths`,
+    `slots`, `window`, `sub_models`, `wire_dtype`, `protocol`, `loss_bound`, `paths`,
     `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the
     environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job
     must be said. All ranks say the same, but for the switch's address.
@@ -178,16 +178,17 @@ def connect(
     themselves first (docs/local.md), and, where it is known that this is faster, sum beside the
     switches as `plan` says.
 
-    Arrays of at most 4,096 floats, float64 and integers travel as they are: each element is right
-    to its own magnitude, within half a unit in the last place and n 2^-53 of the sum of its own n
-    contributions' absolute values; NaN and infinities are its own, too. With `exact` longer arrays
-    of floats do as well, at the cost of the switch's memory and time. Of those without:
+    Arrays travel as they are: each element is right to its own magnitude, within half a unit in the
+    last place and n 2^-53 of the sum of its own n contributions' absolute values; NaN and
+    infinities are its own, too. Ranks that share a machine sum there first, in float32
+    (docs/local.md). Arrays of more than 4,096 floats travel otherwise where `wire_dtype` says so:
 
-    `wire_dtype`: as "int32" floats travel in four bytes an element, and a sum is off by at most
-    n^2 2^m / 2^31 (n ranks; 2^m: the largest absolute value in a packet, rounded up to a power of
-    two). With "bfloat16" two bytes, half the time on the network: each contribution and the sum are
-    rounded to eight significant bits, so that a sum is off by at most 2^-8 (the sum of the
-    contributions' absolute values) + 2^-8 |sum|, and what is small beside that
+    `wire_dtype`: as "shared_exponent" floats travel as integers of four bytes, and a sum is off by
+    at most n^2 2^m / 2^31 (n ranks; 2^m: the largest absolute value in a packet, of 352 elements on
+    Ethernet and up to 2,048 with longer frames and on loopback, rounded up to a power of two); what
+    is not finite spoils the packet. With "bfloat16" two bytes, half the time on the network: each
+    contribution and the sum are rounded to eight significant bits, so that a sum is off by at most
+    2^-8 (the sum of the contributions' absolute values) + 2^-8 |sum|, and what is small beside that
     (docs/protocols/switchml.md); 2^128 and more becomes an infinity, also of an average. With
     "int8" one byte, a quarter of the time: each contribution and the sum are rounded, up or down by
     chance so that the expectation is right, to multiples of a power of two that 32 neighbouring
@@ -198,12 +199,12 @@ def connect(
 
     `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the
-    server itself (``fanin server``), floats travel as int32, and a sum is rounded once, to float32,
-    from integers that are each off by half of 10^-8, or of what keeps the largest sum in 31 bits
-    (docs/operations.md). With "goat" it is the same, by switches that a root
-    (``fanin switch --protocol goat``) gives a plan; `sub_models` are the elements of the parts of
-    the model that it plans by themselves, if the equal ones that it cuts are not to be
-    (docs/protocols/goat.md).
+    server itself (``fanin server``), floats travel as integers, and a sum is rounded once, to
+    float32, from integers that are each off by half of 10^-8, or, in packets of large or tiny
+    values, of what keeps the largest sum in 31 bits (docs/operations.md); `wire_dtype` is refused.
+    With "goat" it is the same, by switches that a root (``fanin switch --protocol goat``) gives a
+    plan; `sub_models` are the elements of the parts of the model that it plans by themselves, if
+    the equal ones that it cuts are not to be (docs/protocols/goat.md).
 
     `loss_bound`: the fraction of each rank's part of a float array that may be lost on the way to
     the switch, at least 0 and below 1 (docs/protocols/dlcp.md). Above 0 a network's losses are not

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
-from fanin.torch import channel, collectives
+from fanin.torch import Options, channel, collectives
 from ranks import Me
 from torch._C._distributed_c10d import HashStore
 
@@ -23,22 +25,29 @@ def values(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
     return (torch.randn(length, generator=dice) * scale).to(dtype)
 
 
-def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
-    """SwitchML, Theorem 1: |sum - result| <= n / f with f = (2^31 - 1) / (n 2^m).
+def error_bound(
+    parts: list[torch.Tensor], divisor: int, wire_dtype: str = "native"
+) -> torch.Tensor:
+    """The rounding to the tensor's own dtype, and what docs/protocols/switchml.md adds to it.
 
-    2^m is at most twice the largest magnitude. To that comes the rounding to the tensor's own
-    dtype.
+    Where exponents are shared that is SwitchML's Theorem 1: |sum - result| <= n / f with
+    f = (2^31 - 1) / (n 2^m). 2^m is at most twice the largest magnitude.
     """
     n = len(parts)
     exact = torch.stack(parts).double()
-    quantised = n * n * 2 * exact.abs().max() / (2**31 - 1) / divisor
+    magnitudes = exact.abs()
+    added: torch.Tensor = n * 2.0**-53 * magnitudes.sum(0) / divisor
+    if wire_dtype == "shared_exponent":
+        added = n * n * 2 * magnitudes.max() / (2**31 - 1) / divisor
     rounding = (exact.sum(0) / divisor).abs() * 2.0 ** -FLOATS[parts[0].dtype]
     # The smallest subnormal of float16 is the spacing near zero.
-    return quantised + rounding + (2.0**-24 if parts[0].dtype == torch.float16 else 0.0)
+    return added + rounding + (2.0**-24 if parts[0].dtype == torch.float16 else 0.0)
 
 
-def reduce(me: Me, dtype: torch.dtype, lengths: list[int], average: bool) -> list[torch.Tensor]:
-    me.init()
+def reduce(
+    me: Me, wire_dtype: Any, dtype: torch.dtype, lengths: list[int], average: bool
+) -> list[torch.Tensor]:
+    me.init(pg_options=Options(wire_dtype=wire_dtype))
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
     results = []
     for length in lengths:
@@ -50,12 +59,13 @@ def reduce(me: Me, dtype: torch.dtype, lengths: list[int], average: bool) -> lis
 
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
+@pytest.mark.parametrize("wire_dtype", ["native", "shared_exponent"])
 def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
-    launch: Launch, dtype: torch.dtype, average: bool
+    launch: Launch, wire_dtype: str, dtype: torch.dtype, average: bool
 ) -> None:
     lengths = [1, 2, 255, 256, 257, 100_003]
     world_size = 3
-    by_rank = launch(reduce, world_size, dtype, lengths, average).results()
+    by_rank = launch(reduce, world_size, wire_dtype, dtype, lengths, average).results()
     for index, length in enumerate(lengths):
         parts = [values(dtype, length, rank) for rank in range(world_size)]
         result = by_rank[0][index]
@@ -69,7 +79,7 @@ def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
         else:
             divisor = world_size if average else 1
             exact = torch.stack(parts).double().sum(0) / divisor
-            bound = error_bound(parts, divisor)
+            bound = error_bound(parts, divisor, wire_dtype)
             assert ((result.double() - exact).abs() <= bound).all()
 
 

@@ -114,6 +114,35 @@ def large(me: Me) -> float:
     return worst
 
 
+# Of sums of numbers up to this, how far off they may be in parts of it: by the fixed factor or as
+# bfloat16 would be; by a factor of their own; and by half of the smallest denormal.
+TINY = {1e-6: 2.0**-7, 1e-9: 1e-6, 1e-20: 1e-6, 1e-37: 1e-6, 1e-42: 2e-3}
+
+
+def tiny(me: Me) -> dict[float, float]:
+    """The largest errors of sums of tiny numbers."""
+    me.init()
+    ramp = torch.linspace(-1.0, 1.0, 200_000, dtype=torch.float64)
+    errors = dict.fromkeys(TINY, 0.0)
+    for size in TINY:
+        parts = [(ramp * size * (rank + 1)).float() for rank in range(me.world_size)]
+        expected = torch.stack(parts).double().sum(0)
+        # When no factor is known yet, and, of several at once, with those that were agreed on.
+        for count in (1, 1, 4):
+            tensors = [parts[me.rank].clone() for _ in range(count)]
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                assert work is not None
+                work.wait()
+            off = max((tensor.double() - expected).abs().max().item() for tensor in tensors)
+            errors[size] = max(errors[size], off / size)
+    return errors
+
+
+def test_tiny_gradients_are_summed_and_do_not_vanish(launch: Launch, atp: str) -> None:
+    for errors in launch(by_atp, 2, tiny, at=atp).results():
+        assert all(error <= TINY[size] for size, error in errors.items()), errors
+
+
 def test_training_equals_gloos(launch: Launch, atp: str) -> None:
     ours = launch(by_atp, 2, train, "fanin", "none", at=atp).results()
     gloo = launch(train, 2, "gloo", "none").results()

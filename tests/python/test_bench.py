@@ -83,7 +83,7 @@ def test_buckets_of_another_dtype_are_checked_too(tmp_path: Path) -> None:
         *("--repeat", "1", "--warmup", "0", "--calls", "2"),
     )
     (run,) = written["runs"]
-    assert run["wire_dtype"] == "int32"
+    assert run["wire_dtype"] == "native"
     assert (run["buckets"], run["calls"], run["payload_bytes"]) == (4, 2, 40_000)
 
 
@@ -99,7 +99,7 @@ def test_floats_sent_as_bfloat16_are_checked_by_their_own_bound(tmp_path: Path, 
     (run,) = written["runs"]
     assert run["wire_dtype"] == "bfloat16"
     error = run["backends"]["fanin"]["error_max"]
-    # As int32 it would be next to nothing.
+    # As they are it would be next to nothing.
     assert error == 0 if dtype == "int32" else 0.1 < error < 4
 
 
@@ -250,7 +250,7 @@ def test_figures_follow_from_the_samples() -> None:
         workers=2,
         size_bytes=1_000_000,
         dtype="float32",
-        wire_dtype="int32",
+        wire_dtype="native",
         element_bytes=4,
         buckets=1,
         calls=1,
@@ -280,11 +280,13 @@ def test_figures_follow_from_the_samples() -> None:
 
 
 def test_the_error_allowed_is_the_stated_one() -> None:
-    assert error_allowed("gloo", 0.0, 8, 127, "int32") == 0
+    assert error_allowed("gloo", 0.0, 8, 127, "native") == 0
     # n^2 2^m / (2^31 - 1), and half a unit of the sum's last place.
     epsilon = math.ldexp(1, -23)
     expected = 64 * 128 / (2**31 - 1) + epsilon / 2 * 8 * 127
-    assert error_allowed("fanin", epsilon, 8, 127, "int32") == pytest.approx(expected)
+    for integers in ("shared_exponent", "integers"):
+        assert error_allowed("fanin", epsilon, 8, 127, integers) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert error_allowed("fanin", epsilon, 8, 127, "native") == epsilon / 2 * 8 * 127
     assert error_allowed("gloo", epsilon, 8, 127, "bfloat16") == 7 * epsilon / 2 * 8 * 127
     assert error_allowed("fanin", 0.0, 8, 127, "bfloat16") == 0, "integers stay int32"
     # Each contribution to 2^-8 and to 2^-k, k = 30 - 3 - 7, and the sum to 2^-8.

@@ -155,11 +155,11 @@ def test_one_switch_moves_as_well(launch: Launch) -> None:
     [
         ("abc", {}),
         ("abc", {"wire_dtype": "bfloat16"}),
-        ("abc", {"exact": True}),
+        ("abc", {"wire_dtype": "shared_exponent"}),
         ("aaa", {}),
         ("aab", {}),
         ("baba", {"wire_dtype": "bfloat16"}),
-        ("aab", {"exact": True}),
+        ("aab", {"wire_dtype": "shared_exponent"}),
     ],
 )
 def test_slices_are_summed_as_a_whole_is(

@@ -95,8 +95,8 @@ def trained(me: Me, kind: str, overlapped: bool, passes: str = "one") -> Any:
     return [each.detach().clone() for each in net.parameters()], state
 
 
-def on_both(me: Me, kind: str, exact: bool, passes: str) -> Any:
-    me.init("fanin", pg_options=Options(exact=exact))
+def on_both(me: Me, kind: str, wire_dtype: Any, passes: str) -> Any:
+    me.init("fanin", pg_options=Options(wire_dtype=wire_dtype))
     return trained(me, kind, False, passes), trained(me, kind, True, passes)
 
 
@@ -105,22 +105,22 @@ def differences(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "exact", "passes", "bound"),
+    ("kind", "wire_dtype", "passes", "bound"),
     [
-        ("sgd", True, "one", 0.0),
-        ("adamw", True, "one", 0.0),
-        ("sgd", False, "one", 1e-6),
-        ("sgd", True, "clipped", 0.0),
+        ("sgd", None, "one", 0.0),
+        ("adamw", None, "one", 0.0),
+        ("sgd", "shared_exponent", "one", 1e-6),
+        ("sgd", None, "clipped", 0.0),
         # DDP averages again what it has averaged, and here it is summed again: in other roundings.
-        ("sgd", True, "two", 1e-6),
+        ("sgd", None, "two", 1e-6),
         # DDP counts a parameter as used only if the last pass has used it.
-        ("sgd", True, "added up", 1e-6),
+        ("sgd", None, "added up", 1e-6),
     ],
 )
 def test_parameters_are_those_of_ddp(
-    launch: Launch, kind: str, exact: bool, passes: str, bound: float
+    launch: Launch, kind: str, wire_dtype: Any, passes: str, bound: float
 ) -> None:
-    found = launch(on_both, 3, kind, exact, passes).results()
+    found = launch(on_both, 3, kind, wire_dtype, passes).results()
     for (ddp, their_state), (ours, state) in found:
         assert differences(ours, found[0][1][0]) == 0, "on all ranks"
         assert differences(ours, ddp) <= bound
@@ -129,7 +129,7 @@ def test_parameters_are_those_of_ddp(
 
 
 def in_another_order(me: Me) -> Any:
-    me.init("fanin", pg_options=Options(exact=True))
+    me.init("fanin")
     if me.rank == 0:
         # What others make of what they see does not matter.
         order.order = lambda partitions, *_: (

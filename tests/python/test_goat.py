@@ -22,7 +22,7 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _fanin
 from ranks import Me
-from test_atp import large, metrics, sums, told
+from test_atp import TINY, large, metrics, sums, tiny, told
 from test_ddp import BOUNDS, differences, train
 from test_faults import Sum, both_ways, exact_loop
 
@@ -106,6 +106,11 @@ def test_each_element_of_a_small_tensor_is_right_to_its_own_magnitude(
 def test_large_and_small_gradients_in_one_tensor_are_summed(launch: Launch, goat: str) -> None:
     for found in launch(by_goat, 2, large, at=goat).results():
         assert found < 1e-6
+
+
+def test_tiny_gradients_are_summed_and_do_not_vanish(launch: Launch, tree: Tree) -> None:
+    for errors in launch(in_racks, 3, tree.addresses, tiny).results():
+        assert all(error <= 2 * TINY[size] for size, error in errors.items()), errors
 
 
 def late(me: Me) -> list[int]:

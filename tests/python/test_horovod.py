@@ -277,8 +277,6 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def beside_ddp(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
-    # Else large tensors share exponents with their neighbours, which are others in DDP's buckets.
-    os.environ["FANIN_EXACT"] = "1"
     me.init()
     hvd.init()
     # Of more elements than cross the network as they are in any case.

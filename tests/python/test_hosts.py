@@ -143,7 +143,7 @@ where = hvd.local_rank(), hvd.local_size(), hvd.cross_size()
 assert where == [(0, 2, 2), (1, 2, 1), (0, 1, 2)][hvd.rank()], where
 assert (hvd.size(), total) == (3, 3.0)
 assert os.environ.get("FANIN_RATE") == ("1gbit" if len(sys.argv) > 2 and hvd.rank() < 2 else None)
-assert os.environ["FANIN_EXACT"] == "1"
+assert os.environ["FANIN_WIRE_DTYPE"] == "native"
 if len(sys.argv) > 2 and sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pathlib.Path(sys.argv[1], f"{hvd.rank()}").write_text(f"{os.getpid()} {os.getppid()}")
@@ -164,7 +164,7 @@ def over_ssh(
     (tmp_path / "train.py").write_text(ON_TWO)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     environment = {**clean_environment(), "PATH": path, "SSH_LOG": str(tmp_path / "log")}
-    environment |= {"FANIN_RATE": "1gbit", "FANIN_EXACT": "1"}
+    environment |= {"FANIN_RATE": "1gbit", "FANIN_WIRE_DTYPE": "native"}
     program = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), *arguments]
     command = fanin("run", "-np", "3", "-H", hosts, *flags, *program)
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

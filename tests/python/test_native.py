@@ -1,4 +1,4 @@
-"""Tensors that travel as they are: small float tensors, and all of the other dtypes."""
+"""Tensors that travel as they are: all dtypes by default, short ones whatever is asked for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import os
 from typing import Any
 
 import fanin
-import fanin.torch
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
 from fake_device import plug_in
-from ranks import Failure, Me
+from ranks import Me
 
 INTEGERS = [torch.int64, torch.uint8, torch.int8]
 FLOATS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-# Floats of more elements travel as blocks with one exponent.
+# Floats of more elements travel as `wire_dtype` says.
 SMALL_MAX = 4096
 
 
@@ -44,7 +43,7 @@ def metrics(me: Me, wire_dtype: Any) -> list[torch.Tensor]:
     return out
 
 
-@pytest.mark.parametrize("wire_dtype", ["int32", "bfloat16", "int8"])
+@pytest.mark.parametrize("wire_dtype", ["native", "shared_exponent", "bfloat16", "int8"])
 def test_metrics_come_out_as_on_gloo(launch: Launch, wire_dtype: str) -> None:
     by_rank = launch(metrics, 8, wire_dtype).results()
     for loss_and_tokens, one_nan, *others in by_rank:
@@ -69,19 +68,13 @@ def part(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
     return (torch.randn(length, generator=dice, dtype=torch.float64) * 10**size).to(dtype)
 
 
-def reduce(me: Me, dtype: torch.dtype, average: bool, exact: bool) -> list[torch.Tensor]:
-    if exact:
-        os.environ["FANIN_EXACT"] = "1"
+def reduce(me: Me, dtype: torch.dtype, average: bool) -> list[torch.Tensor]:
     me.init()
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-    tensors = [part(dtype, length, me.rank) for length in lengths(exact)]
+    tensors = [part(dtype, length, me.rank) for length in (1, 255, SMALL_MAX, 100_003)]
     for tensor in tensors:
         dist.all_reduce(tensor, op=op)
     return tensors
-
-
-def lengths(exact: bool) -> list[int]:
-    return [1, 255, SMALL_MAX, *([100_003] if exact else [])]
 
 
 def check(by_rank: list[list[torch.Tensor]], dtype: torch.dtype, average: bool) -> None:
@@ -114,15 +107,7 @@ def check(by_rank: list[list[torch.Tensor]], dtype: torch.dtype, average: bool) 
 def test_each_element_is_right_to_its_own_magnitude(
     launch: Launch, dtype: torch.dtype, average: bool
 ) -> None:
-    large = dtype in INTEGERS or dtype == torch.float64
-    check(launch(reduce, 3, dtype, average, large).results(), dtype, average)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_an_exact_job_treats_large_tensors_as_small_ones(
-    launch: Launch, dtype: torch.dtype
-) -> None:
-    check(launch(reduce, 3, dtype, False, True).results(), dtype, False)
+    check(launch(reduce, 3, dtype, average).results(), dtype, average)
 
 
 def mixed(me: Me) -> None:
@@ -176,22 +161,3 @@ def arrays(me: Me) -> None:
 
 def test_arrays_of_every_dtype(launch: Launch) -> None:
     launch(arrays, 2).results()
-
-
-def disagree(me: Me) -> None:
-    me.init(pg_options=fanin.torch.Options(exact=me.rank == 1))
-
-
-def test_ranks_that_disagree_on_exact_all_get_the_same_clear_error(launch: Launch) -> None:
-    ranks = launch(disagree, 2)
-    outcomes = [ranks.outcome(rank) for rank in range(2)]
-    for outcome in outcomes:
-        assert isinstance(outcome, Failure)
-        assert outcome.kind == "WireDtypeMismatch", outcome.text
-        assert "FANIN_EXACT" in outcome.message
-
-
-@pytest.mark.parametrize("wire_dtype", ["bfloat16", "int8"])
-def test_exact_and_fewer_bytes_contradict_each_other(switch: str, wire_dtype: Any) -> None:
-    with pytest.raises(ValueError, match=rf"not as {wire_dtype}: unset exact .FANIN_EXACT. or"):
-        fanin.connect(switch, job="both", rank=0, world_size=1, exact=True, wire_dtype=wire_dtype)

@@ -97,7 +97,7 @@ def test_all_begin_with_rank_0s_parameters_also_those_that_others_train(launch: 
 
 def evaluated(me: Me) -> Any:
     """Reads what has stepped in inference mode, and trains on."""
-    me.init("fanin", pg_options=Options(exact=True))
+    me.init("fanin")
     found = []
     for inference in (False, True):
         torch.manual_seed(0)
@@ -192,7 +192,7 @@ def test_a_step_that_was_not_begun_is_not_lost(launch: Launch) -> None:
 
 def scaled(me: Me) -> Any:
     """With a gradient scaler, whose second step overflows on one rank."""
-    me.init("fanin", pg_options=Options(exact=True))
+    me.init("fanin")
     found = []
     for overlapped in (False, True):
         torch.manual_seed(0)
@@ -244,29 +244,29 @@ def test_a_closed_optimizer_leaves_no_job(launch: Launch) -> None:
     assert launch(closed, 2).results() == [0, 0]
 
 
-def of_its_own(me: Me, settings: dict[str, Any], machines: str = "ab") -> Any:
+def of_its_own(me: Me, settings: dict[str, Any], machines: str) -> Any:
     os.environ["FANIN_MACHINE"] = machines[me.rank]
     me.init(pg_options=Options(**settings), timeout=timedelta(seconds=77))
     net = layers()
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
     sums = backend_of(optimizer.process_group)
     optimizer.close()
-    return sums.options._timeout.total_seconds(), sums.settings.exact, sums.settings.wire_dtype
+    return sums.options._timeout.total_seconds(), sums.settings.travels_as
 
 
 @pytest.mark.parametrize(
-    ("settings", "as_they_are"),
-    [({}, True), ({"wire_dtype": "bfloat16"}, False), ({"loss_bound": 0.1}, False)],
+    ("settings", "machines"),
+    [
+        ({}, "ab"),
+        ({}, "aba"),
+        ({"wire_dtype": "shared_exponent"}, "ab"),
+        ({"loss_bound": 0.1}, "ab"),
+    ],
 )
-def test_its_sums_are_a_job_that_agrees_on_no_exponents(
-    launch: Launch, settings: dict[str, Any], as_they_are: bool
+def test_its_sums_are_a_job_of_their_own_as_the_program_says(
+    launch: Launch, settings: dict[str, Any], machines: str
 ) -> None:
-    wire_dtype = settings.get("wire_dtype", "int32")
     # With the timeout of the program's group: torch's default is half an hour.
-    said = (77.0, as_they_are, wire_dtype)
-    assert launch(of_its_own, 2, settings).results() == [said] * 2
-
-
-def test_ranks_of_one_machine_sum_in_its_memory_first(launch: Launch) -> None:
-    said = (77.0, False, "int32")
-    assert launch(of_its_own, 3, {}, "aba").results() == [said] * 3
+    said = (77.0, settings.get("wire_dtype", "native"))
+    world_size = len(machines)
+    assert launch(of_its_own, world_size, settings, machines).results() == [said] * world_size

@@ -32,7 +32,7 @@ def spare() -> Iterator[SwitchProcess]:
 
 def init(me: Me) -> fanin.torch.Options:
     """Each rank is as on a machine of its own, whose link is as fast as the spare one's."""
-    options = fanin.torch.Options(machine=f"m{me.rank}", rate="1gbit", exact=True)
+    options = fanin.torch.Options(machine=f"m{me.rank}", rate="1gbit")
     me.init(pg_options=options)
     return options
 

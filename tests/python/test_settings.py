@@ -11,8 +11,9 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 import fanin
 import fanin.torch
@@ -39,7 +40,6 @@ OTHER: dict[str, Any] = {
     "sub_models": "1000,250000",
     "wire_dtype": "bfloat16",
     "protocol": "atp",
-    "exact": True,
     "loss_bound": 0.01,
     "paths": 8,
     "congestion_control": False,
@@ -58,7 +58,6 @@ WRONG: dict[str, Any] = {
     "sub_models": "1000,0",
     "wire_dtype": "fp8",
     "protocol": "tcp",
-    "exact": "yes",
     "loss_bound": "1",
     "paths": "17",
     "congestion_control": "off",
@@ -73,6 +72,7 @@ WRONG: dict[str, Any] = {
 # The settings that not every protocol knows.
 OF = {
     "slots": ("switchml",),
+    "wire_dtype": ("switchml",),
     "loss_bound": ("switchml",),
     "paths": ("switchml",),
     "window": ("atp", "goat"),
@@ -141,7 +141,9 @@ def test_a_setting_that_the_protocol_does_not_know_is_refused(
     own = ", ".join(each for each in OF if other in OF[each])
     of = " and ".join(OF[name])
     said = f"is '{text(OTHER[name])}': it is a setting of {of}, and the protocol is {other}"
-    with pytest.raises(ValueError, match=f"^{name} {said}, which has {own}: leave it out$"):
+    instead = "adds integers, and makes them of floats by a factor of its own"
+    which = instead if name == "wire_dtype" else f"has {own}"
+    with pytest.raises(ValueError, match=f"^{name} {said}, which {which}: leave it out$"):
         Settings.of(**{name: OTHER[name]})
     monkeypatch.setenv(variable(name), text(OTHER[name]))
     with pytest.raises(ValueError, match=f"^{variable(name)} {said}"):
@@ -161,6 +163,35 @@ def test_a_setting_that_the_protocol_does_not_know_is_refused(
 def test_a_setting_that_is_none_is_refused() -> None:
     with pytest.raises(TypeError, match="no setting 'slot'"):
         Settings.of(slot=1)  # type: ignore[call-arg]
+
+
+def test_what_was_a_setting_once_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    cure = "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says otherwise"
+    for takes in (fanin.torch.Options, partial(fanin.connect, rank=0, world_size=1)):
+        with pytest.raises(TypeError, match=f"'exact' any more: {re.escape(cure)}"):
+            takes(exact=True)  # type: ignore[operator]
+    called = run("--exact", "train.py")
+    assert (
+        called.returncode,
+        f"--exact/--no-exact: it is no flag any more: {cure}" in called.stderr,
+    ) == (2, True)
+    monkeypatch.setenv("FANIN_EXACT", "1")
+    with pytest.raises(ValueError, match=f"^FANIN_EXACT is '1': {re.escape(cure)}"):
+        fanin.torch.Options()
+    monkeypatch.setenv("FANIN_EXACT", "")
+    assert fanin.torch.Options(wire_dtype="native").settings.travels_as == "native"
+
+
+@pytest.mark.parametrize("protocol", ["atp", "goat"])
+def test_floats_travel_as_they_are_unless_the_protocol_has_integers(protocol: Any) -> None:
+    assert Settings.of().travels_as == "native"
+    assert Settings.of(protocol=protocol).travels_as == "integers"
+    for wire_dtype in get_args(_settings.WireDtype):
+        assert Settings.of(wire_dtype=wire_dtype).travels_as == wire_dtype
+        with pytest.raises(
+            ValueError, match=r"switchml, .* which adds integers, and makes them of"
+        ):
+            Settings.of(protocol=protocol, wire_dtype=wire_dtype)
 
 
 def test_options_survive_as_text() -> None:
@@ -336,15 +367,19 @@ def test_the_doctor_says_who_decided_each_setting(
     (defaults,) = doctor(switch)
     for row in fields(Settings):
         assert row.name == "switch" or row.name in defaults["message"]
+    assert "wire_dtype=native" in defaults["message"]
     monkeypatch.setenv("FANIN_SLOTS", "17")
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "fp8")
     monkeypatch.setenv("FANIN_JOB", "gpt")
-    said = [finding["message"] for finding in doctor(switch, "--slots", "19", "--exact")]
+    said = [finding["message"] for finding in doctor(switch, "--slots", "19")]
     assert "slots=19: --slots says so, which overrules FANIN_SLOTS=17" in said
     assert "job=gpt: FANIN_JOB says so" in said
-    assert "exact=1: --exact says so" in said
     assert any(text.startswith("FANIN_WIRE_DTYPE is 'fp8': it must be") for text in said)
+    monkeypatch.delenv("FANIN_WIRE_DTYPE")
+    monkeypatch.setenv("FANIN_EXACT", "1")
     said = [finding["message"] for finding in doctor(switch, "--protocol", "atp")]
+    assert any(text.startswith("FANIN_EXACT is '1': floats travel as they are") for text in said)
+    assert any("wire_dtype=integers" in text for text in said), "ATP's own"
     assert any(text.startswith("FANIN_SLOTS is '17': it is a setting of switchml") for text in said)
 
 

@@ -97,29 +97,32 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_default(
             return on_switch(switch, job)
 
     monkeypatch.delenv("FANIN_WIRE_DTYPE", raising=False)
-    assert connected("wire-default") == "int32"
+    assert connected("wire-default") == "native"
     assert connected("wire-argument", wire_dtype="bfloat16") == "bfloat16"
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "bfloat16")
     assert connected("wire-environment") == "bfloat16"
-    assert connected("wire-before-environment", wire_dtype="int32") == "int32"
-    assert fanin.torch.Options().settings.wire_dtype == "bfloat16"
-    assert fanin.torch.Options(wire_dtype="int32").settings.wire_dtype == "int32"
+    assert connected("wire-before-environment", wire_dtype="native") == "native"
+    assert fanin.torch.Options().settings.travels_as == "bfloat16"
+    assert fanin.torch.Options(wire_dtype="native").settings.travels_as == "native"
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "")
-    assert fanin.torch.Options().settings.wire_dtype == "int32"
+    assert fanin.torch.Options().settings.travels_as == "native"
 
 
 def test_what_is_no_wire_dtype_is_refused_with_the_cure(
     switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = '"int32" or "bfloat16" or "int8"'
+    choices = '"native" or "shared_exponent" or "bfloat16" or "int8"'
     with pytest.raises(ValueError, match=rf"^wire_dtype is .*'fp8'.*{choices}$"):
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1, wire_dtype="fp8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^wire_dtype is ''"):
         fanin.torch.Options(wire_dtype="")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"one of int32, bfloat16 and int8"):
+    with pytest.raises(ValueError, match=r"one of shared_exponent, bfloat16, int8, native"):
         fanin._fanin.Client([(switch, 1.0, None, None)], "wire-bad", 0, 1, wire_dtype="fp8")  # type: ignore[arg-type]
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "float16")
     with pytest.raises(ValueError, match=r"^FANIN_WIRE_DTYPE is 'float16'"):
+        fanin.connect(switch, job="wire-bad", rank=0, world_size=1)
+    monkeypatch.setenv("FANIN_WIRE_DTYPE", "int32")
+    with pytest.raises(ValueError, match=r'^FANIN_WIRE_DTYPE is .* called "shared_exponent" now'):
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1)
 
 
@@ -127,15 +130,15 @@ def groups(me: Me) -> dict[str, str]:
     """The wire dtype of each group's job, as the switch has it."""
     os.environ["FANIN_WIRE_DTYPE"] = "bfloat16"
     me.init()
-    int32: Any = dist.new_group(pg_options=fanin.torch.Options(wire_dtype="int32"))
-    split: Any = dist.split_group(int32, [[0, 1]])
+    native: Any = dist.new_group(pg_options=fanin.torch.Options(wire_dtype="native"))
+    split: Any = dist.split_group(native, [[0, 1]])
     explicit: Any = dist.split_group(
-        int32, [[0, 1]], pg_options=fanin.torch.Options(wire_dtype="bfloat16")
+        native, [[0, 1]], pg_options=fanin.torch.Options(wire_dtype="bfloat16")
     )
     found = {}
     for name, group in (
         ("default", dist.group.WORLD),
-        ("new", int32),
+        ("new", native),
         ("split", split),
         ("explicit", explicit),
     ):
@@ -146,14 +149,19 @@ def groups(me: Me) -> dict[str, str]:
 
 
 def test_each_group_has_its_own_options(launch: Launch) -> None:
-    expected = {"default": "bfloat16", "new": "int32", "split": "int32", "explicit": "bfloat16"}
+    expected = {
+        "default": "bfloat16",
+        "new": "native",
+        "split": "native",
+        "explicit": "bfloat16",
+    }
     assert launch(groups, 2).results() == [expected, expected]
 
 
 def differs(me: Me, how: str) -> None:
-    dtype: Any = ["int32", "bfloat16"][me.rank]
+    dtype: Any = ["shared_exponent", None][me.rank]
     if how == "environment":
-        os.environ["FANIN_WIRE_DTYPE"] = dtype
+        os.environ["FANIN_WIRE_DTYPE"] = dtype or ""
         me.init()
     elif how == "options":
         me.init(pg_options=fanin.torch.Options(wire_dtype=dtype))

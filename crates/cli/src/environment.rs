@@ -5,10 +5,9 @@ use std::sync::Once;
 use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 18] = [
+pub const VARIABLES: [&str; 17] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
-    "FANIN_EXACT",
     "FANIN_JOB",
     crate::logging::VARIABLE,
     "FANIN_LOSS_BOUND",

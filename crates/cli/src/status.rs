@@ -306,7 +306,7 @@ fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
             slots: (protocol == Protocol::SwitchMl).then_some(*in_flight),
             window: protocol.has_fragments().then_some(*in_flight),
             elements: *elements,
-            wire_dtype: wire_dtype.name(),
+            wire_dtype: if protocol.has_fragments() { "integers" } else { wire_dtype.name() },
             in_use: *in_use,
             waiting_for: waiting_for
                 .iter()

@@ -48,7 +48,7 @@ pub(crate) fn ranks(words: &[u64], field: &'static str) -> Result<Ranks, Malform
 impl From<WireDtype> for proto::WireDtype {
     fn from(wire_dtype: WireDtype) -> Self {
         match wire_dtype {
-            WireDtype::Int32 => Self::Int32,
+            WireDtype::SharedExponent => Self::SharedExponent,
             WireDtype::Bfloat16 => Self::Bfloat16,
             WireDtype::Native => Self::Native,
             WireDtype::Int8 => Self::Int8,
@@ -59,7 +59,7 @@ impl From<WireDtype> for proto::WireDtype {
 /// A wire dtype as it came: a number that we do not know must not be taken for the default.
 pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
     match proto::WireDtype::try_from(number).map_err(|_| Malformed("wire_dtype"))? {
-        proto::WireDtype::Int32 => Ok(WireDtype::Int32),
+        proto::WireDtype::SharedExponent => Ok(WireDtype::SharedExponent),
         proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
         proto::WireDtype::Native => Ok(WireDtype::Native),
         proto::WireDtype::Int8 => Ok(WireDtype::Int8),
@@ -494,7 +494,7 @@ mod tests {
                 rank: 1,
                 asked: WireDtype::Bfloat16,
                 other_rank: 2,
-                job_has: WireDtype::Int32,
+                job_has: WireDtype::SharedExponent,
             },
             Refusal::PlanMismatch { rank: 1, asked: 7, other_rank: 0, job_has: 0 },
             Refusal::MtuTooSmall { mtu: 200, need: 216 },
@@ -557,7 +557,7 @@ mod tests {
         let reasons = [
             AbortReason::Expelled(Rank(3)),
             AbortReason::Mismatch {
-                first: (Rank(0), collective(1, WireDtype::Int32)),
+                first: (Rank(0), collective(1, WireDtype::SharedExponent)),
                 second: (Rank(1), collective(2, WireDtype::Bfloat16)),
             },
             AbortReason::SwitchStopped,

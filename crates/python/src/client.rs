@@ -31,7 +31,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 ///
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where it is None. `wire_dtype` says how
-/// large float tensors travel, "int32", "bfloat16" or "int8", or with `exact` as they are, and `protocol` how they are summed, "switchml", "atp" or
+/// large float tensors travel, "native", "shared_exponent", "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed, "switchml", "atp" or
 /// "goat": the same on all ranks; of the last, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
@@ -50,8 +50,8 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (
-        services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype="int32",
-        protocol="switchml", exact=false, congestion_control=true, trace=None, prediction=None, machine=None, local=None,
+        services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype=None,
+        protocol="switchml", congestion_control=true, trace=None, prediction=None, machine=None, local=None,
         hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new()
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
@@ -64,9 +64,8 @@ impl Client {
         timeout: f64,
         slots: Option<u16>,
         window: Option<u16>,
-        wire_dtype: &str,
+        wire_dtype: Option<&str>,
         protocol: &str,
-        exact: bool,
         congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
         prediction: Option<(f64, String)>,
@@ -91,32 +90,21 @@ impl Client {
                  (loss_bound, or FANIN_LOSS_BOUND)"
             )));
         }
-        let wire_dtype = match (wire_dtype.parse(), exact) {
-            (Ok(WireDtype::Int32), true) => WireDtype::Native,
-            (Ok(fewer @ (WireDtype::Bfloat16 | WireDtype::Int8)), true) => {
-                return Err(PyValueError::new_err(format!(
-                    "exact floats travel as they are and not as {}: unset exact (FANIN_EXACT) or wire_dtype \
-                     (FANIN_WIRE_DTYPE)",
-                    fewer.name()
-                )));
-            }
-            (Ok(rounded @ (WireDtype::Int32 | WireDtype::Bfloat16 | WireDtype::Int8)), false) => rounded,
-            (Ok(WireDtype::Native) | Err(_), _) => {
-                let message = format!("wire_dtype {wire_dtype:?}: one of int32, bfloat16 and int8");
-                return Err(PyValueError::new_err(message));
-            }
-        };
+        let wire_dtype = wire_dtype.map(|name| {
+            name.parse().map_err(|_| {
+                let names = WireDtype::ALL.map(WireDtype::name).join(", ");
+                PyValueError::new_err(format!("wire_dtype {name:?}: one of {names}"))
+            })
+        });
+        let wire_dtype: Option<WireDtype> = wire_dtype.transpose()?;
         // DLCP's blocks carry floats as they are, in no slots.
-        let wire_dtype = match (wire_dtype, slots) {
-            _ if loss_bound == LossBound::RELIABLE => wire_dtype,
-            (WireDtype::Int32 | WireDtype::Native, None) => WireDtype::Native,
-            _ => {
-                return Err(PyValueError::new_err(
-                    "with a loss bound floats travel as they are, and through no slots: unset loss_bound \
-                     (FANIN_LOSS_BOUND), or wire_dtype (FANIN_WIRE_DTYPE) and slots (FANIN_SLOTS)",
-                ));
-            }
-        };
+        let as_they_are = wire_dtype.is_none_or(|wire_dtype| wire_dtype == WireDtype::Native);
+        if loss_bound != LossBound::RELIABLE && !(as_they_are && slots.is_none()) {
+            return Err(PyValueError::new_err(
+                "with a loss bound floats travel as they are, and through no slots: unset loss_bound \
+                 (FANIN_LOSS_BOUND), or wire_dtype (FANIN_WIRE_DTYPE) and slots (FANIN_SLOTS)",
+            ));
+        }
         let protocol = protocol_of(protocol)?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;

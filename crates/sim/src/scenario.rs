@@ -226,7 +226,7 @@ impl Scenario {
             crash,
             restarts,
             // What came later is drawn last, so that all else is as the seed always had it.
-            wire_dtype: [WireDtype::Int32, WireDtype::Int8, WireDtype::Bfloat16, WireDtype::Native]
+            wire_dtype: [WireDtype::SharedExponent, WireDtype::Int8, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
             racks: Racks::default(),
             services: Services::default(),

@@ -552,7 +552,7 @@ mod tests {
             workers: 1,
             slots: 1,
             elements: 256,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: WireDtype::SharedExponent,
             shard: ShardId(0),
             resumed: true,
         }

@@ -243,10 +243,11 @@ impl core::fmt::Display for Collective {
         };
         write!(f, "{op} of {} {}", self.elements, self.dtype.name())?;
         match self.wire_dtype {
-            WireDtype::Int32 => {}
+            WireDtype::Native => {}
+            WireDtype::SharedExponent if self.dtype == Dtype::Int32 => {}
+            WireDtype::SharedExponent => f.write_str(" sent with shared exponents")?,
             WireDtype::Bfloat16 => f.write_str(" sent as bfloat16")?,
             WireDtype::Int8 => f.write_str(" sent as int8")?,
-            WireDtype::Native => f.write_str(" sent as they are")?,
         }
         match self.pattern {
             Pattern::AllReduce => {}
@@ -289,7 +290,7 @@ impl Collective {
     pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
         let wire_dtype = match dtype & Self::INT8_ON_WIRE {
-            0 => WireDtype::Int32,
+            0 => WireDtype::SharedExponent,
             Self::BFLOAT16_ON_WIRE => WireDtype::Bfloat16,
             Self::NATIVE_ON_WIRE => WireDtype::Native,
             _ => WireDtype::Int8,
@@ -317,7 +318,7 @@ impl Collective {
         let [s0, s1] = self.sequence.to_le_bytes();
         let [e0, e1, e2, e3] = self.elements.to_le_bytes();
         let wire_dtype = match self.wire_dtype {
-            WireDtype::Int32 => 0,
+            WireDtype::SharedExponent => 0,
             WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
             WireDtype::Int8 => Self::INT8_ON_WIRE,
             WireDtype::Native => Self::NATIVE_ON_WIRE,

@@ -5,18 +5,18 @@ use crate::{Dtype, WireError};
 /// How the elements of a job's large float tensors are written in a payload. Every worker of a job uses the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WireDtype {
-    /// Four bytes an element, block floating point (SwitchML §4.6).
-    #[default]
-    Int32,
+    /// As integers of four bytes, with one exponent for all floats of a packet: block floating point (SwitchML §4.6).
+    SharedExponent,
     /// Two bytes an element; the payload begins with its block's exponent.
     Bfloat16,
     /// One byte an element: blocks of [`INT8_BLOCK`] integers that share a step.
     Int8,
     /// As they are, in the tensor's own type, and so is the sum: each element is right to its own magnitude.
+    #[default]
     Native,
 }
 
-/// Most elements of a float tensor that travels as it is in every job. A vector of metrics, a norm, a bias is as long as that
+/// Most elements of a float tensor that travels as it is in every job, however large ones do. A vector of metrics, a norm, a bias is as long as that
 /// or shorter, and its elements have magnitudes of their own; the large buckets of gradients are longer. With four ranks on one
 /// machine such a tensor takes half the time of one that spends a round trip on its exponents; of 16,384 elements it takes a
 /// tenth more than as a block, since the switch gathers and sums in floating point.
@@ -34,13 +34,13 @@ const PREFIX_BYTES: usize = 4;
 
 impl WireDtype {
     /// Every one.
-    pub const ALL: [Self; 4] = [Self::Int32, Self::Bfloat16, Self::Int8, Self::Native];
+    pub const ALL: [Self; 4] = [Self::SharedExponent, Self::Bfloat16, Self::Int8, Self::Native];
 
     /// Its name on command lines and in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Int32 => "int32",
+            Self::SharedExponent => "shared_exponent",
             Self::Bfloat16 => "bfloat16",
             Self::Int8 => "int8",
             Self::Native => "native",
@@ -51,8 +51,8 @@ impl WireDtype {
     #[must_use]
     pub const fn of_tensor(self, dtype: Dtype, elements: usize) -> Self {
         match dtype {
-            // As it is, too: an int32 is summed as what a block's elements are rounded to.
-            Dtype::Int32 => Self::Int32,
+            // Integers of four bytes as they are: they need no exponent.
+            Dtype::Int32 => Self::SharedExponent,
             Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 if elements > NATIVE_ELEMENTS_MAX => self,
             _ => Self::Native,
         }
@@ -61,7 +61,7 @@ impl WireDtype {
     /// Whether a tensor of `dtype` can travel so.
     pub(crate) const fn carries(self, dtype: Dtype) -> bool {
         match dtype {
-            Dtype::Int32 => matches!(self, Self::Int32),
+            Dtype::Int32 => matches!(self, Self::SharedExponent),
             Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 => true,
             Dtype::Float64 | Dtype::Int64 | Dtype::Uint8 | Dtype::Int8 => matches!(self, Self::Native),
         }
@@ -71,7 +71,7 @@ impl WireDtype {
     #[must_use]
     pub const fn chunk_elements(self, size_class: usize, dtype: Dtype) -> usize {
         match self {
-            Self::Int32 => size_class,
+            Self::SharedExponent => size_class,
             Self::Bfloat16 => 2 * size_class,
             Self::Int8 => INT8_GROUP * int8_groups(size_class),
             Self::Native => 4 * size_class / dtype.element_bytes(),
@@ -82,7 +82,7 @@ impl WireDtype {
     #[must_use]
     pub const fn payload_bytes(self, elements: usize, dtype: Dtype) -> usize {
         match self {
-            Self::Int32 => 4 * elements,
+            Self::SharedExponent => 4 * elements,
             Self::Bfloat16 if elements == 0 => 0,
             Self::Bfloat16 => PREFIX_BYTES + 2 * elements,
             Self::Int8 => elements / INT8_BLOCK * (1 + INT8_BLOCK),
@@ -94,7 +94,7 @@ impl WireDtype {
     #[must_use]
     pub const fn payload_bytes_max(self, size_class: usize) -> usize {
         match self {
-            Self::Int32 | Self::Native => 4 * size_class,
+            Self::SharedExponent | Self::Native => 4 * size_class,
             Self::Bfloat16 => PREFIX_BYTES + 4 * size_class,
             // Of the shortest chunks those as int8 are the longest.
             Self::Int8 if int8_groups(size_class) * INT8_GROUP_BYTES > 4 * size_class => {
@@ -109,7 +109,7 @@ impl WireDtype {
     #[must_use]
     pub const fn sum_words(self, size_class: usize) -> usize {
         match self {
-            Self::Int32 | Self::Native => size_class,
+            Self::SharedExponent | Self::Native => size_class,
             Self::Bfloat16 => 2 * size_class,
             Self::Int8 => self.payload_bytes_max(size_class) / 4,
         }
@@ -118,7 +118,7 @@ impl WireDtype {
     /// Elements of a payload of `bytes`; `None` when none has this length.
     pub(crate) fn payload_elements(self, bytes: usize, dtype: Dtype) -> Option<usize> {
         let elements = match self {
-            Self::Int32 => bytes / 4,
+            Self::SharedExponent => bytes / 4,
             Self::Bfloat16 => bytes.saturating_sub(PREFIX_BYTES) / 2,
             Self::Int8 => bytes / (1 + INT8_BLOCK) * INT8_BLOCK,
             Self::Native => bytes / dtype.element_bytes(),

@@ -35,7 +35,7 @@ fn header() -> SlotHeader {
             op: Op::Average,
             pattern: Pattern::AllReduce,
             elements: 1_000_000,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: WireDtype::SharedExponent,
         },
     }
 }
@@ -273,7 +273,7 @@ fn a_tensor_travels_the_same_on_every_worker_by_its_type_and_length_alone() {
         for dtype in [Float64, Int64, Uint8, Int8] {
             assert_eq!(job.of_tensor(dtype, 1 << 30), WireDtype::Native);
         }
-        assert_eq!(job.of_tensor(Int32, 1), WireDtype::Int32);
+        assert_eq!(job.of_tensor(Int32, 1), WireDtype::SharedExponent);
     }
     assert_eq!(Dtype::ALL.map(|dtype| dtype.name().parse()), Dtype::ALL.map(Ok));
 }
@@ -712,7 +712,7 @@ fn an_ethernet_frame_of_1500_carries_352_elements_one_of_9000_2048_and_narrow_on
         assert_eq!(chunk_elements_for_mtu(215, wire_dtype), None);
     }
     // A bfloat16 payload is the four bytes of its exponent longer.
-    assert_eq!(chunk_elements_for_mtu(1496, WireDtype::Int32), Some(352));
+    assert_eq!(chunk_elements_for_mtu(1496, WireDtype::SharedExponent), Some(352));
     assert_eq!(chunk_elements_for_mtu(1499, WireDtype::Bfloat16), Some(256));
     assert_eq!(chunk_elements_for_mtu(1500, WireDtype::Bfloat16), Some(352));
 }

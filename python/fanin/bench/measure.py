@@ -42,7 +42,7 @@ def measure(
                     workers=workers,
                     size_bytes=size,
                     dtype=args.dtype,
-                    wire_dtype=settings.wire_dtype,
+                    wire_dtype=settings.travels_as,
                     protocol=settings.protocol,
                     element_bytes=DTYPES[args.dtype][0],
                     buckets=args.buckets,
@@ -145,8 +145,8 @@ def _check(backend: str, setting: Setting, sample: Sample) -> None:
             return
     _, epsilon = DTYPES[setting.dtype]
     # Where all came, floats were added as they are.
-    like = "gloo" if backend == BOUNDED else backend
-    allowed = error_allowed(like, epsilon, setting.workers, PATTERN_MAX, setting.wire_dtype)
+    travels_as = "native" if backend == BOUNDED else setting.wire_dtype
+    allowed = error_allowed(backend, epsilon, setting.workers, PATTERN_MAX, travels_as)
     if not sample.error_max <= allowed:  # true of a NaN, too
         raise BenchError(
             f"{backend}: a sum is off by {sample.error_max:g}, and {allowed:g} is allowed: "

@@ -76,7 +76,7 @@ def _play(place: Place, parent: Connection) -> None:
         }
         if BOUNDED in place.backends:
             bounded: Said = {"loss_bound": said.loss_bound, "paths": said.paths}
-            made[BOUNDED] = {**alike, "wire_dtype": "int32", **bounded}
+            made[BOUNDED] = {**alike, **bounded}
         for name, own in made.items():
             options = Options(switch=place.switch, **own)
             groups[name] = dist.new_group(backend="fanin", timeout=timeout, pg_options=options)

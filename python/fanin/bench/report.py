@@ -23,7 +23,8 @@ def title(setting: Setting) -> str:
     if setting.plan is not None and setting.plan.asked != "auto":
         where += f", plan {setting.plan.asked}"
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
-    wire = f" sent as {setting.wire_dtype}" if setting.wire_dtype != "int32" else ""
+    usual = setting.wire_dtype in ("native", "integers")
+    wire = "" if usual else f" sent as {setting.wire_dtype}"
     wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""
     wire += f", bounded may lose {100 * setting.loss_bound:g} %" if setting.loss_bound else ""
     what = "" if setting.collective == "all_reduce" else f"{setting.collective} of "

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fanin._settings import Protocol, WireDtype
+from fanin._settings import Protocol, TravelsAs
 from fanin.bench.plan import Plan
 from fanin.bench.stage import Links, Sample
 
@@ -24,7 +24,7 @@ class Setting:
     size_bytes: int
     """Of all tensors of a call together."""
     dtype: str
-    wire_dtype: WireDtype
+    wire_dtype: TravelsAs
     """How fanin's floats travel."""
     element_bytes: int
     buckets: int
@@ -151,7 +151,7 @@ def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
 
 
 def error_allowed(
-    backend: str, epsilon: float, workers: int, largest: int, wire_dtype: WireDtype
+    backend: str, epsilon: float, workers: int, largest: int, wire_dtype: TravelsAs
 ) -> float:
     """Return how far from the exact sum an element may be.
 
@@ -164,6 +164,9 @@ def error_allowed(
     if backend == "gloo":
         # Each of the n - 1 additions rounds by at most half an epsilon of what is there by then.
         return (workers - 1) * epsilon / 2 * sum_largest
+    if wire_dtype == "native":
+        # The additions are of whole numbers, in float32 at least: they round nothing.
+        return epsilon / 2 * sum_largest
     power = 1 << (largest - 1).bit_length()  # 2^m
     if wire_dtype == "bfloat16":
         # docs/protocols/switchml.md: each contribution is rounded to bfloat16 and to 2^-k, and the

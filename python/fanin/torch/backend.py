@@ -27,7 +27,7 @@ from fanin.torch.channel import Channel
 from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import Patience, agree, hear, naming_absent, told
-from fanin.torch.options import Options, options_of, settings_of
+from fanin.torch.options import Options, settings_of
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
@@ -130,23 +130,15 @@ def backend_of(group: ProcessGroup | None) -> FaninBackend:
     return backend
 
 
-def is_of_one_backend(group: ProcessGroup) -> bool:
-    """Return whether fanin serves all devices of a group."""
-    backends = (group._get_backend(device) for device in group._device_types)
-    return all(isinstance(backend, FaninBackend) for backend in backends)
-
-
-def same_ranks(group: ProcessGroup, settings: Settings | None = None) -> ProcessGroup:
+def same_ranks(group: ProcessGroup) -> ProcessGroup:
     """Return another group of the same ranks and timeout, on any backend; all ranks call it.
 
-    The program's collectives go on beside it, in their own order. With `settings` it has these, and
-    else those of the group.
+    The program's collectives go on beside it, in their own order.
     """
     ranks = list(range(group.size()))
     # Torch would take its default timeout.
     timeout = group._get_backend(group._device_types[0]).options._timeout
-    options = None if settings is None else options_of(settings)
-    split = distributed.split_group(group, [ranks], timeout=timeout, pg_options=options)
+    split = distributed.split_group(group, [ranks], timeout=timeout)
     return cast(ProcessGroup, split)
 
 

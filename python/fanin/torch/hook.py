@@ -52,7 +52,7 @@ class HookState:
         own = replace(taken, switch=taken.switch or root_switch)
         self.group = joined(own, job, rank, world_size, timeout)
         # A rank alone sends nothing.
-        rounds = own.wire_dtype == "int8" and world_size > 1
+        rounds = own.travels_as == "int8" and world_size > 1
         self.error_feedback = ErrorFeedback() if rounds else None
 
     def close(self) -> None:

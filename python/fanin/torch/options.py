@@ -32,11 +32,6 @@ class Options(c10d.Backend.Options):
         super().__init__(_name_of(self.settings))
 
 
-def options_of(settings: Settings) -> c10d.Backend.Options:
-    """Return options that say these settings, for a split of a group that has others."""
-    return c10d.Backend.Options(_name_of(settings))
-
-
 def settings_of(options: c10d.Backend.Options) -> Settings | None:
     """Return what `Options` said, of which this may be a copy; None if they are others."""
     if not options.backend.startswith(_PREFIX):

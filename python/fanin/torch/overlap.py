@@ -17,16 +17,14 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fanin._services import machine
 from fanin.torch.asynchronous import agree_on_parameters
-from fanin.torch.backend import backend_of, is_of_one_backend, same_ranks
+from fanin.torch.backend import backend_of, same_ranks
 from fanin.torch.pieces import Piece
 from fanin.torch.reading import unwatch, watch
 from fanin.torch.sending import Sending
@@ -108,7 +106,7 @@ class OverlappedSteps(torch.optim.Optimizer):
         """Send each gradient when it is there, from now on."""
         self._few = few
         self._model = model
-        self._sums = _group_of_sums(group)
+        self._sums = same_ranks(group)
         self._sending = Sending(self._sums)
         self._wait = Wait(self)
         self._hooks: list[Any] = []
@@ -429,23 +427,6 @@ class Wait:
         optimizer = self._reference()
         if optimizer is not None:
             optimizer.read(parameters)
-
-
-def _group_of_sums(group: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """Return a group of the same ranks in which floats travel as they are, where that is shorter.
-
-    In blocks of int32 the ranks agree on an exponent before each partition, unless the one after is
-    submitted while it is sent, and here they come one by one. Ranks that share a machine sum among
-    themselves first, which is worth more, and what is exact is not summed so.
-    """
-    settings = backend_of(group).settings
-    machines: list[Any] = [None] * group.size()
-    distributed.all_gather_object(machines, machine(settings), group=group)
-    apart = len(set(machines)) == len(machines)
-    in_blocks = settings.protocol == "switchml" and settings.wire_dtype == "int32"
-    if apart and in_blocks and not settings.loss_bound and is_of_one_backend(group):
-        return same_ranks(group, replace(settings, exact=True))
-    return same_ranks(group)
 
 
 def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Any:

@@ -119,7 +119,7 @@ fn not_admitted(error: &SessionError) -> Finding {
 /// The longest chunk, or the longest fragment of ATP and GOAT, that passes a path.
 fn longest(protocol: Protocol, mtu: usize) -> Option<usize> {
     match protocol {
-        Protocol::SwitchMl => chunk_elements_for_mtu(mtu, WireDtype::Int32),
+        Protocol::SwitchMl => chunk_elements_for_mtu(mtu, WireDtype::Native),
         Protocol::Atp | Protocol::Goat => fragment_elements_for_mtu(mtu),
     }
 }

@@ -31,7 +31,7 @@ impl Window {
             rtt: self.rtt,
             senders: ranks,
             elements: self.elements,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: WireDtype::Native,
             shards: self.shards,
             receive_buffer_bytes: usize::MAX,
             portion: None,

@@ -94,7 +94,7 @@ pub(super) async fn join(
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
-        wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
+        wire_dtype: proto::WireDtype::from(config.travels_as()).into(),
         hops: Vec::new(),
         plan: service.plan,
         split: Some(Split::of(config).told(here.unwrap_or_default())),
@@ -212,8 +212,8 @@ fn taken(
         job if of(job) != config.protocol => format!("protocol {}", config.protocol.name()),
         job if bound_of(job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
         WorkerJob::Dlcp { config: job, .. } if job.paths < config.paths => format!("{} paths", config.paths),
-        WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.wire_dtype => {
-            format!("wire dtype {}", config.wire_dtype.name())
+        WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.travels_as() => {
+            format!("wire dtype {}", config.travels_as().name())
         }
         _ => return Ok(admitted),
     };

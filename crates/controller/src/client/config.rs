@@ -88,8 +88,8 @@ pub struct SessionConfig {
     pub sub_models: Vec<u64>,
     /// How the job's gradients are summed; the same on every rank.
     pub protocol: Protocol,
-    /// How the elements of float tensors travel; the same on every rank.
-    pub wire_dtype: WireDtype,
+    /// How the elements of large float tensors travel, the same on every rank; the protocol's own where it is `None`.
+    pub wire_dtype: Option<WireDtype>,
     /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, DLCP sums the tensors, which then travel as they are.
     pub loss_bound: LossBound,
     /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a
@@ -124,6 +124,14 @@ impl SessionConfig {
         self.name(Rank(self.rank as u16))
     }
 
+    /// How the elements of large float tensors travel.
+    pub(super) fn travels_as(&self) -> WireDtype {
+        self.wire_dtype.unwrap_or(match self.protocol {
+            Protocol::SwitchMl => WireDtype::Native,
+            Protocol::Atp | Protocol::Goat => WireDtype::SharedExponent,
+        })
+    }
+
     /// What ranks are called.
     pub(super) fn names(&self, ranks: &Ranks) -> Ranks {
         ranks.iter().map(|rank| self.name(rank)).collect()
@@ -145,7 +153,7 @@ impl SessionConfig {
             window: None,
             sub_models: Vec::new(),
             protocol: Protocol::SwitchMl,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: None,
             loss_bound: LossBound::RELIABLE,
             paths: 1,
             congestion_control: true,

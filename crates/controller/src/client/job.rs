@@ -193,7 +193,7 @@ impl Job {
         let me = group.ranks.iter().position(|rank| *rank == config.rank).unwrap_or_default();
         let of_machine = |machine| local.of_machine(machine).get(me).copied();
         let column = Column((0..machines).filter_map(of_machine).collect());
-        let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.wire_dtype);
+        let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.travels_as());
         let session = if group.networked && me < group.columns {
             let config = SessionConfig { ranks_here: group.ranks.clone(), ..config };
             let config = SessionConfig { called: column.0.to_vec(), ..config };

@@ -85,7 +85,7 @@ impl Pending {
 /// How many bytes of a tensor travel, headers apart, in a job of this wire dtype.
 pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype) -> usize {
     let each = match wire_dtype.of_tensor(tensor.dtype, tensor.elements) {
-        WireDtype::Int32 => 4,
+        WireDtype::SharedExponent => 4,
         WireDtype::Bfloat16 => 2,
         WireDtype::Int8 => 1,
         WireDtype::Native => tensor.dtype.element_bytes(),
@@ -148,10 +148,10 @@ mod tests {
                 wire_dtype,
             )
         };
-        assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int32), 400_000);
+        assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::SharedExponent), 400_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Bfloat16), 200_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int8), 100_000);
-        assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Int32), 400_000);
+        assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::SharedExponent), 400_000);
         assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Native), 200_000);
         assert_eq!(bytes(Dtype::Float64, 100_000, WireDtype::Bfloat16), 800_000);
     }

@@ -194,7 +194,7 @@ impl Session {
                 share = service.share,
                 in_flight = admitted.job.in_flight(),
                 elements = admitted.job.elements(),
-                wire_dtype = config.wire_dtype.name(),
+                wire_dtype = config.travels_as().name(),
                 "joined"
             );
         }
@@ -225,7 +225,7 @@ impl Session {
         let name = pending.insert(&submission, submitted);
         // Whose time is predicted.
         let is_all_reduce = name.kind == CollectiveKind::AllReduce;
-        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, shared.config.wire_dtype));
+        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, shared.config.travels_as()));
         let trace = shared.trace.clone().map(|trace| (trace, Clock.now()));
         // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {

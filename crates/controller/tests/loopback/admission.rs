@@ -51,13 +51,13 @@ fn a_duplicate_rank_and_another_world_size_are_refused_and_the_job_goes_on() {
 fn ranks_that_disagree_on_the_wire_dtype_are_both_told_and_their_place_is_free() {
     let switch = switch();
     let waiting = rank_that_waits(&switch, 2);
-    let unlike = SessionConfig { wire_dtype: WireDtype::Bfloat16, ..config(&switch, "wait", 1, 2) };
-    let (asked, job_has) = (WireDtype::Bfloat16, WireDtype::Int32);
+    let unlike = SessionConfig { wire_dtype: Some(WireDtype::Bfloat16), ..config(&switch, "wait", 1, 2) };
+    let (asked, job_has) = (WireDtype::Bfloat16, WireDtype::Native);
     let mismatch = Refusal::WireDtypeMismatch { rank: 1, asked, other_rank: 0, job_has };
     assert_eq!(refused(unlike), mismatch);
     let told = waiting.join().expect("no panic").expect_err("refused");
     assert!(matches!(&told, SessionError::JoinRefused { reason, .. } if *reason == mismatch), "{told}");
-    let agreed = connect_all(&switch, "wait", 2, |config| config.wire_dtype = WireDtype::Bfloat16);
+    let agreed = connect_all(&switch, "wait", 2, |config| config.wire_dtype = Some(WireDtype::Bfloat16));
     assert!(
         agreed.iter().all(
             |session| matches!(session.job(), Some(WorkerJob::SwitchMl { config, .. }) if config.wire_dtype == asked)
@@ -66,15 +66,15 @@ fn ranks_that_disagree_on_the_wire_dtype_are_both_told_and_their_place_is_free()
 }
 
 #[test]
-fn a_switch_that_knows_of_int32_alone_is_not_taken_for_one_that_knows_better() {
+fn a_switch_that_knows_of_shared_exponents_alone_is_not_taken_for_one_that_knows_better() {
     let scripted = Script::default().play();
     let config = |wire_dtype| SessionConfig {
-        wire_dtype,
+        wire_dtype: Some(wire_dtype),
         ..SessionConfig::new(scripted.address.to_string(), "old", 0, 1)
     };
     let error = Session::connect(config(WireDtype::Bfloat16)).expect_err("it does not know it");
     assert!(error.to_string().contains("does not know wire dtype bfloat16; install"), "{error}");
-    Session::connect(config(WireDtype::Int32)).expect("admitted");
+    Session::connect(config(WireDtype::SharedExponent)).expect("admitted");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
         },
         |request| Outcome::Admission(Admission { heartbeat_timeout_ms: 0, ..admission(&request) }),
     ];
-    for (join, cause) in joins.into_iter().zip(["65 shards", "wire dtype int32", "heartbeat_timeout_ms"]) {
+    for (join, cause) in joins.into_iter().zip(["65 shards", "wire dtype native", "heartbeat_timeout_ms"]) {
         let scripted = Script { join, ..Script::default() }.play();
         let config = SessionConfig::new(scripted.address.to_string(), "unfit", 2, 3);
         let error = Session::connect(config).expect_err("it does not fit");

@@ -338,7 +338,7 @@ fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: 
         worker: WorkerId::ALL,
         shard: ShardId(0),
     };
-    let wire_dtype = WireDtype::Int32;
+    let wire_dtype = WireDtype::SharedExponent;
     let header = GradientHeader {
         flags: Flags { is_ack, ..Flags::default() },
         directions,
@@ -479,7 +479,7 @@ fn a_rank_that_speaks_another_protocol_is_told_what_to_set() {
         assert_eq!(reason(refused(asking(address, switch_ml))), mismatch(switch_ml, atp));
     }
     let mut bfloat16 = asking(rack.address(), atp);
-    bfloat16.wire_dtype = WireDtype::Bfloat16;
+    bfloat16.wire_dtype = Some(WireDtype::Bfloat16);
     assert_eq!(reason(refused(bfloat16)), Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 });
 }
 

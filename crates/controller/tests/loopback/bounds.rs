@@ -13,7 +13,7 @@ const WORKERS: u32 = 4;
 
 fn losing(config: &mut SessionConfig, millionths: u32) {
     config.loss_bound = LossBound::from_millionths(millionths).expect("below one");
-    config.wire_dtype = WireDtype::Native;
+    config.wire_dtype = Some(WireDtype::Native);
 }
 
 /// What a rank contributes: such that the order of additions shows in the bits.
@@ -45,7 +45,8 @@ fn all_ranks_get_the_same_bits_and_no_more_is_lost_than_the_bound_allows() {
             let Some(WorkerJob::Dlcp { config, .. }) = session.job() else { panic!("{:?}", session.job()) };
             assert_eq!(config.paths, paths);
         }
-        let reliable = connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = WireDtype::Native);
+        let reliable =
+            connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = Some(WireDtype::Native));
         for length in [0, 1, 2049, 300_000] {
             for op in [Op::Sum, Op::Average] {
                 let sums = summed(&sessions, length, op);
@@ -63,7 +64,8 @@ fn all_ranks_get_the_same_bits_and_no_more_is_lost_than_the_bound_allows() {
 fn a_bound_that_forgives_nothing_has_the_bits_of_reliable_sums() {
     let switch = switch_with(|config| config.shards = 2);
     let bounded = connect_all(&switch, "bound", WORKERS, |config| losing(config, NEARLY_NONE));
-    let reliable = connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = WireDtype::Native);
+    let reliable =
+        connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = Some(WireDtype::Native));
     for length in [100, 200_001] {
         for op in [Op::Sum, Op::Average] {
             assert!(summed(&bounded, length, op) == summed(&reliable, length, op), "{length} elements");
@@ -109,7 +111,8 @@ fn two_services_share_a_job_with_a_bound() {
         losing(config, NEARLY_NONE);
         config.services = services.clone();
     });
-    let reliable = connect_all(&switches[0], "one", WORKERS, |config| config.wire_dtype = WireDtype::Native);
+    let reliable =
+        connect_all(&switches[0], "one", WORKERS, |config| config.wire_dtype = Some(WireDtype::Native));
     assert!(summed(&bounded, 200_000, Op::Sum) == summed(&reliable, 200_000, Op::Sum));
 }
 

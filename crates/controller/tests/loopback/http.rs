@@ -255,7 +255,7 @@ fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     let switch = switch();
     let sessions = connect_all(&switch, "dropped", 2, |config| {
         config.slots = Some(32);
-        config.wire_dtype = WireDtype::Bfloat16;
+        config.wire_dtype = Some(WireDtype::Bfloat16);
     });
     let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
     let preamble = Preamble {

@@ -43,7 +43,7 @@ fn collective(elements: u32) -> Collective {
         op: Op::Sum,
         pattern: Pattern::AllReduce,
         elements,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
     }
 }
 

@@ -24,7 +24,7 @@ fn ranks(job: &str, at: &[SocketAddr], wire_dtype: WireDtype) -> Vec<Session> {
         .zip(at)
         .map(|(rank, switch)| {
             let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
-            config.wire_dtype = wire_dtype;
+            config.wire_dtype = Some(wire_dtype);
             thread::spawn(move || Session::connect(config))
         })
         .collect();
@@ -84,7 +84,7 @@ fn racks_of_racks_and_ranks_beside_them_sum_in_as_many_shards_as_the_root_has() 
     let spine = rack(root.address());
     let (left, right) = (rack(spine.address()), rack(spine.address()));
     let at = [left.address(), root.address(), right.address(), spine.address(), left.address()];
-    let sessions = ranks("levels", &at, WireDtype::Int32);
+    let sessions = ranks("levels", &at, WireDtype::SharedExponent);
     sums_are_exact(&sessions, 2);
     let status = switch_status(&left.address().to_string(), HANG).expect("a status");
     let on_the_way: Vec<_> = status.relays.iter().map(|switch| switch.address.clone()).collect();
@@ -97,7 +97,7 @@ fn a_rack_that_restarts_learns_its_jobs_and_the_sums_go_on() {
     let root = switch();
     let first = rack(root.address());
     let address = first.address();
-    let sessions = ranks("goes on", &[address, address, root.address()], WireDtype::Int32);
+    let sessions = ranks("goes on", &[address, address, root.address()], WireDtype::SharedExponent);
     let mut running = Some(first);
     summing_with(
         |round| sums_are_exact(&sessions, round),
@@ -119,7 +119,7 @@ fn ranks_of_different_racks_that_disagree_are_named_to_all() {
     let root = switch();
     let racks = [rack(root.address()), rack(root.address())];
     let at = [0, 0, 1, 1].map(|of: usize| racks[of].address());
-    let sessions = ranks("unlike", &at, WireDtype::Int32);
+    let sessions = ranks("unlike", &at, WireDtype::SharedExponent);
     // Ranks 2 and 3 agree with each other, and with nobody else.
     let lengths = [10_000, 10_000, 9_999, 9_999];
     let submitted: Vec<_> = sessions

@@ -166,7 +166,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
                 op: Op::Sum,
                 pattern: Pattern::AllReduce,
                 elements: 9,
-                wire_dtype: WireDtype::Int32,
+                wire_dtype: WireDtype::SharedExponent,
             };
             let header = GradientHeader {
                 flags: Flags { is_ack, restore, resend: restore, ..Flags::default() },

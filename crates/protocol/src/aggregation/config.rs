@@ -26,6 +26,9 @@ pub const JOBS_MAX: usize = 1024;
 pub const SUB_MODELS_MAX: usize = 1 << 16;
 /// The fixed scaling factor (ATP §3.8).
 const STATIC_FACTOR: f64 = 1e8;
+/// Units of the fixed factor that the largest value of a fragment needs at least, for the fixed factor to be fine enough: it is then
+/// rounded by 2^-9 of itself at most, as bfloat16 would round it.
+const UNITS_MIN: f64 = 256.0;
 
 /// How a fragment finds its aggregator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -48,7 +51,8 @@ pub enum Scaling {
     /// 10^8, always (ATP §3.8).
     #[default]
     Static,
-    /// 10^8; once overflows are frequent, a factor for each fragment by its largest value (ATP §B.3).
+    /// 10^8; once overflows are frequent, a factor for each fragment by its largest value (ATP §B.3). Also for fragments of tiny values,
+    /// which would be 0 under the fixed factor: as long as their factor is not agreed on, they go as original values.
     Dynamic,
 }
 
@@ -167,6 +171,11 @@ impl JobConfig {
         }
         let workers = f64::from(self.workers);
         (f64::from(i32::MAX) - workers) / workers * power_of_two(-i32::from(exponent))
+    }
+
+    /// Whether the fixed factor is too coarse for values up to 2^`exponent`.
+    pub(crate) fn is_tiny(&self, exponent: i16) -> bool {
+        power_of_two(exponent.into()) * STATIC_FACTOR < UNITS_MIN
     }
 
     /// Whether values up to 2^`exponent` from all workers could saturate under the fixed factor.

@@ -96,7 +96,7 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
         let levels = u32::try_from(request.hops.len()).unwrap_or(u32::MAX);
         return Err(Refusal::TooManyLevels { levels });
     }
-    if served.has_fragments() && request.wire_dtype != WireDtype::Int32 {
+    if served.has_fragments() && request.wire_dtype != WireDtype::SharedExponent {
         return Err(Refusal::WireDtypeOfAtp { asked: request.wire_dtype });
     }
     let (named, named_max) = (&request.sub_models, NAMED_SUB_MODELS_MAX);

@@ -103,7 +103,7 @@ mod tests {
             rtt: Duration::from_micros(rtt_us),
             senders: 4,
             elements: 256,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: WireDtype::SharedExponent,
             shards: 1,
             receive_buffer_bytes: 16 * MIB,
             portion: None,
@@ -159,13 +159,13 @@ mod tests {
         let units = |wire_dtype, gathering| {
             [256, 352, 1024, 2048].map(|elements| pool_units(64, elements, wire_dtype, gathering))
         };
-        assert_eq!(units(WireDtype::Int32, 0), [64, 128, 256, 512]);
+        assert_eq!(units(WireDtype::SharedExponent, 0), [64, 128, 256, 512]);
         assert_eq!(
             units(WireDtype::Bfloat16, 0),
             [128, 192, 512, 1024],
             "twice the elements, added as int32"
         );
-        for wire_dtype in [WireDtype::Int32, WireDtype::Native] {
+        for wire_dtype in [WireDtype::SharedExponent, WireDtype::Native] {
             assert_eq!(units(wire_dtype, 8), [320, 448, 1280, 2560], "8 contributions beside 2 sums");
         }
         assert_eq!(units(WireDtype::Bfloat16, 64)[0], 64 * (2 + 32));

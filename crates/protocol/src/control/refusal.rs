@@ -141,7 +141,7 @@ macro_rules! for_each_refusal {
                 |f| write!(
                     f,
                     "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
-                     FANIN_WIRE_DTYPE; exact, or FANIN_EXACT, is native), or for none",
+                     FANIN_WIRE_DTYPE), or for none",
                     asked.name(),
                     job_has.name()
                 );
@@ -327,8 +327,8 @@ macro_rules! for_each_refusal {
             }
                 |f| write!(
                     f,
-                    "ATP and GOAT sum large floats as int32, not as {}; unset FANIN_WIRE_DTYPE (wire_dtype) and FANIN_EXACT (exact), or \
-                     use SwitchML",
+                    "ATP and GOAT add integers, and make them of large floats by a factor of their own: none travel as {}; unset \
+                     FANIN_WIRE_DTYPE (wire_dtype), or use SwitchML",
                     asked.name()
                 );
 

@@ -217,7 +217,7 @@ fn add_integers(dtype: Dtype, contributions: &[&[u8]], sum: &mut [i32]) {
 /// What travels as an int32 the workers divide, as with SwitchML.
 fn divide_integers(collective: &Collective, count: u32, sum: &mut [i32]) {
     match collective.dtype {
-        _ if collective.op == Op::Sum || collective.wire_dtype == WireDtype::Int32 => {}
+        _ if collective.op == Op::Sum || collective.wire_dtype == WireDtype::SharedExponent => {}
         Dtype::Int64 => fanin_quant::mean_i64(sum, count),
         Dtype::Uint8 => fanin_quant::mean_u8(sum, count),
         _ => fanin_quant::mean_i8(sum, count),

@@ -223,7 +223,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::Unexpected);
         }
         let has_room = wire_dtype == self.config.wire_dtype
-            || matches!(wire_dtype, WireDtype::Int32 | WireDtype::Native);
+            || matches!(wire_dtype, WireDtype::SharedExponent | WireDtype::Native);
         let chunk_elements = header.collective.chunk_elements(self.config.elements.into());
         let is_right = packet.elements() == chunk_elements && has_room && preamble.kind != Kind::Query;
         if payload.is_empty() || is_right { Ok(()) } else { Err(Reason::ChunkLength) }
@@ -625,7 +625,7 @@ fn sum_of<'a>(sums: &'a mut [i32], config: &JobConfig, header: &SlotHeader, payl
 /// Words of the sum of such payloads: an element of bfloat16 is added as an int32.
 fn words_of(collective: &Collective, payload: &[u8]) -> usize {
     match collective.wire_dtype {
-        WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => payload.len() / 4,
+        WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => payload.len() / 4,
         WireDtype::Bfloat16 => bfloat16_payload(payload).map_or(0, |(_, elements)| elements.len() / 2),
     }
 }
@@ -633,7 +633,7 @@ fn words_of(collective: &Collective, payload: &[u8]) -> usize {
 /// The exponent and the elements of a payload, where it is bfloat16.
 fn bfloat16_of<'a>(packet: &SlotPacket<'a>) -> Option<(Exponent, &'a [u8])> {
     match packet.header.collective.wire_dtype {
-        WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => None,
+        WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => None,
         WireDtype::Bfloat16 => {
             bfloat16_payload(packet.payload).map(|(bits, elements)| (Exponent::from_bits(bits), elements))
         }
@@ -664,7 +664,7 @@ fn write_sum(
     SlotPacket::write(out, config.key, &preamble, &header, elements, |payload| {
         let sum = &sums[at..at + config.sum_words()];
         match collective.wire_dtype {
-            WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => {
+            WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => {
                 fanin_quant::write_le(&sum[..payload.len() / 4], payload);
             }
             WireDtype::Bfloat16 if payload.is_empty() => {}

@@ -254,7 +254,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         let bfloat16 = match header.collective.wire_dtype {
             WireDtype::Bfloat16 => bfloat16_payload(payload),
-            WireDtype::Int32 | WireDtype::Int8 | WireDtype::Native => None,
+            WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => None,
         };
         if bfloat16.is_some_and(|(exponent, _)| exponent != slot.exponent.bits()) {
             return Err(Reason::Exponent);
@@ -445,7 +445,7 @@ fn write_contribution<T: Tensor>(
     let range = place.range();
     let (collective, chunk) = (place.collective(), place.chunk());
     match collective.wire_dtype {
-        WireDtype::Int32 => {
+        WireDtype::SharedExponent => {
             let scale = Scale::new(exponent, config.workers.into());
             place.elements().quantize(range, &scale, payload);
         }

@@ -99,7 +99,7 @@ impl<T: Tensor> Stream<T> {
             wire_dtype: match self.wire_dtype {
                 Some(_) if is_moved => WireDtype::Native,
                 Some(job) => job.of_tensor(dtype, whole),
-                None => WireDtype::Int32,
+                None => WireDtype::SharedExponent,
             },
         };
         let chunk_elements = collective.chunk_elements(self.size_class);

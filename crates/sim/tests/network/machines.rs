@@ -80,7 +80,7 @@ fn all_reduce(seed: u64, loss: f64, classify: fn(&SimWorker, &[u8]) -> Class) ->
         workers: WORKERS.into(),
         slots: 16,
         elements: 256,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
         shard: ShardId(0),
         resumed: false,
     };
@@ -195,7 +195,7 @@ fn gradient(sequence: u64) -> Vec<u8> {
             op: Op::Sum,
             pattern: Pattern::AllReduce,
             elements: 64,
-            wire_dtype: WireDtype::Int32,
+            wire_dtype: WireDtype::SharedExponent,
         },
         exponent: GradientHeader::STATIC_FACTOR,
         next_exponent: 0,

@@ -24,7 +24,7 @@ pub fn job(workers: usize) -> JobConfig {
         workers: workers as u16,
         slots: 16,
         elements: 256,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
         shard: ShardId(0),
         resumed: false,
     }

@@ -22,11 +22,16 @@ AS_THEY_ARE: Final = "float32"
 
 # By what packets bring, and what the wire dtype is called; a new one is a new method.
 _WIRE: Final[Mapping[str, WireDtype]] = {
-    AS_THEY_ARE if wire_dtype == "int32" else wire_dtype: wire_dtype
+    AS_THEY_ARE if wire_dtype == "native" else wire_dtype: wire_dtype
     for wire_dtype in get_args(WireDtype)
 }
 # Of an element. Of int8, 32 of them have a byte for their step.
-_WIRE_BYTES: Final[Mapping[str, float]] = {"int32": 4, "bfloat16": 2, "int8": 33 / 32}
+_WIRE_BYTES: Final[Mapping[str, float]] = {
+    "native": 4,
+    "shared_exponent": 4,
+    "bfloat16": 2,
+    "int8": 33 / 32,
+}
 _NAMES = "onebit, topk:0.01, randomk:0.1, dithering:7, natural:7, powersgd:4"
 
 
@@ -35,7 +40,7 @@ class Method:
     """One of them."""
 
     name: str
-    wire_dtype: WireDtype = "int32"
+    wire_dtype: WireDtype = "native"
     """Of the group that it uses."""
     compressor: Compressor | None = None
     powersgd: int | None = None

@@ -37,7 +37,7 @@ fn admission(job: u32, ranks: usize, window: u16, sub_models: &[u64]) -> Admissi
         world_size: ranks as u16,
         in_flight: window,
         elements: 256,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
         shards: 1,
         resumed: false,
         hierarchy: None,

@@ -27,7 +27,7 @@ fn request(job: &str) -> JoinRequest {
         mtu: 1500,
         rate_bps: None,
         rtt: Duration::ZERO,
-        wire_dtype: fanin_wire::WireDtype::Int32,
+        wire_dtype: fanin_wire::WireDtype::SharedExponent,
         loss_bound: fanin_wire::LossBound::RELIABLE,
         paths: 1,
         protocol: Protocol::SwitchMl,

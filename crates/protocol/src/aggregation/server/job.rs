@@ -364,7 +364,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     /// The exponent that the next fragment of a place is to be scaled by (ATP §B.3).
     ///
     /// "Only when the overflow happens frequently": more than 0.1 % of the last one or two thousand fragments overflowed, or would
-    /// have under the fixed factor; the latter keeps it from going back and forth.
+    /// have under the fixed factor; the latter keeps it from going back and forth. Tiny values get their factor always: under the
+    /// fixed one nothing would be left of them.
     fn next_factor(&mut self, at: usize) -> i16 {
         let gathering = &self.places[at].gathering;
         let (fragments, overflows, before) = &mut self.period;
@@ -377,7 +378,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             self.period = (0, 0, *overflows);
         }
         match (self.config.scaling, gathering.next_known()) {
-            (Scaling::Dynamic, Some(exponent)) if frequent && self.config.may_overflow(exponent) => {
+            (Scaling::Dynamic, Some(exponent))
+                if frequent && self.config.may_overflow(exponent) || self.config.is_tiny(exponent) =>
+            {
                 self.progress.dynamic_factors += 1;
                 exponent
             }

@@ -112,7 +112,7 @@ pub struct WorkerProgress {
     pub window_halved: u64,
     /// Fragments sent with original values.
     pub originals_sent: u64,
-    /// Fragments whose original values went before anybody asked, for a sum that could overflow (ATP §B.2).
+    /// Fragments whose original values went before anybody asked: the sum could overflow (ATP §B.2), or they are tiny.
     pub proactive: u64,
     /// Parameters handed back to a server that lost its memory.
     pub restores_sent: u64,
@@ -428,11 +428,20 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         };
         let elements = usize::from(self.config.elements);
         let range = fragment.range();
-        let at_once =
-            collective.dtype != Dtype::Int32 && collective.elements <= self.config.originals_elements_max;
+        let is_float = collective.dtype != Dtype::Int32;
+        let at_once = is_float && collective.elements <= self.config.originals_elements_max;
+        let is_fixed =
+            self.config.scaling == Scaling::Dynamic && place.exponent == GradientHeader::STATIC_FACTOR;
+        if is_float && is_fixed && !at_once && !self.window.originals(sequence) {
+            let exponent = fragment.elements().exponent(range.clone()).finite();
+            if exponent.is_some_and(|exponent| self.config.is_tiny(exponent)) {
+                self.window.set_originals(sequence);
+                self.progress.proactive += 1;
+            }
+        }
         if !at_once && !self.window.originals(sequence) {
             let scale = Scale::of_factor(self.config.factor(place.exponent));
-            let proactive = self.config.overflow == Overflow::Proactive && collective.dtype != Dtype::Int32;
+            let proactive = self.config.overflow == Overflow::Proactive && is_float;
             let mut risky = false;
             FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
                 fragment.elements().quantize(range.clone(), &scale, payload);

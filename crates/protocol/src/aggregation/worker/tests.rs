@@ -501,6 +501,38 @@ fn a_proactive_worker_sends_original_values_where_a_sum_could_overflow() {
 }
 
 #[test]
+fn tiny_values_go_as_they_are_until_their_factor_is_agreed_on() {
+    let denormal = f32::from_bits(3);
+    let values: Vec<f32> =
+        [2e-6, 1e-9, -denormal, 3e-6, 0.0, 1e-9].iter().flat_map(|x| [*x; ELEMENTS]).collect();
+    let submit = |config, values: &[f32]| {
+        let mut line = Line::new(config);
+        line.worker.submit(Numbers::Float(values.to_vec()), Op::Sum);
+        line
+    };
+    let mut paper = submit(config(8), &values);
+    assert_eq!(paper.sent(), "0-5", "the paper's factor, whatever comes of it");
+    let dynamic = JobConfig { scaling: Scaling::Dynamic, ..config(8) };
+    // 256 units are 2^-18.6: what may be larger than 2^-19 is fine with the fixed factor, and so is 0.
+    assert_eq!(submit(dynamic, &values).sent(), "0 1-2o 3-4 5o");
+    let dynamic = JobConfig { window_max: 2, ..dynamic };
+    let mut line = submit(
+        dynamic,
+        &[[1e-9; ELEMENTS], [-denormal; ELEMENTS], [1e-9; ELEMENTS], [-denormal; ELEMENTS]].concat(),
+    );
+    assert_eq!(line.sent(), "0-1o");
+    let (first, second) = (line.headers[&0].next_exponent, line.headers[&1].next_exponent);
+    line.answer(0, Answer { next_exponent: first, ..Answer::default() });
+    line.answer(1, Answer { next_exponent: second, ..Answer::default() });
+    assert_eq!(line.sent(), "2-3");
+    for (sequence, exponent, value) in [(2, first, 1e-9), (3, second, -denormal)] {
+        let sent = i32::from_le_bytes(line.payloads[&sequence].as_chunks().0[0]);
+        let off = f64::from(sent) / dynamic.factor(exponent) - f64::from(value);
+        assert!(off.abs() <= 2.0_f64.powi(-29) * f64::from(value).abs(), "{sent} for {value}");
+    }
+}
+
+#[test]
 fn original_values_of_short_float_tensors_go_at_once() {
     let config = JobConfig { originals_elements_max: 2 * ELEMENTS as u32, ..config(8) };
     let mut line = Line::new(config);

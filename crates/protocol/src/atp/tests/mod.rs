@@ -24,7 +24,7 @@ const SUM: Collective = Collective {
     op: Op::Sum,
     pattern: Pattern::AllReduce,
     elements: 10_000,
-    wire_dtype: WireDtype::Int32,
+    wire_dtype: WireDtype::SharedExponent,
 };
 
 /// A packet of job 3 with the same value in every element.

@@ -368,6 +368,25 @@ fn frequent_overflows_bring_a_factor_for_each_fragment_and_rare_ones_do_not() {
     }
 }
 
+#[test]
+fn tiny_values_have_a_factor_of_their_own() {
+    for (scaling, larger, agreed) in [
+        (Scaling::Dynamic, -30, -30),
+        (Scaling::Dynamic, -19, -19),
+        (Scaling::Dynamic, -18, GradientHeader::STATIC_FACTOR),
+        (Scaling::Static, -30, GradientHeader::STATIC_FACTOR),
+    ] {
+        let worker =
+            |bit| Directions { level: 0, bitmaps: [1u32 << bit, 0, 0, 0], fan_in_degrees: [2, 0, 0, 0] };
+        let job = AtpJobConfig { scaling, ..config(2) };
+        let mut server = server_with(job, vec![worker(0), worker(1)], 0, false);
+        let next = |packet: Packet, exponent| packet.with(|header| header.next_exponent = exponent);
+        next(from_worker(0, 0, 1), larger).to(&mut server, 1);
+        next(from_worker(1, 0, 1), -149).to(&mut server, 2);
+        assert_eq!(parameters(&mut server).next_exponent, agreed, "{scaling:?} {larger}");
+    }
+}
+
 trait RoundTiesEven {
     fn round_ties_even_to_i32(self) -> i32;
 }

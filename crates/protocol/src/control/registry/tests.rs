@@ -48,7 +48,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         sub_models: Vec::new(),
         hops: Vec::new(),
         wire_version: VERSION,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
         loss_bound: LossBound::RELIABLE,
         paths: 1,
         resume: None,
@@ -237,7 +237,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         world_size: 3,
         in_flight: 64,
         elements: 352,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
         shards: 1,
         resumed: false,
         hierarchy: None,
@@ -357,14 +357,14 @@ fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
     registry.join(at(0), bfloat16(3));
     registry.join(at(0), bfloat16(1));
     let decision = registry.join(at(0), ask("a", 2, 4));
-    let (asked, job_has) = (WireDtype::Int32, WireDtype::Bfloat16);
+    let (asked, job_has) = (WireDtype::SharedExponent, WireDtype::Bfloat16);
     let reason = Refusal::WireDtypeMismatch { rank: 2, asked, other_rank: 1, job_has };
     let tickets = vec![Ticket(1), Ticket(0), Ticket(2)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
     assert_eq!(registry.jobs().count(), 0, "the gathering is gone");
     let message = reason.to_string();
     assert!(
-        message.starts_with("rank 2 asks for wire dtype int32, rank 1 for bfloat16; set the same"),
+        message.starts_with("rank 2 asks for wire dtype shared_exponent, rank 1 for bfloat16; set the same"),
         "{message}"
     );
     registry.join(at(0), JoinRequest { wire_dtype: WireDtype::Native, ..ask("b", 0, 2) });
@@ -372,7 +372,7 @@ fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
         panic!()
     };
     let message = reason.to_string();
-    assert!(message.contains("rank 0 for native") && message.contains("FANIN_EXACT"), "{message}");
+    assert!(message.contains("rank 0 for native") && message.contains("FANIN_WIRE_DTYPE"), "{message}");
 }
 
 #[test]
@@ -399,14 +399,14 @@ fn a_chunk_of_bfloat16_leaves_room_for_its_exponent_on_the_path() {
         let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
         admission.elements
     };
-    assert_eq!(elements(1499, WireDtype::Int32, "a"), 352);
+    assert_eq!(elements(1499, WireDtype::SharedExponent, "a"), 352);
     assert_eq!(elements(1499, WireDtype::Bfloat16, "b"), 256);
     assert_eq!(elements(1500, WireDtype::Bfloat16, "c"), 352);
 }
 
 #[test]
 fn a_narrow_path_has_short_chunks() {
-    for (wire_dtype, length) in [(WireDtype::Int32, 64), (WireDtype::Bfloat16, 32)] {
+    for (wire_dtype, length) in [(WireDtype::SharedExponent, 64), (WireDtype::Bfloat16, 32)] {
         let mut registry = registry();
         let decision = registry.join(at(0), JoinRequest { mtu: 344, wire_dtype, ..ask("a", 0, 1) });
         let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };

@@ -30,7 +30,7 @@ const SUM: Collective = Collective {
     op: Op::Sum,
     pattern: Pattern::AllReduce,
     elements: 10_000,
-    wire_dtype: WireDtype::Int32,
+    wire_dtype: WireDtype::SharedExponent,
 };
 
 /// Two sub-models of two fragments.

@@ -27,7 +27,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
         workers: workers.into(),
         slots,
         elements: ELEMENTS as u16,
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: WireDtype::SharedExponent,
         shard: ShardId(0),
         resumed: false,
     }
@@ -45,7 +45,7 @@ const SUM: Collective = Collective {
     op: Op::Sum,
     pattern: Pattern::AllReduce,
     elements: 1000,
-    wire_dtype: WireDtype::Int32,
+    wire_dtype: WireDtype::SharedExponent,
 };
 
 /// A contribution of `value` in every element.

@@ -65,7 +65,7 @@ struct Rack {
 
 impl Rack {
     fn new(workers: u8, slots: u16) -> Self {
-        Self::with_wire_dtype(workers, slots, WireDtype::Int32)
+        Self::with_wire_dtype(workers, slots, WireDtype::SharedExponent)
     }
 
     fn with_wire_dtype(workers: u8, slots: u16, wire_dtype: WireDtype) -> Self {
@@ -271,7 +271,7 @@ fn half_precision_is_summed_and_rounded_once() {
 #[test]
 fn nan_and_infinity_reach_every_worker_and_no_other_block() {
     for (wire_dtype, block) in
-        [(WireDtype::Int32, ELEMENTS), (WireDtype::Bfloat16, 2 * ELEMENTS), (WireDtype::Int8, 32)]
+        [(WireDtype::SharedExponent, ELEMENTS), (WireDtype::Bfloat16, 2 * ELEMENTS), (WireDtype::Int8, 32)]
     {
         let mut rack = Rack::with_wire_dtype(2, 2, wire_dtype);
         let mut x = vec![1.0; 8 * ELEMENTS];

@@ -102,7 +102,7 @@ mod tests {
                 op: Op::Sum,
                 pattern: Pattern::AllReduce,
                 elements: 10_000,
-                wire_dtype: WireDtype::Int32,
+                wire_dtype: WireDtype::SharedExponent,
             },
             exponent: GradientHeader::STATIC_FACTOR,
             next_exponent: 0,

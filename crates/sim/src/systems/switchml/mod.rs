@@ -52,8 +52,8 @@ pub(crate) const KIND: Kind = Kind { name: "switchml", keys: keys::<Keys>, resol
 
 const LENGTHS: PacketLengths = PacketLengths {
     elements: &CHUNK_ELEMENTS,
-    for_mtu: |mtu| chunk_elements_for_mtu(mtu, WireDtype::Int32),
-    packet_bytes: |elements| chunk_packet_bytes(elements, WireDtype::Int32),
+    for_mtu: |mtu| chunk_elements_for_mtu(mtu, WireDtype::SharedExponent),
+    packet_bytes: |elements| chunk_packet_bytes(elements, WireDtype::SharedExponent),
 };
 
 /// `[job.switchml]`
@@ -145,7 +145,7 @@ impl System for SwitchMl {
         let config = placement.admission.job_config();
         let elements = if tenant.plan().sampled { SAMPLE_ELEMENTS as u16 } else { config.elements };
         let config = JobConfig { elements, ..config };
-        let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WireDtype::Int32));
+        let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WireDtype::SharedExponent));
         let mut pools = Vec::new();
         for Pool { switch, contributions, upstream } in placement.switches {
             let upstream =

@@ -51,7 +51,7 @@ impl SwitchMl {
             key,
             in_flight: self.slots,
             elements: self.elements,
-            packet_bytes: chunk_packet_bytes(self.elements.into(), WireDtype::Int32),
+            packet_bytes: chunk_packet_bytes(self.elements.into(), WireDtype::SharedExponent),
             ways: racks.iter().map(|rack| way(rack).into_iter().collect()).collect(),
             root,
         };

@@ -136,7 +136,7 @@ fn nan_and_infinity_are_summed_as_what_they_are() {
 }
 
 #[test]
-fn integers_travel_as_int32_in_half_the_chunk() {
+fn integers_travel_with_exponents_in_half_the_chunk() {
     let mut switch = switch(config(2, 2));
     for (worker, verdict) in [(0, Verdict::Absorb), (1, Verdict::Multicast)] {
         let contribution = Contribution { worker, slot: 1, value: i32::MAX, ..Default::default() };
@@ -155,17 +155,17 @@ fn integers_travel_as_int32_in_half_the_chunk() {
 fn workers_that_disagree_on_the_wire_dtype_are_both_named() {
     let mut switch = switch(config(2, 1));
     contribute(&mut switch, 0, 0, &[ONE]);
-    let as_int32 = Collective { wire_dtype: WireDtype::Int32, ..SUM_OF_FLOATS };
-    let unlike = Contribution { worker: 1, collective: as_int32, ..Default::default() };
+    let with_exponents = Collective { wire_dtype: WireDtype::SharedExponent, ..SUM_OF_FLOATS };
+    let unlike = Contribution { worker: 1, collective: with_exponents, ..Default::default() };
     assert_eq!(unlike.to(&mut switch), Verdict::Drop(Reason::Aborted));
-    let reason = AbortReason::Mismatch { first: (Rank(0), SUM_OF_FLOATS), second: (Rank(1), as_int32) };
+    let reason = AbortReason::Mismatch { first: (Rank(0), SUM_OF_FLOATS), second: (Rank(1), with_exponents) };
     assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(7), reason }));
     assert_eq!(SUM_OF_FLOATS.to_string(), "sum of 1000 float32 sent as bfloat16 (all-reduce 0)");
-    assert_eq!(as_int32.to_string(), "sum of 1000 float32 (all-reduce 0)");
+    assert_eq!(with_exponents.to_string(), "sum of 1000 float32 sent with shared exponents (all-reduce 0)");
 }
 
 #[test]
-fn a_job_of_int32_has_no_room_for_bfloat16() {
+fn a_job_of_shared_exponents_has_no_room_for_bfloat16() {
     let mut switch = switch(super::config(1, 1));
     assert_eq!(contribute(&mut switch, 0, 0, &[ONE]), Verdict::Drop(Reason::ChunkLength));
     let back = packet(Kind::Restore, 0, 0, 0, &[ONE]);

@@ -149,17 +149,17 @@ fn integers_and_short_tensors_travel_as_in_any_job() {
 fn workers_that_disagree_on_the_wire_dtype_are_both_named() {
     let mut switch = switch(config(2, 1));
     contribute(&mut switch, 0, (0, 0));
-    let as_int32 = Collective { wire_dtype: WireDtype::Int32, ..MEAN };
-    let unlike = Contribution { worker: 1, collective: as_int32, ..Default::default() };
+    let with_exponents = Collective { wire_dtype: WireDtype::SharedExponent, ..MEAN };
+    let unlike = Contribution { worker: 1, collective: with_exponents, ..Default::default() };
     assert_eq!(unlike.to(&mut switch), Verdict::Drop(Reason::Aborted));
-    let reason = AbortReason::Mismatch { first: (Rank(0), MEAN), second: (Rank(1), as_int32) };
+    let reason = AbortReason::Mismatch { first: (Rank(0), MEAN), second: (Rank(1), with_exponents) };
     assert_eq!(switch.poll_event(), Some(JobAborted { job: JobId(7), reason }));
     assert_eq!(MEAN.to_string(), "average of 10000 float32 sent as int8 (all-reduce 3)");
 }
 
 #[test]
 fn another_job_has_no_room_for_int8() {
-    for wire_dtype in [WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native] {
+    for wire_dtype in [WireDtype::SharedExponent, WireDtype::Bfloat16, WireDtype::Native] {
         let mut switch = switch(JobConfig { wire_dtype, ..config(1, 1) });
         assert_eq!(contribute(&mut switch, 0, (0, 0)), Verdict::Drop(Reason::ChunkLength));
     }

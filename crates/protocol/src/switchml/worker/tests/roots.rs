@@ -14,7 +14,7 @@ fn from(root: u8) -> Operation {
 
 #[test]
 fn a_root_alone_gets_the_sum_and_the_others_keep_what_they_have() {
-    for wire_dtype in [WireDtype::Int32, WireDtype::Bfloat16, WireDtype::Native] {
+    for wire_dtype in [WireDtype::SharedExponent, WireDtype::Bfloat16, WireDtype::Native] {
         let mut rack = Rack::with_wire_dtype(3, 4, wire_dtype);
         for (w, worker) in rack.workers.iter_mut().enumerate() {
             worker.submit(Numbers::Float(vec![w as f32 + 1.0; 20 * ELEMENTS + 3]), to(1, Op::Average));
