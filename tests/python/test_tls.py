@@ -9,7 +9,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,9 @@ from fanin import _fanin, errors
 from fanin._membership import Connected, Ranks, is_own
 from fanin._services import place
 from fanin._settings import Settings
+from fanin.torch.words import Followers, Leader
 from ranks import DEADLINE, Failure, Me
+from torch._C._distributed_c10d import HashStore
 
 ALONE = ""  # for `launch`: no switch is named
 SECRET = "nobody else has this secret"
@@ -215,6 +220,29 @@ def test_a_switch_that_comes_back_with_another_key_is_another_one(
             assert isinstance(failure, Failure)
             assert "somebody may stand in between" in failure.message, failure.message
             assert failure.kind in ("SwitchLost", "Untrusted")
+
+
+def test_who_reads_the_store_speaks_for_no_rank() -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(Followers, store, 2)
+        # As rank 1 does, before it connects.
+        store.set("words/1", _fanin.Exchange().public)
+        family, address, port, *said = json.loads(store.get("words"))
+        for key in (*map(bytes.fromhex, said), store.get("words/1"), b""):
+            with socket.socket(family) as connected:
+                connected.connect((address, port))
+                connection = Connection(connected.detach())
+            with connection:
+                connection.send_bytes((1).to_bytes(4))
+                with pytest.raises((AuthenticationError, EOFError, OSError)):
+                    answer_challenge(connection, key)
+        leader = pool.submit(Leader, store, 1).result(DEADLINE)
+        followers = leading.result(DEADLINE)
+    leader.say("a word")
+    assert next(followers.hear(DEADLINE)) == "a word"
+    leader.close()
+    followers.close()
 
 
 def fanin_command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

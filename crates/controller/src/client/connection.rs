@@ -22,7 +22,7 @@ const PORT_DEFAULT: u16 = 4800;
 /// Between two attempts to reach a switch that is not there.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
 /// How long who takes a connection may take to say who it is.
-const GREETING: Duration = Duration::from_secs(5);
+pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// When somebody who waits says so first, and how long after that again.
 const FIRST_WORD: Duration = Duration::from_secs(1);
 const NEXT_WORD: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ pub(crate) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
 /// The calls of the switch at `address`, for a program that makes them by itself. The first one connects.
 #[must_use]
 pub fn control_calls(address: SocketAddr, trust: &Trust) -> ControlClient<Channel> {
-    socket::calls(address, &address.to_string(), trust, GREETING)
+    socket::calls(address, &address.to_string(), trust)
 }
 
 impl Connection {
@@ -169,7 +169,7 @@ impl Connection {
     ) -> Result<(Self, StatusReply), Ungreeted> {
         let not_a_switch =
             |cause: String| Ungreeted::Wrong(SessionError::NotASwitch { switch: switch.clone(), cause });
-        let mut client = socket::calls(address, &switch, trust, patience);
+        let mut client = socket::calls(address, &switch, trust);
         // Of no job: only whether it is a switch, and which version.
         let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
         let status = match tokio::time::timeout(patience, client.status(question)).await {

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tonic::codegen::{StdError, http};
 use tonic::transport::{Channel, Endpoint};
 
+use super::connection::GREETING;
 use crate::guarded::Guarded;
 use crate::keepalive::expect_answers;
 use crate::proto::REPLY_BYTES_MAX;
@@ -19,20 +20,15 @@ use crate::proto::control_client::ControlClient;
 const SILENCE: Duration = Duration::from_secs(4);
 
 /// The calls of the switch at `address`, which `trust` knows as `switch`, `host:port`. It connects with the first call, and again when
-/// the connection broke, which may take `patience`; each connection is judged anew.
-pub(super) fn calls(
-    address: SocketAddr,
-    switch: &str,
-    trust: &Trust,
-    patience: Duration,
-) -> ControlClient<Channel> {
+/// the connection broke; each connection is judged anew.
+pub(super) fn calls(address: SocketAddr, switch: &str, trust: &Trust) -> ControlClient<Channel> {
     let (switch, trust) = (switch.to_owned(), trust.clone());
     let connector = tower::service_fn(move |_: http::Uri| {
         let (switch, trust) = (switch.clone(), trust.clone());
         async move { connect(address, &switch, &trust).await }
     });
     // A name that stands in requests alone.
-    let endpoint = Endpoint::from_static("http://switch").connect_timeout(patience);
+    let endpoint = Endpoint::from_static("http://switch").connect_timeout(GREETING);
     ControlClient::new(endpoint.connect_with_connector_lazy(connector))
         .max_decoding_message_size(REPLY_BYTES_MAX)
 }
