@@ -60,6 +60,37 @@ class Parameters:
     def leave(self) -> None:
         """Be done. Once all are, the services forget the model."""
 
+class Exchange:
+    """One end of an exchange through a place that others read, too, such as a store of torch's."""
+
+    def __new__(cls) -> Exchange: ...
+    @property
+    def public(self) -> str:
+        """What everybody may read: no other end has the same."""
+
+    def key(self, public: str) -> bytes:
+        """Return 32 bytes that this end and the one with that `public` have alone."""
+
+    def seal(self, public: str, text: str) -> str:
+        """Return text that the end with that `public` can open, and nobody else."""
+
+    def open(self, public: str, sealed: str) -> str:
+        """Return what the end with that `public` sealed. Raises `ValueError` if it did not."""
+
+class Trust:
+    """By what the services of a job are known (docs/security.md).
+
+    By a key that was told, by the authorities in `tls_ca`, by the secret in `secret_file`, or else
+    by the key that a service showed first. Raises `FaninError` for files that are of no use.
+    """
+
+    def __new__(cls, tls_ca: str | None = None, secret_file: str | None = None) -> Trust: ...
+    def insist(self, service: str, fingerprint: str) -> None:
+        """Know the service, "host:port", by this key and no other from now on."""
+
+    def fingerprint(self, service: str) -> str | None:
+        """Return the key that the service is known by; None where another thing decides."""
+
 class Meeting:
     """The ranks of a job at the first of the switches that rank 0 names, before they join.
 
@@ -76,6 +107,7 @@ class Meeting:
         world_size: int,
         *,
         timeout: float,
+        trust: Trust | None = None,
     ) -> Meeting: ...
     @property
     def attempt(self) -> int:
@@ -138,6 +170,7 @@ class Client:
         loss_bound: float = 0.0,
         paths: int = 1,
         sub_models: Sequence[int] = (),
+        trust: Trust | None = None,
     ) -> Client: ...
     @property
     def switch(self) -> str: ...
@@ -227,9 +260,14 @@ class Switch:
         heartbeat_timeout: float | None = None,
         protocol: Protocol = "switchml",
         shards: int | None = None,
+        secret_file: str | None = None,
     ) -> Switch: ...
     @property
     def address(self) -> str: ...
+    @property
+    def fingerprint(self) -> str:
+        """By what its key is known: public."""
+
     def stop(self, linger: float = 0.0) -> None:
         """End it, once nobody is in any job, after `linger` seconds at the latest. Idempotent."""
 
@@ -325,7 +363,7 @@ def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
 
-def cut_off(address: str, timeout: float) -> str | None:
+def cut_off(address: str, timeout: float, trust: Trust | None = None) -> str | None:
     """Return what keeps this machine from a service over TCP or UDP, `timeout` seconds for each.
 
     None where nothing does, or where it cannot be told.
@@ -337,7 +375,7 @@ def interface_address(interface: str) -> str:
     Raises `ValueError` where there is no such interface, or it is down, or has none.
     """
 
-def switch_rate(address: str, timeout: float) -> int | None:
+def switch_rate(address: str, timeout: float, trust: Trust | None = None) -> int | None:
     """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`."""
 
 def check_scenario(name: str, text: str) -> None:

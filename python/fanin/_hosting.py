@@ -33,10 +33,11 @@ os.register_at_fork(after_in_child=_forget)
 class Hosted:
     """The process's service, as long as somebody uses it. Made by `host`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secret_file: str | None) -> None:
         shards = min(max((os.cpu_count() or 1) // CORES_A_SHARD, 1), SHARDS_MAX)
-        self.switch = _fanin.Switch(f"{bracketed(address)}:0", shards=shards)
-        self.machine_address = address
+        listen = f"{bracketed(address)}:0"
+        self.switch = _fanin.Switch(listen, shards=shards, secret_file=secret_file)
+        self.of = (address, secret_file)
         self.address = self.switch.address
         self._users = 0
         # Also at exit: and made before whoever uses it, so that it ends after them.
@@ -58,16 +59,17 @@ class Hosted:
             self._end()  # at exit nobody would wait for a thread
 
 
-def host(address: str) -> Hosted:
+def host(address: str, secret_file: str | None = None) -> Hosted:
     """Return this process's service, which listens on `address`; `release` it afterwards.
 
-    Raises `OSError` when it cannot listen there.
+    It serves those alone who know the secret in `secret_file`, if one is given. Raises `OSError`
+    when it cannot listen there, and `fanin.errors.FaninError` for a file without a secret.
     """
     global _hosted
     with _lock:
         hosted = _hosted
-        if hosted is None or hosted.machine_address != address:
-            hosted = _hosted = Hosted(address)
+        if hosted is None or hosted.of != (address, secret_file):
+            hosted = _hosted = Hosted(address, secret_file)
         hosted._users += 1
         return hosted
 

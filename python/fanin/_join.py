@@ -40,6 +40,7 @@ def join(
     meeting: _fanin.Meeting | None = None,
     link: tuple[int | None, int] = (None, 1),
     look: Callable[[], None] | None = None,
+    trust: _fanin.Trust | None = None,
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
@@ -48,7 +49,8 @@ def join(
     first. `hosted` is this process's service, if it is one of them. The ranks met at `meeting`, and
     `BeganAnew` is raised when one of them is started again. Of this machine's `link`, whose bits a
     second may be known, so many ranks send at once. What `look` raises, which is called now and
-    then, ends the waiting. Raises the errors of `fanin.errors`.
+    then, ends the waiting. The services are known as `trust` says, or else the settings. Raises the
+    errors of `fanin.errors`.
     """
     if services is None:
         if settings.switch is None:
@@ -84,7 +86,16 @@ def join(
         look=look,
         loss_bound=settings.loss_bound,
         paths=settings.paths,
+        trust=trust or trusted(settings),
     )
+
+
+def trusted(settings: Settings) -> _fanin.Trust:
+    """Return by what the services are known: nothing of it, until they are seen or told of.
+
+    Raises `fanin.errors.FaninError` for files that are of no use.
+    """
+    return _fanin.Trust(settings.tls_ca, settings.secret_file)
 
 
 def timeline(trace: str, rank: int) -> tuple[str, int]:

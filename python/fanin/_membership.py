@@ -31,7 +31,7 @@ from fanin._services import (
     split,
 )
 from fanin._settings import Settings
-from fanin.errors import SwitchUnreachable
+from fanin.errors import SwitchUnreachable, Untrusted
 
 # How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
 WAY_PATIENCE = 10.0
@@ -62,6 +62,8 @@ class Ranks:
     cure: str
     """What to do where that is one by which every machine means itself."""
     gather: Gather
+    trust: _fanin.Trust
+    """By what services are known."""
     meeting: _fanin.Meeting | None = None
     """Where they say it, if at a switch, which tells them as long as they join who began anew."""
     look: Callable[[], None] | None = None
@@ -81,7 +83,7 @@ class Ranks:
         def gather(name: str, text: str) -> list[str]:
             return self.gather(name, text, deadline - time.monotonic())
 
-        here = place(settings, self.address, asks=rank == 0)
+        here = place(settings, self.address, self.trust, asks=rank == 0)
         places = [Place.decode(text) for text in gather("place", here.encode())]
         of_rank = machines(places)
         hosted: Hosted | None = None
@@ -108,6 +110,7 @@ class Ranks:
                 self.meeting,
                 (here.rate_bps, crowd),
                 self.look,
+                self.trust,
             )
             client.set_timeout(timeout)
             return client
@@ -122,20 +125,24 @@ class Ranks:
             # Of a rank beyond the columns nothing goes to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
             # A name of this machine that means itself says nothing to others.
-            told, error = "", ""
+            told, key, error = "", "", ""
             if rank in planned.hosts(mine):
                 try:
-                    hosted = host(reachable(here, places))
-                    told = hosted.address
+                    hosted = host(reachable(here, places), settings.secret_file)
+                    told, key = hosted.address, hosted.switch.fingerprint
                 except OSError as cause:
                     error = f"rank {rank} cannot host a service: {cause}"
             addresses = [""] * self.world_size
             if planned.machines:
-                answers = [json.loads(t) for t in gather("service", json.dumps([told, error]))]
-                for _, wrong in answers:
+                answers = [json.loads(t) for t in gather("service", json.dumps([told, key, error]))]
+                for *_, wrong in answers:
                     if wrong:
                         raise SwitchUnreachable(wrong)
-                addresses = [address for address, _ in answers]
+                addresses = [address for address, *_ in answers]
+                for address, seen, _ in answers:
+                    if address:
+                        # So nobody else can be taken for it, whoever has its address later.
+                        self.trust.insist(address, seen)
             switches = settings.switch.split(",") if settings.switch else []
             if len(switches) != len(planned.switch_shares):
                 switches = places[0].switches[: len(planned.switch_shares)]
@@ -148,7 +155,9 @@ class Ranks:
                 # What is between two machines is between all of their columns.
                 self._check_ways(places, services(jobs[0]), gather, deadline)
             switch = hosted.switch if hosted is not None else None
-            return Connected(enter(services(mine), planned.prediction, switch), hosted)
+            connected = Connected(enter(services(mine), planned.prediction, switch), hosted)
+            self._compare_keys(places, here, connected, gather)
+            return connected
         except BaseException:
             if hosted is not None:
                 hosted.release()
@@ -177,7 +186,7 @@ class Ranks:
         patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 2), 1.0)
 
         def cut_off(index: int) -> str | None:
-            return _fanin.cut_off(services[index][0], patience)
+            return _fanin.cut_off(services[index][0], patience, self.trust)
 
         with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
             causes = dict(zip(others, threads.map(cut_off, others), strict=True))
@@ -205,6 +214,48 @@ class Ranks:
                 f"{self.who}: {'; '.join(wrong[:NAMED_MAX])}{more}{hint}. Does a "
                 "firewall between them let TCP and UDP through, both ways (docs/operations.md)?"
             )
+
+    def _compare_keys(
+        self,
+        places: Sequence[Place],
+        here: Place,
+        connected: Connected,
+        gather: Callable[[str, str], list[str]],
+    ) -> None:
+        """Raise the same `Untrusted` on all ranks where a switch showed them different keys.
+
+        Then somebody stands between it and some of them. At a switch nobody needs to ask: who
+        stands between it and a rank would answer, too.
+        """
+        if self.meeting is not None or not any(place.switches for place in places):
+            return
+        seen = {
+            switch: key
+            for switch in here.switches
+            # One that each machine calls so is another one on each.
+            if not is_own(switch) and (key := self.trust.fingerprint(switch)) is not None
+        }
+        try:
+            told: list[dict[str, str]] = [
+                json.loads(text) for text in gather("keys", json.dumps(seen))
+            ]
+            keys: dict[str, dict[str, int]] = {}
+            for rank, by_switch in enumerate(told):
+                for switch, key in by_switch.items():
+                    keys.setdefault(switch, {}).setdefault(key, rank)
+            for switch, ranks in keys.items():
+                if len(ranks) > 1:
+                    showed = " and ".join(f"{key} to rank {rank}" for key, rank in ranks.items())
+                    raise Untrusted(
+                        f"{self.who}: {switch} showed the key {showed}: somebody may stand in "
+                        "between, or the name leads to different switches. Give all ranks and the "
+                        "switch the same secret (FANIN_SECRET_FILE), or the switch a certificate "
+                        "(docs/security.md)",
+                        switch=switch,
+                    )
+        except BaseException:
+            connected.client.close()
+            raise
 
     def _share_memory(
         self, machines: list[int] | None, gather: Callable[[str, str], list[str]]
@@ -263,6 +314,15 @@ def reachable(here: Place, places: Sequence[Place]) -> str:
             if route is not None:
                 return route[0]
     return here.address
+
+
+def is_own(switch: str) -> bool:
+    """Return whether each machine means one of its own by the switch, "host:port"."""
+    host = switch.rpartition(":")[0].strip("[]")
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"
 
 
 def is_loopback(address: str) -> bool:

@@ -89,8 +89,10 @@ class Split:
         return [service for service in services if service[1] > 0]
 
 
-def place(settings: Settings, address: str, *, asks: bool) -> Place:
+def place(settings: Settings, address: str, trust: _fanin.Trust, *, asks: bool) -> Place:
     """Return where this rank is; `address` is this machine's. With `asks`, ask the switches.
+
+    They are known as `trust` says.
 
     Raises the errors of `fanin.errors` where a switch that is to be asked does not answer.
     """
@@ -102,7 +104,7 @@ def place(settings: Settings, address: str, *, asks: bool) -> Place:
         rate = route[2] if route else None
     # Without a rate to compare with, a switch's is of no use.
     is_asked = asks and rate is not None and may_sum(settings) and settings.plan == "auto"
-    rates = [_fanin.switch_rate(s, SWITCH_PATIENCE) if is_asked else None for s in switches]
+    rates = [_fanin.switch_rate(s, SWITCH_PATIENCE, trust) if is_asked else None for s in switches]
     return Place(
         machine=machine(settings),
         name=settings.machine or socket.gethostname(),

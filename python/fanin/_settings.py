@@ -29,6 +29,9 @@ SUB_MODELS_MAX = 256
 SUB_MODEL_ELEMENTS_MAX = 2**29
 PATHS_MAX = 16
 
+# The doctor needs them itself, before it can ask a switch.
+OF_DOCTOR = ("tls_ca", "secret_file")
+
 # No setting of a job: it is looked at before there is one.
 AS_VARIABLE = "FANIN_AS"
 
@@ -50,6 +53,8 @@ class Said(TypedDict, total=False):
     plan: Plan | None
     rate: str | int | None
     machine: str | None
+    tls_ca: str | os.PathLike[str] | None
+    secret_file: str | os.PathLike[str] | None
 
 
 # Parsers take text without blanks around it. Their errors go on where "X is 'text': " ends.
@@ -145,7 +150,7 @@ def _fraction(text: str) -> float:
 
 def _file(text: str) -> str:
     if not text or text.endswith("/") or not Path(text).name or Path(text).is_dir():
-        raise ValueError("it must name a file, such as trace.json")
+        raise ValueError("it must name a file")
     return text
 
 
@@ -168,7 +173,8 @@ def _row(
 class Settings:
     """What holds for one membership.
 
-    Ranks of one job agree on all but `switch`, `trace`, `rate`, `machine` and `paths`.
+    Ranks of one job agree on all but `switch`, `trace`, `rate`, `machine` and `paths`; the files
+    `tls_ca` and `secret_file` may be elsewhere on each machine.
     """
 
     switch: str | None = _row(
@@ -258,6 +264,12 @@ class Settings:
     )
     machine: str | None = _row(
         _name, None, "NAME", "ranks of the same name are on one machine, whatever it looks like"
+    )
+    tls_ca: str | None = _row(
+        _file, None, "FILE", "certificates of those who vouch for the switches (PEM)"
+    )
+    secret_file: str | None = _row(
+        _file, None, "FILE", "a secret that the ranks and switches have, and nobody else"
     )
 
     @classmethod
@@ -378,7 +390,13 @@ def for_doctor(argv: list[str]) -> list[str]:
         {"name": "exact", "source": source, "overruled": None, "wrong": wrong}
         for source, wrong in _gone().items()
     ]
-    return [*others, "--settings", json.dumps(told)]
+    own = [
+        part
+        for name in OF_DOCTOR
+        if (value := getattr(flags, name)) is not None
+        for part in (flag(name), value)
+    ]
+    return [*others, *own, "--settings", json.dumps(told)]
 
 
 def _told(choice: Choice, protocol: Protocol | None) -> dict[str, str | None]:

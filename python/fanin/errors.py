@@ -64,6 +64,13 @@ class NotASwitch(FaninError):
     """Something answers at the switch's address, and it is not a fanin switch."""
 
 
+class Untrusted(FaninError):
+    """Something answers at the switch's address, and cannot show that it is the switch.
+
+    Or this process cannot show that it may take part; the message says which (docs/security.md).
+    """
+
+
 class ProtocolVersionMismatch(FaninError):
     """The switch speaks another version of the protocol."""
 

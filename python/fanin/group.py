@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, Unpack
 import numpy as np
 
 from fanin import _fanin
-from fanin._join import check_rank, check_timeline, join, no_switch
+from fanin._join import check_rank, check_timeline, join, no_switch, trusted
 from fanin._membership import Connected, Ranks
 from fanin._settings import Said, Settings, variable
 from fanin.errors import BeganAnew, SwitchUnreachable
@@ -169,9 +169,10 @@ def connect(
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
     `slots`, `window`, `sub_models`, `wire_dtype`, `protocol`, `loss_bound`, `paths`,
-    `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`. What is not given, the
-    environment says (FANIN_SWITCH, FANIN_JOB, ...): docs/settings.md lists them. A switch and a job
-    must be said. All ranks say the same, but for the switch's address.
+    `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`, `tls_ca`,
+    `secret_file`. What is not given, the environment says (FANIN_SWITCH, FANIN_JOB, ...):
+    docs/settings.md lists them. A switch and a job must be said. All ranks say the same, but for
+    the switch's address.
 
     `job` names the job on the switch: ranks that give the same name find each other, at the first
     switch that rank 0 names. Where they are on several machines, the ranks of each sum among
@@ -256,7 +257,10 @@ def _met(
     deadline: float,
 ) -> Group:
     left = max(deadline - time.monotonic(), 0.0)
-    meeting = _fanin.Meeting(switches, settings.protocol, job, rank, world_size, timeout=left)
+    trust = trusted(settings)
+    meeting = _fanin.Meeting(
+        switches, settings.protocol, job, rank, world_size, timeout=left, trust=trust
+    )
 
     def gather(name: str, text: str, left: float) -> list[str]:
         return meeting.gather(name, text, timeout=max(left, 0.0))
@@ -272,6 +276,7 @@ def _met(
             address=route[0] if route else "127.0.0.1",
             cure="Name the switch by an address that the other machines know, too",
             gather=gather,
+            trust=trust,
             meeting=meeting,
         )
         return Group(ranks.connect(settings, timeout, deadline))

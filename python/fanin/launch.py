@@ -134,7 +134,11 @@ def run(argv: list[str]) -> int:
         return _launch(args)
 
     try:
-        switch = _fanin.Switch(protocol=settings.protocol, heartbeat_timeout=args.heartbeat_timeout)
+        switch = _fanin.Switch(
+            protocol=settings.protocol,
+            heartbeat_timeout=args.heartbeat_timeout,
+            secret_file=settings.secret_file,
+        )
     except (OSError, FaninError) as error:
         print(f"fanin run: {error}", file=sys.stderr)
         return 1
@@ -145,6 +149,8 @@ def run(argv: list[str]) -> int:
             file=sys.stderr,
         )
         os.environ[variable("switch")] = switch.address
+        # Nobody vouches for a switch of the launcher's own.
+        os.environ.pop(variable("tls_ca"), None)
         return _launch(args)
     finally:
         switch.stop()

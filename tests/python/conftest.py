@@ -30,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (*LONG, item.path.stem).index(item.path.stem))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _keys_of_switches(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have switches keep their keys where the tests end, and not at home."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def switch() -> Iterator[str]:
     """The address of a switch that all tests share, as jobs of several users share one."""

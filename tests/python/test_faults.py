@@ -7,6 +7,7 @@ import os
 import random
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import fanin
@@ -99,7 +101,7 @@ def test_a_rank_that_cannot_be_is_refused_before_anything_is_sent(
         join("no-such-switch:1", "impossible", rank, world_size)()
 
 
-# A gRPC server of one's own, in bytes: HTTP/2 frames (RFC 9113) with literal headers.
+# A gRPC server of one's own behind TLS, in bytes: HTTP/2 frames (RFC 9113) with literal headers.
 
 SETTINGS, HEADERS, DATA, END_STREAM, ACK = 4, 1, 0, 1, 1
 
@@ -110,11 +112,17 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 def answers_in_order(listener: socket.socket, answers: list[bytes]) -> None:
     """Answers the calls of one client with these messages, whatever they ask."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Path(__file__).with_name("switch.pem"))
+    context.set_alpn_protocols(["h2"])
     while answers:
-        connection, _ = listener.accept()
+        accepted, _ = listener.accept()
+        if not accepted.recv(1, socket.MSG_PEEK):  # only to see whether somebody is there
+            accepted.close()
+            continue
+        connection = context.wrap_socket(accepted, server_side=True)
         with connection, connection.makefile("rb") as stream:
-            if not stream.read(24):  # only to see whether somebody is there
-                continue
+            stream.read(24)
             connection.sendall(frame(SETTINGS, 0, 0))
             while answers and len(head := stream.read(9)) == 9:
                 length = int.from_bytes(head[:3], "big")

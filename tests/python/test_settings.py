@@ -48,6 +48,8 @@ OTHER: dict[str, Any] = {
     "plan": "own",
     "rate": 2_500_000_000,
     "machine": "left",
+    "tls_ca": "ca.pem",
+    "secret_file": "secret",
 }
 # And text that none of them may have.
 WRONG: dict[str, Any] = {
@@ -66,6 +68,8 @@ WRONG: dict[str, Any] = {
     "plan": "ring",
     "rate": "fast",
     "machine": "a\nb",
+    "tls_ca": "/",
+    "secret_file": "/",
 }
 
 
@@ -390,7 +394,8 @@ def test_the_doctor_finds_ranks_that_the_switch_would_refuse(switch: str) -> Non
 
 
 def test_every_variable_is_in_the_manual_and_known_to_who_warns() -> None:
-    read = {variable(name) for name in NAMES} | {_settings.AS_VARIABLE, "FANIN_LOG"}
+    of_switches = {"FANIN_TLS_CERT", "FANIN_TLS_KEY"}
+    read = {variable(name) for name in NAMES} | {_settings.AS_VARIABLE, "FANIN_LOG", *of_switches}
     assert set(fanin._fanin.variables) == read
     assert set(re.findall(r"^\| `(FANIN_\w+)` \|", DOCS.read_text(), re.M)) == read - {
         variable(name) for name in NAMES

@@ -5,7 +5,7 @@ use std::sync::Once;
 use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 17] = [
+pub const VARIABLES: [&str; 21] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_JOB",
@@ -17,9 +17,13 @@ pub const VARIABLES: [&str; 17] = [
     "FANIN_PLAN",
     "FANIN_PROTOCOL",
     "FANIN_RATE",
+    "FANIN_SECRET_FILE",
     "FANIN_SLOTS",
     "FANIN_SUB_MODELS",
     "FANIN_SWITCH",
+    "FANIN_TLS_CA",
+    "FANIN_TLS_CERT",
+    "FANIN_TLS_KEY",
     "FANIN_TRACE",
     "FANIN_WINDOW",
     "FANIN_WIRE_DTYPE",

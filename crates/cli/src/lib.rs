@@ -25,6 +25,7 @@ mod server;
 mod sim;
 mod status;
 mod switch;
+mod tls;
 mod topo;
 mod version;
 

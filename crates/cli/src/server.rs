@@ -11,6 +11,7 @@ use signal_hook::iterator::Signals;
 
 use crate::arguments::{SWITCH_DEFAULT, listen, seconds};
 use crate::switch::{announce, log, wait};
+use crate::tls::{Known, Own};
 
 /// Serve ATP: admit jobs, and sum what the switches on the way did not
 ///
@@ -34,6 +35,10 @@ pub(crate) struct Arguments {
     /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     join_timeout_max: Option<Duration>,
+    #[command(flatten)]
+    own: Own,
+    #[command(flatten)]
+    known: Known,
     /// What to log to stderr: error, warn, info, debug, or a filter such as fanin_controller=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "FANIN_LOG")]
     log: String,
@@ -47,13 +52,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the server starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let defaults = SwitchServerConfig::new(arguments.listen);
-    let server = SwitchServer::start(SwitchServerConfig {
+    let config = SwitchServerConfig {
         protocol: Protocol::Atp,
         pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
         ..defaults
-    })?;
+    };
+    let server = SwitchServer::start_behind(config, arguments.own.acceptor(&arguments.known)?)?;
     announce("server", server.address(), 1, arguments.json)?;
     wait(&mut signals);
     server.stop();

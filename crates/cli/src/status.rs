@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fanin_controller::{
     JobStatus, JobStatusState, MemberStatus, PlannedShare, RelayJob, RelayStatus, Split, SwitchStatus,
-    switch_status,
+    trusted_status,
 };
 use fanin_protocol::control::Protocol;
 use fanin_wire::{AbortReason, LossBound, Rank};
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use self::table::table;
 use crate::arguments::{SWITCH_DEFAULT, seconds};
+use crate::tls::Known;
 use crate::{here, output};
 
 /// Show jobs and slots, who waits for whom, and how a job is shared among its services
@@ -34,6 +35,8 @@ pub(crate) struct Arguments {
     /// Seconds to wait for an answer
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     timeout: Duration,
+    #[command(flatten)]
+    known: Known,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -210,9 +213,9 @@ struct Waiting {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let switches = asked(arguments.switch.as_deref(), here::services);
-    let mut silent = Vec::new();
+    let (trust, mut silent) = (arguments.known.trust()?, Vec::new());
     for (index, switch) in switches.iter().enumerate() {
-        let status = match switch_status(switch, arguments.timeout) {
+        let status = match trusted_status(switch, arguments.timeout, &trust) {
             Ok(status) => status,
             // The others have something to say.
             Err(error) => {

@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::arguments::{SWITCH_DEFAULT, listen, protocol, seconds};
+use crate::tls::{Known, Own};
 use crate::{logging, output};
 
 /// Sum the gradients of any number of jobs
@@ -66,6 +67,10 @@ pub(crate) struct Arguments {
     /// What this machine's link carries in each direction, for the ranks' plan [default: what the interface tells]
     #[arg(long, env = "FANIN_RATE")]
     rate: Option<Rate>,
+    #[command(flatten)]
+    own: Own,
+    #[command(flatten)]
+    known: Known,
     /// What to log to stderr: error, warn, info, debug, or a filter such as fanin_controller=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "FANIN_LOG")]
     log: String,
@@ -88,10 +93,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     log(&arguments.log)?;
     // Before the switch starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
+    let acceptor = arguments.own.acceptor(&arguments.known)?;
     if let Some(upstream) = &arguments.upstream {
         let config = rack(arguments, upstream);
         let shards = config.memory.shards();
-        let switch = RackServer::start(config)?;
+        let switch = RackServer::start_behind(config, acceptor, arguments.known.trust()?)?;
         announce("switch", switch.address(), shards, arguments.json)?;
         wait(&mut signals);
         switch.stop();
@@ -110,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rate_bps: arguments.rate.map(|rate| rate.0),
         ..defaults
     };
-    let switch = SwitchServer::start(config)?;
+    let switch = SwitchServer::start_behind(config, acceptor)?;
     announce("switch", switch.address(), config.shards, arguments.json)?;
     wait(&mut signals);
     switch.stop();

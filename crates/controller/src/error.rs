@@ -40,6 +40,14 @@ pub enum SessionError {
         /// What was unexpected.
         cause: String,
     },
+    /// Who answered cannot show that it is the switch, or this process not that it may take part.
+    #[error("{switch} is not trusted: {cause}")]
+    Untrusted {
+        /// Host and port.
+        switch: String,
+        /// What is wrong, and what to do.
+        cause: String,
+    },
     /// Switch and worker speak different versions.
     #[error(
         "switch {switch} speaks wire version {theirs}, this process {ours}; install the same version of fanin on both"

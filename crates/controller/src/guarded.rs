@@ -1,4 +1,4 @@
-//! A TCP connection, and something that lives exactly as long as it does.
+//! A connection, and something that lives exactly as long as it does.
 
 use std::io;
 use std::pin::Pin;
@@ -9,19 +9,19 @@ use tokio::net::TcpStream;
 
 /// The connection with its guard.
 #[derive(Debug)]
-pub(crate) struct Guarded<G> {
+pub(crate) struct Guarded<G, S = TcpStream> {
     /// First, as it must go first.
     pub guard: G,
-    pub stream: TcpStream,
+    pub stream: S,
 }
 
-impl<G> Guarded<G> {
-    pub const fn new(stream: TcpStream, guard: G) -> Self {
+impl<G, S> Guarded<G, S> {
+    pub const fn new(stream: S, guard: G) -> Self {
         Self { guard, stream }
     }
 }
 
-impl<G: Unpin> AsyncRead for Guarded<G> {
+impl<G: Unpin, S: AsyncRead + Unpin> AsyncRead for Guarded<G, S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -31,7 +31,7 @@ impl<G: Unpin> AsyncRead for Guarded<G> {
     }
 }
 
-impl<G: Unpin> AsyncWrite for Guarded<G> {
+impl<G: Unpin, S: AsyncWrite + Unpin> AsyncWrite for Guarded<G, S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

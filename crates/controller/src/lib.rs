@@ -19,9 +19,10 @@ pub use client::{
     Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus, JobStatusState, Joining,
     LocalRanks, Meeting, MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport,
     ProbeSum, RelayJob, RelayStatus, Route, ServiceConfig, Session, SessionConfig, Share, Split,
-    SwitchStatus, TraceConfig, cut_off, interface_address, interface_of, interface_rate_bps, resolve_switch,
-    route, switch_address, switch_status,
+    SwitchStatus, TraceConfig, control_calls, cut_off, interface_address, interface_of, interface_rate_bps,
+    resolve_switch, route, switch_address, switch_status, trusted_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
+pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
 pub use server::{RackMemory, RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};

@@ -9,6 +9,7 @@ use crate::meeting::Meeting;
 use crate::membership::Membership;
 use crate::pending::Pending;
 use crate::switch::Switch;
+use crate::trust::Trust;
 use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
@@ -36,7 +37,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
 /// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
-/// all have joined. While it blocks, `look` is called now and then: what it raises ends that. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// all have joined. While it blocks, `look` is called now and then: what it raises ends that. The services are known as `trust` says. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -52,7 +53,7 @@ impl Client {
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype=None,
         protocol="switchml", congestion_control=true, trace=None, prediction=None, machine=None, local=None,
-        hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new()
+        hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new(), trust=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -77,6 +78,7 @@ impl Client {
         loss_bound: f64,
         paths: u8,
         sub_models: Vec<u64>,
+        trust: Option<&Trust>,
     ) -> PyResult<Self> {
         let loss_bound = LossBound::new(loss_bound).ok_or_else(|| {
             PyValueError::new_err(format!("loss_bound {loss_bound}: a fraction of at least 0 and below 1"))
@@ -126,6 +128,7 @@ impl Client {
             machine: machine.unwrap_or_else(|| usual.machine.clone()),
             timeout: limit,
             join_timeout: limit,
+            trust: Trust::of(trust),
             ..usual
         };
         let membership = Arc::new(Membership::join(

@@ -1,6 +1,6 @@
 //! Rust's errors as the exceptions of `fanin.errors`: one class a kind, with the same fields.
 
-use fanin_controller::{AllReduceError, ChainError, SessionError, Tensor};
+use fanin_controller::{AllReduceError, ChainError, SessionError, SetupError, Tensor};
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::{Op, RANKS_MAX};
 use pyo3::prelude::*;
@@ -9,6 +9,11 @@ use pyo3::types::PyDict;
 /// The exception for `error`; the error of importing `fanin.errors` if that fails.
 pub(crate) fn to_python(py: Python<'_>, error: &SessionError) -> PyErr {
     make(py, error).unwrap_or_else(|error| error)
+}
+
+/// The exception for files of keys, certificates or secrets that are of no use.
+pub(crate) fn setup_to_python(py: Python<'_>, error: &SetupError) -> PyErr {
+    raise(py, "FaninError", error.to_string(), &PyDict::new(py)).unwrap_or_else(|error| error)
 }
 
 /// The exception for an all-reduce that failed: that of its cause, which also names the tensor.
@@ -52,6 +57,10 @@ fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) ->
         }
         SessionError::Address { .. } => "SwitchUnreachable",
         SessionError::NotASwitch { .. } => "NotASwitch",
+        SessionError::Untrusted { switch, .. } => {
+            fields.set_item("switch", switch)?;
+            "Untrusted"
+        }
         SessionError::ProtocolVersionMismatch { ours, theirs, .. } => {
             fields.set_item("ours", ours)?;
             fields.set_item("theirs", theirs)?;

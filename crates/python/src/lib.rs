@@ -11,6 +11,7 @@ mod command_line;
 mod environment;
 mod error;
 mod error_feedback;
+mod exchange;
 mod interruptible;
 mod ledger;
 mod local;
@@ -24,6 +25,7 @@ mod scenario;
 mod simulation;
 mod summation;
 mod switch;
+mod trust;
 mod workload;
 
 /// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
@@ -39,6 +41,8 @@ mod _fanin {
     use crate::environment::{switch_address, warn_of_unknown_variables};
     #[pymodule_export]
     use crate::error_feedback::feed_back;
+    #[pymodule_export]
+    use crate::exchange::Exchange;
     #[pymodule_export]
     use crate::local::{LocalRanks, machine_id};
     #[pymodule_export]
@@ -59,6 +63,8 @@ mod _fanin {
     use crate::summation::summed;
     #[pymodule_export]
     use crate::switch::Switch;
+    #[pymodule_export]
+    use crate::trust::Trust;
     #[pymodule_export]
     use crate::workload::{Workload, participation};
 

@@ -3,6 +3,7 @@
 use crate::client::{limit, protocol_of};
 use crate::error::to_python;
 use crate::interruptible::{lock, on_a_thread};
+use crate::trust::Trust;
 use fanin_controller as controller;
 use fanin_controller::{Cancel, MeetingConfig, SessionError};
 use pyo3::prelude::*;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 /// The ranks of a job, at the first of the switches that rank 0 names.
 ///
-/// `switches` are host:port, in the order of the job; `protocol` as of a `Client`. The constructor blocks, without the interpreter's lock, until all ranks have come, `timeout` seconds at most. Raises the
+/// `switches` are host:port, in the order of the job, which are known as `trust` says; `protocol` as of a `Client`. The constructor blocks, without the interpreter's lock, until all ranks have come, `timeout` seconds at most. Raises the
 /// errors of `fanin.errors`, of which `JoinTimeout` names the ranks that did not.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Meeting {
@@ -24,7 +25,8 @@ pub(crate) struct Meeting {
 #[pymethods]
 impl Meeting {
     #[new]
-    #[pyo3(signature = (switches, protocol, job, rank, world_size, *, timeout))]
+    #[pyo3(signature = (switches, protocol, job, rank, world_size, *, timeout, trust=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         py: Python<'_>,
         switches: Vec<String>,
@@ -33,8 +35,10 @@ impl Meeting {
         rank: u32,
         world_size: u32,
         timeout: f64,
+        trust: Option<&Trust>,
     ) -> PyResult<Self> {
-        let config = MeetingConfig { switches, protocol: protocol_of(protocol)?, job, rank, world_size };
+        let (protocol, trust) = (protocol_of(protocol)?, Trust::of(trust));
+        let config = MeetingConfig { switches, protocol, job, rank, world_size, trust };
         let patience = limit(timeout)?;
         let meeting = unless_interrupted(py, move |cancel| {
             controller::Meeting::open(config, patience, cancel).map(Arc::new)

@@ -4,7 +4,8 @@ use crate::error::to_python;
 use crate::interruptible::on_a_thread;
 use crate::ledger::{Ledger, Ticket};
 use fanin_controller::{
-    Cancel, Job, JobStatusState, LocalRanks, Meeting, SessionConfig, SessionError, Tensor, switch_status,
+    Cancel, Job, JobStatusState, LocalRanks, Meeting, SessionConfig, SessionError, Tensor, Trust,
+    trusted_status,
 };
 use fanin_protocol::control::Ranks;
 use pyo3::prelude::*;
@@ -19,6 +20,8 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// What a client and its all-reduces share. It lives until the last of them is gone.
 pub(crate) struct Membership {
     services: Vec<String>,
+    /// By what they are known.
+    trust: Trust,
     pub(crate) job: String,
     /// `None` once closed. Never held while Python code may run, as that could close it.
     session: RwLock<Option<Job>>,
@@ -37,7 +40,7 @@ impl Membership {
         look: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
-        let job = config.job.clone();
+        let (job, trust) = (config.job.clone(), config.trust.clone());
         let cancel = Cancel::default();
         let cancelled = cancel.clone();
         // A session that comes although it was cancelled is closed.
@@ -58,6 +61,7 @@ impl Membership {
         let session = joined?.map_err(|error| to_python(py, &error))?;
         Ok(Self {
             services,
+            trust,
             job,
             session: RwLock::new(Some(session)),
             owner: getpid(),
@@ -125,7 +129,7 @@ impl Membership {
         let answers = thread::scope(|scope| {
             let ask = |service: &String| {
                 let service = service.clone();
-                scope.spawn(move || switch_status(&service, STATUS_PATIENCE))
+                scope.spawn(move || trusted_status(&service, STATUS_PATIENCE, &self.trust))
             };
             let asked: Vec<_> = self.services.iter().map(ask).collect();
             asked.into_iter().filter_map(|asked| asked.join().ok()?.ok()).collect::<Vec<_>>()

@@ -1,7 +1,8 @@
 //! `plan` and what it has to be told: who is where, and how fast the links are.
 
 use crate::error::to_python;
-use fanin_controller::{route, switch_status};
+use crate::trust::Trust;
+use fanin_controller::{route, trusted_status};
 use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -60,9 +61,16 @@ pub(crate) fn route_to(py: Python<'_>, address: String) -> Option<(String, Optio
 ///
 /// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds.
 #[pyfunction]
-pub(crate) fn switch_rate(py: Python<'_>, address: String, timeout: f64) -> PyResult<Option<u64>> {
+#[pyo3(signature = (address, timeout, trust=None))]
+pub(crate) fn switch_rate(
+    py: Python<'_>,
+    address: String,
+    timeout: f64,
+    trust: Option<&Trust>,
+) -> PyResult<Option<u64>> {
+    let trust = Trust::of(trust);
     let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
-    py.detach(|| switch_status(&address, patience))
+    py.detach(|| trusted_status(&address, patience, &trust))
         .map(|status| status.rate_bps)
         .map_err(|error| to_python(py, &error))
 }
@@ -70,9 +78,16 @@ pub(crate) fn switch_rate(py: Python<'_>, address: String, timeout: f64) -> PyRe
 /// What keeps this machine from the service at `address`, host:port, over TCP or UDP, in `timeout` seconds for each; None where nothing does, or it cannot be
 /// told.
 #[pyfunction]
-pub(crate) fn cut_off(py: Python<'_>, address: String, timeout: f64) -> PyResult<Option<String>> {
+#[pyo3(signature = (address, timeout, trust=None))]
+pub(crate) fn cut_off(
+    py: Python<'_>,
+    address: String,
+    timeout: f64,
+    trust: Option<&Trust>,
+) -> PyResult<Option<String>> {
+    let trust = Trust::of(trust);
     let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
-    Ok(py.detach(|| fanin_controller::cut_off(&address, patience)))
+    Ok(py.detach(|| fanin_controller::cut_off(&address, patience, &trust)))
 }
 
 /// An address of an interface of this machine, IPv4 where it has one.

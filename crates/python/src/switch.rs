@@ -2,8 +2,12 @@
 
 use crate::client::protocol_of;
 use crate::environment::begin_switch;
+use crate::error::setup_to_python;
 use crate::interruptible::{duration, lock};
-use fanin_controller::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+use fanin_controller::{
+    Acceptor, Fingerprint, Identity, RackServer, RackServerConfig, Secret, ServerError, SetupError,
+    SwitchServer, SwitchServerConfig, Trust,
+};
 use fanin_protocol::control::Protocol;
 use fanin_udp::HostThreads;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -11,6 +15,7 @@ use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
 use std::mem;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,12 +29,14 @@ const LINGER_MAX: Duration = Duration::from_secs(3600);
 ///
 /// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_units` is the memory
 /// for all jobs together, in units of 256 elements; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
-/// `protocol` "atp" or "goat" it is a switch of that and its server, which listens on this machine's loopback alone.
+/// `protocol` "atp" or "goat" it is a switch of that and its server, which listens on this machine's loopback alone. With `secret_file` it serves those alone who know the
+/// secret in that file.
 ///
 /// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Switch {
     address: SocketAddr,
+    fingerprint: Fingerprint,
     running: Mutex<Option<Running>>,
     /// The process that started it. A fork of it has none of its threads, and could only wait for them.
     owner: Pid,
@@ -41,21 +48,27 @@ enum Running {
 }
 
 impl Running {
-    fn start(config: SwitchServerConfig) -> Result<(SocketAddr, Self), ServerError> {
+    /// Serves those whom `acceptor` takes. A switch of ATP or GOAT knows its server as `trust` says.
+    fn start(
+        config: SwitchServerConfig,
+        acceptor: Acceptor,
+        trust: Trust,
+    ) -> Result<(SocketAddr, Self), ServerError> {
         match config.protocol {
             Protocol::SwitchMl => {
-                let server = SwitchServer::start(config)?;
+                let server = SwitchServer::start_behind(config, acceptor)?;
                 Ok((server.address(), Self::SwitchMl(server)))
             }
             protocol @ (Protocol::Atp | Protocol::Goat) => {
                 let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-                let server = SwitchServer::start(SwitchServerConfig { listen: hidden, shards: 1, ..config })?;
+                let hidden = SwitchServerConfig { listen: hidden, shards: 1, ..config };
+                let server = SwitchServer::start_behind(hidden, acceptor.clone())?;
                 let upstream = server.address().to_string();
                 let of_switch = match protocol {
                     Protocol::Goat => RackServerConfig::goat(config.listen, upstream),
                     _ => RackServerConfig::atp(config.listen, upstream),
                 };
-                let switch = RackServer::start(of_switch)?;
+                let switch = RackServer::start_behind(of_switch, acceptor, trust)?;
                 Ok((switch.address(), Self::BeforeServer { switch, server }))
             }
         }
@@ -98,7 +111,7 @@ impl Switch {
 impl Switch {
     #[new]
     #[pyo3(signature = (
-        listen="127.0.0.1:0", *, pool_units=None, heartbeat_timeout=None, protocol="switchml", shards=None
+        listen="127.0.0.1:0", *, pool_units=None, heartbeat_timeout=None, protocol="switchml", shards=None, secret_file=None
     ))]
     fn new(
         py: Python<'_>,
@@ -107,10 +120,13 @@ impl Switch {
         heartbeat_timeout: Option<f64>,
         protocol: &str,
         shards: Option<usize>,
+        secret_file: Option<PathBuf>,
     ) -> PyResult<Self> {
         let protocol = protocol_of(protocol)?;
         let heartbeat_timeout = duration(heartbeat_timeout)?;
         begin_switch()?;
+        let (acceptor, trust) =
+            of_secret(secret_file.as_deref()).map_err(|error| setup_to_python(py, &error))?;
         py.detach(|| {
             let mut config = SwitchServerConfig::new(resolve(listen)?);
             config.shards = shards.unwrap_or_else(SwitchServerConfig::automatic_shards);
@@ -119,8 +135,10 @@ impl Switch {
             config.pool_units = pool_units.unwrap_or(config.pool_units);
             config.heartbeat_timeout = heartbeat_timeout.unwrap_or(config.heartbeat_timeout);
             config.protocol = protocol;
-            let (address, running) = Running::start(config).map_err(|error| to_python(&error))?;
-            Ok(Self { address, running: Mutex::new(Some(running)), owner: getpid() })
+            let fingerprint = acceptor.fingerprint();
+            let (address, running) =
+                Running::start(config, acceptor, trust).map_err(|error| to_python(&error))?;
+            Ok(Self { address, fingerprint, running: Mutex::new(Some(running)), owner: getpid() })
         })
     }
 
@@ -128,6 +146,12 @@ impl Switch {
     #[getter]
     fn address(&self) -> String {
         self.address.to_string()
+    }
+
+    /// By what its key is known.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        self.fingerprint.to_string()
     }
 
     /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in any job, `linger` seconds at most: others may still
@@ -167,6 +191,12 @@ impl Drop for Switch {
     }
 }
 
+/// What takes those alone who know the secret in a file, if there is one, and what knows them.
+fn of_secret(file: Option<&Path>) -> Result<(Acceptor, Trust), SetupError> {
+    let secret = file.map(Secret::read).transpose()?;
+    Ok((Acceptor::new(&Identity::of_process()?, secret), Trust::read(None, file)?))
+}
+
 fn resolve(listen: &str) -> PyResult<SocketAddr> {
     let wrong = |cause: String| {
         PyValueError::new_err(format!(
@@ -180,9 +210,10 @@ fn resolve(listen: &str) -> PyResult<SocketAddr> {
 fn to_python(error: &ServerError) -> PyErr {
     let message = error.to_string();
     match error {
-        ServerError::PortInUse { .. } | ServerError::Bind { .. } | ServerError::Runtime(_) => {
-            PyOSError::new_err(message)
-        }
+        ServerError::PortInUse { .. }
+        | ServerError::Bind { .. }
+        | ServerError::Runtime(_)
+        | ServerError::Tls(_) => PyOSError::new_err(message),
         ServerError::Shards(_)
         | ServerError::Aggregators { .. }
         | ServerError::Upstream(_)

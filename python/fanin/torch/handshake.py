@@ -5,7 +5,8 @@ wrote that have died since, in worlds of other sizes too. So nothing is counted,
 under a name that two attempts share, but for one key a rank, whose old content does no harm:
 
     rank r    asks/r        = a fresh token, for each attempt a new one
-    rank 0    answer/token  = its own fresh token and its terms, for whatever it finds in asks/r
+    rank 0    answer/token  = its own fresh token and its terms, for whatever it finds in asks/r;
+                              the job's name is sealed, so that the asking rank alone can read it
     rank r    ack/token0/r  = its token, once it has read an answer
     rank 0    go/token0     once each rank has acknowledged with the token that now stands in asks/r
     rank r    goes on once it reads go/token0
@@ -14,16 +15,20 @@ What a dead rank left in asks/r is answered under a token that nobody waits for;
 has replaced it, rank 0, which looks until all have acknowledged, answers again. Every other key has
 a fresh token in its name. A rank that is replaced before the go, rank 0 among them, is waited for.
 One process at a time plays a rank: launchers end an attempt before they start the next.
+
+A token is a public key (`_fanin.Exchange`). So who only reads the store does not learn the name by
+which a rank joins the job: whoever says it first is that rank.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+from fanin import _fanin
 
 # Between two looks at the store, in seconds: soon enough for a group, rarely enough for a store
 # that many ranks ask.
@@ -91,11 +96,6 @@ def agree(
     return terms
 
 
-def fresh_token() -> str:
-    """Return a name that nobody else has."""
-    return secrets.token_hex(8)
-
-
 def gather(
     store: Store,
     rank: int,
@@ -130,7 +130,8 @@ class _Decides:
     ) -> None:
         self._store = store
         self._others = range(1, world_size)
-        self._terms = Terms(fresh_token(), *decide())
+        self._exchange = _fanin.Exchange()
+        self._terms = Terms(self._exchange.public, *decide())
         self._answered: set[str] = set()
         self._absent: list[int] = list(self._others)
 
@@ -150,7 +151,11 @@ class _Decides:
             return False
         if token not in self._answered:
             terms = self._terms
-            self._store.set(_answer(token), json.dumps([terms.token, terms.job, terms.switch]))
+            try:
+                sealed = self._exchange.seal(token, terms.job)
+            except ValueError:
+                return False  # nobody waits under what is no token
+            self._store.set(_answer(token), json.dumps([terms.token, sealed, terms.switch]))
             self._answered.add(token)
         return _read(self._store, _ack(self._terms.token, rank)) == token
 
@@ -162,7 +167,8 @@ class _Asks:
         self._store = store
         self._rank = rank
         self._world_size = world_size
-        self._token = fresh_token()
+        self._exchange = _fanin.Exchange()
+        self._token = self._exchange.public
         self._terms: Terms | None = None
         store.set(_asks(rank), self._token)
 
@@ -170,11 +176,12 @@ class _Asks:
         answer = _read(self._store, _answer(self._token))
         if answer is None:
             return None
-        terms = Terms(*json.loads(answer))
-        if terms != self._terms:
+        token, sealed, switch = json.loads(answer)
+        terms = self._terms
+        if terms is None or token != terms.token:
             # The first answer, or that of a rank 0 which took the place of one that died.
-            self._terms = terms
-            self._store.set(_ack(terms.token, self._rank), self._token)
+            terms = self._terms = Terms(token, self._exchange.open(token, sealed), switch)
+            self._store.set(_ack(token, self._rank), self._token)
         return terms if self._store.check([_go(terms.token)]) else None
 
     def absent(self) -> list[int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin import errors
-from fanin._join import check_rank
+from fanin._join import check_rank, trusted
 from fanin._membership import Connected, Ranks
 from fanin._settings import Settings
 from fanin.errors import FaninError, JoinTimeout
@@ -98,6 +98,7 @@ class Membership:
             address=own_address(self.store),
             cure=f"Set {GLOO_VARIABLE} to the interface to the others",
             gather=gather,
+            trust=trusted(settings),
             look=patience.look,
         )
         # A rank's own switch first: it may reach it by another address than rank 0.

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import pickle
-import secrets
 import socket
 import struct
 import threading
@@ -22,10 +21,10 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from fanin import _fanin
 from fanin.errors import JoinTimeout
 from fanin.torch.interface import own_address
 
-KEY_BYTES = 32
 MEET_SECONDS = 60.0
 """How long rank 0 waits for each rank to connect, when all have joined the job already."""
 HANDSHAKE_SECONDS = 5.0
@@ -54,7 +53,7 @@ class Followers:
     """Rank 0's end."""
 
     def __init__(self, store: Store, size: int) -> None:
-        key = secrets.token_bytes(KEY_BYTES)
+        exchange = _fanin.Exchange()
         self._connections: dict[Connection, int] = {}
         # Another thread of this process says that there is something to decide.
         self._wakes, self._wake = os.pipe()
@@ -66,17 +65,19 @@ class Followers:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=size) as server:
             port = server.getsockname()[1]
-            store.set("words", json.dumps([int(family), address, port, key.hex()]))
+            store.set("words", json.dumps([int(family), address, port, exchange.public]))
             server.settimeout(MEET_SECONDS)
             try:
                 while len(self._connections) < size - 1:
-                    self._meet(server, key, size)
+                    self._meet(server, exchange, store, size)
             except BaseException:
                 self.close()
                 raise
 
-    def _meet(self, server: socket.socket, key: bytes, size: int) -> None:
-        """Take the next rank that connects; whoever does not know the key is let go."""
+    def _meet(
+        self, server: socket.socket, exchange: _fanin.Exchange, store: Store, size: int
+    ) -> None:
+        """Take the next rank that connects; whoever is not the one that it says is let go."""
         try:
             accepted, _ = server.accept()
         except TimeoutError:
@@ -90,10 +91,14 @@ class Followers:
         _tune(accepted)
         connection = Connection(accepted.detach())
         try:
+            rank = int.from_bytes(connection.recv_bytes(4))
+            if not store.check([_public(rank)]):
+                raise AuthenticationError
+            # Of this rank and this one alone: who reads the store cannot make it.
+            key = exchange.key(store.get(_public(rank)).decode())
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
-            rank = int.from_bytes(connection.recv_bytes(4))
-        except (OSError, EOFError, AuthenticationError):
+        except (OSError, EOFError, ValueError, AuthenticationError):
             connection.close()
             return
         with socket.socket(fileno=os.dup(connection.fileno())) as same:
@@ -161,7 +166,10 @@ class Leader:
 
     def __init__(self, store: Store, rank: int) -> None:
         # No pickle before the key is known on both ends.
-        family, address, port, key = json.loads(store.get("words"))
+        exchange = _fanin.Exchange()
+        store.set(_public(rank), exchange.public)
+        family, address, port, public = json.loads(store.get("words"))
+        key = exchange.key(public)
         with socket.socket(family) as connected:
             connected.settimeout(MEET_SECONDS)
             connected.connect((address, port))
@@ -170,9 +178,9 @@ class Leader:
             self._connection = Connection(connected.detach())
         self._sending = threading.Lock()
         try:
-            answer_challenge(self._connection, bytes.fromhex(key))
-            deliver_challenge(self._connection, bytes.fromhex(key))
             self._connection.send_bytes(rank.to_bytes(4))
+            answer_challenge(self._connection, key)
+            deliver_challenge(self._connection, key)
         except BaseException:
             self.close()
             raise
@@ -209,6 +217,11 @@ class Leader:
 def connect(store: Store, rank: int, size: int) -> Followers | Leader:
     """Connect this rank; blocks until all others have come, too."""
     return Followers(store, size) if rank == 0 else Leader(store, rank)
+
+
+def _public(rank: int) -> str:
+    """Return the store's key of what a rank says for its connection."""
+    return f"words/{rank}"
 
 
 def _tune(connected: socket.socket) -> None:

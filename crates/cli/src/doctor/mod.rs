@@ -22,6 +22,7 @@ use self::finding::{Check, Examination, Finding};
 use self::machine::Window;
 use self::settings::Setting;
 use crate::arguments::seconds;
+use crate::tls::Known;
 
 /// Find out why workers here do not reach a switch, or are slow
 ///
@@ -46,6 +47,8 @@ pub(crate) struct Arguments {
     /// Seconds that each step of a check may take
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
     timeout: Duration,
+    #[command(flatten)]
+    known: Known,
     /// What the Python package knows of the ranks' settings, as JSON
     #[arg(long, hide = true, default_value = "[]", value_parser = settings::parse)]
     settings: settings::Settings,
@@ -76,7 +79,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     // Several have commas between, and each is examined.
     for switch in switch.iter().flat_map(|named| named.split(',')) {
-        examine(&mut examination, switch, arguments.timeout, settings)?;
+        examine(&mut examination, switch, arguments, settings)?;
     }
     examination.finish()
 }
@@ -84,9 +87,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn examine(
     examination: &mut Examination,
     switch: &str,
-    patience: Duration,
+    arguments: &Arguments,
     settings: &[Setting],
 ) -> anyhow::Result<()> {
+    let patience = arguments.timeout;
     let (name, addresses) = match reach::resolve(switch, patience) {
         Ok((name, addresses, finding)) => {
             examination.note(finding)?;
@@ -98,7 +102,7 @@ fn examine(
             return Ok(());
         }
     };
-    let (address, findings, probe) = reach::control(&name, &addresses, patience);
+    let (address, findings, probe) = reach::control(&name, &addresses, patience, &arguments.known.trust()?);
     examination.note_all(findings)?;
     let Some(mut probe) = probe else {
         examination.note_all(local(address, None, None))?;

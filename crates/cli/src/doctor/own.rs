@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use fanin_controller::{
-    Probe, ProbeSum, SwitchServer, SwitchServerConfig, interface_address, machine_id, memory_of_ranks, route,
+    Probe, ProbeSum, SwitchServer, SwitchServerConfig, Trust, interface_address, machine_id, memory_of_ranks,
+    route,
 };
 
 use super::finding::{Check, Finding};
@@ -157,7 +158,8 @@ fn hosted(settings: &[Setting], address: IpAddr, patience: Duration) -> Finding 
         Err(error) => return cannot(error.to_string()),
     };
     let at = server.address();
-    let summed = Probe::open(&at.to_string(), patience).and_then(|mut probe| probe.all_reduce());
+    let summed =
+        Probe::open(&at.to_string(), patience, &Trust::default()).and_then(|mut probe| probe.all_reduce());
     server.stop();
     match summed {
         Ok(report) if matches!(report.sum, ProbeSum::Right { .. }) => Finding::ok(

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use fanin_controller::{Probe, SessionError, SwitchStatus, resolve_switch};
+use fanin_controller::{Probe, SessionError, SwitchStatus, Trust, resolve_switch};
 use fanin_wire::VERSION;
 
 use super::finding::{Check, Finding};
@@ -85,6 +85,7 @@ pub(super) fn control(
     name: &str,
     addresses: &[SocketAddr],
     patience: Duration,
+    trust: &Trust,
 ) -> (SocketAddr, Vec<Finding>, Option<Probe>) {
     // Looking a name up gives one address at least.
     let mut address = addresses[0];
@@ -104,7 +105,7 @@ pub(super) fn control(
     if !connected {
         return (address, vec![unreachable(&refusals)], None);
     }
-    match Probe::open(name, patience) {
+    match Probe::open(name, patience, trust) {
         Ok(probe) => {
             let address = probe.address();
             let message = format!(
@@ -170,6 +171,11 @@ fn not_a_switch(address: SocketAddr, error: &SessionError, patience: Duration) -
                 ),
             )
         }
+        SessionError::Untrusted { .. } => Finding::problem(
+            Check::Tcp,
+            error.to_string(),
+            "export FANIN_SECRET_FILE or FANIN_TLS_CA as the switch has it (docs/security.md)",
+        ),
         _ => lost(error),
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::{Protocol, Ranks};
+use fanin_tls::Trust;
 use fanin_udp::HostThreads;
 use fanin_wire::{LossBound, Rank, WireDtype};
 
@@ -109,6 +110,8 @@ pub struct SessionConfig {
     pub trace: Option<TraceConfig>,
     /// The threads of a service that this process hosts: if it is one of `services`, what goes there touches no socket.
     pub host: Option<HostThreads>,
+    /// By what the services are known.
+    pub trust: Trust,
 }
 
 impl SessionConfig {
@@ -163,6 +166,7 @@ impl SessionConfig {
             retransmission: RetransmissionConfig::default(),
             trace: None,
             host: None,
+            trust: Trust::default(),
         }
     }
 }

@@ -5,24 +5,24 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Protocol;
+use fanin_tls::{Trust, Untrusted};
 use fanin_wire::VERSION;
 use tokio::runtime::{Builder, Runtime};
-use tonic::codegen::http;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::socket;
 use crate::SessionError;
 use crate::convert::protocol;
 use crate::proto::control_client::ControlClient;
-use crate::proto::{REPLY_BYTES_MAX, StatusReply, StatusRequest};
+use crate::proto::{StatusReply, StatusRequest};
 
 /// The port where none is given.
 const PORT_DEFAULT: u16 = 4800;
 /// Between two attempts to reach a switch that is not there.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
 /// How long who takes a connection may take to say who it is.
-const GREETING: Duration = Duration::from_secs(5);
+pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// When somebody who waits says so first, and how long after that again.
 const FIRST_WORD: Duration = Duration::from_secs(1);
 const NEXT_WORD: Duration = Duration::from_secs(5);
@@ -46,6 +46,8 @@ pub(crate) struct Connection {
     pub rtt: Duration,
     /// What it says that it serves.
     pub protocol: Protocol,
+    /// By what it is known, and others are that are spoken of with it.
+    pub trust: Trust,
     pub client: ControlClient<Channel>,
 }
 
@@ -86,16 +88,27 @@ pub(crate) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
     Ok((switch.into(), port))
 }
 
+/// The calls of the switch at `address`, for a program that makes them by itself. The first one connects.
+#[must_use]
+pub fn control_calls(address: SocketAddr, trust: &Trust) -> ControlClient<Channel> {
+    socket::calls(address, &address.to_string(), trust)
+}
+
 impl Connection {
     /// Finds the switch, trying again until `patience` is over, and checks that it is one of our version.
-    pub async fn open(switch: &str, patience: Duration) -> Result<(Self, StatusReply), SessionError> {
-        Self::open_saying(switch, patience, |_| {}).await
+    pub async fn open(
+        switch: &str,
+        patience: Duration,
+        trust: &Trust,
+    ) -> Result<(Self, StatusReply), SessionError> {
+        Self::open_saying(switch, patience, trust, |_| {}).await
     }
 
     /// As [`Self::open`]; now and then says for what it waits.
     pub async fn open_saying(
         switch: &str,
         patience: Duration,
+        trust: &Trust,
         mut say: impl FnMut(&str),
     ) -> Result<(Self, StatusReply), SessionError> {
         let (switch, port) = with_port(switch)?;
@@ -110,7 +123,7 @@ impl Connection {
                     let (address, rtt) = reached
                         .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer")))?;
                     // Who took the connection is judged by its own silence, also when that uses up the patience.
-                    Ok(Self::greet(switch.clone(), address, rtt, left.min(GREETING)).await)
+                    Ok(Self::greet(switch.clone(), address, rtt, left.min(GREETING), trust).await)
                 };
                 tokio::pin!(attempt);
                 loop {
@@ -152,21 +165,24 @@ impl Connection {
         address: SocketAddr,
         rtt: Duration,
         patience: Duration,
+        trust: &Trust,
     ) -> Result<(Self, StatusReply), Ungreeted> {
         let not_a_switch =
             |cause: String| Ungreeted::Wrong(SessionError::NotASwitch { switch: switch.clone(), cause });
-        let endpoint = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|error| not_a_switch(error.to_string()))?
-            .connect_timeout(patience);
-        let connector = tower::service_fn(move |_: http::Uri| socket::connect(address));
-        let channel = endpoint.connect_with_connector_lazy(connector);
-        let mut client = ControlClient::new(channel).max_decoding_message_size(REPLY_BYTES_MAX);
+        let mut client = socket::calls(address, &switch, trust);
         // Of no job: only whether it is a switch, and which version.
         let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
         let status = match tokio::time::timeout(patience, client.status(question)).await {
             Ok(Ok(reply)) => reply.into_inner(),
             Ok(Err(status)) if was_refused(&status) => return Err(Ungreeted::Refused),
-            Ok(Err(status)) => return Err(not_a_switch(explain(&status))),
+            Ok(Err(status)) => {
+                return Err(match cause_of::<Untrusted>(&status) {
+                    None | Some(Untrusted::Io(_) | Untrusted::NotTls) => not_a_switch(explain(&status)),
+                    Some(untrusted) => {
+                        Ungreeted::Wrong(SessionError::Untrusted { switch, cause: untrusted.to_string() })
+                    }
+                });
+            }
             Err(_) => return Err(not_a_switch("it did not answer a status request".into())),
         };
         if status.wire_version != u32::from(VERSION) {
@@ -177,7 +193,7 @@ impl Connection {
             }));
         }
         let protocol = protocol(status.protocol).map_err(|malformed| not_a_switch(malformed.to_string()))?;
-        Ok((Self { switch, address, rtt, protocol, client }, status))
+        Ok((Self { switch, address, rtt, protocol, trust: trust.clone(), client }, status))
     }
 }
 
@@ -238,15 +254,19 @@ async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Re
 
 /// Whether a call failed because nobody listens there any more.
 pub(super) fn was_refused(status: &Status) -> bool {
+    cause_of::<io::Error>(status).is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// What of this kind made a call fail.
+fn cause_of<E: std::error::Error + 'static>(status: &Status) -> Option<&E> {
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
     while let Some(error) = cause {
-        let io = error.downcast_ref::<io::Error>();
-        if io.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-            return true;
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
         }
         cause = error.source();
     }
-    false
+    None
 }
 
 /// Whether a switch itself said that it could not ask on, as one of ATP does without its upstream.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Protocol, Refusal};
+use fanin_tls::Trust;
 use prost::bytes::Bytes;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
@@ -38,6 +39,8 @@ pub struct MeetingConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub world_size: u32,
+    /// By what the switches are known.
+    pub trust: Trust,
 }
 
 /// The ranks of a job at the first of the switches that rank 0 names. Its methods block and must not be called from an asynchronous task.
@@ -214,8 +217,8 @@ async fn first_round(
 ) -> Result<(Connection, Met), SessionError> {
     let began = Instant::now();
     let mut waiting = Waiting::new(patience);
-    let (mut connection, _) =
-        Connection::open_saying(switch, patience, |text| say(config.rank, text)).await?;
+    let saying = |text: &str| say(config.rank, text);
+    let (mut connection, _) = Connection::open_saying(switch, patience, &config.trust, saying).await?;
     if connection.protocol != config.protocol {
         let reason = Refusal::ProtocolMismatch { asked: config.protocol, served: connection.protocol };
         return Err(SessionError::JoinRefused { switch: connection.switch, job: config.job.clone(), reason });

@@ -20,7 +20,7 @@ mod warnings;
 mod watch;
 
 pub use config::{ServiceConfig, SessionConfig};
-pub use connection::switch_address;
+pub use connection::{control_calls, switch_address};
 pub use job::{Job, LocalRanks};
 pub use meeting::{Joining, Meeting, MeetingConfig};
 pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
@@ -29,6 +29,7 @@ pub use session::{Cancel, Session};
 pub use split::{MemberStatus, Place, Prediction, Share, Split};
 pub use status::{
     JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_status,
+    trusted_status,
 };
 pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;

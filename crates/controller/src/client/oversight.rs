@@ -184,9 +184,9 @@ impl Oversight {
             return;
         }
         let look = move || {
-            suspects.into_iter().find_map(|Connection { switch, address, .. }| {
+            suspects.into_iter().find_map(|Connection { switch, address, trust, .. }| {
                 let here = route(address).map(|route| route.local.to_string()).unwrap_or_default();
-                let cause = cut_off(&switch, WAY_PATIENCE)?;
+                let cause = cut_off(&switch, WAY_PATIENCE, &trust)?;
                 Some(CutOff { switch, cause: format!("{cause}, from {here}") })
             })
         };

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
+use fanin_tls::Trust;
 use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{Op, Rank, packet_bytes};
 use tokio::runtime::Runtime;
@@ -101,8 +102,8 @@ pub fn resolve_switch(switch: &str, patience: Duration) -> Result<(String, Vec<S
 /// What keeps this machine from the service at `switch`, over TCP or UDP, in so much time for each; `None` where nothing does, or where it cannot be told: its process may be
 /// stopped.
 #[must_use]
-pub fn cut_off(switch: &str, patience: Duration) -> Option<String> {
-    let mut probe = match Probe::open(switch, patience) {
+pub fn cut_off(switch: &str, patience: Duration, trust: &Trust) -> Option<String> {
+    let mut probe = match Probe::open(switch, patience, trust) {
         Ok(probe) => probe,
         Err(SessionError::SwitchUnreachable { cause, .. }) => return Some(format!("TCP: {cause}")),
         Err(_) => return None,
@@ -130,9 +131,9 @@ impl Probe {
     ///
     /// # Errors
     /// When the switch is not there, is none, or speaks another version.
-    pub fn open(switch: &str, patience: Duration) -> Result<Self, SessionError> {
+    pub fn open(switch: &str, patience: Duration, trust: &Trust) -> Result<Self, SessionError> {
         let runtime = runtime("fanin-probe")?;
-        match runtime.block_on(Connection::open(switch, patience)) {
+        match runtime.block_on(Connection::open(switch, patience, trust)) {
             Ok((connection, _)) => Ok(Self { connection, patience, runtime: Some(runtime) }),
             Err(error) => {
                 runtime.shutdown_background();

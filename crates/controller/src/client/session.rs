@@ -437,9 +437,9 @@ async fn admission(
 ) -> Result<(Connection, Admitted), SessionError> {
     let began = Instant::now();
     let mut waiting = Waiting::new(config.join_timeout);
+    let saying = |text: &str| say(config.own_name().0, text);
     let (mut connection, _) =
-        Connection::open_saying(&service.switch, config.join_timeout, |text| say(config.own_name().0, text))
-            .await?;
+        Connection::open_saying(&service.switch, config.join_timeout, &config.trust, saying).await?;
     let began_joining = Instant::now();
     let mut not_yet = None;
     loop {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fanin_protocol::control::{Protocol, Ranks};
+use fanin_tls::Trust;
 use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, WireDtype};
 
 use super::connection::{Connection, no_status};
@@ -147,12 +148,20 @@ pub enum JobStatusState {
 /// # Errors
 /// When it does not answer in `patience`, or is no switch.
 pub fn switch_status(switch: &str, patience: Duration) -> Result<SwitchStatus, SessionError> {
+    trusted_status(switch, patience, &Trust::default())
+}
+
+/// As [`switch_status`], of a switch that is known by what `trust` says.
+///
+/// # Errors
+/// As there, and when it is not the switch.
+pub fn trusted_status(switch: &str, patience: Duration, trust: &Trust) -> Result<SwitchStatus, SessionError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| SessionError::Local { what: "starting a runtime", cause: error.to_string() })?;
     let status = runtime.block_on(async {
-        let (mut connection, _) = Connection::open(switch, patience).await?;
+        let (mut connection, _) = Connection::open(switch, patience, trust).await?;
         let lost = |cause: String| SessionError::NotASwitch { switch: switch.into(), cause };
         let reply = connection.client.status(proto::StatusRequest::default());
         let reply = tokio::time::timeout(patience, reply).await.map_err(|_| lost("it fell silent".into()))?;

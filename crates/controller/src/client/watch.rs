@@ -338,7 +338,8 @@ impl Watch {
             } else {
                 (format!("{}~{}", self.shared.config.job, self.service), TAKE_OVER, 4 * TAKE_OVER)
             };
-            let connection = match Connection::open(&switch, left.min(reach)).await {
+            let connection = match Connection::open(&switch, left.min(reach), &self.shared.config.trust).await
+            {
                 Ok((connection, _)) => connection,
                 Err(error) => {
                     cause = error.to_string();

@@ -47,6 +47,8 @@ pub(super) struct Callers(Arc<Mutex<HashMap<IpAddr, Weak<Mutex<Calls>>>>>);
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub connection: TcpConnectInfo,
+    /// Whether nobody listens.
+    pub is_secured: bool,
     /// Of all its connections.
     calls: Arc<Mutex<Calls>>,
 }
@@ -58,7 +60,7 @@ impl Callers {
         all.retain(|_, calls| calls.strong_count() > 0);
         let calls = all.get(&address).and_then(Weak::upgrade).unwrap_or_default();
         all.insert(address, Arc::downgrade(&calls));
-        Caller { connection, calls }
+        Caller { connection, is_secured: false, calls }
     }
 }
 
@@ -69,7 +71,7 @@ pub(super) fn too_many() -> Status {
 
 /// Lets a call through when it is its turn.
 pub(super) async fn in_turn(mut request: Request, next: Next) -> Response {
-    if let Some(Caller { connection, calls }) = request.extensions().get().cloned() {
+    if let Some(Caller { connection, calls, .. }) = request.extensions().get().cloned() {
         // By this the services know from where they are called.
         request.extensions_mut().insert(connection);
         let wait = calls.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now(), 1);

@@ -9,6 +9,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::from_fn;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use fanin_tls::Acceptor;
 use fanin_udp::ThreadEnded;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
@@ -18,6 +19,7 @@ use tonic::transport::server::TcpIncoming;
 
 use super::calls::in_turn;
 use super::guests::guests;
+use super::secured::{HEALTH, METRICS, in_the_clear, secured};
 use super::{ServerError, metrics};
 use crate::keepalive::expect_answers;
 use crate::proto::REPLY_BYTES_MAX;
@@ -52,7 +54,7 @@ impl Served {
     /// Starts to serve. `silence` is how long a caller's host may not be heard of, in whole seconds and at least two; `health` says
     /// whether the data path works.
     pub fn start<F: Future<Output = Scraped> + Send + 'static>(
-        listener: TcpListener,
+        (listener, acceptor): (TcpListener, Acceptor),
         service: impl Control,
         silence: Duration,
         scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
@@ -70,7 +72,7 @@ impl Served {
         let listener = runtime
             .block_on(async { tokio::net::TcpListener::from_std(listener) })
             .map_err(ServerError::Runtime)?;
-        let serving = runtime.spawn(serve(listener, service, scrape, health, hung_up));
+        let serving = runtime.spawn(serve((listener, acceptor), service, scrape, health, hung_up));
         Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
     }
 
@@ -124,9 +126,9 @@ pub(super) fn bind<D>(
     }
 }
 
-/// Serves gRPC and plain HTTP on one port until `hung_up` resolves.
+/// Serves gRPC behind TLS and plain HTTP on one port until `hung_up` resolves.
 async fn serve<F: Future<Output = Scraped> + Send + 'static>(
-    listener: tokio::net::TcpListener,
+    (listener, acceptor): (tokio::net::TcpListener, Acceptor),
     service: impl Control,
     scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
     health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
@@ -141,14 +143,16 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     let router = Routes::new(taking(REQUEST_BYTES_MAX))
         .into_axum_router()
         .route_service(JOIN, taking(JOIN_BYTES_MAX))
-        .route("/healthz", get(async move || told(health())))
-        .route("/metrics", get(async move || scraped(scrape().await)))
-        .layer(from_fn(in_turn));
+        .route(HEALTH, get(async move || told(health())))
+        .route(METRICS, get(async move || scraped(scrape().await)))
+        .layer(from_fn(in_turn))
+        .layer(from_fn(in_the_clear));
+    let incoming = guests(TcpIncoming::from(listener).with_nodelay(Some(true)));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(guests(TcpIncoming::from(listener).with_nodelay(Some(true))), async {
+        .serve_with_incoming_shutdown(secured(incoming, acceptor), async {
             let _ = hung_up.await;
         })
         .await;

@@ -14,6 +14,7 @@ mod on_the_way;
 mod relay;
 mod relay_metrics;
 mod routes;
+mod secured;
 mod service;
 mod snapshots;
 mod told;
@@ -24,6 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
+use fanin_tls::{Acceptor, SetupError};
 use fanin_udp::{HostThreads, SHARDS_MAX};
 
 use self::data_path::DataPath;
@@ -131,6 +133,9 @@ pub enum ServerError {
     /// The upstream's address is not one.
     #[error("--upstream: {0}")]
     Upstream(SessionError),
+    /// It has no key.
+    #[error(transparent)]
+    Tls(#[from] SetupError),
     /// A limit is out of its range.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -148,11 +153,19 @@ pub struct SwitchServer {
 }
 
 impl SwitchServer {
-    /// Binds both ports and starts. When this returns, workers can join.
+    /// Binds both ports and starts, under the identity of this process. When this returns, workers can join.
     ///
     /// # Errors
     /// When the port is taken, the address is not ours, or a limit is out of range.
     pub fn start(config: SwitchServerConfig) -> Result<Self, ServerError> {
+        Self::start_behind(config, Acceptor::of_process()?)
+    }
+
+    /// As [`Self::start`], for those whom `acceptor` takes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_behind(config: SwitchServerConfig, acceptor: Acceptor) -> Result<Self, ServerError> {
         let shards = u8::try_from(config.shards)
             .ok()
             .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)))
@@ -160,13 +173,13 @@ impl SwitchServer {
         let shards = shards.ok_or(ServerError::Shards(config.shards))?;
         let bind_data_path = |address| data_path::bind(address, config.protocol, config.shards);
         let (listener, driver) = http::bind(config.listen, bind_data_path)?;
-        Self::serve(config, shards, listener, driver)
+        Self::serve(config, shards, (listener, acceptor), driver)
     }
 
     fn serve(
         config: SwitchServerConfig,
         shards: u8,
-        listener: TcpListener,
+        behind: (TcpListener, Acceptor),
         driver: Arc<dyn DataPath>,
     ) -> Result<Self, ServerError> {
         let address = driver.local_addr();
@@ -192,7 +205,7 @@ impl SwitchServer {
             ControlService { jobs: Arc::clone(&jobs), instance: rand::random(), rate_bps: config.rate_bps };
         let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
         let served = Served::start(
-            listener,
+            behind,
             service,
             config.heartbeat_timeout,
             move || metrics::text(Arc::clone(&scraped)),
@@ -259,7 +272,8 @@ mod tests {
     use fanin_udp::{RootDriver, SwitchConfig};
 
     use super::*;
-    use crate::proto::{HeartbeatRequest, JoinRequest, control_client::ControlClient, join_reply::Outcome};
+    use crate::control_calls;
+    use crate::proto::{HeartbeatRequest, JoinRequest, join_reply::Outcome};
 
     fn healthz(address: SocketAddr) -> String {
         let mut connection = std::net::TcpStream::connect(address).expect("a switch");
@@ -277,10 +291,12 @@ mod tests {
         let bind = |listen| RootDriver::bind(SwitchConfig { listen, shards: 1 }).map(Arc::new);
         let (listener, driver) = http::bind(config.listen, bind).expect("a free port");
         let data_path = Arc::clone(&driver) as Arc<dyn DataPath>;
-        let server = SwitchServer::serve(config, 1, listener, data_path).expect("it starts");
+        let server =
+            SwitchServer::serve(config, 1, (listener, Acceptor::of_process().expect("a key")), data_path)
+                .expect("it starts");
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let connected = runtime.block_on(ControlClient::connect(format!("http://{}", server.address())));
-        let mut client = connected.expect("a switch");
+        let mut client =
+            runtime.block_on(async { control_calls(server.address(), &fanin_tls::Trust::default()) });
         let join = |rank| JoinRequest {
             job: "job".into(),
             rank,

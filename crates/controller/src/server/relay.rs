@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal};
 use fanin_protocol::{JobAborted, JobProgress, Reason};
+use fanin_tls::Trust;
 use fanin_udp::ThreadEnded;
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, Rank, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -58,6 +59,8 @@ struct Relay {
     memory: RackMemory,
     shards: u8,
     upstream: String,
+    /// By what the upstream is known.
+    trust: Trust,
     /// The connection to the upstream, while it works.
     connection: Mutex<Option<Connection>>,
     driver: Arc<dyn OnTheWay>,
@@ -85,7 +88,7 @@ impl Relay {
         if let Some(connection) = known {
             return Ok(connection);
         }
-        let opened = Connection::open(&self.upstream, patience).await;
+        let opened = Connection::open(&self.upstream, patience, &self.trust).await;
         let (connection, _) = opened.map_err(|error| match error {
             // Its cure is for a worker.
             SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause, true),

@@ -8,7 +8,6 @@ use fanin_wire::WireDtype;
 
 use super::scripted::{Admitted, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
-use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::{self, Admission, join_reply::Outcome, refusal::Reason};
 use fanin_controller::{Cancel, JobStatusState, ServerError};
 
@@ -110,8 +109,7 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
     let switch = switch();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let client = ControlClient::connect(format!("http://{}", switch.address())).await;
-        let client = client.expect("a switch");
+        let client = control(switch.address());
         let mut calls = tokio::task::JoinSet::new();
         // The last rank of each job comes when all others wait.
         let others = (0..WORLD_SIZE - 1).flat_map(|rank| ["a", "b", "c", "d"].map(|job| (job, rank)));
@@ -182,9 +180,9 @@ fn a_process_that_is_stopped_while_it_waits_keeps_its_place() {
     let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_millis(300));
     // Nothing runs on it between two calls: its connection stays open, and answers no ping.
     let stopped = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let address = format!("http://{}", switch.address());
+    let address = switch.address();
     let waiting = stopped.spawn(async move {
-        let mut client = ControlClient::connect(address).await.expect("a switch");
+        let mut client = control(address);
         client.join(request("wait", 0, 2, 2 * HANG)).await
     });
     let status = || switch_status(&switch.address().to_string(), HANG).expect("a status");
@@ -205,8 +203,7 @@ fn the_switch_waits_as_long_as_the_rank_asks() {
     let switch = switch();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let reply = runtime.block_on(async {
-        let mut client =
-            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let mut client = control(switch.address());
         let asked = request("hasty", 0, 2, Duration::from_millis(100));
         tokio::time::timeout(HANG, client.join(asked)).await.expect("given up").expect("an answer")
     });
@@ -290,8 +287,7 @@ fn another_wire_version_is_refused_with_both() {
     let switch = switch();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let reply = runtime.block_on(async {
-        let mut client =
-            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let mut client = control(switch.address());
         let request =
             JoinRequest { wire_version: 99, job: "new".into(), world_size: 1, ..JoinRequest::default() };
         client.join(request).await.expect("an answer").into_inner()

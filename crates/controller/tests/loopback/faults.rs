@@ -6,7 +6,6 @@ use fanin_wire::{Key, Rank};
 
 use super::scripted::{Admitted, INSTANCE, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
-use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{
     AbortReason, Admission, AttendRequest, LeaveRequest,
@@ -26,7 +25,7 @@ fn rank_that_dies(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) 
 pub(super) fn join_and_die(switch: std::net::SocketAddr, request: JoinRequest) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let reply = runtime.block_on(async {
-        let mut client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
+        let mut client = control(switch);
         client.join(request).await.expect("an answer").into_inner()
     });
     assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
@@ -43,7 +42,7 @@ impl Process {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let rank = request.rank;
         let mut replies = runtime.block_on(async {
-            let mut client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
+            let mut client = control(switch);
             let reply = client.join(request).await.expect("an answer").into_inner();
             let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
             let key = Key::from_bytes(admission.key.try_into().expect("16 bytes"));
@@ -367,7 +366,7 @@ fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionE
         let alive = alive.address();
         thread::spawn(move || {
             tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
-                let mut client = ControlClient::connect(format!("http://{alive}")).await.expect("a switch");
+                let mut client = control(alive);
                 let request = JoinRequest { plan, ..request("dies", rank, 3, HANG) };
                 let reply = client.join(request).await.expect("an answer").into_inner();
                 let Some(Outcome::Admission(Admission { job_id, key, .. })) = reply.outcome else {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest, resume};
 use fanin_protocol::Reason;
@@ -79,8 +78,7 @@ fn a_request_that_is_too_long_is_refused_and_a_long_one_to_resume_is_not() {
     let switch = switch();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let mut client =
-            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let mut client = control(switch.address());
         let question = StatusRequest { job: Some("j".repeat(64 << 10)), passed_on: 0 };
         let refused = client.status(question).await.expect_err("longer than any question");
         assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
@@ -118,7 +116,7 @@ fn who_calls_too_often_waits() {
     let switch = switch();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let took = runtime.block_on(async {
-        let client = ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let client = control(switch.address());
         let began = Instant::now();
         let mut callers = tokio::task::JoinSet::new();
         for _ in 0..CALLERS {

@@ -12,18 +12,23 @@ mod racks;
 mod scripted;
 mod strangers;
 mod sums;
+mod tls;
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fanin_tls::Trust;
 use fanin_udp::{RawTensor, Submission, WorkerJob};
 use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype};
+use tonic::transport::Channel;
 
+use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::{JoinRequest, join_request};
 use fanin_controller::{
-    Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig, SwitchStatus, switch_status,
+    Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig, SwitchStatus, control_calls,
+    switch_status,
 };
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
@@ -63,6 +68,11 @@ fn wait_until(switch: SocketAddr, otherwise: &str, is_so: impl Fn(&SwitchStatus)
 
 fn config(switch: &SwitchServer, job: &str, rank: u32, world_size: u32) -> SessionConfig {
     SessionConfig::new(switch.address().to_string(), job, rank, world_size)
+}
+
+/// The calls of a switch, for who has no session.
+fn control(switch: SocketAddr) -> ControlClient<Channel> {
+    control_calls(switch, &Trust::default())
 }
 
 /// What a rank asks without a session.

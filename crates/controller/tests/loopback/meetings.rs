@@ -19,6 +19,7 @@ fn config(switches: &[String], rank: u32, world_size: u32) -> MeetingConfig {
         job: "meets".into(),
         rank,
         world_size,
+        trust: Trust::default(),
     }
 }
 

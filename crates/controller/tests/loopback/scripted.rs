@@ -11,8 +11,10 @@ use fanin_controller::proto::{
     LeaveRequest, MeetReply, MeetRequest, Protocol, StatusReply, StatusRequest, heartbeat_reply::State,
     join_reply::Outcome,
 };
+use fanin_tls::Acceptor;
 use tokio::runtime::Runtime;
-use tonic::transport::server::TcpIncoming;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, Streaming};
 
 /// What it is named in every reply.
@@ -108,7 +110,17 @@ impl Script {
             runtime: Arc::clone(&running),
         };
         let server = tonic::transport::Server::builder().add_service(ControlServer::new(player));
-        runtime.spawn(server.serve_with_incoming(TcpIncoming::from(listener)));
+        let acceptor = Acceptor::of_process().expect("a key");
+        let incoming = TcpListenerStream::new(listener).then(move |accepted| {
+            let acceptor = acceptor.clone();
+            async move {
+                let mut outer = acceptor.accept(accepted?).await?;
+                let (inner, mut served) = tokio::io::duplex(1 << 16);
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut outer, &mut served).await });
+                Ok::<_, std::io::Error>(inner)
+            }
+        });
+        runtime.spawn(server.serve_with_incoming(incoming));
         *running.lock().expect("no panic") = Some(runtime);
         Scripted { address, heartbeats, left, runtime: running }
     }

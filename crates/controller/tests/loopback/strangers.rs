@@ -26,7 +26,7 @@ fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut denied = 0;
     runtime.block_on(async {
-        let mut client = ControlClient::connect(format!("http://{address}")).await.expect("a switch");
+        let mut client = control(address);
         for rank in 0..2 {
             // The last is another rank's: who is in the job is not all of its ranks.
             for secret in [0, u64::from(job_id), job.key().secret_of(Rank(1 - rank))] {
@@ -272,7 +272,7 @@ fn crowd(switch: SocketAddr, of_one_max: usize, protocol: join_request::Protocol
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let client = ControlClient::connect(format!("http://{switch}")).await.expect("a switch");
+        let client = control(switch);
         let mut waiting = tokio::task::JoinSet::new();
         for job in 0..2 * of_one_max {
             let (mut client, request) = (client.clone(), request(&format!("{job}"), 2));
@@ -287,6 +287,7 @@ fn crowd(switch: SocketAddr, of_one_max: usize, protocol: join_request::Protocol
         let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
         socket.bind(([127, 0, 0, 2], 0).into()).expect("of this machine");
         let stream = socket.connect(switch).await.expect("a switch");
+        let stream = Trust::default().connect(&switch.to_string(), stream).await.expect("a switch");
         let mut stream = Some(hyper_util::rt::TokioIo::new(stream));
         let connector = tower::service_fn(move |_: tonic::codegen::http::Uri| {
             let stream = stream.take();
@@ -333,7 +334,7 @@ fn a_switch_full_of_jobs_that_tell_a_lot_still_says_how_it_fares() {
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let client = ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let client = control(switch.address());
         for job in 0..256 {
             let (mut one, mut other) = (client.clone(), client.clone());
             // As much as is kept, and as much as a request can hold.

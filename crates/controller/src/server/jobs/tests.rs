@@ -6,10 +6,11 @@ use super::super::http::Served;
 use super::super::metrics;
 use super::super::service::ControlService;
 use super::*;
-use crate::proto::control_client::ControlClient;
+use crate::control_calls;
 use crate::proto::heartbeat_reply::State as Pulse;
 use crate::proto::{HeartbeatRequest, StatusRequest};
 use fanin_protocol::control::{PORTION_WHOLE, Resume};
+use fanin_tls::{Acceptor, Trust};
 use fanin_udp::HostThreads;
 use std::time::Duration;
 
@@ -152,13 +153,14 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
     let service = ControlService { jobs: Arc::clone(&jobs), instance: 1, rate_bps: None };
     let scraped = Arc::clone(&jobs);
     let text = move || metrics::text(Arc::clone(&scraped));
-    let served = Served::start(listener, service, HANG, text, || Ok(())).unwrap();
+    let served =
+        Served::start((listener, Acceptor::of_process().unwrap()), service, HANG, text, || Ok(())).unwrap();
     let ticking = Arc::clone(&jobs);
     served.every(Duration::from_millis(1), move || ticking.tick());
 
     let callers = tokio::runtime::Runtime::new().unwrap();
     callers.block_on(async {
-        let client = ControlClient::connect(format!("http://{address}")).await.unwrap();
+        let client = control_calls(address, &Trust::default());
         let Admission { job, key, generation, .. } =
             admitted(&jobs, "runs").await.expect("admitted").admission;
         gated.close(true);

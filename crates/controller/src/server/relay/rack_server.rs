@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fanin_protocol::atp::{AtpSwitchConfig, DEFAULT_WAYS};
 use fanin_protocol::control::{Protocol, RegistryConfig};
+use fanin_tls::{Acceptor, Trust};
 use fanin_udp::{AtpSwitchDriver, GoatSwitchDriver, SHARDS_MAX, SwitchConfig, SwitchDriver};
 use tokio::sync::watch;
 
@@ -117,11 +118,24 @@ pub struct RackServer {
 }
 
 impl RackServer {
-    /// Binds both ports and starts. The upstream need not be there yet.
+    /// Binds both ports and starts, under the identity of this process. The upstream need not be there yet; the key that it has first
+    /// is believed.
     ///
     /// # Errors
     /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
     pub fn start(config: RackServerConfig) -> Result<Self, ServerError> {
+        Self::start_behind(config, Acceptor::of_process()?, Trust::default())
+    }
+
+    /// As [`Self::start`], for those whom `acceptor` takes, and at an upstream that is known by what `trust` says.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_behind(
+        config: RackServerConfig,
+        acceptor: Acceptor,
+        trust: Trust,
+    ) -> Result<Self, ServerError> {
         let protocol = config.protocol();
         let shards = config.memory.shards();
         let of_shards = u8::try_from(shards).ok().filter(|_| (1..=SHARDS_MAX).contains(&shards));
@@ -166,6 +180,7 @@ impl RackServer {
             memory: config.memory,
             shards: of_shards,
             upstream,
+            trust,
             connection: Mutex::new(None),
             ended: Mutex::new(driver.events()),
             errands: Errands::start(Arc::clone(&driver)).map_err(ServerError::Runtime)?,
@@ -184,7 +199,7 @@ impl RackServer {
         let service = Service(Arc::clone(&relay));
         let asked = Arc::clone(&relay);
         let served = Served::start(
-            listener,
+            (listener, acceptor),
             service,
             SILENCE,
             move || {

@@ -2,9 +2,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use super::*;
-use crate::proto::control_client::ControlClient;
 use crate::proto::heartbeat_reply::State;
-use crate::{SwitchServer, SwitchServerConfig};
+use crate::{SwitchServer, SwitchServerConfig, control_calls};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
@@ -36,8 +35,8 @@ fn join(job: &str) -> proto::JoinRequest {
 fn strangers_do_not_use_up_the_calls_of_ranks() {
     let (_server, switch) = chain();
     let joined = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
-        let client = ControlClient::connect(format!("http://{}", switch.address())).await;
-        client.expect("a switch").join(join("runs")).await.expect("an answer").into_inner()
+        let mut client = control_calls(switch.address(), &Trust::default());
+        client.join(join("runs")).await.expect("an answer").into_inner()
     });
     let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else { panic!("{joined:?}") };
     let (job, rank) = (JobId(admission.job_id), Rank(0));
@@ -54,8 +53,7 @@ fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {
     let (server, switch) = chain();
     let callers = tokio::runtime::Runtime::new().expect("a runtime");
     callers.block_on(async {
-        let client = ControlClient::connect(format!("http://{}", switch.address())).await;
-        let mut client = client.expect("a switch");
+        let mut client = control_calls(switch.address(), &Trust::default());
         let joined = client.join(join("runs")).await.expect("an answer").into_inner();
         let Some(proto::join_reply::Outcome::Admission(admission)) = joined.outcome else {
             panic!("{joined:?}")
@@ -84,8 +82,7 @@ fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {
             let request = join("joins");
             tokio::spawn(async move { client.join(request).await })
         };
-        let mut observer =
-            ControlClient::connect(format!("http://{}", server.address())).await.expect("a server");
+        let mut observer = control_calls(server.address(), &Trust::default());
         let both_run = async {
             while observer
                 .status(proto::StatusRequest::default())

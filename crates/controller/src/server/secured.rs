@@ -1,0 +1,104 @@
+//! The connections of a switch behind TLS; in the clear one may ask how the switch fares, and nothing else.
+
+use std::io;
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use fanin_tls::{Acceptor, HANDSHAKE};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
+use tonic::transport::server::Connected;
+
+use super::calls::Caller;
+use super::guests::Guest;
+use crate::guarded::Guarded;
+
+/// What dashboards ask for, who have no certificate to look at.
+pub(super) const METRICS: &str = "/metrics";
+pub(super) const HEALTH: &str = "/healthz";
+/// How long a connection may take to say what it is, and to show that it may be here.
+const GREETING: Duration = Duration::from_secs(10);
+/// What somebody hears who asks for more in the clear.
+const SPEAK_TLS: &str = "control is encrypted here: install the same version of fanin at both ends (in the clear only /metrics and \
+                         /healthz are answered)";
+
+/// A connection, whether or not behind TLS.
+pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
+
+/// A connection, and who it is of.
+pub(super) type Secured = Guarded<Caller, Box<dyn Wire>>;
+
+impl Connected for Secured {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.guard.clone()
+    }
+}
+
+/// The connections that have said what they are, in the order in which they did: nobody waits for others.
+pub(super) fn secured(
+    incoming: impl Stream<Item = io::Result<Guarded<Guest>>> + Send + 'static,
+    acceptor: Acceptor,
+) -> impl Stream<Item = io::Result<Secured>> {
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        tokio::pin!(incoming);
+        loop {
+            let accepted = tokio::select! {
+                () = sender.closed() => return,
+                accepted = incoming.next() => accepted,
+            };
+            let (sender, acceptor) = (sender.clone(), acceptor.clone());
+            match accepted {
+                None => return,
+                // Whoever serves may have ended.
+                Some(Err(error)) => drop(sender.send(Err(error)).await),
+                Some(Ok(guest)) => drop(tokio::spawn(async move {
+                    let peer = guest.stream.peer_addr();
+                    match tokio::time::timeout(GREETING, greet(guest, &acceptor)).await {
+                        Ok(Ok(secured)) => drop(sender.send(Ok(secured)).await),
+                        Ok(Err(error)) => tracing::debug!(?peer, %error, "a connection is refused"),
+                        Err(_) => tracing::debug!(?peer, "a connection says nothing"),
+                    }
+                })),
+            }
+        }
+    });
+    ReceiverStream::new(receiver)
+}
+
+async fn greet(guest: Guarded<Guest>, acceptor: &Acceptor) -> io::Result<Secured> {
+    let mut caller = guest.guard.caller.clone();
+    let mut first = [0];
+    if guest.stream.peek(&mut first).await? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if first != [HANDSHAKE] {
+        return Ok(Guarded::new(Box::new(guest), caller));
+    }
+    let stream = acceptor.accept(guest).await?;
+    caller.is_secured = true;
+    Ok(Guarded::new(Box::new(stream), caller))
+}
+
+/// Refuses what is asked in the clear and is not for everybody.
+pub(super) async fn in_the_clear(request: Request, next: Next) -> Response {
+    let is_secured = request.extensions().get().is_some_and(|caller: &Caller| caller.is_secured);
+    if is_secured || [METRICS, HEALTH].contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    // Who asks for a page knows nothing of gRPC's statuses.
+    if request.method() == Method::POST {
+        return Status::failed_precondition(SPEAK_TLS).into_http();
+    }
+    (StatusCode::UPGRADE_REQUIRED, SPEAK_TLS).into_response()
+}
