@@ -118,8 +118,8 @@ def no_switch() -> str:
     name = variable("switch")
     ray = f'runtime_env={{"env_vars": {{"{name}": "HOST:PORT"}}}}'
     return (
-        "no switch was named: start the program with `fanin run --nproc-per-node N ...` (which "
-        f"embeds one), or start one with `fanin switch` and set {name}=HOST:PORT on every rank, or "
+        "no switch was named: start the program with `fanin run --plan switch ...` (which has one "
+        f"inside), or start one with `fanin switch` and set {name}=HOST:PORT on every rank, or "
         'say switch="HOST:PORT" (fanin.connect, fanin.torch.Options, HookState). A launcher that '
         "does not hand the environment on to its workers must be told to: "
         + (f"Ray by {ray}" if "ray" in sys.modules else f"mpirun by -x {name}, Ray by {ray}")

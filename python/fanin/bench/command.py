@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals, _units
+from fanin._cures import to_install
 from fanin._settings import Settings, add_flags
 from fanin.bench import COLLECTIVES, DTYPES, BenchError
 from fanin.bench.progress import progress
@@ -217,7 +218,7 @@ def resolve(args: argparse.Namespace) -> None:
 def _require(*modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise BenchError(f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"')
+        raise BenchError(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
 
 
 def _listed(parse: Callable[[str], _T]) -> Callable[[str], list[_T]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fanin import _signals, _units
+from fanin._cures import to_install
 from fanin.errors import FaninError
 from fanin.reproduce import ReproduceError, atp, byteps, dlcp, goat, plot, switchml
 from fanin.reproduce.finding import (
@@ -139,7 +140,7 @@ def main(argv: list[str]) -> int:
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     missing = [module for module in ("matplotlib", "numpy", "rich") if find_spec(module) is None]
     if missing:
-        text = f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"'
+        text = f"missing: {', '.join(missing)}; install with: {to_install(*missing)}"
         raise ReproduceError(text)
     from fanin import _fanin
     from fanin.bench import machine
