@@ -218,6 +218,7 @@ def test_run_refuses_what_is_wrong_with_where_it_was_said(
     done = run("--wire-dtype", "fp8", "train.py")
     assert done.returncode == 2
     assert "--wire-dtype is 'fp8': it must be" in done.stderr
+    assert "write 10gbit" in run("--rate", "10gbps", "train.py").stderr
     monkeypatch.setenv("FANIN_SLOTS", "0")
     assert "FANIN_SLOTS is '0': it must be a number from 1 to" in run("train.py").stderr
 

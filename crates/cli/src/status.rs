@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT[,..]", env = "FANIN_SWITCH")]
     switch: Option<String>,
     /// Seconds to wait for an answer
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Duration,
     /// Print JSON
     #[arg(long)]

@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT[,..]")]
     switch: Option<String>,
     /// Seconds that each step of a check may take
-    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Duration,
     /// What the Python package knows of the ranks' settings, as JSON
     #[arg(long, hide = true, default_value = "[]", value_parser = settings::parse)]
@@ -66,13 +66,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     examination.note_all(settings::findings(settings))?;
     examination.note(own::machine(settings))?;
     examination.note(own::local())?;
-    examination.note_all(own::service(settings, arguments.timeout))?;
+    examination.note_all(own::service(settings, switch.as_deref(), arguments.timeout))?;
     if switch.is_none()
         && let Some(way) = own::way()
     {
         let of_way =
             |finding: &Finding| [Check::Mtu, Check::Offload, Check::Buffers].contains(&finding.check);
-        examination.note_all(local(way, None, None).into_iter().filter(of_way).collect())?;
+        examination.note_all(local(way, settings, None, None).into_iter().filter(of_way).collect())?;
     }
     // Several have commas between, and each is examined.
     for switch in switch.iter().flat_map(|named| named.split(',')) {
@@ -101,7 +101,7 @@ fn examine(
     let (address, findings, probe) = reach::control(&name, &addresses, patience);
     examination.note_all(findings)?;
     let Some(mut probe) = probe else {
-        examination.note_all(local(address, None, None))?;
+        examination.note_all(local(address, settings, None, None))?;
         examination.skip(&Check::OF_SWITCH);
         return Ok(());
     };
@@ -109,7 +109,7 @@ fn examine(
         Ok(status) => status,
         Err(error) => {
             examination.note(reach::lost(&error))?;
-            examination.note_all(local(address, None, None))?;
+            examination.note_all(local(address, settings, None, None))?;
             examination.skip(&Check::OF_SWITCH);
             return Ok(());
         }
@@ -118,7 +118,8 @@ fn examine(
     examination.note_all(settings::against(settings, status.protocol))?;
     let report = probe.all_reduce();
     examination.note(data_path::udp(&report, address))?;
-    examination.note_all(local(address, Some((&probe, &status)), Some(&report)))?;
+    examination.note_all(local(address, settings, Some((&probe, &status)), Some(&report)))?;
+    examination.note_all(own::rates(settings, &name, address, &status).into_iter().collect())?;
     match &report {
         Ok(report) => examination.note(data_path::heartbeat(report))?,
         Err(_) => examination.skip(&[Check::Heartbeat]),
@@ -131,6 +132,7 @@ fn examine(
 /// What this machine says about the way to `address`, with what the switch added to it.
 fn local(
     address: SocketAddr,
+    settings: &[Setting],
     switch: Option<(&Probe, &SwitchStatus)>,
     report: Option<&Result<ProbeReport, SessionError>>,
 ) -> Vec<Finding> {
@@ -142,7 +144,7 @@ fn local(
     match probe_socket(address) {
         Ok(socket) => {
             let window = Window {
-                rate_bps: route.as_ref().and_then(|route| route.rate_bps),
+                rate_bps: own::rate_bps(settings, route.as_ref()),
                 rtt: rtt(switch.map(|(probe, _)| probe), report),
                 shards: switch.map_or(1, |(_, status)| u8::try_from(status.shards).unwrap_or(u8::MAX)),
                 elements: data_path::chunk_elements(protocol, &mtu, report),
@@ -159,7 +161,7 @@ fn local(
             ));
         }
     }
-    findings.push(machine::interface(address, route.as_ref()));
+    findings.push(machine::interface(address, route.as_ref(), settings::value(settings, "rate")));
     findings
 }
 
