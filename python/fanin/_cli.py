@@ -47,9 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
         except ModuleNotFoundError as missing:
             if not f"{missing.name}.".startswith(tuple(f"{each}." for each in _BROUGHT[extra])):
                 raise
+            from fanin._cures import to_install
+
             print(
                 f"fanin {name}: {missing.name} is not installed; install it with: "
-                f'pip install "fanin[{extra}]"',
+                f"{to_install(str(missing.name))}",
                 file=sys.stderr,
             )
             return 1

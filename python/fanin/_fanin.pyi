@@ -137,6 +137,7 @@ class JobPlan(TypedDict):
     services: list[ServiceShare]
     predicted: float | None
     bound: str | None
+    links: str | None
     measured: float | None
     imbalance: float
 
@@ -162,6 +163,7 @@ class Client:
         congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
         prediction: tuple[float, str] | None = None,
+        links: str | None = None,
         machine: str | None = None,
         local: LocalRanks | None = None,
         hosted: Switch | None = None,
@@ -375,8 +377,18 @@ def interface_address(interface: str) -> str:
     Raises `ValueError` where there is no such interface, or it is down, or has none.
     """
 
-def switch_rate(address: str, timeout: float, trust: Trust | None = None) -> int | None:
-    """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`."""
+def switch_rate(
+    address: str,
+    timeout: float,
+    *,
+    rank: int | None = None,
+    look: Callable[[], None] | None = None,
+    trust: Trust | None = None,
+) -> int | None:
+    """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`.
+
+    Waits for a switch that is not there yet, and says so as `rank`. What `look` raises ends that.
+    """
 
 def check_scenario(name: str, text: str) -> None:
     """Read a scenario file's text, and play nothing.

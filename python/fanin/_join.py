@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fanin import _fanin
-from fanin._services import PLACES_MAX, Service
+from fanin._services import PLACES_MAX, Service, Split
 from fanin._settings import Settings, variable
 from fanin.errors import FaninError, RankOutOfRange, SwitchUnreachable
 
@@ -34,7 +34,7 @@ def join(
     world_size: int,
     timeout: float,
     services: Sequence[Service] | None = None,
-    prediction: tuple[float, str] | None = None,
+    planned: Split | None = None,
     local: _fanin.LocalRanks | None = None,
     hosted: _fanin.Switch | None = None,
     meeting: _fanin.Meeting | None = None,
@@ -44,8 +44,8 @@ def join(
 ) -> _fanin.Client:
     """Join `job`; blocks until all ranks have, `timeout` seconds at most.
 
-    Without `services` the switches of the settings sum, each as much as any other. `prediction` is
-    what the plan of the shares takes. With `local` the ranks of this machine sum among themselves
+    Without `services` the switches of the settings sum, each as much as any other. `planned` is
+    where the shares are from. With `local` the ranks of this machine sum among themselves
     first. `hosted` is this process's service, if it is one of them. The ranks met at `meeting`, and
     `BeganAnew` is raised when one of them is started again. Of this machine's `link`, whose bits a
     second may be known, so many ranks send at once. What `look` raises, which is called now and
@@ -78,7 +78,8 @@ def join(
         protocol=settings.protocol,
         congestion_control=settings.congestion_control,
         trace=None if settings.trace is None else timeline(settings.trace, rank),
-        prediction=prediction,
+        prediction=None if planned is None else planned.prediction,
+        links=None if planned is None else planned.links,
         machine=settings.machine,
         local=local,
         hosted=hosted,
@@ -127,8 +128,8 @@ def no_switch() -> str:
     name = variable("switch")
     ray = f'runtime_env={{"env_vars": {{"{name}": "HOST:PORT"}}}}'
     return (
-        "no switch was named: start the program with `fanin run --nproc-per-node N ...` (which "
-        f"embeds one), or start one with `fanin switch` and set {name}=HOST:PORT on every rank, or "
+        "no switch was named: start the program with `fanin run --plan switch ...` (which has one "
+        f"inside), or start one with `fanin switch` and set {name}=HOST:PORT on every rank, or "
         'say switch="HOST:PORT" (fanin.connect, fanin.torch.Options, HookState). A launcher that '
         "does not hand the environment on to its workers must be told to: "
         + (f"Ray by {ray}" if "ray" in sys.modules else f"mpirun by -x {name}, Ray by {ray}")

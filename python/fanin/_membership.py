@@ -12,9 +12,10 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fanin import _fanin
@@ -23,6 +24,8 @@ from fanin._join import join, no_switch
 from fanin._services import (
     Place,
     Service,
+    Split,
+    asked,
     bracketed,
     columns,
     local_machines,
@@ -38,6 +41,8 @@ WAY_PATIENCE = 10.0
 # Most pairs of machines that one error names, and characters of what keeps one from the other.
 NAMED_MAX = 4
 CAUSE_MAX = 200
+
+_said: set[str | None] = set()
 
 Gather: TypeAlias = Callable[[str, str, float], list[str]]
 """``gather(round, text, seconds)``: what each rank says in that round, in the order of the ranks.
@@ -83,18 +88,22 @@ class Ranks:
         def gather(name: str, text: str) -> list[str]:
             return self.gather(name, text, deadline - time.monotonic())
 
-        here = place(settings, self.address, self.trust, asks=rank == 0)
+        here = place(settings, self.address)
         places = [Place.decode(text) for text in gather("place", here.encode())]
+        if asked(places):
+            rates = [self._rate_of(switch, deadline) for switch in asked(places) if rank == 0]
+            told = gather("rates", json.dumps(rates))
+            places[0] = replace(places[0], switch_rates=json.loads(told[0]))
         of_rank = machines(places)
         hosted: Hosted | None = None
         local = self._share_memory(local_machines(places), gather)
 
         # Where ranks of a machine do not sum among themselves, they share its link.
-        crowd = 1 if local is not None else max(of_rank.count(machine) for machine in of_rank)
+        crowd = 1 if local is not None else max(Counter(of_rank).values())
 
         def enter(
             services: Sequence[Service],
-            prediction: tuple[float, str] | None = None,
+            planned: Split | None = None,
             hosted: _fanin.Switch | None = None,
         ) -> _fanin.Client:
             client = join(
@@ -104,7 +113,7 @@ class Ranks:
                 self.world_size,
                 left(),
                 services,
-                prediction,
+                planned,
                 local,
                 hosted,
                 self.meeting,
@@ -121,20 +130,23 @@ class Ranks:
             planned = split(places)
             if planned is None:
                 raise SwitchUnreachable(no_switch())
+            if rank == 0 and planned.is_assumed:
+                _say_once(planned.links)
             jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
             # Of a rank beyond the columns nothing goes to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
             # A name of this machine that means itself says nothing to others.
-            told, key, error = "", "", ""
+            listens, key, error = "", "", ""
             if rank in planned.hosts(mine):
                 try:
                     hosted = host(reachable(here, places), settings.secret_file)
-                    told, key = hosted.address, hosted.switch.fingerprint
+                    listens, key = hosted.address, hosted.switch.fingerprint
                 except OSError as cause:
                     error = f"rank {rank} cannot host a service: {cause}"
             addresses = [""] * self.world_size
             if planned.machines:
-                answers = [json.loads(t) for t in gather("service", json.dumps([told, key, error]))]
+                said = json.dumps([listens, key, error])
+                answers = [json.loads(text) for text in gather("service", said)]
                 for *_, wrong in answers:
                     if wrong:
                         raise SwitchUnreachable(wrong)
@@ -155,7 +167,7 @@ class Ranks:
                 # What is between two machines is between all of their columns.
                 self._check_ways(places, services(jobs[0]), gather, deadline)
             switch = hosted.switch if hosted is not None else None
-            connected = Connected(enter(services(mine), planned.prediction, switch), hosted)
+            connected = Connected(enter(services(mine), planned, switch), hosted)
             self._compare_keys(places, here, connected, gather)
             return connected
         except BaseException:
@@ -164,6 +176,12 @@ class Ranks:
             if local is not None:
                 local.close()
             raise
+
+    def _rate_of(self, switch: str, deadline: float) -> int | None:
+        left = max(deadline - time.monotonic(), 1.0)
+        return _fanin.switch_rate(
+            switch, left, rank=self.rank, look=self.look, trust=self.trust
+        )
 
     def _check_ways(
         self,
@@ -297,6 +315,18 @@ class Connected:
         self.client.close()
         if self.hosted is not None:
             self.hosted.release()
+
+
+def _say_once(links: str | None) -> None:
+    """Say on what the plan of rank 0 rests that nobody told, once a process."""
+    if links not in _said:
+        _said.add(links)
+        print(
+            f"fanin: rank 0: {links}. If that is not so, say what they carry: FANIN_RATE=1gbit to "
+            "ranks, --rate 1gbit to `fanin switch`",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _at(rank: int, places: Sequence[Place]) -> str:

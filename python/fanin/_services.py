@@ -19,8 +19,8 @@ from fanin.errors import JoinRefused
 PLACES_MAX: Final = 64
 # What a link is taken to carry of which nobody says what.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
-# How long a switch may take to say how fast its link is, in seconds.
-SWITCH_PATIENCE: Final = 10.0
+# Most links that a line names.
+NAMED_MAX: Final = 2
 
 Service: TypeAlias = tuple[str, float, int | None, int | None]
 """An address, its share of all tensors, the bits a second that a rank and it speak at, and the rank
@@ -42,7 +42,7 @@ class Place:
     switches: list[str]
     """The switches that it was told of."""
     switch_rates: list[int | None]
-    """What their links carry, if rank 0 asked."""
+    """What their links carry, once rank 0 has asked."""
     own_services: bool
     plan: Plan
     local: str | None
@@ -71,9 +71,14 @@ class Split:
     rates_bps: list[int | None]
     """Of the lanes to the machines, then to the switches."""
     prediction: tuple[float, str] | None
-    """What it takes to sum a byte, in seconds, headers apart, and what takes that long; None for a
-    job that one service sums, of which no link's rate is known, or whose ranks name unlike
-    switches."""
+    """What it takes to sum a byte, in seconds, headers apart, and what takes that long; None where
+    no link's rate is known, where ranks name unlike switches, and for one machine. One service that
+    was told to sum alone has a prediction if all rates are known."""
+    links: str | None = None
+    """What the links were told to carry, and what was taken for those of which nothing was told;
+    None where no share follows from it."""
+    is_assumed: bool = False
+    """Whether a share follows from something that nobody told."""
 
     def hosts(self, column: Sequence[int]) -> list[int]:
         """Return the ranks of a column whose services sum it."""
@@ -89,29 +94,21 @@ class Split:
         return [service for service in services if service[1] > 0]
 
 
-def place(settings: Settings, address: str, trust: _fanin.Trust, *, asks: bool) -> Place:
-    """Return where this rank is; `address` is this machine's. With `asks`, ask the switches.
-
-    They are known as `trust` says.
-
-    Raises the errors of `fanin.errors` where a switch that is to be asked does not answer.
-    """
+def place(settings: Settings, address: str) -> Place:
+    """Return where this rank is; `address` is this machine's."""
     switches = settings.switch.split(",") if settings.switch else []
     rate = settings.rate
     if rate is None:
         # Any port: nothing is sent.
         route = _fanin.route_to(switches[0] if switches else f"{bracketed(address)}:9")
         rate = route[2] if route else None
-    # Without a rate to compare with, a switch's is of no use.
-    is_asked = asks and rate is not None and may_sum(settings) and settings.plan == "auto"
-    rates = [_fanin.switch_rate(s, SWITCH_PATIENCE, trust) if is_asked else None for s in switches]
     return Place(
         machine=machine(settings),
         name=settings.machine or socket.gethostname(),
         address=address,
         rate_bps=rate,
         switches=switches,
-        switch_rates=rates,
+        switch_rates=[None] * len(switches),
         own_services=may_sum(settings),
         plan=settings.plan,
         local=_local(settings),
@@ -164,8 +161,25 @@ def local_machines(places: Sequence[Place]) -> list[int] | None:
     return None if places[0].switches and max(of_rank) == 0 else of_rank
 
 
+def asked(places: Sequence[Place]) -> list[str]:
+    """Return the switches that rank 0 is to ask for the rates of their links."""
+    first = places[0]
+    is_planned = first.own_services and first.plan != "own" and _are_alike(places)
+    is_of_several = any(place.machine != first.machine for place in places)
+    return first.switches if is_planned and is_of_several else []
+
+
+def _are_alike(places: Sequence[Place]) -> bool:
+    # Where ranks name others, these may be racks, each with a link for its own ranks alone; or one
+    # switch by two addresses.
+    return all(place.switches == places[0].switches for place in places if place.switches)
+
+
 def split(places: Sequence[Place]) -> Split | None:
     """Return what takes the least time as rank 0 would have it; None if nobody may sum.
+
+    A link of which nobody tells the rate is taken for as fast as the slowest of which it is told:
+    a switch as fat as all machines together has to say so.
 
     Raises `fanin.errors.JoinRefused` where there are more machines than own services sum for.
     """
@@ -173,9 +187,7 @@ def split(places: Sequence[Place]) -> Split | None:
     of_rank = machines(places)
     count = max(of_rank) + 1
     names = first.switches
-    # Where ranks name others, these may be racks, each with a link for its own ranks alone, of
-    # which rank 0 asked one; or one switch by two addresses.
-    is_alike = all(place.switches == names for place in places if place.switches)
+    is_alike = _are_alike(places)
     switch_rates = first.switch_rates if is_alike else [None] * len(names)
     if not names:
         own = first.own_services and first.plan != "switch"
@@ -184,10 +196,7 @@ def split(places: Sequence[Place]) -> Split | None:
     elif first.plan == "switch" or not first.own_services or count == 1:
         own = False
     else:
-        # Of one switch without a rate, or beside machines without one, it is not known that its
-        # link is no better than theirs.
-        known = [place.rate_bps for place in places] + switch_rates
-        own = len(names) > 1 or None not in known
+        own = is_alike or len(names) > 1
     if own and count > PLACES_MAX:
         # No rack is before them; before a switch that was named there may be.
         if not names:
@@ -201,15 +210,19 @@ def split(places: Sequence[Place]) -> Split | None:
     if not summing and not names:
         return None
     sums = len(summing) + len(names)
-    if sums == 1 or count == 1:
+    if count == 1:
         # A plan is for what travels between machines: here all ask as much of each.
         share = 1.0 / sums
         return Split(summing, [share] * len(summing), [share] * len(names), [None] * sums, None)
-    links = _links(places, of_rank, switch_rates)
-    is_known = any(rate is not None for rate in (*(p.rate_bps for p in places), *switch_rates))
-    here = [
-        (f"rank {of_rank.index(i)}'s machine", True, own, links[i], links[i]) for i in range(count)
-    ]
+    told = [*_rates(places, of_rank, count), *switch_rates]
+    known = [rate for rate in told if rate is not None]
+    usual = min(known, default=RATE_UNKNOWN_BPS)
+    links = [float(usual if rate is None else rate) for rate in told]
+    firsts: dict[int, int] = {}
+    for rank, machine in enumerate(of_rank):
+        firsts.setdefault(machine, rank)
+    called = [f"rank {firsts[machine]}'s machine" for machine in range(count)]
+    here = [(called[i], True, own, links[i], links[i]) for i in range(count)]
     spare = zip(names, links[count:], strict=True)
     there = [(name, False, True, rate, rate) for name, rate in spare]
     plan = _fanin.plan([*here, *there])
@@ -219,30 +232,46 @@ def split(places: Sequence[Place]) -> Split | None:
     lanes = [round(8 * share / seconds) or None for share in shares]
     # Whose services get nothing need not start them.
     used = [index for index in summing if shares[index] > 0]
+    # Racks' links are not known, and those above them neither.
+    is_planned = is_alike or not names
+    # The share of one that sums alone is whole, however fast its link is.
+    is_predicted = len(known) == len(told) if sums == 1 else bool(known)
     return Split(
         machines=used,
         own_shares=[shares[index] for index in used],
         switch_shares=shares[len(summing) :],
-        rates_bps=[lanes[index] for index in used] + lanes[len(summing) :],
-        prediction=(seconds, plan["bound"]) if is_known and (is_alike or not names) else None,
+        rates_bps=[lanes[index] for index in used] + lanes[len(summing) :] if sums > 1 else [None],
+        prediction=(seconds, plan["bound"]) if is_planned and is_predicted else None,
+        links=_told([*called, *names], told) if is_planned and sums > 1 else None,
+        is_assumed=is_planned and sums > 1 and len(known) < len(told) and bool(names or known),
     )
 
 
-def _links(
-    places: Sequence[Place], of_rank: Sequence[int], switch_rates: Sequence[int | None]
-) -> list[float]:
-    """Return the rates of the machines' links, then of the switches'.
-
-    One that is not known is taken for the slowest.
-    """
-    count = max(of_rank) + 1
+def _rates(places: Sequence[Place], of_rank: Sequence[int], count: int) -> list[int | None]:
+    """Return what the machines' links were told to carry."""
     told: list[int | None] = [None] * count
     for place, machine in zip(places, of_rank, strict=True):
         told[machine] = _slower(told[machine], place.rate_bps)
-    told += switch_rates
-    known = [rate for rate in told if rate is not None]
-    usual = min(known, default=RATE_UNKNOWN_BPS)
-    return [float(usual if rate is None else rate) for rate in told]
+    return told
+
+
+def _told(names: Sequence[str], rates: Sequence[int | None]) -> str:
+    """Say what links carry, and what is taken for those that tell nothing: for people."""
+    known = sorted({rate for rate in rates if rate is not None})
+    silent = [name for name, rate in zip(names, rates, strict=True) if rate is None]
+    if not known:
+        return "no link tells its rate: all are taken for equal"
+    if not silent:
+        ends = dict.fromkeys([known[0], known[-1]])
+        return f"all tell their rates, {' to '.join(map(_shown, ends))}"
+    named = ", ".join(silent[:NAMED_MAX])
+    more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
+    tell = "tells" if len(silent) == 1 else "tell"
+    return f"{named}{more} {tell} no rate: taken for {_shown(known[0])}, the slowest that is told"
+
+
+def _shown(bps: int) -> str:
+    return f"{bps / 1e9:g} Gbit/s"
 
 
 def _slower(one: int | None, other: int | None) -> int | None:

@@ -125,8 +125,8 @@ def _rate(text: str) -> int:
         text += "bit"
     try:
         return _units.rate_bps(text)
-    except argparse.ArgumentTypeError:
-        raise ValueError("it must be a rate as tc writes it: 500mbit, 1gbit") from None
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"it must be a rate, and {error}") from None
 
 
 LOSS_BOUND_LEAST = 0.002

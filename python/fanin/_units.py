@@ -1,10 +1,12 @@
-"""Rates as tc writes them, sizes as people write them, losses as netem writes them."""
+"""Rates as tc writes bits, sizes as people write them, losses as netem writes them."""
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
+from pathlib import Path
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps)", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmg])(i?))?b?", re.IGNORECASE)
@@ -12,12 +14,16 @@ _PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def rate_bps(text: str) -> int:
-    """Parse tc's "500mbit", "1gbit", "1gibit", "10mbps" (bytes): bits per second."""
+    """Parse "500mbit", "1gbit", "1gibit": bits per second."""
     match = _RATE.fullmatch(text)
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no rate; write it as tc does: 500mbit, 1gbit")
+        raise ArgumentTypeError(f"{text!r} is no rate: write it as 500mbit or 1gbit")
     number, prefix, binary, unit = match.groups()
-    bits = float(number) * _factor(prefix, binary) * (8 if unit.lower() == "bps" else 1)
+    if unit.lower() == "bps":
+        # To tc these are bytes, to most people bits.
+        meant = f"{number}{prefix}{binary}bit".lower()
+        raise ArgumentTypeError(f"{text!r} may mean bits or bytes a second: write {meant}")
+    bits = float(number) * _factor(prefix, binary)
     if bits < 1000:
         raise ArgumentTypeError(f"{text!r} is less than 1kbit")
     return int(bits)
@@ -63,6 +69,16 @@ def loss_fraction(text: str) -> float:
             f"{text!r} would lose {100 * fraction:g} % of packets; write 1% or 0.01, at most 50%"
         )
     return fraction
+
+
+def new_file(text: str) -> Path:
+    """Parse a path that can be written; looks now, and not once there is something to write."""
+    path = Path(text)
+    folder = path.parent
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        why = "it is a folder" if path.is_dir() else f"no writable folder {folder}"
+        raise ArgumentTypeError(f"cannot write {text}: {why}")
+    return path
 
 
 def shown_rate(bps: int) -> str:

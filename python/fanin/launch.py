@@ -1,4 +1,4 @@
-"""`fanin run`: torchrun, with a switch in the launcher unless one is named.
+"""`fanin run`: torchrun, with a switch in the launcher where a protocol needs one.
 
 The parser is torchrun's own, so every flag means what it means there.
 """
@@ -6,10 +6,17 @@ The parser is torchrun's own, so every flag means what it means there.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
+import shutil
 import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
 
 from fanin import _fanin
+from fanin._cures import nearest
 from fanin._hosts import Host, hosts, taken
 from fanin._hosts import run as run_on
 from fanin._settings import (
@@ -22,15 +29,20 @@ from fanin._settings import (
 )
 from fanin.errors import FaninError
 
+USAGE = "fanin run [flags of torchrun, and those of fanin] program.py [its arguments]"
+
 DESCRIPTION = """\
-Starts the ranks of a training program, as torchrun does, with a switch that sums their gradients.
-The program says init_process_group("fanin"), or "gloo" and is run with --as gloo. All flags of
-torchrun are accepted."""
+Starts the ranks of a training program, as torchrun does. The program says
+init_process_group("fanin"), or "gloo" and is run with --as gloo. All flags of torchrun are
+accepted. Ranks of one machine sum in shared memory, those of several by services of their own; a
+switch is started for what needs one (--protocol atp or goat, --plan switch)."""
 
 EXAMPLES = """\
 examples:
-  one machine, four ranks, a switch inside the launcher:
+  one machine, four ranks that sum in shared memory:
     fanin run --nproc-per-node 4 train.py --epochs 3
+  one machine, a switch inside the launcher:
+    fanin run --plan switch --nproc-per-node 4 train.py
   two machines and a switch on a third (there: fanin switch --listen 0.0.0.0:4800):
     fanin run --switch 10.0.0.9:4800 --nnodes 2 --nproc-per-node 8 \\
         --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py
@@ -47,14 +59,20 @@ def parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
     made: argparse.ArgumentParser = get_args_parser()
+    _add_ours(made)
     made.prog = "fanin run"
+    made.usage = USAGE  # that of all flags would hide what is wrong with one
     made.description = DESCRIPTION
     made.epilog = EXAMPLES
     made.formatter_class = argparse.RawDescriptionHelpFormatter
+    return made
+
+
+def _add_ours(made: argparse.ArgumentParser) -> None:
     ours = made.add_argument_group(
         "fanin",
-        "Settings of the ranks (docs/settings.md). Without --switch the launcher starts a switch, "
-        "which serves this machine only; with --protocol atp or goat its server, too.",
+        "Settings of the ranks (docs/settings.md). A switch that the launcher starts serves this "
+        "machine only; with --protocol atp or goat its server is there, too.",
     )
     add_flags(ours)
     ours.add_argument(
@@ -88,7 +106,70 @@ def parser() -> argparse.ArgumentParser:
         help="with -np: on which machines, as horovodrun has it; on others over ssh, which "
         "must log in without a password, and find the same program and Python at the same paths",
     )
-    return made
+
+
+def _unknown(argv: Sequence[str]) -> str | None:
+    """Return what is wrong with the first flag that there is not; None where torchrun may look.
+
+    Torch takes seconds to import, so nothing here imports it.
+    """
+    known = _of_torchrun()
+    if known is None:
+        return None
+    ours = argparse.ArgumentParser()
+    _add_ours(ours)
+    known |= {flag: action.nargs != 0 for flag, action in ours._option_string_actions.items()}
+    words = iter(argv)
+    for word in words:
+        flag, _, value = word.partition("=")
+        if not flag.startswith("-"):
+            return None  # the program, whose flags are its own
+        # A long flag may be shortened, and a short one have its value behind it.
+        long = [name for name in known if flag.startswith("--") and name.startswith(flag)]
+        short = [name for name in known if not name.startswith("--") and flag.startswith(name)]
+        meant = flag if flag in known else next(iter(long or short), None)
+        if meant is None:
+            return f"there is no {flag}{nearest(flag, known)} (fanin run --help lists all)"
+        if known[meant] and not value and (flag in known or long):
+            next(words, None)
+    return None
+
+
+def _of_torchrun() -> dict[str, bool] | None:
+    """Return torchrun's flags, and whether each takes a value; None without its source."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    try:
+        source = (Path(torch.origin).parent / "distributed" / "run.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = {}
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call) or not ast.unparse(call.func).endswith(".add_argument"):
+            continue
+        actions = [each.value for each in call.keywords if each.arg == "action"]
+        takes = not any(ast.unparse(each) in ("check_env", "'store_true'") for each in actions)
+        names = [each.value for each in call.args if isinstance(each, ast.Constant)]
+        found.update({str(name): takes for name in names if str(name).startswith("-")})
+    return found
+
+
+def _missing(args: argparse.Namespace) -> str | None:
+    """Return what is not there of what is to be run."""
+    program: str = args.training_script
+    if args.module:
+        # Python looks here first, too.
+        here = [os.getcwd(), *sys.path]
+        is_there = PathFinder.find_spec(program.partition(".")[0], here) is not None
+        return None if is_there else f"there is no module {program}"
+    if not args.no_python:
+        return None if Path(program).exists() else f"there is no {program}"
+    if shutil.which(program) is None:
+        return f"there is no command {program}"
+    first = next(iter(args.training_script_args), "")
+    is_script = Path(program).name.startswith("python") and first.endswith(".py")
+    return f"there is no {first}" if is_script and not Path(first).exists() else None
 
 
 def run(argv: list[str]) -> int:
@@ -97,6 +178,9 @@ def run(argv: list[str]) -> int:
         as_backend()  # before the parser, which imports torch
     except ValueError as error:
         print(f"fanin run: {error}", file=sys.stderr)
+        return 2
+    if (wrong := _unknown(argv)) is not None:
+        print(f"fanin run: {wrong}", file=sys.stderr)
         return 2
     parsed = parser()
     args = parsed.parse_args(argv)
@@ -113,24 +197,32 @@ def run(argv: list[str]) -> int:
         )
     named = settings.switch
     of_several = bool(machines) or _nodes_max(parsed, args.nnodes) > 1
-    if of_several and not named and (settings.protocol != "switchml" or settings.plan == "switch"):
+    # Else ranks of one machine sum in its memory, and machines by services of their own.
+    needs_switch = (
+        settings.protocol != "switchml" or settings.plan == "switch" or not settings.own_services
+    )
+    if of_several and not named and needs_switch:
         # Else the ranks say it; there will be none.
         _fanin.warn_of_unknown_variables()
         parsed.error(
             "with more than one node the ranks need a switch that all of them can reach: start one "
             "with `fanin switch --listen 0.0.0.0:4800`, and pass --switch ADDR:PORT on every node"
         )
-    if (named or of_several) and args.heartbeat_timeout is not None:
+    starts_switch = needs_switch and not named and not of_several
+    if args.heartbeat_timeout is not None and not starts_switch:
         parsed.error(
             "--heartbeat-timeout is for the switch of this launcher, and it has none here: start "
-            "one with it (fanin switch --heartbeat-timeout SECONDS), and pass --switch"
+            "one with it (fanin switch --heartbeat-timeout SECONDS), and pass --switch; or, on one "
+            "machine, pass --plan switch"
         )
+    if not machines and (absent := _missing(args)) is not None:
+        parsed.error(absent)
     os.environ.update(exported(args))  # the ranks inherit it
     if stands_in:
         os.environ[AS_VARIABLE] = stands_in
     if machines:
         return run_on(machines, _without_hosts(argv, args), _ranks_end_s(args))
-    if named or of_several:  # where none is named the ranks' machines sum
+    if not starts_switch:
         return _launch(args)
 
     try:

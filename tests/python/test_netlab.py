@@ -413,6 +413,20 @@ def test_machines_whose_links_have_unequal_mtus_sum(launch: Launch, tmp_path: An
 
 
 @needs_lab
+def test_a_laboratory_that_is_there_is_not_replaced_unasked() -> None:
+    up = ("up", "--name", NAME, "--workers", "1")
+    assert fanin(*up).returncode == 0
+    try:
+        refused = fanin(*up)
+        assert refused.returncode == 1
+        assert "there is a laboratory (w0 sw)" in refused.stderr
+        assert "--replace" in refused.stderr
+        assert fanin(*up, "--replace").returncode == 0
+    finally:
+        fanin("down", "--name", NAME)
+
+
+@needs_lab
 def test_what_is_not_there_is_named() -> None:
     missing = fanin("exec", "--name", NAME, "w0", "--", "true")
     assert missing.returncode == 1

@@ -50,14 +50,25 @@ say("sum", tensor[0].item())
 
 
 @pytest.mark.parametrize(
-    "source", [BY_NUMPY + ONE_SUM, BY_TORCH + ONE_SUM_BY_TORCH], ids=["numpy", "torch"]
+    ("source", "machines", "said"),
+    [
+        (BY_NUMPY + ONE_SUM, "aa", {}),
+        (BY_TORCH + ONE_SUM_BY_TORCH, "aa", {}),
+        # It is asked for its rate then, before anybody joins.
+        (BY_NUMPY + ONE_SUM, "ab", {"FANIN_RATE": "1gbit"}),
+        (BY_TORCH + ONE_SUM_BY_TORCH, "ab", {"FANIN_RATE": "1gbit"}),
+    ],
+    ids=["numpy", "torch", "numpy with a rate", "torch with a rate"],
 )
 def test_ranks_wait_for_a_switch_that_comes_late_and_say_so(
-    start: Start, tmp_path: Path, source: str
+    start: Start, tmp_path: Path, source: str, machines: str, said: dict[str, str]
 ) -> None:
     late = SwitchProcess(listen=free_address())
-    meet = f"file://{tmp_path}/meet"
-    ranks = [start(source, rank, 2, late.address, MEET=meet) for rank in range(2)]
+    said |= {"MEET": f"file://{tmp_path}/meet"}
+    ranks = [
+        start(source, rank, 2, late.address, **said, FANIN_MACHINE=machines[rank])
+        for rank in range(2)
+    ]
     waits = rf"^fanin: rank 0: waiting for the switch {late.address}: connection refused; "
     cure = r"is `fanin switch` running there\? \(\d+ s of \d+ s\)$"
     ranks[0].line(waits + cure)

@@ -1,4 +1,4 @@
-"""`fanin run`: torchrun with a switch inside, and nothing left behind."""
+"""`fanin run`: torchrun, with a switch inside where one is needed, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fanin import launch
 from ranks import DEADLINE, wait_until
 
 LOOP = """
@@ -22,7 +23,7 @@ import fanin.torch
 
 dist.init_process_group("fanin")
 dist.barrier()
-os.write(1, f"ready {os.getpid()} {os.environ['FANIN_SWITCH']}\\n".encode())
+os.write(1, f"ready {os.getpid()}\\n".encode())
 tensor = torch.ones(1000)
 while True:
     dist.all_reduce(tensor)
@@ -58,6 +59,106 @@ def test_a_program_runs_with_a_switch_in_the_launcher(tmp_path: Path, protocol: 
     command = fanin("run", *options, str(tmp_path / "sum.py"))
     done = subprocess.run(command, env=clean_environment(), timeout=DEADLINE, check=False)
     assert done.returncode == 0
+
+
+SHARES = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("fanin")
+assert "FANIN_SWITCH" not in os.environ
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+assert backend._channel._client.switch == "", "no service sums"
+tensor = torch.ones(1000)
+dist.all_reduce(tensor)
+assert (tensor == 2).all()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_one_machine_sum_in_its_memory_as_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "shares.py").write_text(SHARES)
+    for command in (fanin("run"), [sys.executable, "-m", "torch.distributed.run"]):
+        done = subprocess.run(
+            [*command, "--nproc-per-node", "2", str(tmp_path / "shares.py")],
+            env=clean_environment(),
+            timeout=DEADLINE,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "switch" not in done.stderr
+
+
+def refused(*arguments: str, torch: bool = True) -> str:
+    """What `fanin run` says that starts nothing; without torch, it must not need it."""
+    hide = "" if torch else "import sys; sys.modules['torch.distributed'] = None\n"
+    program = f"{hide}from fanin._cli import main; raise SystemExit(main({['run', *arguments]}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=clean_environment(),
+        timeout=DEADLINE,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 2, done.stderr
+    return lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--protocl", "--protocol"),
+        ("--nproc-per-nod", None),
+        ("--nprocs-per-node", "--nproc-per-node"),
+        ("--wire-dtyp=bfloat16x", None),
+        ("--max_restart5", "--max_restarts"),
+        ("--xyzzy", ""),
+    ],
+)
+def test_a_typing_error_costs_no_import_of_torch_and_the_nearest_flag_is_named(
+    typed: str, meant: str | None
+) -> None:
+    # None: a flag may be shortened.
+    arguments = ("--nnodes", "1", typed, "2", "train.py", "--protocl", "x")
+    if meant is None:
+        assert launch._unknown(arguments) is None
+        return
+    said = refused(*arguments, torch=False)
+    nearest = f"; do you mean {meant}?" if meant else ""
+    assert said == f"fanin run: there is no {typed}{nearest} (fanin run --help lists all)"
+
+
+def test_all_flags_of_torchrun_are_known_with_what_follows_them() -> None:
+    from torch.distributed.run import get_args_parser
+
+    known = launch._of_torchrun()
+    assert known is not None
+    flags = get_args_parser()._option_string_actions
+    for name, action in flags.items():
+        if name not in ("-h", "--help"):
+            assert known[name] == (action.nargs != 0), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (("nowhere.py",), "there is no nowhere.py"),
+        (("-m", "nowhere.train"), "there is no module nowhere.train"),
+        (("--no-python", "nowhere"), "there is no command nowhere"),
+        (("-np", "2", "python", "nowhere.py"), "there is no nowhere.py"),
+        (("--protocol", "atp", "nowhere.py"), "there is no nowhere.py"),
+    ],
+)
+def test_a_program_that_is_not_there_is_refused_before_anything_starts(
+    arguments: tuple[str, ...], absent: str
+) -> None:
+    assert refused(*arguments) == f"fanin run: error: {absent}"
 
 
 def test_a_failing_program_gives_a_failing_status(tmp_path: Path) -> None:
@@ -124,7 +225,7 @@ dist.destroy_process_group()
 def test_a_run_says_where_its_switch_is(tmp_path: Path) -> None:
     (tmp_path / "status.py").write_text(STATUS)
     done = subprocess.run(
-        fanin("run", "--nproc-per-node", "2", str(tmp_path / "status.py")),
+        fanin("run", "--plan", "switch", "--nproc-per-node", "2", str(tmp_path / "status.py")),
         env=clean_environment(),
         timeout=DEADLINE,
         check=True,

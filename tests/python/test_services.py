@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch, SwitchProcess
+from conftest import Launch, SwitchProcess, free_address
 from fanin import _hosting
-from fanin._services import Place, Split, columns, split
+from fanin._services import Place, Split, asked, columns, split
 from fanin.errors import JoinRefused
 from fanin.torch import handshake
 from programs import BY_TORCH, Program, Start
@@ -73,12 +73,82 @@ def test_each_column_of_the_machines_ranks_is_summed_by_its_own() -> None:
     assert [found.hosts(column) for column in columns([0, 0, 1, 1])] == [[0, 2], [1, 3]]
 
 
-def test_one_switch_of_which_nothing_is_known_sums_all() -> None:
-    for rates in ([None, None], [GIGABIT, None]):
-        said = {"switches": ["s:4800"], "switch_rates": [None]}
-        found = planned([place(i, rate_bps=rate, **said) for i, rate in enumerate(rates)])
-        assert found.machines == []
+# Once such a switch summed alone: with n machines that takes n^2 / (2 (n - 1)) times as long as a
+# ring where its link is like theirs, and nobody was told.
+@pytest.mark.parametrize(
+    ("rates", "switch_rate", "links"),
+    [
+        ([None] * 3, None, "no link tells its rate: all are taken for equal"),
+        (
+            [GIGABIT] * 3,
+            None,
+            "s:4800 tells no rate: taken for 1 Gbit/s, the slowest that is told",
+        ),
+        (
+            [None] * 3,
+            GIGABIT,
+            "rank 0's machine, rank 1's machine and 1 more tell no rate: taken for 1 Gbit/s, the "
+            "slowest that is told",
+        ),
+        (
+            [GIGABIT, None, GIGABIT],
+            GIGABIT,
+            "rank 1's machine tells no rate: taken for 1 Gbit/s, the slowest that is told",
+        ),
+        ([GIGABIT] * 3, GIGABIT, "all tell their rates, 1 Gbit/s"),
+    ],
+)
+def test_a_link_that_tells_nothing_is_taken_for_one_like_the_slowest_that_does(
+    rates: list[int | None], switch_rate: int | None, links: str
+) -> None:
+    said = {"switches": ["s:4800"], "switch_rates": [switch_rate]}
+    found = planned([place(i, rate_bps=rate, **said) for i, rate in enumerate(rates)])
+    # BytePS Eqs. 1 and 2 for n = 3, k = 1: t = 2 n (n - 1) / (n^2 + k n - 2 k) = 1.2.
+    assert found.machines == [0, 1, 2]
+    assert found.own_shares == pytest.approx([0.2] * 3)
+    assert found.switch_shares == pytest.approx([0.4])
+    assert found.links == links
+    assert found.is_assumed == ("rates" not in links)
+    if {*rates, switch_rate} == {None}:
+        assert found.prediction is None
+    else:
+        assert found.prediction is not None
+        assert found.prediction[0] * GIGABIT / 8 == pytest.approx(1.2)
+
+
+def test_a_switch_that_is_told_to_sum_alone_does_and_what_that_takes_is_predicted() -> None:
+    for rate, seconds in ((GIGABIT, 3.0), (3 * GIGABIT, 1.0), (None, None)):
+        said: dict[str, Any] = {"switches": ["s:4800"], "switch_rates": [rate], "plan": "switch"}
+        found = planned([place(machine, rate_bps=GIGABIT, **said) for machine in range(3)])
         assert found.services([], [], ["s:4800"]) == [("s:4800", 1.0, None, None)]
+        assert found.links is None
+        assert not found.is_assumed
+        if seconds is None:
+            assert found.prediction is None
+        else:
+            assert found.prediction is not None
+            assert found.prediction[0] * GIGABIT / 8 == pytest.approx(seconds)
+
+
+def test_switches_are_asked_for_their_rates_where_a_plan_needs_them() -> None:
+    named: dict[str, Any] = {"switches": ["s:4800"], "switch_rates": [None]}
+    assert asked([place(0, **named), place(1, **named)]) == ["s:4800"]
+    assert asked([place(0, **named, plan="switch"), place(1, **named)]) == ["s:4800"]
+    for nobody in (
+        [place(0, **named), place(0, **named)],
+        [place(0), place(1)],
+        [place(0, **named, plan="own"), place(1, **named)],
+        [place(0, **named, own_services=False), place(1, **named)],
+        [place(0, **named), place(1, switches=["rack:4800"], switch_rates=[None])],
+    ):
+        assert asked(nobody) == []
+
+
+def test_a_switch_of_one_machine_s_ranks_sums_all_of_it() -> None:
+    said = {"switches": ["s:4800"], "switch_rates": [None]}
+    found = planned([place(0, **said)] * 2)
+    assert found.services([], [], ["s:4800"]) == [("s:4800", 1.0, None, None)]
+    assert (found.links, found.prediction) == (None, None)
 
 
 def test_a_switch_with_a_link_like_a_machine_s_sums_what_the_equations_give_it() -> None:
@@ -268,8 +338,7 @@ def test_arrays_of_a_machine_s_ranks_are_summed_there_first(
         ranks = launch(on_machines, 4, {"rate": rate} if rate else {}, at=switch.address)
         for rank in range(4):
             services = ranks.hear(rank)["services"]
-            # Beside one switch of which nothing is known nobody else sums.
-            own = [rank // 2 * 2, rank // 2 * 2 + 1] if rate else []
+            own = [rank // 2 * 2, rank // 2 * 2 + 1]
             assert [each["host"] for each in services] == [*own, None]
             assert services[-1]["service"] == switch.address
         (report,) = fanin_status("--switch", switch.address)
@@ -601,10 +670,93 @@ def test_groups_share_their_processes_services(launch: Launch) -> None:
     assert launch(second_group, 4, at=ALONE).results() == [[1, 4], [1, 4], [5, 4], [5, 4]]
 
 
-def test_a_switch_that_is_not_there_is_named_when_its_rate_is_asked(launch: Launch) -> None:
-    ranks = launch(sums, 2, 2, {"rate": "1gbit"}, at="127.0.0.1:9")
-    outcome = ranks.outcome(0)
-    assert isinstance(outcome, Failure)
-    assert (outcome.kind, "127.0.0.1:9" in outcome.message) == ("SwitchUnreachable", True)
-    for process in ranks.processes:
-        process.kill()
+JOINS = """
+from datetime import timedelta
+from fanin.errors import FaninError
+patience = timedelta(seconds=float(os.environ["PATIENCE"]))
+try:
+    dist.init_process_group("fanin", timeout=patience)
+except FaninError as error:
+    say("raised", type(error).__name__, error)
+"""
+
+
+def joining(start: Start, patience: float, at: str, rank_2: dict[str, str]) -> list[Program]:
+    """Three ranks that try to join, on a machine each. Rank 0's process hosts the store."""
+    host, port = free_address().split(":")
+    store = {"MASTER_ADDR": host, "MASTER_PORT": port, "PATIENCE": str(patience)}
+    return [
+        start(
+            BY_TORCH + JOINS,
+            rank,
+            3,
+            at,
+            FANIN_MACHINE=f"m{rank}",
+            **store | (rank_2 if rank == 2 else {}),
+        )
+        for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("said", [{}, {"FANIN_RATE": "1gbit"}], ids=["no rate", "a rate"])
+def test_all_ranks_say_that_the_switch_is_not_there(
+    start: Start, monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
+) -> None:
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    for rank in joining(start, 3.0, "127.0.0.1:9", {}):
+        rank.line(r"^raised SwitchUnreachable .*\b127\.0\.0\.1:9\b")
+        assert rank.wait() == 0
+
+
+def test_what_ends_one_rank_s_joining_all_ranks_raise(start: Start) -> None:
+    ranks = joining(start, 3600.0, ALONE, {"FANIN_TRACE": "/nowhere/trace.json"})
+    ranks[2].line("^raised FaninError opening the trace file")
+    for rank in ranks[:2]:
+        rank.line("^raised FaninError rank 2: opening the trace file")
+    for rank in ranks:
+        assert rank.wait() == 0
+
+
+def test_ranks_whose_store_dies_as_they_join_say_so(start: Start) -> None:
+    nobody = free_address()
+    ranks = joining(start, 3600.0, nobody, {})
+    ranks[0].line(f"waiting for the switch {nobody}")
+    ranks[0].kill()
+    for rank in ranks[1:]:
+        rank.line("^raised FaninError group '0': the store where its ranks meet is gone: ")
+        assert rank.wait() == 0
+
+
+def test_what_a_plan_assumes_is_told_once_and_shown(start: Start, tmp_path: Path) -> None:
+    links = "no link tells its rate: all are taken for equal"
+    with SwitchProcess() as spare:
+        meet = f"file://{tmp_path}/meet"
+        ranks = [
+            start(BY_TORCH + SHOWS, rank, 3, spare.address, MEET=meet, FANIN_MACHINE=f"m{rank}")
+            for rank in range(3)
+        ]
+        for rank in ranks:
+            assert rank.line("^links (.*)")[1] == links
+        (report,) = fanin_status("--switch", spare.address)
+        for job in report["jobs"]:
+            assert job["plan"]["links"] == links
+            shares = [each["share"] for each in job["plan"]["services"]]
+            assert shares == pytest.approx([0.2, 0.2, 0.2, 0.4])
+        for rank in ranks:
+            rank.signal(signal.SIGTERM)
+            rank.wait()
+    told = [line for rank in ranks for line in rank.lines if links in line and "If that" in line]
+    assert len(told) == 1, "of two groups"
+    assert told[0].startswith(f"fanin: rank 0: {links}. If that is not so, ")
+    assert "FANIN_RATE=1gbit" in told[0]
+    assert "--rate 1gbit" in told[0]
+
+
+SHOWS = """
+import fanin.torch
+dist.init_process_group("fanin", init_method=os.environ["MEET"], rank=rank, world_size=world_size)
+again = dist.new_group(backend="fanin")
+say("links", fanin.torch.plan(again)["links"])
+signal.pause()
+"""

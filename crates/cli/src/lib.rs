@@ -45,7 +45,7 @@ const USAGE: u8 = 2;
     version,
     about = "Sums gradients on the way: in-network aggregation for ordinary machines and ordinary Ethernet",
     after_help = "Examples:\n  \
-        fanin run --nproc-per-node 4 train.py      train with 4 workers and a switch of their own\n  \
+        fanin run --nproc-per-node 4 train.py      train with 4 workers on this machine\n  \
         fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
         fanin server --listen 0.0.0.0:4800         sum what ATP's switches on the way do not\n  \
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \

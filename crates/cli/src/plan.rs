@@ -1,9 +1,8 @@
 //! `fanin plan`: how fast a cluster can sum, and what would make it faster.
 
-use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_plan::{Bound, Cluster, LoadSplit, Machine, lower_bound, one_switch, ring};
 use fanin_sim::scenario_file::{Rate, Size};
@@ -202,7 +201,8 @@ fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
             let name = path.display();
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read the cluster {name}"))?;
-            let file: File = toml::from_str(&text).with_context(|| format!("in {name}"))?;
+            let file: File = toml::from_str(&text)
+                .map_err(|error| anyhow!("in {name}: {}{}", error.to_string().trim_end(), nearest_key(&error)))?;
             ensure!(
                 counted(file.machine.iter().map(|table| table.count)),
                 "{name}: more than {MACHINES_MAX} machines"
@@ -221,6 +221,19 @@ fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
         }
     };
     Ok(machines)
+}
+
+/// The key that was meant where there is none of that name: the message has both in backquotes, the unknown one first.
+fn nearest_key(error: &toml::de::Error) -> String {
+    let mut names = error.message().split('`').skip(1).step_by(2);
+    let Some(unknown) = names.next().filter(|_| error.message().starts_with("unknown field")) else {
+        return String::new();
+    };
+    let near = |name: &&str| strsim::jaro_winkler(unknown, name) > 0.7;
+    let best = names.filter(near).max_by(|a, b| {
+        strsim::jaro_winkler(unknown, a).total_cmp(&strsim::jaro_winkler(unknown, b))
+    });
+    best.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
 /// Of contributions; without a word about the cores they are never the limit.
@@ -380,7 +393,11 @@ fn shown(report: &Report) -> String {
         add("one switch", switch.time_s, &waits(switch));
     }
     add("a ring (Gloo, NCCL)", report.ring_s, "");
-    add("the shares above", report.split.time_s, &waits(&report.split));
+    let gain = report.ring_s / report.split.time_s;
+    let gain = if gain > 1.0 + GAIN_MIN { format!("{gain:.2} times a ring") } else { "no gain over a ring".into() };
+    let notes = [gain, waits(&report.split)];
+    let notes: Vec<_> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+    add("fanin, by the shares above", report.split.time_s, &notes.join("; "));
     add("on these machines no way takes less than", report.lower_bound_s, "");
     for Purchase { what, split_s, one_switch_s } in &report.purchases {
         let switch =
@@ -391,13 +408,17 @@ fn shown(report: &Report) -> String {
     if report.split.bound.is_none() {
         return format!("{shares}\n\nOne machine trains alone: nothing crosses the network.");
     }
-    let mut text = format!("{shares}\n\nA sum of {size_mb} MB, headers not counted:\n{ways}");
-    if report.machines.iter().filter(|machine| machine.trains).count() > PLACES_MAX as usize {
-        let _ = write!(
-            text,
-            "\n\nA service sums for {PLACES_MAX} machines: for more, racks sum before one switch (fanin switch --upstream)."
-        );
-    }
+    let training = report.machines.iter().filter(|machine| machine.trains).count();
+    // Before all figures, of which the best cannot be had.
+    let limit = if training > PLACES_MAX as usize {
+        format!(
+            "A service sums for {PLACES_MAX} machines, and here are {training}: fanin refuses the shares below. For more, racks sum before one switch \
+             (fanin switch --upstream).\n\n"
+        )
+    } else {
+        String::new()
+    };
+    let text = format!("{limit}{shares}\n\nA sum of {size_mb} MB, headers not counted:\n{ways}");
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 

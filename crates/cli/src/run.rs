@@ -2,9 +2,9 @@
 
 use std::ffi::OsString;
 
-/// Launch training: torchrun plus an embedded switch
+/// Launch training, as torchrun does
 ///
-/// Takes torchrun's options and script unchanged, and starts a switch for the workers unless --switch names one.
+/// Takes torchrun's options and script unchanged, and starts a switch where a protocol needs one and --switch names none.
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_flag = true,
@@ -23,7 +23,7 @@ pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
 /// The answer of every subcommand that the Python package runs before this one is asked.
 pub(crate) fn in_python(name: &str) -> anyhow::Result<()> {
     anyhow::bail!(
-        "fanin {name} is part of the Python package, and this is the command without it; install the package (pip \
-         install fanin) and use its fanin, or python -m fanin {name}"
+        "fanin {name} is part of the Python package, and this is the command without it; install the package's wheel (`make \
+         wheel` in a clone of fanin builds it) and use its fanin, or python -m fanin {name}"
     )
 }

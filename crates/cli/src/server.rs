@@ -30,10 +30,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pool_units: Option<u32>,
     /// Seconds that a rank's machine may not answer before the rank is taken for dead [default: 5]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     heartbeat_timeout: Option<Duration>,
     /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     join_timeout_max: Option<Duration>,
     #[command(flatten)]
     own: Own,

@@ -9,7 +9,9 @@ use anyhow::{Context, anyhow};
 use comfy_table::{CellAlignment, Table, presets};
 use fanin_sim::net::Progress;
 use fanin_sim::scenario_file;
-use fanin_sim::workload::{JobReport, Measurement, Options, Report, RunError, Scenario, run as simulate};
+use fanin_sim::workload::{
+    JobPlan, JobReport, Measurement, Options, Report, RunError, Scenario, Workload, run as simulate,
+};
 use serde::Serialize;
 
 use crate::{output, scenario};
@@ -120,6 +122,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&arguments.file)
         .with_context(|| format!("cannot read the scenario {file}"))?;
     let scenario = scenario::parse(&file, &text)?;
+    if let Some(note) = endless(&scenario, &text) {
+        output::warning(&note);
+    }
+    // Now, and not after an hour of playing.
+    if let Some(path) = arguments.json.as_deref().filter(|path| path.as_os_str() != "-") {
+        check_writable(path)?;
+    }
     let writer = |path: &Option<PathBuf>| path.as_deref().map(create).transpose();
     let options = Options {
         seed: arguments.seed,
@@ -154,6 +163,42 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     output::line(&table(&report))?;
     unfinished(&report)
+}
+
+/// Which jobs have no end, where the file says no `until` either: nobody waits for the usual one on purpose.
+fn endless(scenario: &Scenario, text: &str) -> Option<String> {
+    let file: toml::Table = toml::from_str(text).ok()?;
+    let is_endless = |job: &&JobPlan| {
+        let limit = match &job.workload {
+            Workload::AllReduce { count, .. } => *count,
+            Workload::Training { iterations, .. } => *iterations,
+        };
+        limit.is_none() && job.stop.is_none()
+    };
+    let names: Vec<_> = scenario.jobs.iter().filter(is_endless).map(|job| job.name.as_str()).collect();
+    (!names.is_empty() && !file.contains_key("until")).then(|| {
+        format!(
+            "{} {} no end (`tensors`, `iterations` or `stop`), and the scenario no `until`: it is played to {} s of virtual \
+             time, which may take an hour",
+            names.join(", "),
+            if names.len() == 1 { "has" } else { "have" },
+            scenario.until.as_secs_f64(),
+        )
+    })
+}
+
+/// Whether a file can be written; what it has stays until there is something to replace it with.
+fn check_writable(path: &Path) -> anyhow::Result<()> {
+    let was_there = path.exists();
+    File::options()
+        .append(true)
+        .create(true)
+        .open(path)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    if !was_there {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
 }
 
 /// A job that had so much to do and did not is a failure, though nothing was wrong with what it did.
@@ -193,13 +238,25 @@ fn progress(scenario: &Scenario) -> Box<dyn FnMut(Progress)> {
             return;
         }
         shown = now;
-        let rate = progress.packet_hops as f64 / (now - began).as_secs_f64() / 1e6;
-        eprint!(
-            "\r\x1b[Kvirtual time {:.6} s of at most {until} s, {:.1} million packet-hops, {rate:.1} million a second",
-            progress.time.as_secs_f64(),
-            progress.packet_hops as f64 / 1e6,
-        );
+        let (virtual_s, hops) = (progress.time.as_secs_f64(), progress.packet_hops as f64);
+        eprint!("\r\x1b[K{}", progress_line(virtual_s, until, hops, (now - began).as_secs_f64()));
     })
+}
+
+/// How far a run is after so many seconds, and how many more it takes at most if it goes on as it did.
+fn progress_line(virtual_s: f64, until_s: f64, packet_hops: f64, took_s: f64) -> String {
+    let left_s = took_s * (until_s - virtual_s) / virtual_s;
+    let left = if !left_s.is_finite() {
+        String::new()
+    } else if left_s < 100.0 {
+        format!(", at most {left_s:.0} s to go")
+    } else {
+        format!(", at most {:.0} min to go", left_s / 60.0)
+    };
+    let (millions, rate) = (packet_hops / 1e6, packet_hops / took_s / 1e6);
+    format!(
+        "virtual time {virtual_s:.6} s of at most {until_s} s{left}, {millions:.1} million packet-hops, {rate:.1} million a second"
+    )
 }
 
 fn table(report: &Report) -> String {
@@ -286,8 +343,9 @@ fn table(report: &Report) -> String {
     let dropped: Vec<String> =
         report.drops.iter().map(|drop| format!("{} {}", drop.count, drop.name)).collect();
     let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
+    let sums = if report.jobs.is_empty() { "nothing was summed" } else { "every sum was right" };
     lines.push(format!(
-        "{:.6} s of virtual time, {} packet-hops, dropped: {dropped}; every sum was right (seed {}, digest {})",
+        "{:.6} s of virtual time, {} packet-hops, dropped: {dropped}; {sums} (seed {}, digest {})",
         report.ended_s, report.packet_hops, report.seed, report.digest
     ));
     lines.join("\n")
@@ -403,4 +461,19 @@ fn rows(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
         column.set_cell_alignment(if index == 0 { CellAlignment::Left } else { CellAlignment::Right });
     }
     table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_says_how_long_it_takes_at_most() {
+        assert_eq!(
+            progress_line(0.5, 10.0, 4e6, 2.0),
+            "virtual time 0.500000 s of at most 10 s, at most 38 s to go, 4.0 million packet-hops, 2.0 million a second"
+        );
+        assert!(progress_line(0.01, 10.0, 4e6, 2.0).contains(", at most 33 min to go, "));
+        assert!(!progress_line(0.0, 10.0, 0.0, 2.0).contains("to go"));
+    }
 }

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT[,..]", env = "FANIN_SWITCH")]
     switch: Option<String>,
     /// Seconds to wait for an answer
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Duration,
     #[command(flatten)]
     known: Known,
@@ -170,6 +170,8 @@ struct JobPlan {
     /// Headers apart; none where it was not planned.
     predicted: Option<f64>,
     bound: Option<String>,
+    /// What the links were told to carry, and what was taken for those that tell nothing; none where no share follows from it.
+    links: Option<String>,
     /// Of the rank that waits least for others; none before the first large all-reduce.
     measured: Option<f64>,
     imbalance: f64,
@@ -353,6 +355,7 @@ fn plan(split: &Split, here: usize, members: &[MemberStatus]) -> JobPlan {
             .collect(),
         predicted: split.prediction.as_ref().map(|told| told.seconds_per_byte),
         bound: split.prediction.as_ref().map(|told| told.bound.clone()),
+        links: Some(split.links.clone()).filter(|links| !links.is_empty()),
         measured: measured.min_by(f64::total_cmp),
         imbalance: members.iter().map(|member| member.imbalance).fold(0.0, f64::max),
     }
@@ -496,6 +499,7 @@ mod tests {
                 seconds_per_byte: 8e-9,
                 bound: "the link into 10.0.0.9:4800".into(),
             }),
+            links: "10.0.0.9:4800 tells no rate: taken for 1 Gbit/s, the slowest that is told".into(),
         };
         let member = |rank, name: &str, ranks, seconds_per_byte| MemberStatus {
             rank: Rank(rank),
@@ -521,6 +525,7 @@ mod tests {
         let told = "job gpt: predicted 8.000 ms/MB, bound by the link into 10.0.0.9:4800; measured 9.000 ms/MB; imbalance 0.2 %";
         for row in [
             told,
+            "links: 10.0.0.9:4800 tells no rate: taken for 1 Gbit/s, the slowest that is told",
             "10.0.0.1:40001 25.0 % rank 0",
             "10.0.0.9:4800 75.0 % nobody of the job (asked)",
             "one 10.0.0.1 0-2, 5 10.000 ms/MB",
@@ -547,7 +552,7 @@ mod tests {
         };
         let mut status = status();
         let JobStatusState::Running { split, members, .. } = &mut status.jobs[0].state else { panic!() };
-        *split = Some((Split { shares: vec![], prediction: None }, 0));
+        *split = Some((Split { shares: vec![], prediction: None, links: String::new() }, 0));
         *members = (0..1024).map(member).collect();
         let text = table(&report("10.0.0.9:4800", &status));
         let of_machines: Vec<&str> =
@@ -572,7 +577,7 @@ mod tests {
             };
             let mut status = status();
             let JobStatusState::Running { split, members, .. } = &mut status.jobs[0].state else { panic!() };
-            *split = Some((Split { shares: vec![], prediction: None }, 0));
+            *split = Some((Split { shares: vec![], prediction: None, links: String::new() }, 0));
             *members = (0..machines).map(member).collect();
             table(&report("10.0.0.9:4800", &status))
         };

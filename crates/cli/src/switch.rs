@@ -59,10 +59,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pool_units: Option<u32>,
     /// Seconds that a rank's machine may not answer before the rank is taken for dead [default: 5]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     heartbeat_timeout: Option<Duration>,
     /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     join_timeout_max: Option<Duration>,
     /// What this machine's link carries in each direction, for the ranks' plan [default: what the interface tells]
     #[arg(long, env = "FANIN_RATE")]
@@ -204,8 +204,13 @@ pub(crate) fn announce(what: &str, address: SocketAddr, shards: usize, json: boo
     output::line(&if json {
         serde_json::to_string(&Listening { event: "listening", address, shards, version })?
     } else {
+        let reach = if address.ip().is_loopback() {
+            format!("; no other machine reaches it: for that, --listen 0.0.0.0:{}", address.port())
+        } else {
+            String::new()
+        };
         format!(
-            "fanin {what} {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics)"
+            "fanin {what} {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics){reach}"
         )
     })?;
     Ok(())

@@ -278,6 +278,19 @@ fn it_says_which_machine_this_is_and_what_ranks_do_there_without_a_switch() {
 }
 
 #[test]
+fn a_switch_that_is_named_needs_no_store_to_be_named() {
+    let switch = switch_with(|_| {});
+    let mut command = command(&["--json", "--switch", &switch.address().to_string()]);
+    let named = Diagnosis::from(command.env_remove("MASTER_ADDR").output().expect("it runs"));
+    let (verdict, address, _) = named.finding("address");
+    assert_eq!(verdict, "ok", "{address}");
+    assert!(
+        address.contains(&format!("MASTER_ADDR is not set here, and the route to {} leaves", switch.address())),
+        "{address}"
+    );
+}
+
+#[test]
 fn an_interface_that_is_not_there_is_a_problem() {
     let (_held, nowhere) = ports::closed_port();
     let output =
@@ -412,7 +425,7 @@ fn ranks_that_a_job_waits_for_are_named() {
     let second = rank(1);
     let _sessions = [first, second].map(|rank| rank.join().expect("no panic"));
     let complete = Diagnosis::of(&address);
-    assert_eq!(complete.finding("jobs").1, "1 run; none waits for ranks to join");
+    assert_eq!(complete.finding("jobs").1, "one runs; none waits for ranks to join");
 }
 
 #[test]

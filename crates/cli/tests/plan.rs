@@ -88,11 +88,28 @@ fn of_two_plans_that_take_as_long_the_one_with_one_switch_is_taken() {
 }
 
 #[test]
-fn more_machines_than_a_service_sums_for_are_told_of_racks() {
+fn more_machines_than_a_service_sums_for_are_told_of_racks_before_all_figures() {
     for (machines, is_told) in [("64", false), ("65", true)] {
         let output = plan(&["--machines", machines, "--rate", "1gbit"]);
-        assert_eq!(text(&output.stdout).contains("fanin switch --upstream"), is_told, "{machines}");
+        let table = text(&output.stdout);
+        assert_eq!(table.lines().next().is_some_and(|line| line.contains("fanin switch --upstream")), is_told, "{table}");
     }
+}
+
+#[test]
+fn what_fanin_takes_is_named_and_beside_what_it_gains() {
+    for (spare, says) in [("0", "no gain over a ring"), ("3", "no gain over a ring")] {
+        let output = plan(&["--machines", "2", "--rate", "1gbit", "--spare", spare]);
+        let row = fanins_row(&output);
+        assert!(row.contains("200.0 ms") && row.contains(says), "{row}");
+    }
+    let row = fanins_row(&plan(&["--machines", "8", "--rate", "1gbit", "--spare", "1"]));
+    assert!(row.contains("320.0 ms") && row.contains("1.09 times a ring; all wait for"), "{row}");
+}
+
+fn fanins_row(output: &Output) -> String {
+    let table = text(&output.stdout);
+    table.lines().find(|line| line.trim_start().starts_with("fanin, ")).expect("a row").to_owned()
 }
 
 #[test]
@@ -105,7 +122,9 @@ fn a_machine_alone_needs_no_plan() {
 fn mistakes_are_named() {
     for (arguments, says) in [
         (&["--machines", "8"][..], "--rate"),
-        (&["--machines", "8", "--rate", "fast"], "is no rate"),
+        (&["--machines", "8", "--rate", "fast"], "is no rate: write it as 500mbit or 1gbit"),
+        (&["--machines", "8", "--rate", "10gbps"], "\"10gbps\" may mean bits or bytes a second: write 10gbit"),
+        (&["--machines", "8", "--rate", "fastbps"], "is no rate"),
         (&["--machines", "0", "--rate", "1gbit"], "no machine trains"),
         (&["--machines", "9999999999", "--rate", "1gbit"], "more than 100000 machines"),
         (&["--cluster", "/nowhere.toml"], "cannot read the cluster /nowhere.toml"),
@@ -116,7 +135,7 @@ fn mistakes_are_named() {
     }
     for (cluster, says) in [
         ("[[machine]]\nname = \"a\"\n", "machine a: it needs `rate`, or both `up` and `down`"),
-        ("[[machine]]\nname = \"a\"\nrat = \"1gbit\"\n", "rat"),
+        ("[[machine]]\nname = \"a\"\nrat = \"1gbit\"\n", "did you mean rate?"),
         ("[[machine]]\nname = \"a\"\nrate = \"1gbit\"\ntrains = false\n", "no machine trains"),
     ] {
         let file = Cluster::new(cluster);

@@ -160,7 +160,7 @@ fn errors_are_one_line_with_cause_and_cure_and_exit_code_1() {
     {
         let elsewhere = output(line);
         assert_eq!(elsewhere.status.code(), Some(1));
-        assert!(text(&elsewhere.stderr).contains("pip install fanin"), "{elsewhere:?}");
+        assert!(text(&elsewhere.stderr).contains("`make wheel`"), "{elsewhere:?}");
     }
 }
 

@@ -165,3 +165,39 @@ fn the_examples_play() {
     }
     assert!(played >= 7);
 }
+
+#[test]
+fn a_job_without_an_end_is_told_at_once() {
+    let directory = Directory::new();
+    let endless = SCENARIO.replace("tensors = 3\n", "");
+    let file = directory.write("endless.toml", &endless);
+    let mut playing = Command::new(env!("CARGO_BIN_EXE_fanin"))
+        .args(["sim", &file])
+        .stderr(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("the command runs");
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(playing.stderr.as_mut().expect("piped")), &mut line)
+        .expect("a line");
+    playing.kill().expect("it runs");
+    playing.wait().expect("it ended");
+    assert!(line.starts_with("fanin: job0 has no end (`tensors`, `iterations` or `stop`)"), "{line}");
+    assert!(line.contains("to 10 s of virtual time"), "{line}");
+    for ending in ["until = \"1us\"\n", ""] {
+        let scenario = if ending.is_empty() { SCENARIO.to_owned() } else { format!("{ending}{endless}") };
+        let output = sim(&[&directory.write("ends.toml", &scenario)]);
+        assert!(!text(&output.stderr).contains("no end"), "{output:?}");
+    }
+}
+
+#[test]
+fn where_results_go_is_looked_at_before_anything_is_played() {
+    let directory = Directory::new();
+    let nowhere = directory.path("nowhere/result.json");
+    // It would be played for an hour.
+    let file = directory.write("endless.toml", &SCENARIO.replace("tensors = 3\n", "tensors = 100000000\n"));
+    let output = sim(&[&file, "--json", &nowhere]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains(&format!("cannot write {nowhere}")), "{output:?}");
+}

@@ -20,7 +20,7 @@ pub use client::{
     LocalRanks, Meeting, MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport,
     ProbeSum, RelayJob, RelayStatus, Route, ServiceConfig, Session, SessionConfig, Share, Split,
     SwitchStatus, TraceConfig, control_calls, cut_off, interface_address, interface_of, interface_rate_bps,
-    resolve_switch, route, switch_address, switch_status, trusted_status,
+    resolve_switch, route, switch_address, switch_rate, switch_status, trusted_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};

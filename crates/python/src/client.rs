@@ -34,7 +34,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where it is None. `wire_dtype` says how
 /// large float tensors travel, "native", "shared_exponent", "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed, "switchml", "atp" or
 /// "goat": the same on all ranks; of the last, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
-/// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, and `machine` names this machine: both are told by
+/// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, `links` says what the links were told to carry, and `machine` names this machine: all are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
 /// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
 /// all have joined. While it blocks, `look` is called now and then: what it raises ends that. The services are known as `trust` says. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
@@ -52,7 +52,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (
         services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype=None,
-        protocol="switchml", congestion_control=true, trace=None, prediction=None, machine=None, local=None,
+        protocol="switchml", congestion_control=true, trace=None, prediction=None, links=None, machine=None, local=None,
         hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new(), trust=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
@@ -70,6 +70,7 @@ impl Client {
         congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
         prediction: Option<(f64, String)>,
+        links: Option<String>,
         machine: Option<String>,
         local: Option<&LocalRanks>,
         hosted: Option<&Switch>,
@@ -125,6 +126,7 @@ impl Client {
             host: hosted.and_then(Switch::threads),
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             prediction: prediction.map(|(seconds_per_byte, bound)| Prediction { seconds_per_byte, bound }),
+            links: links.unwrap_or_default(),
             machine: machine.unwrap_or_else(|| usual.machine.clone()),
             timeout: limit,
             join_timeout: limit,
@@ -312,7 +314,7 @@ impl Client {
 
     /// How the job is shared among its services, and how they fare: a dict of `services`, of each a dict of address (`service`), `share` of all tensors and, where it is in a rank's process,
     /// that rank (`host`); `predicted`, what a byte takes by the plan, in seconds as it travels, headers apart, and `bound`, what takes that long, or None where it was not
-    /// planned; `measured`, what a byte of large all-reduces took of late (from the submission, or the end of the one before; the median), or None before the first; `imbalance`, by how much a service misses its share of the packets,
+    /// planned; `links`, what they were told to carry and what was taken for those that tell nothing, None where no share follows from it; `measured`, what a byte of large all-reduces took of late (from the submission, or the end of the one before; the median), or None before the first; `imbalance`, by how much a service misses its share of the packets,
     /// at most. None where no service sums, and once the client is closed.
     #[getter]
     fn plan<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
@@ -332,6 +334,7 @@ impl Client {
         let (predicted, bound) = split.prediction.map(|told| (told.seconds_per_byte, told.bound)).unzip();
         plan.set_item("predicted", predicted)?;
         plan.set_item("bound", bound)?;
+        plan.set_item("links", Some(split.links).filter(|links| !links.is_empty()))?;
         plan.set_item("measured", measured)?;
         plan.set_item("imbalance", imbalance)?;
         Ok(Some(plan))

@@ -1,8 +1,10 @@
 //! `plan` and what it has to be told: who is where, and how fast the links are.
 
+use crate::client::limit;
 use crate::error::to_python;
+use crate::interruptible::on_a_thread;
 use crate::trust::Trust;
-use fanin_controller::{route, trusted_status};
+use fanin_controller::{Cancel, route};
 use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -59,20 +61,24 @@ pub(crate) fn route_to(py: Python<'_>, address: String) -> Option<(String, Optio
 
 /// The bits a second that the link of the switch at `address` carries, as it says; None where it does not know.
 ///
-/// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds.
+/// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds. With a `rank` it says as that rank that it waits; what `look` raises, which is
+/// called now and then, ends that.
 #[pyfunction]
-#[pyo3(signature = (address, timeout, trust=None))]
+#[pyo3(signature = (address, timeout, *, rank=None, look=None, trust=None))]
 pub(crate) fn switch_rate(
     py: Python<'_>,
     address: String,
     timeout: f64,
+    rank: Option<u32>,
+    look: Option<&Bound<'_, PyAny>>,
     trust: Option<&Trust>,
 ) -> PyResult<Option<u64>> {
+    let patience = limit(timeout)?;
     let trust = Trust::of(trust);
-    let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
-    py.detach(|| trusted_status(&address, patience, &trust))
-        .map(|status| status.rate_bps)
-        .map_err(|error| to_python(py, &error))
+    let cancel = Cancel::default();
+    let cancelled = cancel.clone();
+    let work = move || fanin_controller::switch_rate(&address, rank, patience, &cancelled, &trust);
+    on_a_thread(py, "fanin-rate", look, || cancel.cancel(), work)?.map_err(|error| to_python(py, &error))
 }
 
 /// What keeps this machine from the service at `address`, host:port, over TCP or UDP, in `timeout` seconds for each; None where nothing does, or it cannot be

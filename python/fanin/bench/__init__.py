@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
+from fanin._cures import nearest
 from fanin.errors import FaninError
 
 USAGE = """\
@@ -52,6 +53,13 @@ def main(argv: list[str]) -> int:
         from fanin.bench.compression.command import main as compression
 
         return compression(argv[1:])
+    if argv and not argv[0].startswith("-"):
+        names = [*COLLECTIVES, "compression"]
+        print(
+            f"fanin bench: there is no {argv[0]}{nearest(argv[0], names)} ({', '.join(names)})",
+            file=sys.stderr,
+        )
+        return 2
     asked = argv[:1] in (["--help"], ["-h"])
     print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals, _units
+from fanin._cures import to_install
 from fanin._settings import Settings, add_flags
 from fanin.bench import COLLECTIVES, DTYPES, BenchError
 from fanin.bench.progress import progress
@@ -44,12 +45,12 @@ kernel does for shaped links on its own account is in none."""
 EXAMPLES = """\
 examples:
   fanin bench allreduce --workers 4 --size 25MB --repeat 20
-  sudo fanin bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
-  sudo fanin bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
-  sudo fanin bench allreduce --workers 8 --rate 1gbit --loss 1% --size 4MB --loss-bound 0.02
+  sudo $(which fanin) bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
+  sudo $(which fanin) bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
+  sudo $(which fanin) bench allreduce --rate 1gbit --loss 1% --size 4MB --loss-bound 0.02
   fanin bench allreduce --protocol atp --size 4MB
-  sudo fanin bench allreduce --protocol atp --racks 2 --rate 1gbit
-  sudo fanin bench allreduce --sweep --rate 1gbit --plot tat.png
+  sudo $(which fanin) bench allreduce --protocol atp --racks 2 --rate 1gbit
+  sudo $(which fanin) bench allreduce --sweep --rate 1gbit --plot tat.png
 """
 
 
@@ -143,10 +144,12 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         help="--workers stays the number of all ranks (default: 1)",
     )
     out = made.add_argument_group("output")
-    out.add_argument("--json", type=Path, metavar="FILE", help="all samples, machine, versions")
+    out.add_argument(
+        "--json", type=_units.new_file, metavar="FILE", help="all samples, machine, versions"
+    )
     out.add_argument(
         "--plot",
-        type=Path,
+        type=_units.new_file,
         metavar="FILE.png",
         help="time over size (default with --sweep: bench.png)",
     )
@@ -217,7 +220,7 @@ def resolve(args: argparse.Namespace) -> None:
 def _require(*modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        raise BenchError(f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"')
+        raise BenchError(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
 
 
 def _listed(parse: Callable[[str], _T]) -> Callable[[str], list[_T]]:

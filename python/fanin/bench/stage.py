@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -204,6 +204,13 @@ def stage(
 
     Raises `BenchError`, and `fanin.netlab.NetlabError`.
     """
+    if (
+        with_switch
+        and settings.protocol == "switchml"
+        and (links is None or links.rate_bps is None)
+    ):
+        # No rate tells the plan that its link is a multiple of the others'.
+        settings = replace(settings, plan="switch")
     with contextlib.ExitStack() as stack:
         lab: Netlab | None = None
         if links is not None:

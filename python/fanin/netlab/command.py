@@ -65,7 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--name", default="", help="one of several laboratories on this machine")
         return sub
 
-    up = command("up", "Build the laboratory, in place of the one that there is.")
+    up = command("up", "Build the laboratory.")
+    up.add_argument(
+        "--replace",
+        action="store_true",
+        help="in place of the one that there is, which ends with all that runs in it",
+    )
     up.add_argument("--workers", type=int, required=True, metavar="N")
     up.add_argument(
         "--racks", type=int, default=1, metavar="R", help="switches under a server (default: 1)"
@@ -176,6 +181,11 @@ def _up(args: argparse.Namespace) -> int:
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
         name=args.name,
     )
+    if not args.replace and (there := members(args.name)):
+        raise NetlabError(
+            f"there is a laboratory ({' '.join(there)}), perhaps somebody else's: --name NAME "
+            "makes another one beside it, and --replace ends it first"
+        )
     with _signals.as_exit():
         lab.up()
     above = f"sw at {SWITCH_ADDRESS}"

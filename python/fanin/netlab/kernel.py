@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 
 from fanin.errors import FaninError
@@ -57,7 +58,9 @@ def batch(tool: Sequence[str], lines: Sequence[str]) -> None:
 def require_root() -> None:
     """Raise `NetlabError` without root."""
     if os.geteuid() != 0:
-        raise NetlabError("network namespaces need root: try again with sudo")
+        # By its path, as sudo does not look into a virtual environment.
+        program = shutil.which("fanin") or f"{sys.executable} -m fanin"
+        raise NetlabError(f"network namespaces need root: try again with sudo {program}")
 
 
 def require_tools(*tools: str) -> None:

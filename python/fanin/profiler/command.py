@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fanin import _signals, _units
+from fanin._cures import to_install
 from fanin.errors import FaninError
 from fanin.profiler import ProfileError, picture
 from fanin.profiler.drops import AMONG, LAYERS, MAGNITUDES, Among, Losses
@@ -216,7 +217,7 @@ def refuse_without_use(without_loss: Sequence[Training]) -> None:
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     missing = [name for name in ("matplotlib", "rich", "torch") if find_spec(name) is None]
     if missing:
-        text = f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"'
+        text = f"missing: {', '.join(missing)}; install with: {to_install(*missing)}"
         raise ProfileError(text)
     args.out.mkdir(parents=True, exist_ok=True)
     script = [args.script, *args.arguments]

@@ -81,7 +81,7 @@ class Trials:
                         break
                 else:
                     if status := process.wait():
-                        raise ProfileError(_failed(name, status, log))
+                        raise ProfileError(_failed(name, status, log, self._processes))
         return self._training(reports)
 
     def stop(self) -> None:
@@ -175,7 +175,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _failed(name: str, status: int, log: Path) -> str:
+def _failed(name: str, status: int, log: Path, processes: int | None) -> str:
     lines = log.read_text(errors="replace").splitlines()[-LINES:]
     ending = f"signal {-status}" if status < 0 else f"status {status}"
-    return f"the training {name} ended with {ending}; {log} ends:\n" + "\n".join(lines)
+    said = "\n".join(lines)
+    # As torch says it of a process group where no launcher was.
+    has_group = processes is None and "environment variable RANK expected" in said
+    cure = ": it is started as one of several ranks, so say --nproc-per-node N" if has_group else ""
+    return f"the training {name} ended with {ending}{cure}; {log} ends:\n{said}"

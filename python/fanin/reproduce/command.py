@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fanin import _signals, _units
+from fanin._cures import nearest, to_install
 from fanin.errors import FaninError
 from fanin.reproduce import ReproduceError, atp, byteps, dlcp, goat, plot, switchml
 from fanin.reproduce.finding import (
@@ -67,7 +68,7 @@ examples:
   fanin reproduce atp --quick             coarser, in a minute
   fanin reproduce atp --why               and the scenarios that explain where ours differs
   fanin reproduce atp --only loss sharing --out /tmp/atp
-  sudo fanin reproduce byteps --quick
+  sudo $(which fanin) reproduce byteps --quick
   fanin reproduce byteps --only communication spares scalability    Table 1, Figures 13, 15 and 16
   fanin reproduce dlcp                    what a training forgives, and completion times
   fanin reproduce goat                    who sums what, and whom a training waits for
@@ -78,11 +79,12 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     made = argparse.ArgumentParser(
         prog="fanin reproduce",
+        usage="fanin reproduce PAPER [flags]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("paper", choices=list(PAPERS), help="which paper's figures")
+    made.add_argument("paper", type=_paper, help=f"whose figures: {', '.join(PAPERS)}")
     made.add_argument(
         "--quick",
         action="store_true",
@@ -120,13 +122,22 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _paper(text: str) -> str:
+    if text not in PAPERS:
+        raise argparse.ArgumentTypeError(
+            f"there is no {text}{nearest(text, PAPERS)} ({', '.join(PAPERS)})"
+        )
+    return text
+
+
 def main(argv: list[str]) -> int:
     """Run `fanin reproduce ARGV` and return its exit status."""
     options = parser()
     args = options.parse_args(argv)
     names = _names(PAPERS[args.paper])
     if unknown := [name for name in args.only or () if name not in names]:
-        options.error(f"{args.paper} has no {', '.join(unknown)}: choose from {', '.join(names)}")
+        near = nearest(unknown[0], names)
+        options.error(f"{args.paper} has no {', '.join(unknown)}{near} ({', '.join(names)})")
     try:
         return _run(args, ["fanin", "reproduce", *argv])
     except FaninError as error:
@@ -139,7 +150,7 @@ def main(argv: list[str]) -> int:
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     missing = [module for module in ("matplotlib", "numpy", "rich") if find_spec(module) is None]
     if missing:
-        text = f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"'
+        text = f"missing: {', '.join(missing)}; install with: {to_install(*missing)}"
         raise ReproduceError(text)
     from fanin import _fanin
     from fanin.bench import machine

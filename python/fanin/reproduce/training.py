@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fanin._cures import to_install
 from fanin.reproduce import ReproduceError
 from fanin.reproduce.lab import Lab, own_tables
 from fanin.reproduce.plot import finish
@@ -284,8 +285,8 @@ def tasks() -> dict[str, Task]:
         import torch  # noqa: F401
     except ImportError as error:
         text = (
-            f'missing for what trains: {error.name}; install with: pip install "fanin[lab]", or '
-            "leave these experiments out with --only"
+            f"missing for what trains: {error.name}; install with: "
+            f"{to_install(str(error.name))}, or leave these experiments out with --only"
         )
         raise ReproduceError(text) from None
     return {

@@ -64,7 +64,7 @@ class Cluster:
                 raise StoppedError from None
             raise SweepError(
                 f"the cluster cannot run a simulation: {_last_line(str(error))}; every node needs "
-                'the same fanin as this machine: pip install "fanin"'
+                "the same fanin as this machine, from the same wheel"
             ) from error
         finally:
             with self._lock:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fanin import _fanin, _signals, _units
+from fanin._cures import to_install
 from fanin._simulation import Processes
 from fanin.errors import FaninError
 from fanin.sweep import SweepError, plot
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> int:
 def _run(args: argparse.Namespace, command: str) -> int:
     missing = [module for module in ("matplotlib", "rich") if find_spec(module) is None]
     if missing:
-        raise SweepError(f'missing: {", ".join(missing)}; install with: pip install "fanin[lab]"')
+        raise SweepError(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
     began = time.monotonic()
     parameters = [Parameter.parse(text) for text in args.sweep]
     out: Path = args.out or Path(f"{args.file.stem}-sweep")

@@ -154,7 +154,9 @@ try:
 except ModuleNotFoundError as _missing:
     if _missing.name != "torch":
         raise
-    _text = 'fanin.torch needs PyTorch; install it with: pip install "fanin[torch]"'
+    from fanin._cures import to_install
+
+    _text = f"fanin.torch needs PyTorch; install it with: {to_install('torch', 'numpy')}"
     raise ModuleNotFoundError(_text, name="torch") from None
 
 _register()

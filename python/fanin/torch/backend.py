@@ -26,15 +26,12 @@ from fanin.torch import collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
 from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
-from fanin.torch.membership import Patience, agree, hear, naming_absent, told
+from fanin.torch.membership import Failures, Patience, agree, naming_absent
 from fanin.torch.options import Options, settings_of
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
-
-# What a rank says to the others in the midst of a new plan that it cannot take part in.
-WRONG = "wrong"
 
 _debugged: list[FaninBackend] = []
 
@@ -177,11 +174,12 @@ class FaninBackend(DelegatingBackend):
     ) -> None:
         waits = timeout.total_seconds()
         membership = agree(store, rank, size, group, settings, Patience.of(waits))
-        connected = (
-            membership.connect(settings, rank, size, waits, Patience.of(waits))
-            if size > 1
-            else None
-        )
+        connected: Connected | None = None
+        if size > 1:
+            failures = Failures(membership.store, rank, size)
+            patience = Patience.of(waits, failures.look)
+            with failures.shared():
+                connected = membership.connect(settings, rank, size, waits, patience)
         try:
             address = None if connected is None else gloo_address(connected.client.switch)
             super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout, address)
@@ -384,22 +382,22 @@ class FaninBackend(DelegatingBackend):
             return
         self._replanned += 1
         store = PrefixStore(f"replan-{self._replanned}/", self._store)
+        failures = Failures(store, self.rank(), self.size())
 
         def look() -> None:
             # Who dies is missing in the plan before, too, which hears of it at once.
             failure = self._channel.failure()
             if failure is not None:
                 raise failure
-            if store.check([WRONG]):
-                raise hear(store.get(WRONG).decode())
+            failures.look("; the group goes on as it was")
 
         patience = Patience.of(self._timeout.total_seconds(), look)
         try:
             settings, connected = self._joined(store, switch, patience)
         except Exception as error:
             # The others may wait for this rank; nobody joins without it.
-            if self._channel.failure() is None and not store.check([WRONG]):
-                store.set(WRONG, told(self.rank(), error))
+            if self._channel.failure() is None:
+                failures.tell(error)
             raise
         before = self._channel
         self._lost_before = self.lost()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError
 
 from fanin import errors
 from fanin._join import check_rank, trusted
@@ -25,6 +26,11 @@ from fanin.torch.interface import GLOO_VARIABLE, own_address
 # What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
 JOB_BYTES_MAX = 80
 GROUP_MAX = 24
+# The keys under which a rank says why it cannot join, and that it is through.
+WRONG = "wrong"
+OVER = "over"
+# How long a rank that cannot join waits for the others to hear of it, in seconds.
+PARTING = 5.0
 # torch's name of the default group.
 DEFAULT_GROUP = "0"
 
@@ -84,10 +90,7 @@ class Membership:
         """
 
         def gather(name: str, text: str, left: float) -> list[str]:
-            with naming_absent(self.group, patience.seconds):
-                return handshake.gather(
-                    self.store, rank, world_size, name, text, left, patience.pause
-                )
+            return handshake.gather(self.store, rank, world_size, name, text, left, patience.pause)
 
         ranks = Ranks(
             job=self.job,
@@ -103,7 +106,8 @@ class Membership:
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
-        return ranks.connect(own, timeout, patience.deadline)
+        with naming_absent(self.group, patience.seconds):
+            return ranks.connect(own, timeout, patience.deadline)
 
 
 @contextlib.contextmanager
@@ -118,21 +122,71 @@ def naming_absent(group: str, waited: float) -> Iterator[None]:
             missing_ranks=absent.ranks,
             waited=waited,
         ) from None
+    except DistError as gone:
+        raise _without_store(group, gone) from gone
 
 
-def told(rank: int, error: Exception) -> str:
-    """Return a text from which `hear` makes on other ranks what happened on this one."""
-    if not isinstance(error, FaninError):
-        return json.dumps(["FaninError", f"rank {rank}: {type(error).__name__}: {error}", {}])
-    fields = {name: value for name, value in vars(error).items() if name != "message"}
-    return json.dumps([type(error).__name__, f"rank {rank}: {error}", fields])
+def _without_store(group: str, error: DistError) -> FaninError:
+    return FaninError(
+        f"group {group!r}: the store where its ranks meet is gone: the process that hosts it, rank "
+        f"0 or the launcher, ended; its log says why ({str(error).splitlines()[0]})"
+    )
 
 
-def hear(text: str) -> FaninError:
-    """Return the error that another rank `told`, which changed nothing."""
-    kind, message, fields = json.loads(text)
-    made: FaninError = getattr(errors, kind)(f"{message}; the group goes on as it was", **fields)
-    return made
+@dataclass(frozen=True)
+class Failures:
+    """What ends the joining of one rank ends that of all, by the same error: it is in their store.
+
+    A rank that fails stays until all have read why, as its process may host the store.
+    """
+
+    store: Store
+    """A part of the group's store that no other attempt uses."""
+    rank: int
+    world_size: int
+
+    def look(self, then: str = "") -> None:
+        """Raise what another rank told, if one did; `then` is what it leads to."""
+        if self.store.check([WRONG]):
+            kind, message, fields = json.loads(self.store.get(WRONG))
+            raise getattr(errors, kind)(message + then, **fields)
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others what ended this rank's joining, unless another one's did."""
+        if self.store.check([WRONG]):
+            return
+        if isinstance(error, FaninError):
+            kind, message = type(error).__name__, str(error)
+            fields = {name: value for name, value in vars(error).items() if name != "message"}
+        else:
+            kind, message, fields = "FaninError", f"{type(error).__name__}: {error}", {}
+        self.store.set(WRONG, json.dumps([kind, f"rank {self.rank}: {message}", fields]))
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Tell the others what the block raises, and raise it once they have heard."""
+        try:
+            yield
+        except BaseException as error:
+            # Without the store nobody can be told.
+            with contextlib.suppress(DistError):
+                self.tell(error)
+                self._say_over()
+                if isinstance(error, Exception):
+                    self._await_others()
+            raise
+        with contextlib.suppress(DistError):
+            self._say_over()
+
+    def _say_over(self) -> None:
+        # Also a rank that has joined: nobody need wait for it.
+        self.store.set(f"{OVER}/{self.rank}", "")
+
+    def _await_others(self) -> None:
+        deadline = time.monotonic() + PARTING
+        keys = [f"{OVER}/{other}" for other in range(self.world_size)]
+        while not self.store.check(keys) and time.monotonic() < deadline:
+            time.sleep(handshake.PAUSE_MAX)
 
 
 def new_job(job: str | None, group: str) -> str:
@@ -175,6 +229,8 @@ def agree(
             missing_ranks=absent.ranks,
             waited=patience.seconds,
         ) from None
+    except DistError as gone:
+        raise _without_store(group, gone) from gone
     agreed = PrefixStore(f"fanin/{terms.token}/", store)
     return Membership(terms.job, terms.switch, agreed, group)
 

@@ -61,9 +61,10 @@ def _say_once(options: _DistributedBackendOptions, switch: str | None) -> None:
         return
     _said = True
     if options.group_rank == 0:
+        at = "" if switch is None else f", and is told of the switch {switch}"
         print(
-            f'fanin: the program asks for "gloo", and the switch at {switch} sums its '
-            f"gradients ({AS_VARIABLE}=gloo)",
+            f'fanin: the program asks for "gloo", and gets fanin, which sums its gradients{at} '
+            f"({AS_VARIABLE}=gloo)",
             file=sys.stderr,
             flush=True,
         )

@@ -8,6 +8,9 @@ use serde::Serialize;
 
 use crate::output;
 
+/// Of each line of a message, behind the 20 of verdict and check.
+const MESSAGE_COLUMNS: usize = 80;
+
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -37,6 +40,7 @@ pub(super) enum Check {
     Offload,
     Buffers,
     Interface,
+    Rates,
     Heartbeat,
     Pool,
     Jobs,
@@ -44,10 +48,10 @@ pub(super) enum Check {
 
 impl Check {
     /// Checks that need the switch's answer.
-    pub(super) const OF_SWITCH: [Self; 5] =
-        [Self::Version, Self::Udp, Self::Heartbeat, Self::Pool, Self::Jobs];
+    pub(super) const OF_SWITCH: [Self; 6] =
+        [Self::Version, Self::Udp, Self::Rates, Self::Heartbeat, Self::Pool, Self::Jobs];
     /// Checks that need an address.
-    pub(super) const AFTER_NAME: [Self; 10] = [
+    pub(super) const AFTER_NAME: [Self; 11] = [
         Self::Tcp,
         Self::Version,
         Self::Udp,
@@ -55,6 +59,7 @@ impl Check {
         Self::Offload,
         Self::Buffers,
         Self::Interface,
+        Self::Rates,
         Self::Heartbeat,
         Self::Pool,
         Self::Jobs,
@@ -76,6 +81,7 @@ impl Check {
             Self::Offload => "offload",
             Self::Buffers => "buffers",
             Self::Interface => "interface",
+            Self::Rates => "rates",
             Self::Heartbeat => "heartbeat",
             Self::Pool => "pool",
             Self::Jobs => "jobs",
@@ -114,12 +120,32 @@ impl Finding {
         };
         let word = format!("{word:<8}");
         let word = if colours { format!("\x1b[{colour}m{word}\x1b[0m") } else { word };
-        let mut lines = format!("{word} {:<10} {}", self.check.name(), self.message);
+        let gap = format!("\n{:20}", "");
+        let mut lines =
+            format!("{word} {:<10} {}", self.check.name(), wrapped(&self.message).join(&gap));
         if let Some(mend) = &self.mend {
-            lines.push_str(&format!("\n{:20}mend: {mend}", ""));
+            // Whole, so that it can be copied.
+            lines.push_str(&format!("{gap}mend: {mend}"));
         }
         lines
     }
+}
+
+/// A message in lines that a terminal of 100 columns has room for, beside what stands before them.
+fn wrapped(message: &str) -> Vec<String> {
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in message.split(' ') {
+        let last = lines.last_mut().expect("there is one");
+        if last.is_empty() {
+            last.push_str(word);
+        } else if last.chars().count() + 1 + word.chars().count() <= MESSAGE_COLUMNS {
+            last.push(' ');
+            last.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 /// For programs.
@@ -227,6 +253,11 @@ mod tests {
         );
         assert!(finding.lines(true).starts_with("\x1b[33mwarning"));
         assert_eq!(Finding::ok(Check::Name, "fine").lines(false), "ok       name       fine");
+        let long = Finding::ok(Check::Name, "word ".repeat(50).trim_end()).lines(false);
+        let lines: Vec<_> = long.lines().collect();
+        assert_eq!(lines.len(), 4, "{long}");
+        assert!(lines.iter().all(|line| line.len() <= 100), "{long}");
+        assert!(lines[1..].iter().all(|line| line.starts_with(&" ".repeat(20))), "{long}");
     }
 
     #[test]

@@ -130,8 +130,8 @@ fn mib(bytes: usize) -> String {
     }
 }
 
-/// The interface that packets leave through, and whether a faster one is idle.
-pub(super) fn interface(address: SocketAddr, route: Option<&Route>) -> Finding {
+/// The interface that packets leave through, and whether a faster one is idle. `said` is what FANIN_RATE says of its link.
+pub(super) fn interface(address: SocketAddr, route: Option<&Route>, said: Option<&str>) -> Finding {
     let Some(route) = route else {
         return Finding::problem(
             Check::Interface,
@@ -139,20 +139,26 @@ pub(super) fn interface(address: SocketAddr, route: Option<&Route>) -> Finding {
             format!("ip route get {}", address.ip()),
         );
     };
-    judge_interface(address, route, faster_interface(route))
+    judge_interface(address, route, said, faster_interface(route))
 }
 
-fn judge_interface(address: SocketAddr, route: &Route, faster: Option<(String, u64)>) -> Finding {
+fn judge_interface(
+    address: SocketAddr,
+    route: &Route,
+    said: Option<&str>,
+    faster: Option<(String, u64)>,
+) -> Finding {
     let Some(name) = &route.interface else {
         return Finding::ok(
             Check::Interface,
             format!("packets to {} leave from {}, whose interface has no name", address.ip(), route.local),
         );
     };
-    let rate = route.rate_bps.map_or_else(
-        || format!("tells no rate, so {} are assumed", gigabits(RATE_DEFAULT_BPS)),
-        |rate| format!("runs at {}", gigabits(rate)),
-    );
+    let rate = match (said, route.rate_bps) {
+        (Some(said), _) => format!("carries {said}, as FANIN_RATE says"),
+        (None, Some(rate)) => format!("runs at {}", gigabits(rate)),
+        (None, None) => "tells no rate".into(),
+    };
     let why = if address.ip() == route.local || address.ip().is_loopback() {
         "the switch is on this machine"
     } else {
@@ -168,6 +174,37 @@ fn judge_interface(address: SocketAddr, route: &Route, faster: Option<(String, u
         None => Finding::ok(Check::Interface, facts),
     }
 }
+
+/// What links carry, from which a plan follows who sums how much.
+pub(super) fn rates(switch: &str, own_bps: Option<u64>, its_bps: Option<u64>) -> Finding {
+    let silent = match (own_bps, its_bps) {
+        (Some(own), Some(its)) => {
+            return Finding::ok(
+                Check::Rates,
+                format!(
+                    "this machine's link carries {}, that of {switch} {}: who sums how much follows from that",
+                    gigabits(own),
+                    gigabits(its)
+                ),
+            );
+        }
+        (Some(_), None) => format!("{switch} tells no rate"),
+        (None, Some(_)) => "this machine's link tells no rate".into(),
+        (None, None) => format!("neither this machine's link nor {switch} tells a rate"),
+    };
+    let here = own_bps.is_none().then_some("export FANIN_RATE=1gbit on every rank");
+    let there = its_bps.is_none().then_some("fanin switch --rate 1gbit");
+    let mend: Vec<_> = here.into_iter().chain(there).collect();
+    Finding::warning(
+        Check::Rates,
+        format!("{silent}: {UNTOLD}"),
+        format!("{}, with what the link carries", mend.join(", and ")),
+    )
+}
+
+/// What is taken for a link of which nobody tells the rate. Ranks do so when they plan (`_services.py`).
+pub(super) const UNTOLD: &str =
+    "it is taken for as fast as the slowest that is told, or all for equal where none is";
 
 /// A physical interface that is up and faster than the one that is used, where both tell their rate.
 fn faster_interface(route: &Route) -> Option<(String, u64)> {
@@ -263,11 +300,31 @@ mod tests {
             rate_bps: Some(1_000_000_000),
         };
         let address = SocketAddr::from(([10, 0, 0, 9], 4800));
-        let finding = judge_interface(address, &route, None);
+        let finding = judge_interface(address, &route, None, None);
         assert!(finding.verdict == Verdict::Ok && finding.message.contains("eth0"), "{}", finding.message);
-        let finding = judge_interface(address, &route, Some(("eth1".into(), 25_000_000_000)));
+        let finding = judge_interface(address, &route, None, Some(("eth1".into(), 25_000_000_000)));
         assert_eq!(finding.verdict, Verdict::Warning);
         assert!(finding.message.contains("eth1 is faster (25 Gbit/s)"), "{}", finding.message);
-        assert_eq!(interface(address, None).verdict, Verdict::Problem);
+        assert_eq!(interface(address, None, None).verdict, Verdict::Problem);
+        let silent = Route { rate_bps: None, ..route };
+        assert!(judge_interface(address, &silent, None, None).message.contains("eth0 (source address 10.0.0.5) tells no rate;"));
+        let said = judge_interface(address, &silent, Some("1gbit"), None).message;
+        assert!(said.contains("carries 1gbit, as FANIN_RATE says"), "{said}");
+    }
+
+    #[test]
+    fn rates_that_nobody_tells_are_named_with_what_is_taken_for_them() {
+        let of = |own, its| rates("box:4800", own, its);
+        assert_eq!(of(Some(1_000_000_000), Some(10_000_000_000)).verdict, Verdict::Ok);
+        for (own, its, who, mend) in [
+            (Some(1), None, "box:4800 tells no rate", "fanin switch --rate 1gbit, with"),
+            (None, Some(1), "this machine's link tells no rate", "export FANIN_RATE=1gbit on every rank, with"),
+            (None, None, "neither this machine's link nor box:4800 tells a rate", "rank, and fanin switch --rate"),
+        ] {
+            let finding = of(own, its);
+            assert_eq!(finding.verdict, Verdict::Warning);
+            assert_eq!(finding.message, format!("{who}: {UNTOLD}"));
+            assert!(finding.mend.as_ref().is_some_and(|told| told.contains(mend)), "{finding:?}");
+        }
     }
 }

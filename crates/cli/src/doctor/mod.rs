@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT[,..]")]
     switch: Option<String>,
     /// Seconds that each step of a check may take
-    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Duration,
     #[command(flatten)]
     known: Known,
@@ -69,13 +69,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     examination.note_all(settings::findings(settings))?;
     examination.note(own::machine(settings))?;
     examination.note(own::local())?;
-    examination.note_all(own::service(settings, arguments.timeout))?;
+    examination.note_all(own::service(settings, switch.as_deref(), arguments.timeout))?;
     if switch.is_none()
         && let Some(way) = own::way()
     {
         let of_way =
             |finding: &Finding| [Check::Mtu, Check::Offload, Check::Buffers].contains(&finding.check);
-        examination.note_all(local(way, None, None).into_iter().filter(of_way).collect())?;
+        examination.note_all(local(way, settings, None, None).into_iter().filter(of_way).collect())?;
     }
     // Several have commas between, and each is examined.
     for switch in switch.iter().flat_map(|named| named.split(',')) {
@@ -105,7 +105,7 @@ fn examine(
     let (address, findings, probe) = reach::control(&name, &addresses, patience, &arguments.known.trust()?);
     examination.note_all(findings)?;
     let Some(mut probe) = probe else {
-        examination.note_all(local(address, None, None))?;
+        examination.note_all(local(address, settings, None, None))?;
         examination.skip(&Check::OF_SWITCH);
         return Ok(());
     };
@@ -113,7 +113,7 @@ fn examine(
         Ok(status) => status,
         Err(error) => {
             examination.note(reach::lost(&error))?;
-            examination.note_all(local(address, None, None))?;
+            examination.note_all(local(address, settings, None, None))?;
             examination.skip(&Check::OF_SWITCH);
             return Ok(());
         }
@@ -122,7 +122,8 @@ fn examine(
     examination.note_all(settings::against(settings, status.protocol))?;
     let report = probe.all_reduce();
     examination.note(data_path::udp(&report, address))?;
-    examination.note_all(local(address, Some((&probe, &status)), Some(&report)))?;
+    examination.note_all(local(address, settings, Some((&probe, &status)), Some(&report)))?;
+    examination.note_all(own::rates(settings, &name, address, &status).into_iter().collect())?;
     match &report {
         Ok(report) => examination.note(data_path::heartbeat(report))?,
         Err(_) => examination.skip(&[Check::Heartbeat]),
@@ -135,6 +136,7 @@ fn examine(
 /// What this machine says about the way to `address`, with what the switch added to it.
 fn local(
     address: SocketAddr,
+    settings: &[Setting],
     switch: Option<(&Probe, &SwitchStatus)>,
     report: Option<&Result<ProbeReport, SessionError>>,
 ) -> Vec<Finding> {
@@ -146,7 +148,7 @@ fn local(
     match probe_socket(address) {
         Ok(socket) => {
             let window = Window {
-                rate_bps: route.as_ref().and_then(|route| route.rate_bps),
+                rate_bps: own::rate_bps(settings, route.as_ref()),
                 rtt: rtt(switch.map(|(probe, _)| probe), report),
                 shards: switch.map_or(1, |(_, status)| u8::try_from(status.shards).unwrap_or(u8::MAX)),
                 elements: data_path::chunk_elements(protocol, &mtu, report),
@@ -163,7 +165,7 @@ fn local(
             ));
         }
     }
-    findings.push(machine::interface(address, route.as_ref()));
+    findings.push(machine::interface(address, route.as_ref(), settings::value(settings, "rate")));
     findings
 }
 

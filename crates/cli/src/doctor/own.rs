@@ -4,11 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use fanin_controller::{
-    Probe, ProbeSum, SwitchServer, SwitchServerConfig, Trust, interface_address, machine_id, memory_of_ranks,
-    route,
+    Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address, machine_id,
+    memory_of_ranks, route, switch_address,
 };
+use fanin_protocol::control::Protocol;
+use fanin_sim::scenario_file::Rate;
 
 use super::finding::{Check, Finding};
+use super::machine::{self, UNTOLD};
 use super::settings::{Setting, value};
 use crate::arguments::SWITCH_DEFAULT;
 
@@ -64,8 +67,31 @@ pub(super) fn local() -> Finding {
     }
 }
 
-/// The address where this machine's service would listen, and why.
-fn address() -> Result<(IpAddr, String), Finding> {
+/// What this machine's link to a switch carries, as FANIN_RATE or the interface says.
+pub(super) fn rate_bps(settings: &[Setting], route: Option<&Route>) -> Option<u64> {
+    let said = value(settings, "rate").and_then(|said| said.parse::<Rate>().ok());
+    said.map(|rate| rate.0).or_else(|| route?.rate_bps)
+}
+
+/// What is known of the links from whose rates a plan follows; `None` where none does.
+pub(super) fn rates(
+    settings: &[Setting],
+    switch: &str,
+    address: SocketAddr,
+    status: &SwitchStatus,
+) -> Option<Finding> {
+    let is_planned = value(settings, "plan").is_none_or(|plan| plan == "auto")
+        && value(settings, "own_services").is_none_or(|own| own != "0")
+        && status.protocol == Protocol::SwitchMl
+        // Who names racks has each sum for its own ranks.
+        && status.relays.is_empty();
+    // Ranks of one machine send nothing over a link.
+    let is_planned = is_planned && !address.ip().is_loopback();
+    is_planned.then(|| machine::rates(switch, rate_bps(settings, route(address).as_ref()), status.rate_bps))
+}
+
+/// The address where this machine's service would listen, and why; with `switch`, if one is named.
+fn address(switch: Option<&str>) -> Result<(IpAddr, String), Finding> {
     let said = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(interface) = said(INTERFACE) {
         let found = interface_address(&interface).map_err(|error| {
@@ -87,6 +113,11 @@ fn address() -> Result<(IpAddr, String), Finding> {
         })?;
         return Ok((routed.local, format!("the route to the store ({STORE}={store}) leaves from there")));
     }
+    if let Some(switch) = switch
+        && let Some(routed) = way_to(switch).and_then(route)
+    {
+        return Ok((routed.local, format!("{STORE} is not set here, and the route to {switch} leaves from there")));
+    }
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     let own = (name, ANY_PORT).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
@@ -98,6 +129,11 @@ fn address() -> Result<(IpAddr, String), Finding> {
     Ok((own.unwrap_or(Ipv4Addr::LOCALHOST.into()), why))
 }
 
+fn way_to(switch: &str) -> Option<SocketAddr> {
+    let first = switch.split(',').next()?;
+    switch_address(first).ok()?.to_socket_addrs().ok()?.next()
+}
+
 /// The way to other ranks, as far as it is known here: that to the store.
 pub(super) fn way() -> Option<SocketAddr> {
     let store = std::env::var(STORE).ok()?;
@@ -105,8 +141,8 @@ pub(super) fn way() -> Option<SocketAddr> {
 }
 
 /// The interface and the rate of this machine's link, and whether a service can be hosted there.
-pub(super) fn service(settings: &[Setting], patience: Duration) -> Vec<Finding> {
-    let (address, why) = match address() {
+pub(super) fn service(settings: &[Setting], switch: Option<&str>, patience: Duration) -> Vec<Finding> {
+    let (address, why) = match address(switch) {
         Ok(found) => found,
         Err(finding) => return vec![finding],
     };
@@ -121,10 +157,12 @@ pub(super) fn service(settings: &[Setting], patience: Duration) -> Vec<Finding> 
             format!("its link carries {said}, as FANIN_RATE says (the interface tells {told})")
         }
         (None, Some(rate)) => format!("its link carries {}, as the interface tells", gigabits(rate as f64)),
-        (None, None) => "it tells no rate: links are taken for equal unless FANIN_RATE says otherwise".into(),
+        (None, None) => format!("it tells no rate, and FANIN_RATE says none: {UNTOLD}"),
     };
     let facts = format!("{address} ({interface}): {why}; {rate}");
-    let mut findings = vec![if address.is_loopback() && of_interface.is_some() {
+    // Where nothing else is said than a switch of this machine, other machines have no part.
+    let is_own = [STORE, INTERFACE].iter().all(|name| std::env::var_os(name).is_none()) && switch.is_some();
+    let mut findings = vec![if address.is_loopback() && of_interface.is_some() && !is_own {
         Finding::warning(
             Check::Address,
             format!("{facts}. No other machine reaches it"),

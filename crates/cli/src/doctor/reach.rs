@@ -154,7 +154,7 @@ fn not_a_switch(address: SocketAddr, error: &SessionError, patience: Duration) -
         SessionError::ProtocolVersionMismatch { ours, theirs, .. } => Finding::problem(
             Check::Version,
             format!("the switch speaks wire version {theirs}, this machine {ours} (fanin {OURS})"),
-            "pip install --upgrade fanin (the same version on the switch and on every rank)",
+            "install the same wheel on the switch and on every rank (`make wheel` in a clone of fanin builds it)",
         ),
         SessionError::NotASwitch { cause, .. } => {
             let who = match stranger::introduce(address, patience) {
@@ -205,7 +205,7 @@ pub(super) fn version(status: &SwitchStatus) -> Finding {
             "fanin {} on the switch, {OURS} here, both with wire version {VERSION}{kernel}",
             status.version
         ),
-        "pip install --upgrade fanin (the same version on the switch and on every rank)",
+        "install the same wheel on the switch and on every rank (`make wheel` in a clone of fanin builds it)",
     )
 }
 

@@ -130,11 +130,13 @@ fn plan_table(job: &Job<'_>) -> Option<String> {
         ),
     };
     let bound = plan.bound.as_ref().map_or_else(String::new, |bound| format!(", bound by {bound}"));
+    let links = plan.links.as_ref().map_or_else(String::new, |links| format!("\nlinks: {links}"));
     Some(format!(
-        "\n\njob {}: predicted {}{bound}; measured {}; imbalance {:.1} %\n{}\n\n{}{elsewhere}",
+        "\n\njob {}: predicted {}{bound}; measured {}; imbalance {:.1} %{links}\n{}\n\n{}{elsewhere}",
         job.job,
         time(plan.predicted),
-        time(plan.measured),
+        // Small tensors wait for round trips and not for links.
+        plan.measured.map_or("nothing (no tensor of 1 MiB yet)".into(), |measured| time(Some(measured))),
         100.0 * plan.imbalance,
         services.trim_fmt(),
         machines.trim_fmt(),

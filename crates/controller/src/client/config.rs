@@ -69,6 +69,8 @@ pub struct SessionConfig {
     pub services: Vec<ServiceConfig>,
     /// What they take, if that was planned: for people.
     pub prediction: Option<Prediction>,
+    /// What their links were told to carry, and what was taken for those that tell nothing: for people.
+    pub links: String,
     /// Which machine this is: the same for its ranks.
     pub machine: String,
     /// The ranks that this one speaks for, itself among them; none where it does so for itself alone.
@@ -146,6 +148,7 @@ impl SessionConfig {
         Self {
             services: ServiceConfig::all(vec![(switch.into(), 1.0, None, None)]),
             prediction: None,
+            links: String::new(),
             machine: fanin_local::machine_id(),
             ranks_here: Vec::new(),
             called: Vec::new(),

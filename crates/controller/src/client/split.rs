@@ -15,6 +15,8 @@ pub struct Split {
     pub shares: Vec<Share>,
     /// What they take, if that was planned.
     pub prediction: Option<Prediction>,
+    /// What the links were told to carry, and what was taken for those that tell nothing; empty where no share follows from it.
+    pub links: String,
 }
 
 /// What one service has of a job.
@@ -72,7 +74,11 @@ impl Split {
             share: service.share / total,
             host: service.host,
         };
-        Self { shares: config.services.iter().map(share).collect(), prediction: config.prediction.clone() }
+        Self {
+            shares: config.services.iter().map(share).collect(),
+            prediction: config.prediction.clone(),
+            links: config.links.clone(),
+        }
     }
 
     /// As the service at this place among them is told it.
@@ -84,6 +90,7 @@ impl Split {
             here: u32::try_from(here).unwrap_or(u32::MAX),
             seconds_per_byte,
             bound: bound.unwrap_or_default(),
+            links: self.links,
         }
     }
 }
@@ -102,6 +109,7 @@ impl From<proto::Split> for Split {
         Self {
             shares: told.shares.into_iter().map(share).collect(),
             prediction: told.seconds_per_byte.map(|seconds_per_byte| Prediction { seconds_per_byte, bound }),
+            links: told.links,
         }
     }
 }

@@ -6,8 +6,10 @@ use fanin_protocol::control::{Protocol, Ranks};
 use fanin_tls::Trust;
 use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, WireDtype};
 
-use super::connection::{Connection, no_status};
+use super::connection::{Connection, no_status, runtime};
+use super::session::Cancel;
 use super::split::{MemberStatus, Split};
+use super::warnings::say;
 use crate::SessionError;
 use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, wire_dtype};
 use crate::proto;
@@ -170,6 +172,29 @@ pub fn trusted_status(switch: &str, patience: Duration, trust: &Trust) -> Result
     });
     runtime.shutdown_background();
     status
+}
+
+/// What the link of a switch carries, in bits a second, as it says, or `None` where it does not know. Waits for a switch that is not there yet, until
+/// `cancel` is called, and says as `rank`, if one is given, that it does. The switch is known by what `trust` says.
+///
+/// # Errors
+/// When it does not answer in `patience`, or is no switch; [`SessionError::Closed`] when it was cancelled.
+pub fn switch_rate(
+    switch: &str,
+    rank: Option<u32>,
+    patience: Duration,
+    cancel: &Cancel,
+    trust: &Trust,
+) -> Result<Option<u64>, SessionError> {
+    let runtime = runtime("fanin-rate")?;
+    let told = |text: &str| {
+        if let Some(rank) = rank {
+            say(rank, text);
+        }
+    };
+    let reply = runtime.block_on(cancel.or(Connection::open_saying(switch, patience, trust, told)));
+    runtime.shutdown_background();
+    Ok(reply?.1.rate_bps)
 }
 
 impl TryFrom<proto::StatusReply> for SwitchStatus {

@@ -36,8 +36,9 @@ impl Rate {
     fn parse(text: &str) -> Result<Self, String> {
         let units = [("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3), ("tbit", 1e12), ("bit", 1.0)];
         let text = text.strip_suffix("/s").unwrap_or(text);
-        let bps = number(text, &units).ok_or_else(|| {
-            format!("{text:?} is no rate: a number with bit, kbit, Mbit, Gbit or Tbit, as in \"100Gbit\"")
+        let bps = number(text, &units).ok_or_else(|| match ambiguous(text) {
+            Some(bits) => format!("{text:?} may mean bits or bytes a second: write {bits}"),
+            None => format!("{text:?} is no rate: write it as 500mbit or 1gbit"),
         })?;
         if !(1.0..=RATE_MAX_BPS as f64).contains(&bps) {
             let most = RATE_MAX_BPS / 1_000_000_000_000;
@@ -47,6 +48,14 @@ impl Rate {
         }
         Ok(Self(bps.round() as u64))
     }
+}
+
+/// What bits are written as, of a number with "bps": tc means bytes by it, and most people bits.
+fn ambiguous(text: &str) -> Option<String> {
+    let text = text.to_lowercase();
+    let prefixed = text.strip_suffix("bps")?;
+    let number = prefixed.strip_suffix(['k', 'm', 'g', 't']).unwrap_or(prefixed).trim_end();
+    number.parse::<f64>().is_ok().then(|| format!("{prefixed}bit"))
 }
 
 impl Size {

@@ -50,7 +50,7 @@ EXAMPLES = """\
 examples:
   fanin bench compression
   fanin bench compression --gradients gradients.pt --methods bfloat16,onebit,topk:0.001
-  sudo fanin bench compression --rate 100mbit,1gbit --json result.json --plot compression.png
+  sudo $(which fanin) bench compression --rate 100mbit,1gbit --plot compression.png
 """
 
 LEGEND = """\
@@ -113,8 +113,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="R[,R..]",
         help="of the laboratory's links, one laboratory after the other (needs root)",
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="all figures, machine, versions")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="error and time over bytes")
+    made.add_argument(
+        "--json", type=_units.new_file, metavar="FILE", help="all figures, machine, versions"
+    )
+    made.add_argument(
+        "--plot", type=_units.new_file, metavar="FILE.png", help="error and time over bytes"
+    )
     return made
 
 
