@@ -9,6 +9,8 @@ itself falls through to here.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +23,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, ReduceOp, Store, Work
 from fanin.errors import AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost
 from fanin.torch.delegated_work import AveragedWork, DelegatedWork
 from fanin.torch.forked import never_destroy_in_child
+from fanin.torch.interface import GLOO_VARIABLE
 from fanin.torch.work import WorkGroup
 
 TensorLists = Sequence[Sequence[Tensor]]
@@ -30,6 +33,33 @@ REGION_MAX = 256
 
 # After these the ranks are no longer in step, and a barrier of theirs might only run out of time.
 GROUP_OVER = (AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost)
+
+
+# What Gloo listens on, by process and place, as long as some group has it: a thread and four
+# descriptors each, and a program may have hundreds of groups.
+_shared: weakref.WeakValueDictionary[tuple[int, str | None, str | None], Any] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _devices(address: str | None) -> list[Any]:
+    """Return Gloo's devices at an address; without it, those that Gloo would make."""
+    gloo: Any = ProcessGroupGloo
+    named = os.environ.get(GLOO_VARIABLE) if address is None else None
+    devices = []
+    for interface in named.split(",") if named else [None]:
+        key = os.getpid(), address, interface
+        device = _shared.get(key)
+        if device is None:
+            if address is not None:
+                device = gloo.create_device(hostname=address)
+            elif interface is not None:
+                device = gloo.create_device(interface=interface)
+            else:
+                device = gloo.create_default_device()
+            _shared[key] = device
+        devices.append(device)
+    return devices
 
 
 class DelegatingBackend(c10d.Backend):
@@ -44,13 +74,11 @@ class DelegatingBackend(c10d.Backend):
         super().__init__(rank, size)
         # Any: torch's stubs declare next to nothing of it.
         gloo: Any = ProcessGroupGloo
-        if address is None:
-            self._gloo = gloo(store, rank, size, timeout)
-        else:
-            options = gloo._Options()
-            options._timeout = timeout
-            options._devices = [gloo.create_device(hostname=address)]
-            self._gloo = gloo(store, rank, size, options)
+        self._devices = _devices(address)
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = self._devices
+        self._gloo = gloo(store, rank, size, options)
         never_destroy_in_child(self._gloo)
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None

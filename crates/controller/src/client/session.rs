@@ -10,13 +10,12 @@ use fanin_udp::{
     WorkerJob,
 };
 use fanin_wire::{Rank, WorkerId};
-use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use super::admission::{Admitted, FAREWELL, join, leave};
 use super::config::{ServiceConfig, SessionConfig};
-use super::connection::{Connection, RETRY, Waiting, runtime};
+use super::connection::{Connection, RETRY, SessionThread, Waiting};
 use super::oversight::oversee;
 use super::pending::bytes_on_wire;
 use super::presence::{attend, attend_meanwhile};
@@ -77,7 +76,8 @@ impl Cancel {
 /// Its methods block and must not be called from an asynchronous task; they may be called from several threads.
 pub struct Session {
     shared: Option<Arc<Shared>>,
-    runtime: Option<Runtime>,
+    /// What watches the job: it ends with the session.
+    watching: Option<(Arc<SessionThread>, JoinSet<()>)>,
     world_size: u32,
     /// The services, with commas between.
     switch: String,
@@ -98,55 +98,47 @@ impl Session {
     /// # Errors
     /// As [`Self::connect`]; [`SessionError::Closed`] when it was cancelled.
     pub fn connect_unless(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
-        let runtime = runtime("fanin-session")?;
-        let joined = runtime.block_on(Self::join(config, cancel));
-        match joined {
-            Ok((shared, instances, meanwhile)) => {
-                let world_size = shared.config.world_size;
-                let mut greeted = Vec::new();
-                for (service, switch_instance) in instances.into_iter().enumerate() {
-                    let (news, heard) = mpsc::channel(1);
-                    let (first, answered) = oneshot::channel();
-                    greeted.push(answered);
-                    runtime.spawn(attend(Arc::clone(&shared), service, news, first));
-                    let watching = watch(Arc::clone(&shared), service, switch_instance, heard);
-                    let (watching, failing) = (runtime.spawn(watching), Arc::clone(&shared));
-                    runtime.spawn(supervise(watching, move |error| failing.fail(error)));
-                }
-                let overseeing = runtime.spawn(oversee(Arc::clone(&shared)));
-                let failing = Arc::clone(&shared);
-                runtime.spawn(supervise(overseeing, move |error| failing.fail(error)));
-                // From here on the switches notice at once when the process dies.
-                let all = async {
-                    let mut first = Ok(());
-                    for answered in greeted {
-                        first = first.and(answered.await.unwrap_or(Ok(())));
-                    }
-                    first
-                };
-                let greeted = runtime.block_on(async { tokio::time::timeout(GREETED, all).await });
-                // Not before the session's own streams are open: the rank would seem to have died.
-                drop(meanwhile);
-                let switch = shared.switches();
-                // Of several services another one takes over, whoever noticed what.
-                let is_alone = shared.members.len() == 1;
-                let mut session =
-                    Self { shared: Some(shared), runtime: Some(runtime), world_size, switch: switch.clone() };
-                match greeted {
-                    // Other ranks may not have been admitted, and have told that they were not. Nobody has summed anything yet.
-                    Ok(Err(cause)) if is_alone => {
-                        session.close();
-                        let cause = format!("it ended as the job began: {cause}");
-                        Err(SessionError::SwitchLost { switch, cause })
-                    }
-                    _ => Ok(session),
-                }
+        let thread = SessionThread::shared()?;
+        let (shared, instances, meanwhile) = thread.block_on(Self::join(config, cancel))?;
+        let world_size = shared.config.world_size;
+        let mut tasks = JoinSet::new();
+        let mut greeted = Vec::new();
+        for (service, switch_instance) in instances.into_iter().enumerate() {
+            let (news, heard) = mpsc::channel(1);
+            let (first, answered) = oneshot::channel();
+            greeted.push(answered);
+            tasks.spawn_on(attend(Arc::clone(&shared), service, news, first), thread.handle());
+            let watching = watch(Arc::clone(&shared), service, switch_instance, heard);
+            let failing = Arc::clone(&shared);
+            tasks.spawn_on(supervise(watching, move |error| failing.fail(error)), thread.handle());
+        }
+        let failing = Arc::clone(&shared);
+        let overseeing = oversee(Arc::clone(&shared));
+        tasks.spawn_on(supervise(overseeing, move |error| failing.fail(error)), thread.handle());
+        // From here on the switches notice at once when the process dies.
+        let all = async {
+            let mut first = Ok(());
+            for answered in greeted {
+                first = first.and(answered.await.unwrap_or(Ok(())));
             }
-            Err(error) => {
-                // Not dropped, which would wait for a name server that does not answer.
-                runtime.shutdown_background();
-                Err(error)
+            first
+        };
+        let greeted = thread.block_on(async { tokio::time::timeout(GREETED, all).await });
+        // Not before the session's own streams are open: the rank would seem to have died.
+        drop(meanwhile);
+        let switch = shared.switches();
+        // Of several services another one takes over, whoever noticed what.
+        let is_alone = shared.members.len() == 1;
+        let watching = Some((thread, tasks));
+        let mut session = Self { shared: Some(shared), watching, world_size, switch: switch.clone() };
+        match greeted {
+            // Other ranks may not have been admitted, and have told that they were not. Nobody has summed anything yet.
+            Ok(Err(cause)) if is_alone => {
+                session.close();
+                let cause = format!("it ended as the job began: {cause}");
+                Err(SessionError::SwitchLost { switch, cause })
             }
+            _ => Ok(session),
         }
     }
 
@@ -346,16 +338,24 @@ impl Session {
     /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns no tensor is touched.
     /// A second call has no effect.
     pub fn close(&mut self) {
-        let (Some(shared), Some(runtime)) = (self.shared.take(), self.runtime.take()) else { return };
+        let (Some(shared), Some((thread, mut watching))) = (self.shared.take(), self.watching.take()) else {
+            return;
+        };
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
         let leaving = shared.lanes().map(|lane| {
             let (mut connection, job, rank) = (lane.connection.clone(), lane.job.identity(), shared.rank);
             async move { leave(&mut connection, job, rank).await }
         });
-        let leaving: JoinSet<()> = runtime.block_on(async { leaving.collect() });
-        runtime.block_on(leaving.join_all());
-        // Ends the watch.
-        runtime.shutdown_timeout(FAREWELL);
+        let leaving: JoinSet<()> = thread.block_on(async { leaving.collect() });
+        thread.block_on(leaving.join_all());
+        // Not by the thread's own clock, which stands still while the thread is blocked.
+        let (tell, ended) = std::sync::mpsc::channel();
+        thread.spawn(async move {
+            watching.shutdown().await;
+            // Nobody may wait any more.
+            let _ = tell.send(());
+        });
+        let _ = ended.recv_timeout(FAREWELL);
         // The watch may be at a question to the data path, and hold it until it is answered.
         shared.driver.stop();
         if let Some(trace) = &shared.trace {
@@ -474,8 +474,11 @@ async fn admission(
 }
 
 /// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a deadline.
-async fn supervise(watching: JoinHandle<()>, fail: impl FnOnce(SessionError)) {
-    if let Err(error) = watching.await
+async fn supervise(watching: impl Future<Output = ()> + Send + 'static, fail: impl FnOnce(SessionError)) {
+    // Ends the watch where this is dropped, too.
+    let mut watch = JoinSet::new();
+    watch.spawn(watching);
+    if let Some(Err(error)) = watch.join_next().await
         && error.is_panic()
     {
         fail(SessionError::Local { what: "watching the session", cause: error.to_string() });
@@ -506,7 +509,7 @@ mod tests {
     #[tokio::test]
     async fn a_watch_that_panics_ends_the_session() {
         let mut failed = None;
-        supervise(tokio::spawn(async { panic!("on purpose") }), |error| failed = Some(error)).await;
+        supervise(async { panic!("on purpose") }, |error| failed = Some(error)).await;
         assert!(
             matches!(failed, Some(SessionError::Local { what: "watching the session", .. })),
             "{failed:?}"
@@ -515,9 +518,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_that_is_stopped_by_a_close_fails_nothing() {
-        let watching = tokio::spawn(std::future::pending());
-        watching.abort();
-        supervise(watching, |error| panic!("{error}")).await;
+        let mut watching = JoinSet::new();
+        watching.spawn(supervise(std::future::pending(), |error| panic!("{error}")));
+        watching.abort_all();
+        let ended = watching.join_next().await.expect("it was begun");
+        assert!(ended.expect_err("it was stopped").is_cancelled());
     }
 
     #[test]
@@ -539,6 +544,23 @@ mod tests {
         });
         assert!(matches!(&told[0][..], [SessionError::RankLost { rank: Rank(3) }]), "{told:?}");
         assert!(told[1].is_empty(), "{told:?}");
+    }
+
+    #[test]
+    fn sessions_of_a_process_share_a_thread_that_goes_on_for_those_that_stay() {
+        let switch =
+            SwitchServer::start(SwitchServerConfig::new(([127, 0, 0, 1], 0).into())).expect("a port");
+        let session = |job: &str| {
+            Session::connect(SessionConfig::new(switch.address().to_string(), job, 0, 1)).expect("admitted")
+        };
+        let (mut one, mut other) = (session("one"), session("other"));
+        let thread = |session: &Session| Arc::clone(&session.watching.as_ref().expect("open").0);
+        assert!(Arc::ptr_eq(&thread(&one), &thread(&other)));
+        one.close();
+        let (tell, told) = std::sync::mpsc::channel();
+        thread(&other).spawn(async move { tell.send(()) });
+        told.recv().expect("the thread goes on for the other session");
+        other.close();
     }
 
     #[test]
