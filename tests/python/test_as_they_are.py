@@ -209,27 +209,26 @@ def test_packets_of_ethernet_bound_what_is_spoiled_and_by_default_nothing_is(
 
 
 def prescaled(me: Me) -> list[str]:
-    """Horovod's test_horovod_allreduce_prescale, for floats."""
+    """Horovod's test_horovod_allreduce_prescale: of so few ranks it forgives nothing."""
     hvd.init()
     found = []
     dice = np.random.default_rng(1234)
-    for dtype in (torch.float16, torch.float32, torch.float64):
+    for dtype in (torch.float32, torch.float64):
         for dim in (1, 2, 3):
             factor = float(dice.uniform())
             tensor = torch.tensor(dice.integers(-100, 100, [17] * dim)).to(dtype)
             got = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=factor)
-            # As Horovod has it: what is scaled is rounded to the type, and then summed.
-            scaled = (factor * tensor.double()).to(dtype)
-            exact = (scaled * me.world_size).to(dtype)
-            if not torch.allclose(got, exact, rtol=2.0 ** (1 - FLOATS[dtype][0]), atol=0):
-                found.append(f"{dtype}, {dim}: {(got - exact).abs().max()}")
+            multiplied = torch.tensor(factor, dtype=dtype) * tensor
+            if not torch.equal(got, multiplied * me.world_size):
+                off = (got - multiplied * me.world_size).abs().max()
+                found.append(f"{dtype}, {dim}: {off}")
     hvd.shutdown()
     return found
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_what_horovod_prescales_is_right_to_its_last_bits(launch: Launch, place: str) -> None:
-    assert launch(placed, 4, place, prescaled).results() == [[]] * 4
+@pytest.mark.parametrize("place", ["a switch", "own services", "one machine", "two machines"])
+def test_what_horovod_prescales_is_right_to_the_last_bit(launch: Launch, place: str) -> None:
+    assert launch(placed, 3, place, prescaled).results() == [[]] * 3
 
 
 def by_adam(me: Me) -> float:
