@@ -668,6 +668,9 @@ mod tests {
         assert_eq!(json["pool"]["free"], 896);
         assert_eq!(json["jobs"][0]["state"], "running");
         assert_eq!(json["jobs"][0]["wire_dtype"], "bfloat16");
+        let of_atp = SwitchStatus { protocol: Protocol::Atp, ..self::status() };
+        let of_atp = serde_json::to_value(report("box:4800", &of_atp)).expect("serialisable");
+        assert_eq!(of_atp["jobs"][0]["wire_dtype"], "integers", "of its own");
         assert_eq!(json["jobs"][0]["waiting_for"][0]["rank"], 2);
         assert_eq!(json["jobs"][1]["missing"][0], 1);
     }

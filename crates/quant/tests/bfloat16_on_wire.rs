@@ -140,6 +140,23 @@ proptest! {
 }
 
 #[test]
+fn a_sum_that_racks_have_rounded_up_is_handed_back_as_it_was() {
+    // Contributions of 4,096 workers are 2^18 at most. Racks whose sums are ties round them up, and racks of such racks again:
+    // 21 of these units more than there are come to the next bfloat16 above 2^30.
+    let exponent = Exponent::from_bits(5);
+    for sign in [1, -1] {
+        for sum in [(4096 + 21) << 18, (1 << 30) + (1 << 23), 2_139_095_040] {
+            let (mut wire, mut slot, mut again) = ([0; 2], [0], [0; 2]);
+            write_bf16(&[sign * sum], &Scale::fixed_point(exponent, WORKERS_MAX), &mut wire);
+            store_bf16(&mut slot, &wire, &Scale::fixed_point_sum(exponent, WORKERS_MAX));
+            assert!(sign * slot[0] > 1 << 30, "{slot:?}");
+            write_bf16(&slot, &Scale::fixed_point(exponent, WORKERS_MAX), &mut again);
+            assert_eq!(again, wire, "{sum}");
+        }
+    }
+}
+
+#[test]
 fn what_travels_of_each_type_is_its_bfloat16() {
     let mut payload = [0; 2];
     for bits in 0..=u16::MAX {
