@@ -10,7 +10,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.t
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make build   a working $(BIN)/fanin'
+	@echo 'make build   a working $(BIN)/fanin (. $(BIN)/activate puts it, and torchrun, on the PATH)'
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    everything that CI runs'
@@ -46,6 +46,7 @@ $(STAMP): pyproject.toml | tools
 	touch $@
 
 $(BIN)/fanin: $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
+	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release
 	touch $@
 
@@ -56,6 +57,7 @@ build: $(BIN)/fanin
 WHEELS := target/wheels
 wheel: $(STAMP)
 	rm -rf $(WHEELS)
+	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build --release --strip --out $(WHEELS)
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(WHEELS) ./lab
 	@ls -l $(WHEELS)

@@ -8,8 +8,8 @@ from typing import Final
 
 # The laboratory's wheel, as `make wheel` leaves it.
 _LAB: Final = "target/wheels/fanin_lab-*.whl"
-# Packages that are not called as their modules are, or that have to be of a version.
-_PACKAGES: Final = {"sklearn": "scikit-learn", "torch": '"torch>=2.14"'}
+# What a module needs that is not called as it is, or needs more: fanin's extra `torch`.
+_PACKAGES: Final = {"sklearn": "scikit-learn", "torch": '"torch>=2.14" numpy'}
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -19,11 +19,11 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def to_install(*modules: str) -> str:
-    """Return the command that installs what has these modules, or what else does.
+    """Return the command that installs these modules.
 
     No index has fanin: a name that is looked up there could be anybody's.
     """
-    others = [module for module in modules if module.partition(".")[0] != "fanin"]
-    if len(others) < len(modules):
+    packages = [module.partition(".")[0] for module in modules]
+    if "fanin" in packages:
         return f"pip install {_LAB} (`make wheel` in a clone of fanin builds it)"
-    return f"pip install {' '.join(_PACKAGES.get(module, module) for module in others)}"
+    return f"pip install {' '.join(_PACKAGES.get(package, package) for package in packages)}"

@@ -176,8 +176,7 @@ def connect(
 
     `job` names the job on the switch: ranks that give the same name find each other, at the first
     switch that rank 0 names. Where they are on several machines, the ranks of each sum among
-    themselves first (docs/local.md), and, where it is known that this is faster, sum beside the
-    switches as `plan` says.
+    themselves first (docs/local.md), and sum beside the switches as `plan` says.
 
     Arrays travel as they are: each element is right to its own magnitude, within half a unit in the
     last place and n 2^-53 of the sum of its own n contributions' absolute values; NaN and

@@ -121,8 +121,8 @@ def _unknown(argv: Sequence[str]) -> str | None:
     known |= {flag: action.nargs != 0 for flag, action in ours._option_string_actions.items()}
     words = iter(argv)
     for word in words:
-        flag, _, value = word.partition("=")
-        if not flag.startswith("-"):
+        flag, has_value, _ = word.partition("=")
+        if not flag.startswith("-") or word == "--":
             return None  # the program, whose flags are its own
         # A long flag may be shortened, and a short one have its value behind it.
         long = [name for name in known if flag.startswith("--") and name.startswith(flag)]
@@ -130,7 +130,7 @@ def _unknown(argv: Sequence[str]) -> str | None:
         meant = flag if flag in known else next(iter(long or short), None)
         if meant is None:
             return f"there is no {flag}{nearest(flag, known)} (fanin run --help lists all)"
-        if known[meant] and not value and (flag in known or long):
+        if known[meant] and not has_value and (flag in known or long):
             next(words, None)
     return None
 

@@ -59,7 +59,7 @@ def test_where_a_benchmark_writes_is_looked_at_before_it_runs(tmp_path: Path) ->
 
 def test_what_is_missing_is_installed_under_its_own_name() -> None:
     assert _cures.to_install("matplotlib", "sklearn") == "pip install matplotlib scikit-learn"
-    assert _cures.to_install("torch", "numpy") == 'pip install "torch>=2.14" numpy'
+    assert _cures.to_install("torch.distributed") == 'pip install "torch>=2.14" numpy'
     assert "target/wheels/fanin_lab-" in _cures.to_install("fanin.bench")
 
 

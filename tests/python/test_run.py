@@ -115,6 +115,7 @@ def refused(*arguments: str, torch: bool = True) -> str:
     [
         ("--protocl", "--protocol"),
         ("--nproc-per-nod", None),
+        ("--", None),
         ("--nprocs-per-node", "--nproc-per-node"),
         ("--wire-dtyp=bfloat16x", None),
         ("--max_restart5", "--max_restarts"),

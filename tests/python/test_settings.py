@@ -473,7 +473,7 @@ FANIN = "runpy.run_module('fanin', run_name='__main__')"
 @pytest.mark.parametrize(
     ("module", "command", "cure"),
     [
-        ("torch", (FANIN, "run", "train.py"), 'pip install "torch>=2.14"'),
+        ("torch", (FANIN, "run", "train.py"), 'pip install "torch>=2.14" numpy'),
         ("torch", ("import fanin.torch",), 'pip install "torch>=2.14" numpy'),
         ("numpy", ("import fanin; fanin.connect",), "pip install numpy"),
         # No index has these two wheels, and what one has under their names is anybody's.

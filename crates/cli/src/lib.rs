@@ -133,7 +133,7 @@ mod tests {
     fn help_lists_run_and_shows_examples() {
         let help = Cli::command().render_help().to_string();
         for text in [
-            "torchrun plus an embedded switch",
+            "as torchrun does",
             "beside Gloo",
             "network namespaces",
             "loss of gradients",

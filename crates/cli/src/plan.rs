@@ -201,8 +201,9 @@ fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
             let name = path.display();
             let text =
                 std::fs::read_to_string(path).with_context(|| format!("cannot read the cluster {name}"))?;
-            let file: File = toml::from_str(&text)
-                .map_err(|error| anyhow!("in {name}: {}{}", error.to_string().trim_end(), nearest_key(&error)))?;
+            let file: File = toml::from_str(&text).map_err(|error| {
+                anyhow!("in {name}: {}{}", error.to_string().trim_end(), nearest_key(&error))
+            })?;
             ensure!(
                 counted(file.machine.iter().map(|table| table.count)),
                 "{name}: more than {MACHINES_MAX} machines"
@@ -230,9 +231,9 @@ fn nearest_key(error: &toml::de::Error) -> String {
         return String::new();
     };
     let near = |name: &&str| strsim::jaro_winkler(unknown, name) > 0.7;
-    let best = names.filter(near).max_by(|a, b| {
-        strsim::jaro_winkler(unknown, a).total_cmp(&strsim::jaro_winkler(unknown, b))
-    });
+    let best = names
+        .filter(near)
+        .max_by(|a, b| strsim::jaro_winkler(unknown, a).total_cmp(&strsim::jaro_winkler(unknown, b)));
     best.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
@@ -394,7 +395,8 @@ fn shown(report: &Report) -> String {
     }
     add("a ring (Gloo, NCCL)", report.ring_s, "");
     let gain = report.ring_s / report.split.time_s;
-    let gain = if gain > 1.0 + GAIN_MIN { format!("{gain:.2} times a ring") } else { "no gain over a ring".into() };
+    let gain =
+        if gain > 1.0 + GAIN_MIN { format!("{gain:.2} times a ring") } else { "no gain over a ring".into() };
     let notes = [gain, waits(&report.split)];
     let notes: Vec<_> = notes.into_iter().filter(|note| !note.is_empty()).collect();
     add("fanin, by the shares above", report.split.time_s, &notes.join("; "));

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_controller::{
-    JobStatus, JobStatusState, MemberStatus, PlannedShare, RelayJob, RelayStatus, Split, SwitchStatus,
-    trusted_status,
+    JobStatus, JobStatusState, MemberStatus, PlannedShare, RelayJob, RelayStatus, SessionError, Split,
+    SwitchStatus, trusted_status,
 };
 use fanin_protocol::control::Protocol;
 use fanin_wire::{AbortReason, LossBound, Rank};
@@ -215,13 +215,19 @@ struct Waiting {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let switches = asked(arguments.switch.as_deref(), here::services);
-    let (trust, mut silent) = (arguments.known.trust()?, Vec::new());
+    let trust = arguments.known.trust()?;
+    let is_guessed = arguments.switch.as_deref().is_none_or(|named| named.trim().is_empty())
+        && switches == [SWITCH_DEFAULT];
+    let mut silent = Vec::new();
     for (index, switch) in switches.iter().enumerate() {
-        let status = match trusted_status(switch, arguments.timeout, &trust) {
+        // Who is guessed is on this machine, or nowhere.
+        let patience =
+            if is_guessed { arguments.timeout.min(Duration::from_secs(1)) } else { arguments.timeout };
+        let status = match trusted_status(switch, patience, &trust) {
             Ok(status) => status,
             // The others have something to say.
             Err(error) => {
-                silent.push(error.to_string());
+                silent.push(silence(&error, is_guessed));
                 continue;
             }
         };
@@ -232,6 +238,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     anyhow::ensure!(silent.is_empty(), silent.join("\n"));
     Ok(())
+}
+
+/// Why nothing is shown.
+fn silence(error: &SessionError, is_guessed: bool) -> String {
+    match error {
+        SessionError::SwitchUnreachable { switch, .. } if is_guessed => format!(
+            "no job runs here: no rank on this machine hosts a service, and no switch answers at {switch}; name one that \
+             is elsewhere (fanin status --switch HOST:PORT)"
+        ),
+        error => error.to_string(),
+    }
 }
 
 /// Whom to ask: those that were named, or those that are here, or who would be here by default.
@@ -585,6 +602,18 @@ mod tests {
             let (line, text) = (format!("not shown: where the ranks of {more} are; "), of_machines(machines));
             assert!(text.lines().any(|it| it.starts_with(&line)), "{text}");
         }
+    }
+
+    #[test]
+    fn where_nobody_was_named_nobody_is_to_be_started() {
+        let error = SessionError::SwitchUnreachable {
+            switch: SWITCH_DEFAULT.into(),
+            port: 4800,
+            waited: Duration::from_secs(1),
+            cause: "connection refused".into(),
+        };
+        assert!(silence(&error, true).starts_with("no job runs here: "), "{}", silence(&error, true));
+        assert_eq!(silence(&error, false), error.to_string());
     }
 
     #[test]

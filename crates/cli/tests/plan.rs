@@ -92,7 +92,11 @@ fn more_machines_than_a_service_sums_for_are_told_of_racks_before_all_figures() 
     for (machines, is_told) in [("64", false), ("65", true)] {
         let output = plan(&["--machines", machines, "--rate", "1gbit"]);
         let table = text(&output.stdout);
-        assert_eq!(table.lines().next().is_some_and(|line| line.contains("fanin switch --upstream")), is_told, "{table}");
+        assert_eq!(
+            table.lines().next().is_some_and(|line| line.contains("fanin switch --upstream")),
+            is_told,
+            "{table}"
+        );
     }
 }
 
@@ -123,7 +127,10 @@ fn mistakes_are_named() {
     for (arguments, says) in [
         (&["--machines", "8"][..], "--rate"),
         (&["--machines", "8", "--rate", "fast"], "is no rate: write it as 500mbit or 1gbit"),
-        (&["--machines", "8", "--rate", "10gbps"], "\"10gbps\" may mean bits or bytes a second: write 10gbit"),
+        (
+            &["--machines", "8", "--rate", "10gbps"],
+            "\"10gbps\" may mean bits or bytes a second: write 10gbit",
+        ),
         (&["--machines", "8", "--rate", "fastbps"], "is no rate"),
         (&["--machines", "0", "--rate", "1gbit"], "no machine trains"),
         (&["--machines", "9999999999", "--rate", "1gbit"], "more than 100000 machines"),

@@ -178,8 +178,11 @@ fn a_job_without_an_end_is_told_at_once() {
         .spawn()
         .expect("the command runs");
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(playing.stderr.as_mut().expect("piped")), &mut line)
-        .expect("a line");
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(playing.stderr.as_mut().expect("piped")),
+        &mut line,
+    )
+    .expect("a line");
     playing.kill().expect("it runs");
     playing.wait().expect("it ended");
     assert!(line.starts_with("fanin: job0 has no end (`tensors`, `iterations` or `stop`)"), "{line}");

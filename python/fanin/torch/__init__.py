@@ -156,7 +156,7 @@ except ModuleNotFoundError as _missing:
         raise
     from fanin._cures import to_install
 
-    _text = f"fanin.torch needs PyTorch; install it with: {to_install('torch', 'numpy')}"
+    _text = f"fanin.torch needs PyTorch; install it with: {to_install('torch')}"
     raise ModuleNotFoundError(_text, name="torch") from None
 
 _register()

@@ -121,8 +121,7 @@ impl Finding {
         let word = format!("{word:<8}");
         let word = if colours { format!("\x1b[{colour}m{word}\x1b[0m") } else { word };
         let gap = format!("\n{:20}", "");
-        let mut lines =
-            format!("{word} {:<10} {}", self.check.name(), wrapped(&self.message).join(&gap));
+        let mut lines = format!("{word} {:<10} {}", self.check.name(), wrapped(&self.message).join(&gap));
         if let Some(mend) = &self.mend {
             // Whole, so that it can be copied.
             lines.push_str(&format!("{gap}mend: {mend}"));

@@ -9,7 +9,11 @@ use crate::status::explain;
 /// Whether there is room for a job.
 pub(super) fn pool(status: &SwitchStatus) -> Finding {
     let (free, units) = (status.pool_free, status.pool_units);
-    let facts = format!("{free} of {units} units of memory are free in each of {} shard{}", status.shards, if status.shards == 1 { "" } else { "s" });
+    let facts = format!(
+        "{free} of {units} units of memory are free in each of {} shard{}",
+        status.shards,
+        if status.shards == 1 { "" } else { "s" }
+    );
     if free == 0 {
         return Finding::warning(
             Check::Pool,
@@ -26,11 +30,14 @@ pub(super) fn jobs(status: &SwitchStatus, switch: &str) -> Vec<Finding> {
     let running =
         status.jobs.iter().filter(|job| matches!(job.state, JobStatusState::Running { .. })).count();
     if findings.is_empty() {
-        findings.push(Finding::ok(Check::Jobs, match running {
-            0 => "none runs, and none waits for ranks".into(),
-            1 => "one runs; none waits for ranks to join".into(),
-            _ => format!("{running} run; none waits for ranks to join"),
-        }));
+        findings.push(Finding::ok(
+            Check::Jobs,
+            match running {
+                0 => "none runs, and none waits for ranks".into(),
+                1 => "one runs; none waits for ranks to join".into(),
+                _ => format!("{running} run; none waits for ranks to join"),
+            },
+        ));
     }
     findings
 }

@@ -307,7 +307,11 @@ mod tests {
         assert!(finding.message.contains("eth1 is faster (25 Gbit/s)"), "{}", finding.message);
         assert_eq!(interface(address, None, None).verdict, Verdict::Problem);
         let silent = Route { rate_bps: None, ..route };
-        assert!(judge_interface(address, &silent, None, None).message.contains("eth0 (source address 10.0.0.5) tells no rate;"));
+        assert!(
+            judge_interface(address, &silent, None, None)
+                .message
+                .contains("eth0 (source address 10.0.0.5) tells no rate;")
+        );
         let said = judge_interface(address, &silent, Some("1gbit"), None).message;
         assert!(said.contains("carries 1gbit, as FANIN_RATE says"), "{said}");
     }
@@ -318,8 +322,18 @@ mod tests {
         assert_eq!(of(Some(1_000_000_000), Some(10_000_000_000)).verdict, Verdict::Ok);
         for (own, its, who, mend) in [
             (Some(1), None, "box:4800 tells no rate", "fanin switch --rate 1gbit, with"),
-            (None, Some(1), "this machine's link tells no rate", "export FANIN_RATE=1gbit on every rank, with"),
-            (None, None, "neither this machine's link nor box:4800 tells a rate", "rank, and fanin switch --rate"),
+            (
+                None,
+                Some(1),
+                "this machine's link tells no rate",
+                "export FANIN_RATE=1gbit on every rank, with",
+            ),
+            (
+                None,
+                None,
+                "neither this machine's link nor box:4800 tells a rate",
+                "rank, and fanin switch --rate",
+            ),
         ] {
             let finding = of(own, its);
             assert_eq!(finding.verdict, Verdict::Warning);

@@ -123,7 +123,7 @@ fn examine(
     let report = probe.all_reduce();
     examination.note(data_path::udp(&report, address))?;
     examination.note_all(local(address, settings, Some((&probe, &status)), Some(&report)))?;
-    examination.note_all(own::rates(settings, &name, address, &status).into_iter().collect())?;
+    examination.note(own::rates(settings, &name, address, &status))?;
     match &report {
         Ok(report) => examination.note(data_path::heartbeat(report))?,
         Err(_) => examination.skip(&[Check::Heartbeat]),

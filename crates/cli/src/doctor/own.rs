@@ -73,21 +73,25 @@ pub(super) fn rate_bps(settings: &[Setting], route: Option<&Route>) -> Option<u6
     said.map(|rate| rate.0).or_else(|| route?.rate_bps)
 }
 
-/// What is known of the links from whose rates a plan follows; `None` where none does.
+/// What is known of the links from whose rates a plan follows.
 pub(super) fn rates(
     settings: &[Setting],
     switch: &str,
     address: SocketAddr,
     status: &SwitchStatus,
-) -> Option<Finding> {
+) -> Finding {
     let is_planned = value(settings, "plan").is_none_or(|plan| plan == "auto")
         && value(settings, "own_services").is_none_or(|own| own != "0")
         && status.protocol == Protocol::SwitchMl
-        // Who names racks has each sum for its own ranks.
+        // Whoever names racks has each sum for its own ranks.
         && status.relays.is_empty();
-    // Ranks of one machine send nothing over a link.
-    let is_planned = is_planned && !address.ip().is_loopback();
-    is_planned.then(|| machine::rates(switch, rate_bps(settings, route(address).as_ref()), status.rate_bps))
+    if !is_planned {
+        return Finding::ok(Check::Rates, "who sums how much does not follow from them here");
+    }
+    if address.ip().is_loopback() {
+        return Finding::ok(Check::Rates, format!("no link leads to {switch}, which is on this machine"));
+    }
+    machine::rates(switch, rate_bps(settings, route(address).as_ref()), status.rate_bps)
 }
 
 /// The address where this machine's service would listen, and why; with `switch`, if one is named.
@@ -116,7 +120,10 @@ fn address(switch: Option<&str>) -> Result<(IpAddr, String), Finding> {
     if let Some(switch) = switch
         && let Some(routed) = way_to(switch).and_then(route)
     {
-        return Ok((routed.local, format!("{STORE} is not set here, and the route to {switch} leaves from there")));
+        return Ok((
+            routed.local,
+            format!("{STORE} is not set here, and the route to {switch} leaves from there"),
+        ));
     }
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();

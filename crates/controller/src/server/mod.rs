@@ -213,7 +213,8 @@ impl SwitchServer {
         )?;
         let ticking = Arc::clone(&jobs);
         served.every(TICK, move || ticking.tick());
-        tracing::info!(
+        // The command says it on standard output.
+        tracing::debug!(
             %address,
             protocol = config.protocol.name(),
             shards,

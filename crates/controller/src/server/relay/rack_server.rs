@@ -208,7 +208,8 @@ impl RackServer {
             },
             move || asked.health(),
         )?;
-        tracing::info!(
+        // The command says it on standard output.
+        tracing::debug!(
             %address,
             upstream = relay.upstream,
             protocol = protocol.name(),
