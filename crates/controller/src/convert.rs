@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
-use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
+use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField, is_unprintable};
 use fanin_protocol::goat::GoatJobConfig;
 use fanin_wire::{
     AbortReason, Collective, Generation, JobId, Key, LossBound, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX,
@@ -18,6 +18,15 @@ use crate::proto::collective::Root;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message's {0} is missing or out of range")]
 pub struct Malformed(pub &'static str);
+
+/// What somebody else wrote, for a person: what would not be seen, or would change how the rest is, is written out.
+pub(crate) fn shown(text: String) -> String {
+    if !text.chars().any(is_unprintable) {
+        return text;
+    }
+    let written = |c: char| if is_unprintable(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    text.chars().map(written).collect()
+}
 
 /// A number as the type that the rooms below use.
 pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, Malformed> {

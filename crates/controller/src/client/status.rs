@@ -8,7 +8,7 @@ use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, Wir
 use super::connection::{Connection, no_status};
 use super::split::{MemberStatus, Split};
 use crate::SessionError;
-use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, shown, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -168,7 +168,7 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
 
     fn try_from(reply: proto::StatusReply) -> Result<Self, Malformed> {
         Ok(Self {
-            version: reply.version,
+            version: shown(reply.version),
             wire_version: reply.wire_version,
             shards: reply.shards,
             pool_units: reply.pool_units,
@@ -191,8 +191,8 @@ impl From<proto::Relay> for RelayStatus {
             collisions: job.collisions,
         };
         Self {
-            address: switch.address,
-            upstream: switch.upstream,
+            address: shown(switch.address),
+            upstream: shown(switch.upstream),
             aggregators: switch.aggregators,
             in_use: switch.in_use,
             jobs: switch.jobs.into_iter().map(job).collect(),
@@ -233,7 +233,7 @@ impl TryFrom<proto::Job> for JobStatus {
                     .planned
                     .into_iter()
                     .map(|proto::PlannedShare { switch, share, aggregators }| PlannedShare {
-                        switch,
+                        switch: shown(switch),
                         share,
                         aggregators,
                     })
@@ -249,6 +249,6 @@ impl TryFrom<proto::Job> for JobStatus {
                 reason: aborted.reason.ok_or(Malformed("reason"))?.try_into()?,
             },
         };
-        Ok(Self { name: job.name, world_size: narrow(job.world_size, "world_size")?, state })
+        Ok(Self { name: shown(job.name), world_size: narrow(job.world_size, "world_size")?, state })
     }
 }

@@ -14,7 +14,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 
 use super::calls::in_turn;
 use super::guests::guests;
@@ -148,7 +147,7 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(guests(TcpIncoming::from(listener).with_nodelay(Some(true))), async {
+        .serve_with_incoming_shutdown(guests(listener), async {
             let _ = hung_up.await;
         })
         .await;
