@@ -487,6 +487,12 @@ mod tests {
     use fanin_wire::Dtype;
 
     #[test]
+    fn what_a_stranger_wrote_is_shown_as_it_is() {
+        assert_eq!(shown("job\u{202e}x\n\u{1b}[2J".into()), "job\\u{202e}x\\u{a}\\u{1b}[2J");
+        assert_eq!(shown("Tr\u{e4}ining \u{1f600}".into()), "Tr\u{e4}ining \u{1f600}");
+    }
+
+    #[test]
     fn every_refusal_survives_the_wire() {
         let refusals = [
             Refusal::VersionMismatch { theirs: 2, ours: 1 },

@@ -9,6 +9,8 @@ pub const WORKERS_MAX: u32 = 4096;
 const SUM_MAX: i32 = i32::MAX;
 /// The same in fixed point, as a power of two.
 const SUM_MAX_LOG2: i16 = 30;
+/// By so much a sum may lie above that where racks rounded parts of it.
+const ROUNDED_UP_LOG2: i16 = 26;
 
 /// What a sum is divided by when it is turned back into a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,27 +102,27 @@ impl Scale {
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].
     #[must_use]
     pub fn fixed_point(exponent: Exponent, workers: u32) -> Self {
-        Self::of_fixed_point(exponent, workers, SUM_MAX_LOG2 - log2_ceil(workers))
+        Self::of_fixed_point(exponent, workers, power_of_two(SUM_MAX_LOG2 - log2_ceil(workers)))
     }
 
-    /// As [`Self::fixed_point`] for a number that is a whole sum already: it is cut to `2^30` only. A sum that was read and
-    /// rounded to bfloat16 is an integer in this scale, and reads as the very same bits again.
+    /// As [`Self::fixed_point`] for a number that is a whole sum already: it is cut to `2^30 + 2^26` only, as racks of racks round what they sum up
+    /// by `2^-8` of it at each level. A sum that was read and rounded to bfloat16 is an integer in this scale, and reads as the very same bits again.
     ///
     /// # Panics
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].
     #[must_use]
     pub fn fixed_point_sum(exponent: Exponent, workers: u32) -> Self {
-        Self::of_fixed_point(exponent, workers, SUM_MAX_LOG2)
+        Self::of_fixed_point(exponent, workers, power_of_two(SUM_MAX_LOG2) + power_of_two(ROUNDED_UP_LOG2))
     }
 
-    fn of_fixed_point(exponent: Exponent, workers: u32, limit_log2: i16) -> Self {
+    fn of_fixed_point(exponent: Exponent, workers: u32, limit: f64) -> Self {
         let mut scale = Self::new(exponent, workers);
         if let (Kind::Finite(finite), Some(m)) = (&mut scale.kind, exponent.finite()) {
             let k = SUM_MAX_LOG2 - log2_ceil(workers) - m;
             *finite = Finite {
                 factor: power_of_two(k),
-                least: -power_of_two(limit_log2),
-                limit: power_of_two(limit_log2),
+                least: -limit,
+                limit,
                 inverse: power_of_two(-k),
                 inverse_mean: power_of_two(-k) / f64::from(workers),
             };
