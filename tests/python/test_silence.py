@@ -41,7 +41,8 @@ Ranks = list[Program]
 @contextlib.contextmanager
 def two_ranks(lab: Netlab, *options: str, elements: int = 50_000, **said: str) -> Iterator[Ranks]:
     """Two ranks, each on a machine of its own, that sum at a switch until they are told to end."""
-    command = [sys.executable, "-m", "fanin", "switch", "--listen", LISTEN, *options]
+    service = options or ("switch",)
+    command = [sys.executable, "-m", "fanin", *service, "--listen", LISTEN]
     switch = lab.popen(SWITCH, command)
     ranks: Ranks = []
     try:
@@ -114,10 +115,15 @@ def test_answers_that_are_lost_to_all_ranks_are_told_and_end_the_job(lab: Netlab
 
 
 @needs_lab
-@pytest.mark.parametrize("protocol", ["switchml", "atp"])
-def test_a_switch_whose_mtu_falls_is_named_by_all_ranks(lab: Netlab, protocol: str) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "service"),
+    [("switchml", "switch"), ("atp", "server"), ("goat", "switch --protocol goat")],
+)
+def test_a_service_whose_mtu_falls_is_named_by_all_ranks(
+    lab: Netlab, protocol: str, service: str
+) -> None:
     said = {} if protocol == "switchml" else {"FANIN_PROTOCOL": protocol}
-    with two_ranks(lab, "--protocol", protocol, **said) as ranks:
+    with two_ranks(lab, *service.split(), **said) as ranks:
         has_mtu(lab, SWITCH, bridge_of(lab), 900)
         for rank in ranks:
             is_cut_off(rank, r"packets of \d+ bytes")
@@ -138,14 +144,16 @@ def test_a_rank_whose_mtu_falls_says_so_and_the_other_waits_for_it(lab: Netlab) 
 
 
 @needs_lab
-@pytest.mark.parametrize("narrow", ["w1", SWITCH])
+@pytest.mark.parametrize("where", ["at its own interface", "on the way, and nobody says so"])
 def test_with_a_loss_bound_too_a_rank_whose_long_packets_are_lost_says_so(
-    lab: Netlab, narrow: str
+    lab: Netlab, where: str
 ) -> None:
-    # At its own interface, or where nobody says that a packet was too long.
-    interface = INTERFACE if narrow == "w1" else "w1"
     with two_ranks(lab, elements=500_000, FANIN_LOSS_BOUND="0.05") as ranks:
-        has_mtu(lab, narrow, interface, 900)
+        if where == "at its own interface":
+            has_mtu(lab, "w1", INTERFACE, 900)
+        else:
+            long = f"ip saddr {netlab.address('w1')} meta l4proto udp meta length > 900"
+            drops(lab.namespace(SWITCH), long, "input")
         is_cut_off(ranks[1], r"packets of \d+ bytes")
         ranks[0].line(r"^fanin: rank 0: waiting for rank 1 in sum of 500000 float32 ")
         assert ranks[0].wait() == 1
@@ -158,7 +166,7 @@ def test_a_link_that_is_cut_for_less_than_the_heartbeat_timeout_ends_nothing(
     lab: Netlab, tmp_path: Path, seconds: float, what: str
 ) -> None:
     enough = tmp_path / "enough"
-    with two_ranks(lab, "--heartbeat-timeout", "5", ENOUGH=str(enough)) as ranks:
+    with two_ranks(lab, "switch", "--heartbeat-timeout", "5", ENOUGH=str(enough)) as ranks:
         space = lab.namespace("w1")
         drops(space, what, "input", "output")
         time.sleep(seconds)  # the cut itself, of which the length is what is tried
