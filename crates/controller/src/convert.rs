@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
-use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField};
+use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField, is_unprintable};
 use fanin_protocol::goat::GoatJobConfig;
 use fanin_wire::{
     AbortReason, Collective, Generation, JobId, Key, LossBound, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX,
@@ -18,6 +18,15 @@ use crate::proto::collective::Root;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message's {0} is missing or out of range")]
 pub struct Malformed(pub &'static str);
+
+/// What somebody else wrote, for a person: what would not be seen, or would change how the rest is, is written out.
+pub(crate) fn shown(text: String) -> String {
+    if !text.chars().any(is_unprintable) {
+        return text;
+    }
+    let written = |c: char| if is_unprintable(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    text.chars().map(written).collect()
+}
 
 /// A number as the type that the rooms below use.
 pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, Malformed> {
@@ -476,6 +485,12 @@ impl TryFrom<proto::Collective> for Collective {
 mod tests {
     use super::*;
     use fanin_wire::Dtype;
+
+    #[test]
+    fn what_a_stranger_wrote_is_shown_as_it_is() {
+        assert_eq!(shown("job\u{202e}x\n\u{1b}[2J".into()), "job\\u{202e}x\\u{a}\\u{1b}[2J");
+        assert_eq!(shown("Tr\u{e4}ining \u{1f600}".into()), "Tr\u{e4}ining \u{1f600}");
+    }
 
     #[test]
     fn every_refusal_survives_the_wire() {

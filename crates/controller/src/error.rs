@@ -88,17 +88,18 @@ pub enum SessionError {
     },
     /// Other ranks did not join in time.
     #[error(
-        "job {job:?} at switch {switch} is incomplete after {}: {} did not join; running, with the same job name and \
-         switch?",
-        seconds(*waited), named(missing_ranks)
+        "job {job:?} at switch {switch} is incomplete after {}: {}; running, with the same job name and switch?",
+        seconds(*waited), absent(missing_ranks, gone, "join")
     )]
     JoinTimeout {
         /// Host and port.
         switch: String,
         /// The job.
         job: String,
-        /// Ranks that did not join.
+        /// Ranks that are not there.
         missing_ranks: Ranks,
+        /// Those of them that were there and went away.
+        gone: Ranks,
         /// How long was waited.
         waited: Duration,
     },
@@ -359,6 +360,18 @@ pub(crate) fn named(ranks: &Ranks) -> String {
         0 => "some ranks".into(),
         1 => format!("rank {ranks}"),
         _ => format!("ranks {ranks}"),
+    }
+}
+
+/// What kept ranks from meeting, of which `gone` had come: `verb` says what they were to do.
+pub(crate) fn absent(missing: &Ranks, gone: &Ranks, verb: &str) -> String {
+    let never = missing.clone().without(gone);
+    let their = if gone.len() == 1 { "its log" } else { "their logs" };
+    let went = format!("{} came and went away before all were there (look at {their})", named(gone));
+    match (never.is_empty() && !gone.is_empty(), gone.is_empty()) {
+        (true, _) => went,
+        (false, true) => format!("{} did not {verb}", named(&never)),
+        (false, false) => format!("{} did not {verb}, and {went}", named(&never)),
     }
 }
 

@@ -12,14 +12,14 @@ const PROBES_A_SILENCE: u32 = 5;
 const PROBE_INTERVAL_MIN: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// Has the kernel ask the machine at the other end of a TCP connection whether it is there, and end the connection when it has
-/// not answered for `silence` (whole seconds, two at least): a machine that vanished sends no farewell.
+/// Has the kernel ask the machine at the other end of a TCP connection whether it is there, and end the connection when it has not answered for
+/// `silence`, at most two probes later (of a second each, where `silence` has up to five): a machine that vanished sends no farewell. A link that is
+/// cut for less than `silence` ends nothing: its last answer may be a probe older than the cut.
 ///
 /// The other kernel answers, for a process that is stopped or starved too. HTTP/2's own pings would ask the process.
 pub(crate) fn expect_answers(socket: &impl AsFd, silence: Duration) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let interval = (silence / PROBES_A_SILENCE).clamp(PROBE_INTERVAL_MIN, PROBE_INTERVAL_MAX);
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(interval).with_interval(interval))?;
-    // Found out by the next probe: within `silence` of the last answer.
-    socket.set_tcp_user_timeout(Some(silence.saturating_sub(interval).max(PROBE_INTERVAL_MIN)))
+    socket.set_tcp_user_timeout(Some(silence + interval))
 }

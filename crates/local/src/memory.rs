@@ -93,9 +93,10 @@ pub struct SharedMemory {
     /// Only while somebody may still look for it.
     name: String,
     owner: Pid,
+    /// Before the file, as fields are dropped in their order: once the file is closed, its number may be another file's, which a child is to have.
+    _not_inherited: NotInherited,
     /// The file's lock ends with it, so it is kept open as long as the memory is in use.
     file: OwnedFd,
-    _not_inherited: NotInherited,
     /// Whether it has taken its seat, and not left it.
     seated: AtomicBool,
     /// Whether it gave the file its name.

@@ -38,6 +38,8 @@ pub(crate) struct Switch {
     address: SocketAddr,
     fingerprint: Fingerprint,
     running: Mutex<Option<Running>>,
+    /// Held while it is stopped, without the interpreter: who stops it as well waits, and who asks it something does not.
+    stopping: Mutex<()>,
     /// The process that started it. A fork of it has none of its threads, and could only wait for them.
     owner: Pid,
 }
@@ -138,7 +140,13 @@ impl Switch {
             let fingerprint = acceptor.fingerprint();
             let (address, running) =
                 Running::start(config, acceptor, trust).map_err(|error| to_python(&error))?;
-            Ok(Self { address, fingerprint, running: Mutex::new(Some(running)), owner: getpid() })
+            Ok(Self {
+                address,
+                fingerprint,
+                running: Mutex::new(Some(running)),
+                stopping: Mutex::default(),
+                owner: getpid(),
+            })
         })
     }
 
@@ -163,13 +171,14 @@ impl Switch {
             return Ok(());
         }
         py.detach(|| {
-            // Held meanwhile: who stops it as well waits, too.
-            let mut running = lock(&self.running);
+            let _stopping = lock(&self.stopping);
+            let is_idle = || lock(&self.running).as_ref().is_none_or(Running::is_idle);
             let until = Instant::now() + linger.min(LINGER_MAX);
-            while running.as_ref().is_some_and(|running| !running.is_idle()) && Instant::now() < until {
+            while !is_idle() && Instant::now() < until {
                 thread::sleep(LINGER_PAUSE);
             }
-            if let Some(running) = running.take() {
+            let running = lock(&self.running).take();
+            if let Some(running) = running {
                 running.stop();
             }
         });

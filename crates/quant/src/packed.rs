@@ -139,7 +139,7 @@ pub(crate) fn assert_packed(payloads: &[&[u8]], divisor: u32, words: usize) -> O
             "{bytes} bytes of payload {number} for {words} words"
         );
     }
-    // Exact: there are at most 256.
+    // Exact: there are at most 4,096.
     (divisor > 1).then_some(divisor as f32)
 }
 

@@ -76,6 +76,22 @@ fn elements() -> impl Strategy<Value = (Vec<f32>, Exponent)> {
     })
 }
 
+#[test]
+fn a_sum_that_racks_of_racks_rounded_up_is_handed_back_as_it_was() {
+    // Racks of 259 of 4,096 workers round to 260, those of three such and two workers more to 784 in place of 779: all that are at the
+    // block's maximum sum up to more than 2^30.
+    let scale = Scale::fixed_point_sum(exponent(&[0.75]), 4096);
+    for sum in [1_i32 << 30, (1 << 30) + (1 << 23), (1 << 30) + (1 << 26)] {
+        for sum in [sum, -sum] {
+            let (mut wire, mut slot, mut again) = ([0; 2], [7], [0; 2]);
+            write_bf16(&[sum], &scale, &mut wire);
+            store_bf16(&mut slot, &wire, &scale);
+            write_bf16(&slot, &scale, &mut again);
+            assert_eq!((slot, again), ([sum], wire));
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 

@@ -50,8 +50,8 @@ pub(crate) trait Shard {
     /// Carries out a command; `Break` ends the machine.
     fn command(&mut self, command: Self::Command, ports: &mut Ports) -> ControlFlow<()>;
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
-    /// Told after a round in which so many packets counted.
-    fn progress(&mut self, _packets: u64) {}
+    /// Told after a round in which packets counted.
+    fn progress(&mut self) {}
 }
 
 /// A machine on its thread, with all that it has there.
@@ -117,9 +117,13 @@ where
     fn take(&mut self, now: Instant, from: Peer, train: &[u8], segment_bytes: usize) {
         let machine = self.shard.machine();
         let packets = train.chunks(segment_bytes.max(1));
-        let counts = |packet| !matches!(machine.handle_packet(now, from, packet), Verdict::Drop(_));
-        let counted = packets.map(counts).filter(|counts| *counts).count();
-        self.shard.progress(counted as u64);
+        let mut counted = false;
+        for packet in packets {
+            counted |= !matches!(machine.handle_packet(now, from, packet), Verdict::Drop(_));
+        }
+        if counted {
+            self.shard.progress();
+        }
     }
 
     fn transmit(&mut self, now: Instant, train: &mut [u8], mut others: Others<'_>) -> bool {
@@ -233,7 +237,7 @@ fn receive<S: Shard>(
     buffers: &mut ReceiveBuffers,
     clock: Clock,
 ) -> bool {
-    let (mut more, mut bytes, mut counted) = (true, 0, 0);
+    let (mut more, mut bytes, mut counted) = (true, 0, false);
     while more && bytes < limit_bytes {
         let now = clock.now();
         more = socket.receive(buffers, |peer, packet| {
@@ -241,12 +245,12 @@ fn receive<S: Shard>(
             if shard.takes(peer, packet)
                 && !matches!(shard.machine().handle_packet(now, *peer, packet), Verdict::Drop(_))
             {
-                counted += 1;
+                counted = true;
             }
         });
     }
-    if counted > 0 {
-        shard.progress(counted);
+    if counted {
+        shard.progress();
     }
     more
 }

@@ -64,9 +64,16 @@ impl<C> Post<C> {
 
 /// Sends something with a reply channel, and waits for the reply; `None` when the thread has ended.
 pub(crate) fn ask<R, E>(send: impl FnOnce(mpsc::SyncSender<R>) -> Result<(), E>) -> Option<R> {
+    question(send)?.recv().ok()
+}
+
+/// Sends something with a reply channel, and returns where the reply comes; `None` when the thread has ended.
+pub(crate) fn question<R, E>(
+    send: impl FnOnce(mpsc::SyncSender<R>) -> Result<(), E>,
+) -> Option<mpsc::Receiver<R>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     send(sender).ok()?;
-    receiver.recv().ok()
+    Some(receiver)
 }
 
 impl<C> std::fmt::Debug for Post<C> {

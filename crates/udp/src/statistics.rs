@@ -15,6 +15,8 @@ pub struct IoStatistics {
     pub packets_given_up: u64,
     /// ICMP errors, such as a port on which nobody listens.
     pub unreachable: u64,
+    /// Trains that the kernel refused because their packets are longer than the interface carries: its MTU has fallen.
+    pub too_long: u64,
     /// System calls that failed in any other way.
     pub failed: u64,
     /// Times that the thread went to sleep.
@@ -29,6 +31,7 @@ impl std::ops::AddAssign for IoStatistics {
         self.packets_sent += other.packets_sent;
         self.packets_given_up += other.packets_given_up;
         self.unreachable += other.unreachable;
+        self.too_long += other.too_long;
         self.failed += other.failed;
         self.sleeps += other.sleeps;
     }

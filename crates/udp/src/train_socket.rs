@@ -1,7 +1,7 @@
 //! A UDP socket that sends and receives trains: many packets of one size in one system call.
 
-use crate::IoStatistics;
 use crate::socket::set_int_option;
+use crate::{IoStatistics, NotInherited};
 use fanin_wire::Tag;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
@@ -86,6 +86,8 @@ impl ReceiveBuffers {
 }
 
 pub(crate) struct TrainSocket {
+    /// A helper that outlives this process would keep the port. First, as it must go first.
+    _not_inherited: NotInherited,
     socket: UdpSocket,
     state: UdpSocketState,
     offload: Offload,
@@ -111,7 +113,8 @@ impl TrainSocket {
         let wildcard = socket.local_addr()?.ip().is_unspecified();
         let buffer_bytes = if joins { TRAIN_BYTES } else { PACKET_BYTES };
         let statistics = IoStatistics::default();
-        Ok(Self { socket, state, offload, buffer_bytes, wildcard, treats: true, statistics })
+        let _not_inherited = NotInherited::new(&socket);
+        Ok(Self { _not_inherited, socket, state, offload, buffer_bytes, wildcard, treats: true, statistics })
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -255,6 +258,8 @@ impl TrainSocket {
         );
         if news {
             self.statistics.unreachable += 1;
+        } else if error.raw_os_error() == Some(libc::EMSGSIZE) {
+            self.statistics.too_long += 1;
         } else {
             self.statistics.failed += 1;
         }

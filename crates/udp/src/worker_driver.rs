@@ -7,7 +7,9 @@ use crate::part::{AllReduce, Part, PartTimes};
 use crate::ports::Ports;
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
-use crate::worker_shard::{AnyCommand, Command, Intake, LaneId, LanePart, Posts, Shared, WorkerShard};
+use crate::worker_shard::{
+    AnyCommand, Command, Intake, LaneId, LanePart, Posts, Shared, ThreadStatistics, WorkerShard,
+};
 use crate::{CollectiveKind, Failure, IoStatistics, Offload, RawTensor, Submission, WorkerJob};
 use fanin_plan::Placement;
 use fanin_protocol::atp::AtpWorker;
@@ -20,6 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Told once what became of an all-reduce, and when its parts were on their way (lanes whose part was empty apart). It is
@@ -68,6 +71,28 @@ pub struct WorkerDriver {
     services: Vec<Service>,
     offload: Offload,
     threads: Mutex<Vec<Lease>>,
+    /// What each of them told last.
+    latest: Mutex<Vec<Latest>>,
+}
+
+/// What a thread told last, and where its next answer comes, if it was asked.
+#[derive(Debug, Default)]
+struct Latest {
+    told: ThreadStatistics,
+    asked: Option<Receiver<ThreadStatistics>>,
+}
+
+impl Latest {
+    /// Takes the answer if it has come, and asks again.
+    fn look(&mut self, ask: impl FnOnce() -> Option<Receiver<ThreadStatistics>>) {
+        match self.asked.as_ref().map(Receiver::try_recv) {
+            Some(Err(TryRecvError::Empty)) => return,
+            Some(Ok(told)) => self.told = told,
+            // It has ended, or was not asked yet.
+            Some(Err(TryRecvError::Disconnected)) | None => {}
+        }
+        self.asked = ask();
+    }
 }
 
 impl WorkerDriver {
@@ -149,7 +174,9 @@ impl WorkerDriver {
             progress: AtomicU64::new(0),
         });
         // Dropped with what runs already, if one cannot be started.
-        let driver = Self { shared, services, offload, threads: Mutex::default() };
+        let latest = (0..count).map(|_| Latest::default()).collect();
+        let latest = Mutex::new(latest);
+        let driver = Self { shared, services, offload, threads: Mutex::default(), latest };
         for (thread, (room, mailbox)) in rooms.into_iter().zip(mailboxes).enumerate() {
             let theirs = driver.lanes_of(thread);
             let lane = |(service, shard): &(usize, usize)| {
@@ -167,8 +194,8 @@ impl WorkerDriver {
                 elsewhere.filter(|service| host.is_none_or(|host| host.address != service.switch));
             let paths = elsewhere.map(|service| service.job.paths()).max().unwrap_or(1);
             let ports = driver.ports(&peers, paths)?;
-            let shard =
-                WorkerShard { lanes: Lanes::new(lanes), services, shared: Arc::clone(&driver.shared) };
+            let (lanes, shared) = (Lanes::new(lanes), Arc::clone(&driver.shared));
+            let shard = WorkerShard { lanes, services, shared, progress: 0 };
             let lease = room.move_in(shard, ports, mailbox, None, format!("fanin-worker-{thread}"))?;
             driver.threads().push(lease);
         }
@@ -363,7 +390,7 @@ impl WorkerDriver {
         self.shared.counts.outstanding.load(Ordering::Acquire)
     }
 
-    /// Packets that counted, so far: while it moves, the job does.
+    /// Packets that brought the job on, so far: while it moves, the job does.
     #[must_use]
     pub fn progress_marker(&self) -> u64 {
         self.shared.progress.load(Ordering::Relaxed)
@@ -392,7 +419,24 @@ impl WorkerDriver {
     /// Counters of the lanes of one service; `completed` is what the slowest of its shards has finished of the parts that it was given.
     #[must_use]
     pub fn statistics_of(&self, service: usize) -> WorkerStatistics {
-        let threads = self.all_statistics();
+        self.of_service(service, &self.all_statistics())
+    }
+
+    /// The same, and the counters of all sockets, as the threads told them last. It asks them anew, and waits for no answer: who watches over the
+    /// worker must not stand still with it.
+    #[must_use]
+    pub fn latest_statistics_of(&self, service: usize) -> (WorkerStatistics, IoStatistics) {
+        let mut threads = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        for (thread, latest) in threads.iter_mut().enumerate() {
+            latest.look(|| self.question(thread));
+        }
+        let told: Vec<ThreadStatistics> = threads.iter().map(|latest| latest.told.clone()).collect();
+        drop(threads);
+        (self.of_service(service, &told), sockets(&told))
+    }
+
+    /// Of what each thread counted.
+    fn of_service(&self, service: usize, threads: &[ThreadStatistics]) -> WorkerStatistics {
         let of_shard = |shard: usize| {
             let LaneId { thread, place } = self.lane(service, shard);
             threads.get(thread)?.0.get(place).copied()
@@ -403,10 +447,7 @@ impl WorkerDriver {
     /// System calls and what became of them, over all threads.
     #[must_use]
     pub fn io_statistics(&self) -> IoStatistics {
-        self.all_statistics().into_iter().fold(IoStatistics::default(), |mut sum, (_, thread)| {
-            sum += thread;
-            sum
-        })
+        sockets(&self.all_statistics())
     }
 
     /// Fails what is outstanding and joins the threads: afterwards no tensor is touched and `done` of each was called. Whoever
@@ -428,10 +469,13 @@ impl WorkerDriver {
     }
 
     /// Of each thread: its lanes', and its socket's. Nothing of one that has ended.
-    fn all_statistics(&self) -> Vec<(Vec<WorkerStatistics>, IoStatistics)> {
-        let posts = &self.shared.posts;
-        let ask = |thread| mailbox::ask(|reply| posts.send(thread, AnyCommand::Statistics(reply)));
-        (0..posts.threads()).map(|thread| ask(thread).unwrap_or_default()).collect()
+    fn all_statistics(&self) -> Vec<ThreadStatistics> {
+        let ask = |thread| self.question(thread).and_then(|answer| answer.recv().ok());
+        (0..self.shared.posts.threads()).map(|thread| ask(thread).unwrap_or_default()).collect()
+    }
+
+    fn question(&self, thread: usize) -> Option<Receiver<ThreadStatistics>> {
+        mailbox::question(|reply| self.shared.posts.send(thread, AnyCommand::Statistics(reply)))
     }
 }
 
@@ -488,6 +532,13 @@ fn parts(range: Range<usize>, chunk: usize, shards: usize) -> impl Iterator<Item
     let used = chunks.div_ceil(PART_CHUNKS_MIN).clamp(1, shards);
     let cut = move |shard: usize| (range.start + chunks * shard.min(used) / used * chunk).min(range.end);
     (0..shards).map(move |shard| cut(shard)..cut(shard + 1))
+}
+
+fn sockets(threads: &[ThreadStatistics]) -> IoStatistics {
+    threads.iter().fold(IoStatistics::default(), |mut sum, (_, thread)| {
+        sum += *thread;
+        sum
+    })
 }
 
 fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerStatistics {

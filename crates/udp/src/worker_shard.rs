@@ -56,6 +56,9 @@ pub(crate) struct LaneId {
     pub(crate) place: usize,
 }
 
+/// Counters of a thread: its lanes', and its sockets'.
+pub(crate) type ThreadStatistics = (Vec<WorkerStatistics>, IoStatistics);
+
 /// What a thread is told that runs lanes of `M`.
 pub(crate) enum Command<M: WorkerMachine> {
     Any(AnyCommand),
@@ -68,7 +71,7 @@ pub(crate) enum AnyCommand {
     /// What its lanes do of one submission, in order.
     Submit(Vec<LanePart>),
     Fail(Failure),
-    Statistics(SyncSender<(Vec<WorkerStatistics>, IoStatistics)>),
+    Statistics(SyncSender<ThreadStatistics>),
     Stop,
 }
 
@@ -189,6 +192,8 @@ pub(crate) struct WorkerShard<M: WorkerMachine> {
     /// The service of each of them.
     pub(crate) services: Vec<usize>,
     pub(crate) shared: Arc<Shared>,
+    /// That of all lanes, when it was told last.
+    pub(crate) progress: u64,
 }
 
 impl<M: WorkerMachine> Drop for WorkerShard<M> {
@@ -260,7 +265,9 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
         }
     }
 
-    fn progress(&mut self, packets: u64) {
-        self.shared.progress.fetch_add(packets, Ordering::Relaxed);
+    fn progress(&mut self) {
+        let now = self.lanes.iter_mut().map(|lane| lane.machine.progress()).sum();
+        let before = std::mem::replace(&mut self.progress, now);
+        self.shared.progress.fetch_add(now - before, Ordering::Relaxed);
     }
 }

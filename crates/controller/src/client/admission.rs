@@ -12,16 +12,19 @@ use fanin_wire::{
     VERSION, WorkerId,
 };
 
+use super::absent::{Absent, present};
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
 use super::split::{Split, place};
-use super::status::{JobStatusState, SwitchStatus};
+use super::warnings::say;
 use crate::SessionError;
 use crate::convert::{Malformed, Refused, atp_job, goat_job, key, loss_bound, narrow, wire_dtype};
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.
 const LAST_ANSWER: Duration = Duration::from_secs(1);
+/// Longer than any job.
+pub(super) const FOREVER: Duration = Duration::from_secs(1 << 32);
 /// How long a closing session waits for the switch to hear of it.
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -81,7 +84,8 @@ pub(super) async fn join(
     memory: Option<&Memory>,
 ) -> Result<Admitted, SessionError> {
     let switch = connection.switch.clone();
-    let mtu = fanin_udp::path_mtu(connection.address)
+    let mtu = config.mtu.map_or_else(|| fanin_udp::path_mtu(connection.address), Ok);
+    let mtu = mtu
         .map_err(|error| SessionError::Local { what: "finding the path's MTU", cause: error.to_string() })?;
     let here = config.services.iter().position(|other| other.switch == service.switch);
     let request = proto::JoinRequest {
@@ -118,20 +122,32 @@ pub(super) async fn join(
         }),
     };
     let began = Instant::now();
-    let timed_out = |missing_ranks| SessionError::JoinTimeout {
-        switch: switch.clone(),
-        job: config.job.clone(),
-        missing_ranks,
-        waited: began.elapsed(),
-    };
     let (mut asking, mut client) = (connection.client.clone(), connection.client.clone());
     let joining = client.join(request);
     tokio::pin!(joining);
-    let reply = match tokio::time::timeout(patience, &mut joining).await {
-        Ok(reply) => reply,
-        Err(_) => {
+    let mut absent = Absent::default();
+    let replied = {
+        let until = began.checked_add(patience).unwrap_or(began + FOREVER);
+        let (names, own_name) = (|ranks: &Ranks| config.names(ranks), config.own_name().0);
+        let (of_job, asking) = ((&*config.job, &*switch), asking.clone());
+        let looking = absent.watch(asking, of_job, until, names, |text| say(own_name, text));
+        tokio::select! {
+            reply = &mut joining => Some(reply),
+            () = tokio::time::sleep(patience) => None,
+            never = looking => match never {},
+        }
+    };
+    let timed_out = |missing| {
+        let (missing_ranks, gone) = absent.blamed(missing);
+        let (switch, job, waited) = (switch.clone(), config.job.clone(), began.elapsed());
+        SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited }
+    };
+    let reply = match replied {
+        Some(reply) => reply,
+        None => {
             // Asked while this rank still waits: its place in the gathering keeps the job visible.
-            let missing = missing(&mut asking, config).await;
+            let there = present(&mut asking, &config.job).await;
+            let missing = there.map(|(ranks, there)| Ranks::all(ranks).without(&there)).unwrap_or_default();
             // Unless the switch ended the gathering at this very moment: then its answer is on the way.
             let answer = async {
                 if missing.is_empty() {
@@ -159,7 +175,10 @@ pub(super) async fn join(
             taken
         }
         proto::join_reply::Outcome::Refusal(refusal) => {
-            Err(refused(refusal, &switch, &config.job, began).map_err(malformed)?)
+            Err(match refused(refusal, &switch, &config.job, began).map_err(malformed)? {
+                SessionError::JoinTimeout { missing_ranks, .. } => timed_out(missing_ranks),
+                error => error,
+            })
         }
     }
 }
@@ -175,7 +194,8 @@ pub(super) fn refused(
     Ok(match Refused::try_from(refusal)? {
         Refused::Chain(error) => SessionError::Chain { job, error },
         Refused::Registry(Refusal::JoinTimeout { missing: missing_ranks }) => {
-            SessionError::JoinTimeout { switch, job, missing_ranks, waited: began.elapsed() }
+            let (gone, waited) = (Ranks::default(), began.elapsed());
+            SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited }
         }
         Refused::Registry(Refusal::VersionMismatch { theirs, ours }) => {
             // The switch's "ours" is the other one's here.
@@ -232,25 +252,6 @@ pub(super) async fn leave(connection: &mut Connection, (job, key): (JobId, Key),
     if !matches!(left, Ok(Ok(_))) {
         tracing::debug!(rank = rank.0, "the switch did not hear that the rank leaves");
     }
-}
-
-/// The ranks that the gathering lacks; none if the switch does not say.
-async fn missing(
-    client: &mut proto::control_client::ControlClient<tonic::transport::Channel>,
-    config: &SessionConfig,
-) -> Ranks {
-    let question = client.status(proto::StatusRequest { job: Some(config.job.clone()), passed_on: 0 });
-    let Ok(Ok(reply)) = tokio::time::timeout(LAST_ANSWER, question).await else {
-        return Ranks::default();
-    };
-    let status = SwitchStatus::try_from(reply.into_inner());
-    let of_job = |status: SwitchStatus| {
-        status.jobs.into_iter().find_map(|job| match job.state {
-            JobStatusState::Gathering { present } => Some(Ranks::all(job.world_size).without(&present)),
-            _ => None,
-        })
-    };
-    status.ok().and_then(of_job).unwrap_or_default()
 }
 
 impl Admitted {

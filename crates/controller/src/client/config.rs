@@ -108,6 +108,8 @@ pub struct SessionConfig {
     pub switch_timeout: Duration,
     /// When packets are sent again.
     pub retransmission: RetransmissionConfig,
+    /// The bytes that an IP packet to the services may have; what the kernel says of the path where it is `None`.
+    pub mtu: Option<usize>,
     /// Where to write a timeline, if at all.
     pub trace: Option<TraceConfig>,
     /// The threads of a service that this process hosts: if it is one of `services`, what goes there touches no socket.
@@ -167,6 +169,7 @@ impl SessionConfig {
             join_timeout: Duration::from_secs(300),
             switch_timeout: Duration::from_secs(30),
             retransmission: RetransmissionConfig::default(),
+            mtu: None,
             trace: None,
             host: None,
             trust: Trust::default(),

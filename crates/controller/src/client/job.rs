@@ -491,8 +491,9 @@ impl Column {
                 first: (self.of(first.0), first.1),
                 second: (self.of(second.0), second.1),
             },
-            SessionError::JoinTimeout { switch, job, missing_ranks, waited } => {
-                SessionError::JoinTimeout { switch, job, missing_ranks: self.ranks(&missing_ranks), waited }
+            SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited } => {
+                let (missing_ranks, gone) = (self.ranks(&missing_ranks), self.ranks(&gone));
+                SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited }
             }
             SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
                 SessionError::AllReduceTimeout {

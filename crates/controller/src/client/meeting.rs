@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::{Protocol, Refusal};
+use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_tls::Trust;
 use prost::bytes::Bytes;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::Status;
 
-use super::admission::refused;
+use super::absent::Absent;
+use super::admission::{FOREVER, refused};
 use super::connection::{Connection, RETRY, Waiting, explain, runtime};
 use super::session::{Cancel, PREDECESSOR};
 use super::warnings::say;
@@ -275,7 +276,8 @@ async fn meet(
     patience: Duration,
 ) -> Result<Met, SessionError> {
     let switch = connection.switch.clone();
-    let (job, world_size) = (said.job.clone(), said.world_size as usize);
+    let (job, rank, world_size, joins) = (said.job.clone(), said.rank, said.world_size as usize, said.joins);
+    let asking = connection.client.clone();
     let began = Instant::now();
     let lost = |cause: String| SessionError::SwitchLost { switch: switch.clone(), cause };
     // It answers when the patience is over, unless it is gone.
@@ -293,16 +295,32 @@ async fn meet(
         }
         Ok(Some(Outcome::Met(all)))
     };
-    let told = tokio::time::timeout(patience.saturating_add(SILENCE), told).await;
+    let told = tokio::time::timeout(patience.saturating_add(SILENCE), told);
+    let mut absent = Absent::default();
+    let told = if joins {
+        told.await
+    } else {
+        let until = began.checked_add(patience).unwrap_or(began + FOREVER);
+        let looking = absent.watch(asking, (&job, &switch), until, Ranks::clone, |text| say(rank, text));
+        tokio::select! {
+            told = told => told,
+            never = looking => match never {},
+        }
+    };
     let told = told.map_err(|_| lost("it fell silent while the ranks met".into()))?;
     let told = told.map_err(|status: Status| lost(format!("while the ranks met: {}", explain(&status))))?;
     let malformed = |cause: String| SessionError::NotASwitch { switch: switch.clone(), cause };
     match told {
         Some(Outcome::Met(met)) if met.texts.len() == world_size => Ok(met),
         Some(Outcome::Met(_)) | None => Err(malformed("it did not say what all ranks said".into())),
-        Some(Outcome::Refusal(refusal)) => {
-            Err(refused(refusal, &switch, &job, began).unwrap_or_else(|error| malformed(error.to_string())))
-        }
+        Some(Outcome::Refusal(refusal)) => Err(match refused(refusal, &switch, &job, began) {
+            Ok(SessionError::JoinTimeout { switch, job, missing_ranks, waited, .. }) => {
+                let (missing_ranks, gone) = absent.blamed(missing_ranks);
+                SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited }
+            }
+            Ok(error) => error,
+            Err(error) => malformed(error.to_string()),
+        }),
     }
 }
 

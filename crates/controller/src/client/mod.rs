@@ -1,5 +1,6 @@
 //! The worker's side: finding the switch, joining a job, and watching over it.
 
+mod absent;
 mod admission;
 mod config;
 pub(crate) mod connection;

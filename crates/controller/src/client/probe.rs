@@ -7,9 +7,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
+use fanin_protocol::control::Protocol;
 use fanin_tls::Trust;
 use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
-use fanin_wire::{Op, Rank, packet_bytes};
+use fanin_wire::{
+    IP_UDP_BYTES, Op, Rank, WireDtype, chunk_packet_bytes, fragment_packet_bytes, packet_bytes,
+};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -17,6 +20,7 @@ use tokio::time::timeout;
 use super::admission::{Admitted, join, leave};
 use super::config::SessionConfig;
 use super::connection::{Connection, no_status, runtime, with_port};
+use super::path::route;
 use super::status::{JobStatusState, SwitchStatus};
 use super::watch::HEARTBEATS_PER_TIMEOUT;
 use crate::SessionError;
@@ -38,6 +42,8 @@ const TOLERANCE: f32 = 1e-3;
 pub struct Probe {
     connection: Connection,
     patience: Duration,
+    /// Of its packets, where they are not to be as long as can be.
+    elements: Option<u16>,
     runtime: Option<Runtime>,
 }
 
@@ -103,27 +109,55 @@ pub fn resolve_switch(switch: &str, patience: Duration) -> Result<(String, Vec<S
 /// stopped.
 #[must_use]
 pub fn cut_off(switch: &str, patience: Duration, trust: &Trust) -> Option<String> {
+    cut_off_of(switch, patience, trust, None)
+}
+
+/// The same for a job under way there, whose packets have so many elements: they must still pass, whatever is the longest that passes now.
+pub(super) fn cut_off_of(
+    switch: &str,
+    patience: Duration,
+    trust: &Trust,
+    elements: Option<u16>,
+) -> Option<String> {
     let mut probe = match Probe::open(switch, patience, trust) {
         Ok(probe) => probe,
         Err(SessionError::SwitchUnreachable { cause, .. }) => return Some(format!("TCP: {cause}")),
         Err(_) => return None,
     };
+    probe.elements = elements;
     let report = probe.all_reduce().ok()?;
+    let elements = elements.unwrap_or(report.job.elements());
+    let bytes = packet_bytes(usize::from(elements));
     let is_alive = report.heartbeats_lost == 0 && !report.heartbeats.is_empty();
+    if report.job.elements() < elements && is_alive {
+        // The service let in what its own interface, and those on the way, carry now.
+        return Some(format!(
+            "UDP: packets of {bytes} bytes, which the job has, are longer than an interface there carries: its MTU has fallen"
+        ));
+    }
     if report.sum != ProbeSum::Missing || !is_alive {
         return None;
     }
     let what = match (report.io.packets_received, report.exchanges_at_switch) {
+        _ if report.io.too_long > 0 => {
+            format!("{}: its MTU has fallen", too_long(bytes, probe.connection.address))
+        }
         (0, Some(0)) => "no packet gets there".into(),
         (0, _) => "no packet comes back".into(),
         _ => {
-            let bytes = packet_bytes(usize::from(report.job.elements()));
             format!(
                 "packets of {bytes} bytes are lost, shorter ones are not; has a link on the way a smaller MTU?"
             )
         }
     };
     Some(format!("UDP: {what}"))
+}
+
+/// That this machine sends no packets of so many bytes to `service`.
+pub(super) fn too_long(bytes: usize, service: SocketAddr) -> String {
+    let interface = route(service).and_then(|route| route.interface);
+    let interface = interface.unwrap_or_else(|| "an interface".into());
+    format!("packets of {bytes} bytes, which the job has, are longer than {interface} carries here")
 }
 
 impl Probe {
@@ -134,7 +168,7 @@ impl Probe {
     pub fn open(switch: &str, patience: Duration, trust: &Trust) -> Result<Self, SessionError> {
         let runtime = runtime("fanin-probe")?;
         match runtime.block_on(Connection::open(switch, patience, trust)) {
-            Ok((connection, _)) => Ok(Self { connection, patience, runtime: Some(runtime) }),
+            Ok((connection, _)) => Ok(Self { connection, patience, elements: None, runtime: Some(runtime) }),
             Err(error) => {
                 runtime.shutdown_background();
                 Err(error)
@@ -169,7 +203,7 @@ impl Probe {
     /// When the switch refuses the job or does not answer in time. What goes wrong on the data path is in the report.
     pub fn all_reduce(&mut self) -> Result<ProbeReport, SessionError> {
         let Some(runtime) = &self.runtime else { return Err(SessionError::Closed) };
-        runtime.block_on(all_reduce(&mut self.connection, self.patience))
+        runtime.block_on(all_reduce(&mut self.connection, self.patience, self.elements))
     }
 }
 
@@ -197,13 +231,24 @@ async fn status(
     }
 }
 
-async fn all_reduce(connection: &mut Connection, patience: Duration) -> Result<ProbeReport, SessionError> {
+async fn all_reduce(
+    connection: &mut Connection,
+    patience: Duration,
+    elements: Option<u16>,
+) -> Result<ProbeReport, SessionError> {
+    let need = |elements: u16| match connection.protocol {
+        Protocol::SwitchMl => chunk_packet_bytes(elements.into(), WireDtype::Int32) + IP_UDP_BYTES,
+        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements.into()) + IP_UDP_BYTES,
+    };
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
     let config = SessionConfig {
         slots: Some(SLOTS),
         // Else the probe of a switch of GOAT takes all the memory that there is.
         window: Some(SLOTS),
         protocol: connection.protocol,
+        // Its exponents are agreed on in packets without payload first: where only long packets are lost, it shows.
+        wire_dtype: WireDtype::Int32,
+        mtu: elements.map(need),
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
     };
     let admitted = join(connection, &config, &config.services[0], patience, None).await?;
@@ -237,7 +282,6 @@ async fn sum(
     let tensor: Vec<f32> = (0..elements).map(|i| (i % VALUES) as f32).collect();
     let (sender, receiver) = oneshot::channel();
     let began = Instant::now();
-    // float32, whose exponents are agreed on in packets without payload first: where only long packets are lost, it shows.
     driver.submit_owned(tensor.clone(), Op::Sum, move |result| {
         let _ = sender.send(result.map(|sums| (sums, began.elapsed())));
     });

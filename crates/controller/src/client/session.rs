@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
-use fanin_protocol::control::Refusal;
+use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Refusal};
 use fanin_udp::{
     Clock, CollectiveKind, Failure, IoStatistics, PartTimes, Service, Submission, WorkerConfig, WorkerDriver,
     WorkerJob,
@@ -23,7 +23,7 @@ use super::shared::{Shared, names};
 use super::split::Split;
 use super::trace::{HandOver, SessionTrace};
 use super::warnings::say;
-use super::watch::watch;
+use super::watch::{substitute, watch};
 use crate::error::{AllReduceError, Member, Tensor};
 use crate::{ChainError, SessionError};
 
@@ -383,6 +383,16 @@ async fn admissions(
             switch,
             cause: format!("several, and a rank of {} has one switch", config.protocol.name()),
         });
+    }
+    // Where a service fails, another one takes over, under a longer name.
+    let longest = match config.services.len() {
+        1 => config.job.len(),
+        several => substitute(&config.job, several - 1).len(),
+    };
+    if longest > JOB_NAME_BYTES_MAX {
+        let (switch, job) = (config.services[0].switch.clone(), config.job.clone());
+        let reason = Refusal::JobName { bytes: longest };
+        return Err(SessionError::JoinRefused { switch, job, reason });
     }
     let mut joining = JoinSet::new();
     for (index, service) in config.services.iter().enumerate() {

@@ -69,7 +69,7 @@ impl Shared {
             Lane { job, name, connection, left, silent: None, is_rejoining: false }
         };
         Self {
-            // Every service admitted the rank, so it is below 64.
+            // Every service admitted the rank, so that it fits.
             rank: Rank(config.rank as u16),
             members: members.into(),
             lanes: joined.into_iter().map(lane).map(Mutex::new).collect(),

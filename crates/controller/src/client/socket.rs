@@ -1,5 +1,6 @@
 //! The control connection's socket, behind TLS: of this process alone, and not of those that it forks.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use fanin_tls::{ClientStream, Trust, Untrusted};
 use fanin_udp::NotInherited;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tonic::codegen::{StdError, http};
 use tonic::transport::{Channel, Endpoint};
 
@@ -17,7 +20,12 @@ use crate::proto::REPLY_BYTES_MAX;
 use crate::proto::control_client::ControlClient;
 
 /// How long the switch's machine may not answer before another connection is tried.
-const SILENCE: Duration = Duration::from_secs(4);
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long a connection may be under way before another one is begun beside it. The kernel begins it again after a second, and then later and
+/// later: on a link that was cut for a moment the switch would have taken the rank for dead by then.
+const BESIDE: Duration = Duration::from_millis(250);
+/// Connections that are begun at once, at most.
+const BEGUN_MAX: usize = 16;
 
 /// The calls of the switch at `address`, which `trust` knows as `switch`, `host:port`. It connects with the first call, and again when
 /// the connection broke; each connection is judged anew.
@@ -38,7 +46,7 @@ async fn connect(
     switch: &str,
     trust: &Trust,
 ) -> Result<TokioIo<ClientStream<Guarded<NotInherited>>>, StdError> {
-    let stream = TcpStream::connect(address).await?;
+    let stream = first(BESIDE, || TcpStream::connect(address)).await?;
     stream.set_nodelay(true)?;
     expect_answers(&stream, SILENCE)?;
     let guard = NotInherited::new(&stream);
@@ -47,5 +55,62 @@ async fn connect(
         // As where it breaks before or after.
         Err(Untrusted::Io(error)) => Err(error.into()),
         Err(untrusted) => Err(untrusted.into()),
+    }
+}
+
+/// What the first of several attempts comes to, of which one more begins after each `pause`.
+async fn first<T, F>(pause: Duration, attempt: impl Fn() -> F) -> io::Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = io::Result<T>> + Send + 'static,
+{
+    let mut attempts = JoinSet::new();
+    loop {
+        if attempts.len() < BEGUN_MAX {
+            attempts.spawn(attempt());
+        }
+        tokio::select! {
+            Some(ended) = attempts.join_next() => return ended.map_err(io::Error::other)?,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    const AT_ONCE: Duration = Duration::from_millis(1);
+
+    #[tokio::test]
+    async fn an_attempt_that_gets_no_answer_does_not_keep_the_next_one_waiting() {
+        let begun = AtomicU32::new(0);
+        // As on a link that is cut when the first three begin.
+        let attempt = || {
+            let number = begun.fetch_add(1, Ordering::Relaxed);
+            async move {
+                if number < 3 {
+                    std::future::pending::<()>().await;
+                }
+                Ok(number)
+            }
+        };
+        assert_eq!(first(AT_ONCE, attempt).await.expect("connected"), 3);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_told_at_once_and_attempts_are_bounded() {
+        let refused = || async { Err::<(), _>(io::ErrorKind::ConnectionRefused.into()) };
+        let refused = first(Duration::MAX, refused).await;
+        assert_eq!(refused.expect_err("refused").kind(), io::ErrorKind::ConnectionRefused);
+        let begun = AtomicU32::new(0);
+        let never = first(AT_ONCE, || {
+            begun.fetch_add(1, Ordering::Relaxed);
+            std::future::pending::<io::Result<()>>()
+        });
+        assert!(tokio::time::timeout(100 * AT_ONCE, never).await.is_err());
+        assert!(begun.into_inner() <= BEGUN_MAX as u32);
     }
 }

@@ -5,7 +5,7 @@ use fanin_wire::Rank;
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::Connection;
 use super::path::route;
-use crate::convert::{Malformed, narrow};
+use crate::convert::{Malformed, narrow, shown};
 use crate::proto;
 
 /// How the tensors of a job are shared among its services.
@@ -103,9 +103,12 @@ impl From<Share> for proto::split::Share {
 
 impl From<proto::Split> for Split {
     fn from(told: proto::Split) -> Self {
-        let share =
-            |told: proto::split::Share| Share { service: told.service, share: told.share, host: told.host };
-        let bound = told.bound;
+        let share = |told: proto::split::Share| Share {
+            service: shown(told.service),
+            share: told.share,
+            host: told.host,
+        };
+        let bound = shown(told.bound);
         Self {
             shares: told.shares.into_iter().map(share).collect(),
             prediction: told.seconds_per_byte.map(|seconds_per_byte| Prediction { seconds_per_byte, bound }),
@@ -133,7 +136,7 @@ impl TryFrom<proto::job::Member> for MemberStatus {
         let proto::Place { machine, name, address, ranks } = told.place.unwrap_or_default();
         Ok(Self {
             rank: Rank(narrow(told.rank, "rank")?),
-            place: Place { machine, name, address, ranks },
+            place: Place { machine: shown(machine), name: shown(name), address: shown(address), ranks },
             seconds_per_byte: told.seconds_per_byte,
             imbalance: told.imbalance,
         })

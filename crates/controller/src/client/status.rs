@@ -11,7 +11,7 @@ use super::session::Cancel;
 use super::split::{MemberStatus, Split};
 use super::warnings::say;
 use crate::SessionError;
-use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, shown, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -202,7 +202,7 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
 
     fn try_from(reply: proto::StatusReply) -> Result<Self, Malformed> {
         Ok(Self {
-            version: reply.version,
+            version: shown(reply.version),
             wire_version: reply.wire_version,
             shards: reply.shards,
             pool_units: reply.pool_units,
@@ -225,8 +225,8 @@ impl From<proto::Relay> for RelayStatus {
             collisions: job.collisions,
         };
         Self {
-            address: switch.address,
-            upstream: switch.upstream,
+            address: shown(switch.address),
+            upstream: shown(switch.upstream),
             aggregators: switch.aggregators,
             in_use: switch.in_use,
             jobs: switch.jobs.into_iter().map(job).collect(),
@@ -267,7 +267,7 @@ impl TryFrom<proto::Job> for JobStatus {
                     .planned
                     .into_iter()
                     .map(|proto::PlannedShare { switch, share, aggregators }| PlannedShare {
-                        switch,
+                        switch: shown(switch),
                         share,
                         aggregators,
                     })
@@ -283,6 +283,6 @@ impl TryFrom<proto::Job> for JobStatus {
                 reason: aborted.reason.ok_or(Malformed("reason"))?.try_into()?,
             },
         };
-        Ok(Self { name: job.name, world_size: narrow(job.world_size, "world_size")?, state })
+        Ok(Self { name: shown(job.name), world_size: narrow(job.world_size, "world_size")?, state })
     }
 }

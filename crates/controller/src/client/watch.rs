@@ -7,6 +7,7 @@ use fanin_protocol::control::{Protocol, Ranks, Refusal};
 use fanin_udp::WorkerJob;
 use fanin_wire::{AbortReason, Rank};
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::admission::{Admitted, Memory, join, leave};
@@ -16,7 +17,7 @@ use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
 use crate::convert::ranks;
-use crate::error::Member;
+use crate::error::{Member, absent};
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatReply, HeartbeatRequest};
 use crate::{ChainError, SessionError};
@@ -103,7 +104,7 @@ impl Watch {
 
     async fn heartbeat(&mut self) -> Pulse {
         let job = self.shared.job(self.service);
-        let statistics = self.shared.driver.statistics_of(self.service);
+        let (statistics, _) = self.shared.driver.latest_statistics_of(self.service);
         warnings::packets_lost(self.own_name(), &self.member().switch, &statistics);
         let rtt = statistics.smoothed_rtt;
         let message = HeartbeatRequest {
@@ -191,8 +192,10 @@ impl Watch {
                     if self.begins_anew() {
                         return Err(self.lost_for_good(&cause));
                     }
-                    let memory = self.suspended();
-                    let taken_over = self.take_over(since, &memory).await;
+                    let taken_over = match self.suspended(since).await {
+                        Ok(memory) => self.take_over(since, &memory).await,
+                        Err(error) => Err(error),
+                    };
                     self.shared.lane(self.service).is_rejoining = false;
                     return taken_over;
                 }
@@ -260,17 +263,37 @@ impl Watch {
             "the switch restarted; joining again"
         );
         warnings::switch_restarted(self.own_name(), &self.member().switch);
-        let memory = self.suspended();
-        let rejoined = self.rejoin_in_time(since, &memory).await;
+        let rejoined = match self.suspended(since).await {
+            Ok(memory) => self.rejoin_in_time(since, &memory).await,
+            Err(error) => Err(error),
+        };
         self.shared.lane(self.service).is_rejoining = false;
         rejoined
     }
 
     /// Stops the lane. Returns what its service must be told to go on, wherever that is.
-    fn suspended(&self) -> Memory {
+    async fn suspended(&self, since: Instant) -> Result<Memory, SessionError> {
         self.shared.lane(self.service).is_rejoining = true;
-        let completed = self.shared.driver.suspend(self.service);
-        Memory { job: self.shared.job(self.service), completed }
+        let service = self.service;
+        let completed = self.asked(since, move |shared| shared.driver.suspend(service)).await?;
+        Ok(Memory { job: self.shared.job(self.service), completed })
+    }
+
+    /// What the data path answers, whose threads may stand still: heartbeats and deadlines do not wait for them.
+    async fn asked<T: Send + 'static>(
+        &self,
+        since: Instant,
+        question: impl FnOnce(&Shared) -> T + Send + 'static,
+    ) -> Result<T, SessionError> {
+        let shared = Arc::clone(&self.shared);
+        let answer = spawn_blocking(move || question(&shared));
+        let stands = |cause: String| SessionError::Local { what: "the data path", cause };
+        match timeout(self.patience(since).max(RETRY), answer).await {
+            Ok(answer) => answer.map_err(|error| stands(error.to_string())),
+            Err(_) => {
+                Err(stands("one of its threads stands still; is something blocked in a callback?".into()))
+            }
+        }
     }
 
     async fn rejoin_in_time(&mut self, since: Instant, memory: &Memory) -> Result<(), SessionError> {
@@ -283,18 +306,13 @@ impl Watch {
             let connection = self.connection();
             let cause = match self.join_at(name, connection, left, memory).await {
                 Ok(admitted) => return self.go_on(admitted, since).await,
-                Err(SessionError::JoinTimeout { missing_ranks, .. }) => {
+                Err(SessionError::JoinTimeout { missing_ranks, gone, .. }) => {
                     if self.may_be_taken_over() {
                         return self.take_over(since, memory).await;
                     }
-                    let who = if missing_ranks.is_empty() {
-                        "some ranks".into()
-                    } else {
-                        format!("rank {}", self.shared.config.names(&missing_ranks))
-                    };
-                    return Err(
-                        self.lost(since.elapsed(), &format!("it restarted, but {who} did not join again"))
-                    );
+                    let [missing, gone] = [missing_ranks, gone].map(|ranks| self.shared.config.names(&ranks));
+                    let cause = format!("it restarted, but {}", absent(&missing, &gone, "join again"));
+                    return Err(self.lost(since.elapsed(), &cause));
                 }
                 // It has no room any more, or other shards than before.
                 Err(SessionError::JoinRefused { reason, .. })
@@ -336,7 +354,7 @@ impl Watch {
             let (name, reach, patience) = if is_itself {
                 (self.shared.config.job.clone(), RETRY, TAKE_OVER)
             } else {
-                (format!("{}~{}", self.shared.config.job, self.service), TAKE_OVER, 4 * TAKE_OVER)
+                (substitute(&self.shared.config.job, self.service), TAKE_OVER, 4 * TAKE_OVER)
             };
             let connection = match Connection::open(&switch, left.min(reach), &self.shared.config.trust).await
             {
@@ -383,16 +401,16 @@ impl Watch {
         (admitted, name, mut connection): (Admitted, String, Connection),
         since: Instant,
     ) -> Result<(), SessionError> {
-        let resumed = self.shared.driver.resume(
-            self.service,
-            admitted.job.clone(),
-            connection.address,
-            &admitted.restore,
-        );
+        let (service, job, address) = (self.service, admitted.job.clone(), connection.address);
+        let restore = admitted.restore;
+        let resumed = self.asked(since, move |shared| shared.driver.resume(service, job, address, &restore));
+        let resumed = resumed
+            .await
+            .and_then(|resumed| resumed.map_err(|error| self.lost(since.elapsed(), &error.to_string())));
         if let Err(error) = resumed {
             // The place is this rank's now, and the others would wait for it.
             leave(&mut connection, admitted.job.identity(), self.shared.rank).await;
-            return Err(self.lost(since.elapsed(), &error.to_string()));
+            return Err(error);
         }
         let mut lane = self.shared.lane(self.service);
         (lane.job, lane.name, lane.connection) = (admitted.job.clone(), name, connection);
@@ -402,6 +420,11 @@ impl Watch {
         tracing::info!(generation = admitted.job.generation().0, "joined again");
         Ok(())
     }
+}
+
+/// What a job is called where another service sums in the place of this one of its services.
+pub(super) fn substitute(job: &str, service: usize) -> String {
+    format!("{job}~{service}")
 }
 
 /// What was the matter, where another attempt may help.

@@ -15,7 +15,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 
 use super::calls::in_turn;
 use super::guests::guests;
@@ -147,12 +146,11 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
         .route(METRICS, get(async move || scraped(scrape().await)))
         .layer(from_fn(in_turn))
         .layer(from_fn(in_the_clear));
-    let incoming = guests(TcpIncoming::from(listener).with_nodelay(Some(true)));
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(secured(incoming, acceptor), async {
+        .serve_with_incoming_shutdown(secured(guests(listener), acceptor), async {
             let _ = hung_up.await;
         })
         .await;

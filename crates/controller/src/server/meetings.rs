@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Ranks, Refusal};
+use fanin_protocol::control::{Ranks, Refusal, is_job_name};
 use fanin_wire::{RANKS_MAX, Rank};
 use prost::bytes::Bytes;
 use tokio::sync::oneshot;
@@ -326,7 +326,7 @@ fn crowded() -> NotHeard {
 
 /// As a request to join is looked at.
 fn check(job: &str, rank: u32, world_size: u32) -> Result<(), Refusal> {
-    if job.is_empty() || job.len() > JOB_NAME_BYTES_MAX || job.chars().any(char::is_control) {
+    if !is_job_name(job) {
         return Err(Refusal::JobName { bytes: job.len() });
     }
     if world_size > RANKS_MAX {

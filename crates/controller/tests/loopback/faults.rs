@@ -4,6 +4,7 @@ use fanin_protocol::control::{Ranks, Refusal};
 use fanin_udp::CollectiveKind;
 use fanin_wire::{Key, Rank};
 
+use super::between::Between;
 use super::scripted::{Admitted, INSTANCE, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
 use fanin_controller::proto::join_reply::Outcome;
@@ -469,4 +470,96 @@ fn a_rank_that_cannot_take_its_place_under_a_new_switch_leaves_it() {
     assert_eq!((left.job_id, left.rank), (2, 0));
     let error = submit(&session, vec![1_i32; 10], Op::Sum).wait().expect_err("it did not go on");
     assert!(matches!(error, SessionError::SwitchLost { .. }), "{error}");
+}
+
+#[test]
+fn a_data_path_that_stands_still_stops_neither_heartbeats_nor_deadlines() {
+    // Asked for its figures every 200 ms.
+    let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
+    let config = SessionConfig { timeout: Duration::from_millis(500), ..config(&switch, "a", 0, 1) };
+    let session = Session::connect(config).expect("admitted");
+    // A callback that blocks keeps its thread of the data path from whatever it is asked.
+    let (entered, has_entered) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    let mut tensor = vec![1_i32; 10];
+    // SAFETY: it lives, untouched, until the callback was called.
+    let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
+    let blocks = move |_: Result<(), AllReduceError>, _| {
+        entered.send(()).expect("the test waits");
+        let _ = goes_on.recv();
+    };
+    session.submit(Submission::all_reduce(raw.expect("a tensor"), Op::Sum), blocks).expect("it is open");
+    has_entered.recv_timeout(HANG).expect("it is called");
+    let waiting = submit(&session, vec![1_i32; 10], Op::Sum);
+    let began = Instant::now();
+    while session.failure().is_none() {
+        assert!(began.elapsed() < HANG, "its deadline is over, and nobody says so");
+        // What ends the session tells nobody here.
+        thread::sleep(Duration::from_millis(5));
+    }
+    go_on.send(()).expect("it waits");
+    let error = waiting.wait().expect_err("its time was over");
+    assert!(matches!(error, SessionError::AllReduceTimeout { .. }), "{error}");
+}
+
+#[test]
+fn ranks_that_lose_patience_one_after_the_other_blame_who_never_came_and_not_each_other() {
+    let switch = switch();
+    let ranks: Vec<_> = [1, 2, 3]
+        .map(|rank| {
+            // Longer than it takes them to see each other.
+            let join_timeout = Duration::from_millis(2000 + 300 * u64::from(rank));
+            let config = SessionConfig { join_timeout, ..config(&switch, "impatient", rank, 4) };
+            thread::spawn(move || Session::connect(config))
+        })
+        .into();
+    for rank in ranks {
+        let error = rank.join().expect("no panic").expect_err("rank 0 never comes");
+        let SessionError::JoinTimeout { missing_ranks, gone, .. } = &error else { panic!("{error}") };
+        assert_eq!((missing_ranks, gone), (&Ranks::from([0]), &Ranks::default()), "{error}");
+        assert!(error.to_string().contains(": rank 0 did not join;"), "{error}");
+    }
+}
+
+#[test]
+fn a_name_that_leaves_no_room_for_another_service_to_take_over_is_refused() {
+    let (first, second) = (switch(), switch());
+    let name = "x".repeat(127);
+    let connect = |name: &str| {
+        let ranks = [0, 1].map(|rank| {
+            let config = shared_by_two(&first, second.address(), name, rank);
+            thread::spawn(move || Session::connect(config))
+        });
+        ranks.map(|rank| rank.join().expect("no panic"))
+    };
+    for outcome in connect(&name) {
+        let error = outcome.expect_err("its substitute would have 129 bytes");
+        let SessionError::JoinRefused { reason, .. } = &error else { panic!("{error}") };
+        assert_eq!(*reason, Refusal::JobName { bytes: 129 });
+    }
+    assert!(connect(&name[1..]).iter().all(Result::is_ok));
+    assert!(Session::connect(config(&first, &name, 0, 1)).is_ok(), "a single one is taken over by nobody");
+}
+
+#[test]
+fn answers_that_all_ranks_lack_are_missed_although_the_switch_waits_for_nobody() {
+    let switch = switch();
+    let between = Between::new(switch.address());
+    let sessions: Vec<_> = [0, 1]
+        .map(|rank| SessionConfig::new(between.address.to_string(), "mute", rank, 2))
+        .map(|config| thread::spawn(move || Session::connect(config).expect("admitted")))
+        .map(|rank| rank.join().expect("no panic"))
+        .into();
+    let sum = || -> Vec<_> {
+        let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 10], Op::Sum)).collect();
+        sums.into_iter().map(UnderWay::wait).collect()
+    };
+    assert!(sum().into_iter().all(|sum| sum == Ok(vec![2; 10])));
+    between.swallows_answers();
+    for error in sum() {
+        let error = error.expect_err("no answer comes");
+        let SessionError::SwitchUnreachable { switch, cause, .. } = &error else { panic!("{error}") };
+        assert_eq!(*switch, between.address.to_string());
+        assert!(cause.starts_with("UDP: no packet comes back, from "), "{cause}");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod atp;
+mod between;
 mod bounds;
 mod faults;
 mod goat;

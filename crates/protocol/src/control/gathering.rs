@@ -15,8 +15,8 @@ use super::hierarchy::{Hierarchy, Racks, hierarchy, racks};
 use super::pool_size::RATE_DEFAULT_BPS;
 use super::restore::restorers;
 use super::{
-    FlowPlan, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Path, Protocol, Ranks,
-    Refusal, Resume, ResumeField, SLOTS_AUTOMATIC_MIN, SwitchTree, Ticket, pool_slots,
+    FlowPlan, HOPS_MAX, Hop, JoinRequest, NAMED_SUB_MODELS_MAX, Path, Protocol, Ranks, Refusal, Resume,
+    ResumeField, SLOTS_AUTOMATIC_MIN, SwitchTree, Ticket, is_job_name, pool_slots,
 };
 use crate::atp::{ATP_WORKERS_MAX, WINDOW_ELEMENTS_MAX};
 use crate::dlcp;
@@ -103,9 +103,8 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     if named.len() > named_max || named.iter().any(|elements| *elements == 0 || *elements > SUB_MODEL_MAX) {
         return Err(Refusal::SubModels { count: u32::try_from(named.len()).unwrap_or(u32::MAX) });
     }
-    let name = &request.job;
-    if name.is_empty() || name.len() > JOB_NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        return Err(Refusal::JobName { bytes: name.len() });
+    if !is_job_name(&request.job) {
+        return Err(Refusal::JobName { bytes: request.job.len() });
     }
     if request.world_size > ranks_max {
         return Err(Refusal::TooManyWorkers { asked: request.world_size, max: ranks_max });

@@ -30,6 +30,7 @@ pub use registry::{
     Pool, Registry, RegistryConfig,
 };
 pub use request::{
-    Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Protocol, Resume, Ticket,
+    Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Protocol, Resume,
+    Ticket, is_job_name, is_unprintable,
 };
 pub use switch_tree::{SwitchTree, TreeRank, TreeSwitch};

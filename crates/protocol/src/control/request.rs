@@ -17,6 +17,30 @@ pub const NAMED_SUB_MODELS_MAX: usize = 256;
 /// Longest job name in bytes.
 pub const JOB_NAME_BYTES_MAX: usize = 128;
 
+/// Whether a job can be called so: what a person sees of the name is the name.
+#[must_use]
+pub fn is_job_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= JOB_NAME_BYTES_MAX && !name.chars().any(is_unprintable)
+}
+
+/// Whether a character is not seen, and can change how those around it are: controls, separators of lines, marks of direction, and joiners.
+#[must_use]
+pub fn is_unprintable(c: char) -> bool {
+    let is_format = matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || is_format
+}
+
 /// Most switches on a rank's way to the root. ATP's packets have room for [`LEVELS_MAX`](fanin_wire::LEVELS_MAX) levels only.
 pub const HOPS_MAX: usize = 8;
 

@@ -42,6 +42,8 @@ pub struct Worker<A, T> {
     /// Flows whose end is to be confirmed, at most as many as may be under way.
     confirms: VecDeque<FlowId>,
     waiting: Waiting,
+    /// Sums that came, and flows of which the server has enough. Other signals go on for ever where blocks are lost, and bring nothing.
+    advances: u64,
     /// The worker's own link.
     link: Pacer,
     /// The paths of trains of blocks (§3.2.3), and of signals.
@@ -87,6 +89,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             finishing: VecDeque::new(),
             confirms: VecDeque::new(),
             waiting: Waiting::new(config.retransmission),
+            advances: 0,
             link: Pacer::default(),
             of_blocks: Turns::new(config.paths),
             of_signals: Turns::new(config.paths),
@@ -206,6 +209,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             return Err(Reason::Stale);
         }
         flow.pull.take_block(now, header.block, header.round, &self.waiting)?;
+        self.advances += 1;
         let is_last = flow.pull.lacks() == 0;
         let chunk = flow.first_chunk + u64::from(header.block);
         let mut part = self.core.stream.locate(chunk).ok_or(Reason::Unexpected)?;
@@ -259,6 +263,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 push.take_request(now, round, part, missing, &mut self.waiting)?;
             }
             Signal::Finish => {
+                self.advances += u64::from(!push.is_finished());
                 push.take_finish(now, &mut self.waiting);
                 self.complete(now, place);
                 return self.confirm(flow);
@@ -548,5 +553,9 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
 
     fn statistics(&self) -> WorkerStatistics {
         WorkerStatistics { smoothed_rtt: self.waiting.smoothed(), ..self.core.statistics() }
+    }
+
+    fn progress(&self) -> u64 {
+        self.advances
     }
 }

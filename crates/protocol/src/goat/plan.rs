@@ -199,12 +199,12 @@ impl<A> Assignment<A> {
         (sub_model, fragment, self.nodes[usize::from(sub_model.0)])
     }
 
-    /// Where fragments for some nodes go first.
     /// Those of the sub-models.
     pub(super) fn lanes_of_sub_models(&self) -> &[u16] {
         &self.lanes
     }
 
+    /// Where fragments for some nodes go first.
     pub(super) fn first_hops(&self) -> &[(AggregationNode, A)] {
         &self.first_hops
     }

@@ -20,6 +20,12 @@ pub struct Received {
 }
 
 impl Received {
+    /// Those that had an effect.
+    #[must_use]
+    pub const fn counted(&self) -> u64 {
+        self.absorb + self.forward + self.multicast + self.reply_unicast
+    }
+
     /// Counts a packet, and hands the verdict on it through.
     #[inline]
     pub(crate) const fn count(&mut self, verdict: Verdict) -> Verdict {

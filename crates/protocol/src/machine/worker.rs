@@ -38,6 +38,10 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
 
     /// Counters since the start.
     fn statistics(&self) -> WorkerStatistics;
+
+    /// Packets that brought it nearer to its end. While it moves, the job does: what only asks, or only says that somebody is there, does not move
+    /// it.
+    fn progress(&self) -> u64;
 }
 
 /// When a tensor was on its way, by the driver's clock.

@@ -285,6 +285,8 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(version), Refusal::VersionMismatch { theirs: 9, ours: VERSION });
     assert_eq!(refused(ask("", 0, 1)), Refusal::JobName { bytes: 0 });
     assert_eq!(refused(ask("a\nb", 0, 1)), Refusal::JobName { bytes: 3 });
+    // Right to left from here on: what follows looks like another job's line.
+    assert_eq!(refused(ask("a\u{202e}b", 0, 1)), Refusal::JobName { bytes: 5 });
     assert_eq!(refused(ask(&"x".repeat(129), 0, 1)), Refusal::JobName { bytes: 129 });
     assert_eq!(refused(ask("b", 0, 4097)), Refusal::TooManyWorkers { asked: 4097, max: 4096 });
     assert_eq!(refused(ask("b", 2, 2)), Refusal::RankOutOfRange { rank: 2, world_size: 2 });
