@@ -91,6 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(upstream) = &arguments.upstream {
         let config = rack(arguments, upstream);
         let shards = config.memory.shards();
+        fanin_controller::raise_descriptors();
         let switch = RackServer::start(config)?;
         announce("switch", switch.address(), shards, arguments.json)?;
         wait(&mut signals);
@@ -110,6 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rate_bps: arguments.rate.map(|rate| rate.0),
         ..defaults
     };
+    fanin_controller::raise_descriptors();
     let switch = SwitchServer::start(config)?;
     announce("switch", switch.address(), config.shards, arguments.json)?;
     wait(&mut signals);

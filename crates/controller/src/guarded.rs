@@ -11,13 +11,13 @@ use tokio::net::TcpStream;
 #[derive(Debug)]
 pub(crate) struct Guarded<G> {
     /// First, as it must go first.
-    pub guard: G,
-    pub stream: TcpStream,
+    _guard: G,
+    stream: TcpStream,
 }
 
 impl<G> Guarded<G> {
     pub const fn new(stream: TcpStream, guard: G) -> Self {
-        Self { guard, stream }
+        Self { _guard: guard, stream }
     }
 }
 

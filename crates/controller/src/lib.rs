@@ -11,7 +11,6 @@ mod client;
 mod convert;
 mod error;
 mod guarded;
-mod keepalive;
 pub mod proto;
 mod server;
 
@@ -23,5 +22,6 @@ pub use client::{
     route, switch_address, switch_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
+pub use fanin_guests::raise_descriptors;
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
 pub use server::{RackMemory, RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};

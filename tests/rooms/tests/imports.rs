@@ -7,7 +7,7 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Room, and the rooms that it may import.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("wire", &[]),
     ("quant", &[]),
     ("plan", &[]),
@@ -15,8 +15,9 @@ const ALLOWED: [(&str, &[&str]); 12] = [
     ("sim", &["protocol", "wire", "quant"]),
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
-    ("controller", &["plan", "protocol", "wire", "udp", "local"]),
-    ("parameters", &[]),
+    ("guests", &[]),
+    ("controller", &["plan", "protocol", "wire", "udp", "local", "guests"]),
+    ("parameters", &["guests"]),
     ("cli", &["parameters", "plan", "protocol", "wire", "udp", "controller", "sim"]),
     ("python", &["parameters", "plan", "protocol", "wire", "quant", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),

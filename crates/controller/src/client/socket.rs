@@ -4,12 +4,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fanin_guests::expect_answers;
 use fanin_udp::NotInherited;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use crate::guarded::Guarded;
-use crate::keepalive::expect_answers;
 
 /// How long the switch's machine may not answer before another connection is tried.
 const SILENCE: Duration = Duration::from_secs(4);

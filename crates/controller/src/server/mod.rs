@@ -5,7 +5,6 @@ mod crowd;
 mod data_path;
 mod errands;
 mod goat_plan;
-mod guests;
 mod http;
 mod jobs;
 mod meetings;

@@ -23,6 +23,8 @@ use crate::dlcp;
 use crate::machine::Instant;
 use crate::switchml::SLOTS_MAX;
 
+/// Bytes of ".column" and "~service" behind a job's name.
+const NAME_SUFFIX_BYTES_MAX: usize = 16;
 /// Most elements of one part of a model: all of them have fewer fragments than a number of 32 bits counts.
 const SUB_MODEL_MAX: u64 = 1 << 29;
 
@@ -104,7 +106,10 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
         return Err(Refusal::SubModels { count: u32::try_from(named.len()).unwrap_or(u32::MAX) });
     }
     let name = &request.job;
-    if name.is_empty() || name.len() > JOB_NAME_BYTES_MAX || name.chars().any(char::is_control) {
+    // Without what a client adds to tell columns from each other, and what another service took over.
+    let own = name.trim_end_matches(|c: char| c.is_ascii_digit() || matches!(c, '.' | '~'));
+    let too_long = own.len() > JOB_NAME_BYTES_MAX || name.len() > JOB_NAME_BYTES_MAX + NAME_SUFFIX_BYTES_MAX;
+    if name.is_empty() || too_long || name.chars().any(char::is_control) {
         return Err(Refusal::JobName { bytes: name.len() });
     }
     if request.world_size > ranks_max {
