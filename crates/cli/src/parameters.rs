@@ -52,6 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the service starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let config = ServerConfig { listen: arguments.listen, snapshots: arguments.snapshots.clone() };
+    fanin_controller::raise_descriptors();
     let server = Server::start(&config)?;
     let (address, version) = (server.address(), env!("CARGO_PKG_VERSION"));
     output::line(&if arguments.json {

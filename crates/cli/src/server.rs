@@ -52,6 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the server starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let defaults = SwitchServerConfig::new(arguments.listen);
+    fanin_controller::raise_descriptors();
     let config = SwitchServerConfig {
         protocol: Protocol::Atp,
         pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),

@@ -97,6 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(upstream) = &arguments.upstream {
         let config = rack(arguments, upstream);
         let shards = config.memory.shards();
+        fanin_controller::raise_descriptors();
         let switch = RackServer::start_behind(config, acceptor, arguments.known.trust()?)?;
         announce("switch", switch.address(), shards, arguments.json)?;
         wait(&mut signals);
@@ -116,6 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rate_bps: arguments.rate.map(|rate| rate.0),
         ..defaults
     };
+    fanin_controller::raise_descriptors();
     let switch = SwitchServer::start_behind(config, acceptor)?;
     announce("switch", switch.address(), config.shards, arguments.json)?;
     wait(&mut signals);

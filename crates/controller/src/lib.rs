@@ -11,7 +11,6 @@ mod client;
 mod convert;
 mod error;
 mod guarded;
-mod keepalive;
 pub mod proto;
 mod server;
 
@@ -23,6 +22,7 @@ pub use client::{
     resolve_switch, route, switch_address, switch_rate, switch_status, trusted_status,
 };
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
+pub use fanin_guests::raise_descriptors;
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
 pub use server::{RackMemory, RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};

@@ -4,9 +4,9 @@ use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use fanin_guests::{expect_answers, explain};
 use hyper_util::rt::TokioIo;
 use prost::bytes::Bytes;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -23,6 +23,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const SILENCE: Duration = Duration::from_secs(10);
 /// How much of the answers may wait for its turn.
 const WINDOW_BYTES: u32 = 8 << 20;
+/// How long others may take to answer when one service has failed: what they did is to be known.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// How long a model that could not be made everywhere is tried to be taken back.
 const TAKE_BACK: Duration = Duration::from_secs(1);
 
@@ -128,6 +130,8 @@ struct Answered {
     pieces: usize,
     /// In the piece that has the fewest.
     added: Option<u64>,
+    /// Whether a model is new there.
+    made: bool,
 }
 
 /// What one service has.
@@ -200,8 +204,10 @@ impl Parameters {
                 workers: self.config.workers,
             }))
         });
-        let opened: Vec<Key> =
-            self.parts.iter().zip(opened).filter_map(|(part, made)| made.map(|_| part.key)).collect();
+        // One that was there before is not this worker's to take back.
+        let made = |answered: &Option<Answered>| answered.as_ref().is_some_and(|answered| answered.made);
+        let opened = self.parts.iter().zip(&opened).filter(|(_, answered)| made(answered));
+        let opened: Vec<Key> = opened.map(|(part, _)| part.key).collect();
         // Nothing is there yet: they are this worker's first delta.
         let created = all.and_then(|()| self.exchange(Some(first))).and_then(|_| {
             self.everywhere(|part| Call::Begin(BeginRequest { key: part.key.to_vec() })).map(drop)
@@ -271,7 +277,8 @@ impl Parameters {
         all.map(|()| answers.into_iter().flatten().collect())
     }
 
-    /// Calls the services at once, each again where it is away, until patience is over; up to the first that fails. What each answered is in the order of parts.
+    /// Calls the services at once, each again where it is away, until patience is over, or for a moment more when one has failed. What each
+    /// answered is in the order of parts; an error is the first one.
     fn at_each(
         &self,
         patience: Duration,
@@ -287,11 +294,20 @@ impl Parameters {
                     calls.spawn(async move { (number, until_answered(&part, &call, patience).await) });
                 }
             }
-            while let Some(ended) = calls.join_next().await {
-                let (number, answer) = ended.map_err(|error| ParametersError::Local(error.to_string()))?;
-                answers[number] = Some(answer?);
+            let mut all = Ok(());
+            let far = tokio::time::Instant::now() + Duration::from_secs(1 << 32);
+            let mut until = far;
+            while let Ok(Some(ended)) = tokio::time::timeout_at(until, calls.join_next()).await {
+                let ended = ended.map_err(|error| ParametersError::Local(error.to_string()));
+                match ended.and_then(|(number, answer)| Ok((number, answer?))) {
+                    Ok((number, answer)) => answers[number] = Some(answer),
+                    Err(error) => {
+                        until = until.min(tokio::time::Instant::now() + LAST_ANSWERS);
+                        all = all.and(Err(error));
+                    }
+                }
             }
-            Ok(())
+            all
         });
         (answers, all)
     }
@@ -320,10 +336,13 @@ async fn until_answered(part: &Part, call: &Call, patience: Duration) -> Result<
             }
             Err(status) if is_passing(&status) => explain(&status),
             Err(status) => {
-                return Err(ParametersError::Refused {
-                    service: part.service.clone(),
-                    cause: explain(&status),
-                });
+                let is_none = status.code() == Code::Unimplemented;
+                let cause = if is_none {
+                    "it is no parameter service (fanin parameters)".into()
+                } else {
+                    explain(&status)
+                };
+                return Err(ParametersError::Refused { service: part.service.clone(), cause });
             }
         };
         if heard.elapsed() + RETRY >= patience {
@@ -353,7 +372,10 @@ async fn answer(
     let mut client = part.client.clone();
     let left = patience.saturating_sub(heard.elapsed());
     match call {
-        Call::Open(model) => within(left, client.open(model.clone())).await.map(drop),
+        Call::Open(model) => {
+            answered.made = within(left, client.open(model.clone())).await?.into_inner().made;
+            Ok(())
+        }
         Call::Begin(begin) => within(left, client.begin(begin.clone())).await.map(drop),
         Call::Leave(leave) => within(left, client.leave(leave.clone())).await.map(drop),
         Call::Exchange(exchange) => {
@@ -407,9 +429,7 @@ impl Exchange {
 async fn connect(service: String) -> io::Result<TokioIo<TcpStream>> {
     let stream = TcpStream::connect(service).await?;
     stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(SILENCE / 5).with_interval(SILENCE / 5))?;
-    socket.set_tcp_user_timeout(Some(SILENCE))?;
+    expect_answers(&stream, SILENCE)?;
     Ok(TokioIo::new(stream))
 }
 
@@ -427,22 +447,10 @@ fn is_passing(status: &Status) -> bool {
     )
 }
 
-/// What a failed call means: what happened stands at the end of the chain.
-fn explain(status: &Status) -> String {
-    if status.code() == Code::Unimplemented {
-        return "it is no parameter service (fanin parameters)".into();
-    }
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
-    let mut text = status.message().to_owned();
-    while let Some(error) = cause {
-        text = error.to_string();
-        cause = error.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
+    use socket2::SockRef;
+
     use super::*;
 
     #[tokio::test]
@@ -451,7 +459,7 @@ mod tests {
         let address = listener.local_addr().expect("bound").to_string();
         let stream = connect(address).await.expect("connected").into_inner();
         let socket = SockRef::from(&stream);
-        assert_eq!(socket.tcp_user_timeout().expect("known"), Some(SILENCE));
+        assert!(socket.tcp_user_timeout().expect("known").is_some_and(|timeout| timeout <= SILENCE));
         assert!(socket.keepalive().expect("known"));
     }
 }

@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 mod client;
-mod connections;
 mod memory;
 mod server;
 mod snapshot;

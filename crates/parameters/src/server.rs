@@ -1,21 +1,25 @@
 //! `fanin parameters`: the service.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::extract::Request as HttpRequest;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response as HttpResponse;
+use fanin_guests::{Arrival, Guest, answered, connections_max, expect_answers, guests};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::connections::guests;
 use crate::proto::parameters_server::{Parameters, ParametersServer};
 use crate::proto::{
     BeginReply, BeginRequest, Delta, Dtype, Latest, LeaveReply, LeaveRequest, Model as ModelMessage,
@@ -39,10 +43,12 @@ const ANSWERS: usize = 1;
 const CALLS_MAX: u32 = 2;
 /// The longest piece.
 const PIECE_BYTES_MAX: usize = 8 * PIECE_ELEMENTS;
-/// What is around the values of a message.
-const MESSAGE_BYTES: usize = 1 << 10;
-/// What a connection may take: what has come, and for each call a delta and its answers.
-const CONNECTION_BYTES: usize = WINDOW_BYTES as usize + CALLS_MAX as usize * (ANSWERS + 3) * PIECE_BYTES_MAX;
+/// The longest message: what is around its values, too.
+const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + (1 << 10);
+/// What a connection may take: what has come, and for each call a delta, as it came and as it is read, and its answers.
+const CONNECTION_BYTES: usize = WINDOW_BYTES as usize + CALLS_MAX as usize * (ANSWERS + 4) * PIECE_BYTES_MAX;
+/// The call that is a stream.
+const EXCHANGE: &str = "/fanin.parameters.v1.Parameters/Exchange";
 /// All trainings together may take three eighths of the memory, and all connections one: who reaches the port, half of it. What a snapshot copies is a piece.
 const MODELS: (usize, usize) = (3, 8);
 const CONNECTIONS: (usize, usize) = (1, 8);
@@ -104,6 +110,7 @@ impl Server {
         let snapshots = config.snapshots.as_deref().map(Snapshots::open).transpose()?;
         let memory_bytes = memory::bytes(Path::new("/"));
         let connections = memory_bytes / CONNECTIONS.1 * CONNECTIONS.0 / CONNECTION_BYTES;
+        let connections = connections_max(connections.clamp(2, CONNECTIONS_MAX));
         let store = Store::new(memory_bytes / MODELS.1 * MODELS.0);
         for model in
             snapshots.iter().map(Snapshots::load).collect::<Result<Vec<_>, _>>()?.into_iter().flatten()
@@ -129,8 +136,7 @@ impl Server {
         let listener =
             runtime.block_on(async { tokio::net::TcpListener::from_std(listener) }).map_err(bind)?;
         let (hang_up, hung_up) = oneshot::channel();
-        let serving =
-            runtime.spawn(serve(listener, Arc::clone(&kept), connections.clamp(2, CONNECTIONS_MAX), hung_up));
+        let serving = runtime.spawn(serve(listener, Arc::clone(&kept), connections, hung_up));
         let saving = Arc::clone(&kept);
         runtime.spawn(async move {
             let mut interval = tokio::time::interval(SAVE_EVERY);
@@ -260,28 +266,38 @@ async fn serve(
     hung_up: oneshot::Receiver<()>,
 ) {
     // What is accepted from a listening socket has its options (tcp(7)).
-    let keepalive = socket2::TcpKeepalive::new().with_time(SILENCE / 3).with_interval(SILENCE / 6);
-    if let Err(error) = socket2::SockRef::from(&listener).set_tcp_keepalive(&keepalive) {
+    if let Err(error) = expect_answers(&listener, SILENCE) {
         tracing::warn!(%error, "who vanishes is not noticed");
     }
+    let service = ParametersServer::new(Service { kept })
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let router = Routes::new(service).into_axum_router().layer(from_fn(here));
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .max_concurrent_streams(CALLS_MAX)
-        .add_service(
-            ParametersServer::new(Service { kept })
-                .max_decoding_message_size(PIECE_BYTES_MAX + MESSAGE_BYTES)
-                .max_encoding_message_size(PIECE_BYTES_MAX + MESSAGE_BYTES),
-        )
-        .serve_with_incoming_shutdown(
-            guests(TcpIncoming::from(listener).with_nodelay(Some(true)), connections_max),
-            async {
-                let _ = hung_up.await;
-            },
-        )
+        .add_routes(Routes::from(router))
+        .serve_with_incoming_shutdown(guests(incoming, connections_max, connections_max.div_ceil(2)), async {
+            let _ = hung_up.await;
+        })
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the service ended");
+    }
+}
+
+/// Lets a call through when its request is here.
+async fn here(mut request: HttpRequest, next: Next) -> HttpResponse {
+    let Some(guest) = request.extensions().get::<Guest>().cloned() else { return next.run(request).await };
+    let open = guest.call();
+    request.extensions_mut().insert(guest.connection);
+    let arrival = Arrival { is_stream: request.uri().path() == EXCHANGE, bytes_max: MESSAGE_BYTES_MAX };
+    // Its memory is its connection's.
+    match arrival.of(request, None).await {
+        Ok(request) => answered(next.run(request).await, open),
+        Err(status) => status.into_http(),
     }
 }
 
@@ -292,10 +308,10 @@ struct Service {
 
 impl Service {
     /// Does what a disk, or a lot of memory, is waited for on a thread of its own: who exchanges meanwhile must not wait.
-    async fn aside(
+    async fn aside<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Kept) -> Result<(), Status> + Send + 'static,
-    ) -> Result<(), Status> {
+        work: impl FnOnce(&Kept) -> Result<T, Status> + Send + 'static,
+    ) -> Result<T, Status> {
         let kept = Arc::clone(&self.kept);
         let done = tokio::task::spawn_blocking(move || work(&kept)).await;
         done.map_err(|error| Status::unavailable(error.to_string()))?
@@ -307,6 +323,7 @@ impl Parameters for Service {
     type ExchangeStream = Pin<Box<dyn Stream<Item = Result<Latest, Status>> + Send>>;
 
     async fn open(&self, request: Request<ModelMessage>) -> Result<Response<OpenReply>, Status> {
+        let address = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let message = request.into_inner();
         let shape = Shape {
             dtype: Dtype::try_from(message.dtype)
@@ -316,8 +333,8 @@ impl Parameters for Service {
         };
         let key =
             message.key.as_slice().try_into().map_err(|_| Status::invalid_argument("a key has 16 bytes"))?;
-        self.aside(move |kept| Ok(kept.store.open(key, shape)?)).await?;
-        Ok(Response::new(OpenReply {}))
+        let made = self.aside(move |kept| Ok(kept.store.open(address, key, shape)?)).await?;
+        Ok(Response::new(OpenReply { made }))
     }
 
     async fn begin(&self, request: Request<BeginRequest>) -> Result<Response<BeginReply>, Status> {
@@ -333,16 +350,18 @@ impl Parameters for Service {
         let kept = Arc::clone(&self.kept);
         let (answers, answered) = mpsc::channel(ANSWERS);
         tokio::spawn(async move {
-            let mut model: Option<Arc<Model>> = None;
+            let mut key = Vec::new();
             loop {
-                let answer = match deltas.message().await {
-                    Ok(None) => return,
-                    Ok(Some(delta)) => exchanged(&kept.store, &mut model, &delta),
-                    Err(status) => Err(status),
+                let answer = match tokio::time::timeout(SILENCE, deltas.message()).await {
+                    Ok(Ok(None)) => return,
+                    Ok(Ok(Some(delta))) => exchanged(&kept.store, &mut key, delta),
+                    Ok(Err(status)) => Err(status),
+                    Err(_) => Err(Status::deadline_exceeded("no delta came for long")),
                 };
                 let is_over = answer.is_err();
-                // Who hung up is told nothing; what was added stays.
-                if answers.send(answer).await.is_err() || is_over {
+                // Who hung up is told nothing; what was added stays. So it is of who takes no answer.
+                let told = tokio::time::timeout(SILENCE, answers.send(answer)).await;
+                if !matches!(told, Ok(Ok(()))) || is_over {
                     return;
                 }
             }
@@ -356,13 +375,12 @@ impl Parameters for Service {
     }
 }
 
-/// Answers one delta of a stream, which is of one model.
-fn exchanged(store: &Store, model: &mut Option<Arc<Model>>, delta: &Delta) -> Result<Latest, Status> {
-    let of_stream = match model {
-        Some(model) if delta.key.is_empty() => model,
-        _ => model.insert(store.model(&delta.key)?),
-    };
-    let (values, added) = of_stream.exchange(delta.worker, delta.step, delta.piece, &delta.values)?;
+/// Answers one delta of a stream, which is of one model. Nobody holds the model that is forgotten.
+fn exchanged(store: &Store, key: &mut Vec<u8>, delta: Delta) -> Result<Latest, Status> {
+    if !delta.key.is_empty() {
+        *key = delta.key;
+    }
+    let (values, added) = store.model(key)?.exchange(delta.worker, delta.step, delta.piece, &delta.values)?;
     Ok(Latest { values: values.into(), added })
 }
 
@@ -408,7 +426,7 @@ mod tests {
 
     #[test]
     fn who_leaves_during_a_save_holds_nobody_up() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = crate::snapshot::tests::folder();
         let server = serve(Some(folder.path()));
         let mut stays = alone(&server, [0; 16]);
         let leaves = [1, 2, 3].map(|number| alone(&server, [number; 16]));

@@ -9,9 +9,9 @@
 //! ```
 //! Numbers are little-endian; `used`, when a worker asked for it last, is in seconds since 1970. The folder is one service's: it holds a lock on it.
 
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -48,6 +48,18 @@ pub enum SnapshotError {
         /// The folder.
         path: PathBuf,
     },
+    /// The names of the files are keys, and their contents parameters.
+    #[error(
+        "others can read {} (its mode is {mode:o}), and with what is in it join or end trainings: chmod 700 it, or name a folder that is not \
+         there yet, which is made so",
+        path.display()
+    )]
+    Public {
+        /// The folder.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
     /// A file is not as it was written.
     #[error(
         "the snapshot {} is damaged ({cause}); restore it from a copy, or move it away and start that training anew",
@@ -74,7 +86,11 @@ impl Snapshots {
     pub fn open(folder: &Path) -> Result<Self, SnapshotError> {
         let unusable = |cause| SnapshotError::Unusable { path: folder.into(), cause };
         make(folder).map_err(unusable)?;
-        let lock = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK));
+        let mode = fs::metadata(folder).map_err(unusable)?.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(SnapshotError::Public { path: folder.into(), mode });
+        }
+        let lock = private().write(true).create(true).truncate(false).open(folder.join(LOCK));
         let lock = lock.map_err(unusable)?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { folder: folder.into(), _lock: lock }),
@@ -150,8 +166,15 @@ fn make(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// What is made is for this user alone.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    options
+}
+
 fn write(path: &Path, model: &Model) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut file = BufWriter::new(private().write(true).create(true).truncate(true).open(path)?);
     let Shape { dtype, elements, workers } = model.shape;
     let mut header = MAGIC.to_vec();
     header.extend(model.key);
@@ -265,7 +288,7 @@ impl Reader {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::PIECE_ELEMENTS;
     use crate::store::Store;
@@ -273,10 +296,16 @@ mod tests {
     const KEY: Key = *b"of one training.";
     const SHAPE: Shape = Shape { dtype: Dtype::Float64, elements: PIECE_ELEMENTS + 3, workers: 2 };
 
+    /// For this user alone.
+    pub(crate) fn folder() -> tempfile::TempDir {
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        tempfile::Builder::new().permissions(private).tempdir().expect("a folder")
+    }
+
     fn saved(folder: &Path) -> (Snapshots, PathBuf) {
         let snapshots = Snapshots::open(folder).expect("a folder");
         let store = Store::new(1 << 30);
-        store.open(KEY, SHAPE).expect("room");
+        store.open([127, 0, 0, 1].into(), KEY, SHAPE).expect("room");
         let model = store.model(&KEY).expect("there");
         let delta: Vec<u8> = [1.5_f64, f64::NAN, -0.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         model.exchange(1, 3, 1, &delta).expect("added");
@@ -289,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_model_is_the_same_after_it_was_saved_and_read() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let (snapshots, path) = saved(folder.path());
         let [model] = &snapshots.load().expect("as it was written")[..] else { panic!("one was saved") };
         assert_eq!((model.key, model.shape, model.left()), (KEY, SHAPE, vec![true, false]));
@@ -305,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_cut_or_changed_anywhere_is_named_and_not_believed() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let (snapshots, path) = saved(folder.path());
         let bytes = fs::read(&path).expect("written");
         let body = bytes.len() - 3 * 8 - 4;
@@ -337,10 +366,10 @@ mod tests {
 
     #[test]
     fn a_copy_in_the_folder_takes_no_models_place() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let (snapshots, path) = saved(folder.path());
         let store = Store::new(1 << 30);
-        store.open(KEY, SHAPE).expect("room");
+        store.open([127, 0, 0, 1].into(), KEY, SHAPE).expect("room");
         let newer = store.model(&KEY).expect("there");
         newer.exchange(0, 1, 1, &[0; 24]).expect("added");
         for number in 0..8 {
@@ -356,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_folder_is_one_services() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let first = Snapshots::open(folder.path()).expect("free");
         let said = Snapshots::open(folder.path()).expect_err("taken").to_string();
         assert!(said.contains("another service uses") && said.contains("a folder of its own"), "{said}");
@@ -366,7 +395,7 @@ mod tests {
 
     #[test]
     fn what_was_not_finished_goes() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let (snapshots, path) = saved(folder.path());
         let unfinished = path.with_extension(UNFINISHED);
         fs::write(&unfinished, "cut").expect("written");
@@ -378,7 +407,7 @@ mod tests {
         // A folder of its name is in the way of the last step of a save.
         fs::create_dir(&path).expect("made");
         let store = Store::new(1 << 30);
-        store.open(KEY, SHAPE).expect("room");
+        store.open([127, 0, 0, 1].into(), KEY, SHAPE).expect("room");
         let model = store.model(&KEY).expect("there");
         snapshots.save(&model).expect_err("it is a folder");
         assert!(!unfinished.exists(), "after a save that failed");
@@ -386,7 +415,7 @@ mod tests {
 
     #[test]
     fn the_time_of_the_last_word_survives_a_start() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let (snapshots, path) = saved(folder.path());
         // Only the header is another: as if nobody had asked for a week.
         let mut bytes = fs::read(&path).expect("written");
@@ -401,5 +430,18 @@ mod tests {
         let now = std::time::Instant::now();
         assert!(store.forget_abandoned(now).is_empty(), "its workers have an hour to come back");
         assert_eq!(store.forget_abandoned(now + Duration::from_secs(60 * 60)), [KEY]);
+    }
+
+    #[test]
+    fn nobody_else_reads_what_is_kept() {
+        let folder = folder();
+        let (_snapshots, path) = saved(&folder.path().join("made"));
+        let mode = |path: &Path| fs::metadata(path).expect("there").mode() & 0o777;
+        let made = folder.path().join("made");
+        assert_eq!([mode(&made), mode(&path), mode(&made.join(LOCK))], [0o700, 0o600, 0o600]);
+        let open = folder.path().join("open");
+        DirBuilder::new().mode(0o750).create(&open).expect("made");
+        let refused = Snapshots::open(&open).map(drop).expect_err("its group can list it");
+        assert!(refused.to_string().contains("chmod 700"), "{refused}");
     }
 }

@@ -2,17 +2,22 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use fanin_guests::{Part, Room};
 
 use crate::proto::Dtype;
 use crate::{Key, PIECE_ELEMENTS, WORKERS_MAX};
 
 /// A model that nobody has asked for so long is forgotten: its workers are gone.
 pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
-/// So long there is at least to ask for one after a start of the service, or to finish what a model is made of.
+/// So long there is at least to ask for one after a start of the service.
 const RETURN: Duration = Duration::from_secs(60 * 60);
+/// A model that nobody has sent a piece of for so long, before it had all of its first parameters, is forgotten.
+const UNFINISHED: Duration = Duration::from_secs(5 * 60);
 /// What a model takes beside its pieces, and a piece beside its values and counters, with what an allocator adds: half of it is used.
 const MODEL_BYTES: usize = 1024;
 const PIECE_BYTES: usize = 160;
@@ -20,16 +25,10 @@ const PIECE_BYTES: usize = 160;
 /// All models of a service.
 #[derive(Debug)]
 pub(crate) struct Store {
-    models: Mutex<Models>,
-    /// What all models together may take.
+    models: Mutex<HashMap<Key, Arc<Model>>>,
+    /// What all models together may take, with those that are being made, and those that are forgotten and still held.
+    room: Room,
     bytes_max: usize,
-}
-
-#[derive(Debug, Default)]
-struct Models {
-    by_key: HashMap<Key, Arc<Model>>,
-    /// What they take, with those that are being made.
-    bytes: usize,
 }
 
 /// What a model is, as all its workers know it.
@@ -51,6 +50,8 @@ pub(crate) struct Model {
     /// Whether it has its first parameters: deltas alone are worth nothing.
     begun: AtomicBool,
     changed: AtomicBool,
+    /// What it takes of the service's memory.
+    _part: Option<Part>,
 }
 
 /// A part of the parameters, and which deltas of each worker are in it.
@@ -95,57 +96,53 @@ pub(crate) enum Unserved {
 }
 
 impl Store {
+    /// Who asks from one address may have three quarters: one training may be as large, and others have room.
     pub fn new(bytes_max: usize) -> Self {
-        Self { models: Mutex::default(), bytes_max }
+        Self { models: Mutex::default(), room: Room::new(bytes_max, bytes_max / 4 * 3), bytes_max }
     }
 
-    /// Makes a model of zeros, unless it is there.
-    pub fn open(&self, key: Key, shape: Shape) -> Result<(), Unserved> {
+    /// Makes a model of zeros, unless it is there; whether it was not.
+    pub fn open(&self, address: IpAddr, key: Key, shape: Shape) -> Result<bool, Unserved> {
         if shape.elements == 0 || !(1..=WORKERS_MAX).contains(&shape.workers) {
             let (elements, workers) = (shape.elements, shape.workers);
             let why =
                 format!("{elements} elements and {workers} workers, of which there are 1 to {WORKERS_MAX}");
             return Err(Unserved::Malformed(why));
         }
+        if let Some(there) = lock(&self.models).get(&key) {
+            return there.is_of(shape).map(|()| false);
+        }
         // What an honest model has fits in an address space.
         let asked = shape.bytes();
-        {
-            let mut models = lock(&self.models);
-            if let Some(there) = models.by_key.get(&key) {
-                return there.is_of(shape);
-            }
-            let left = self.bytes_max.saturating_sub(models.bytes);
-            if asked > left as u128 {
-                return Err(Unserved::NoRoom { asked, left, max: self.bytes_max });
-            }
-            models.bytes += asked as usize;
-        }
+        let part = usize::try_from(asked).ok().and_then(|asked| self.room.take(address, asked));
+        let part = part.ok_or_else(|| {
+            let (left, max) = (self.room.left_for(address), self.bytes_max);
+            Unserved::NoRoom { asked, left, max }
+        })?;
         // Not under the lock, for which all workers of all trainings would wait.
         let pieces = shape.pieces().map(|elements| Piece::zeros(shape, elements)).collect();
         let left = vec![false; shape.workers as usize];
         let made = Model::new(key, shape, left, pieces, Duration::ZERO);
         let mut models = lock(&self.models);
-        if let Some(there) = models.by_key.get(&key).cloned() {
+        if let Some(there) = models.get(&key) {
             // By the same call, which was sent again.
-            models.bytes -= asked as usize;
-            return there.is_of(shape);
+            return there.is_of(shape).map(|()| false);
         }
-        models.by_key.insert(key, Arc::new(made));
-        Ok(())
+        models.insert(key, Arc::new(Model { _part: Some(part), ..made }));
+        Ok(true)
     }
 
     /// Takes a model from a snapshot, whatever room there is: it was there before.
     pub fn restore(&self, model: Model) {
         model.begin();
         let _ = model.has_changed();
-        let mut models = lock(&self.models);
-        models.bytes += model.shape.bytes() as usize;
-        models.by_key.insert(model.key, Arc::new(model));
+        let _part = Some(self.room.take_anyway(model.shape.bytes() as usize));
+        lock(&self.models).insert(model.key, Arc::new(Model { _part, ..model }));
     }
 
     pub fn model(&self, key: &[u8]) -> Result<Arc<Model>, Unserved> {
         let key: Key = key.try_into().map_err(|_| Unserved::Malformed("a key has 16 bytes".into()))?;
-        lock(&self.models).by_key.get(&key).cloned().ok_or(Unserved::Unknown)
+        lock(&self.models).get(&key).cloned().ok_or(Unserved::Unknown)
     }
 
     /// A worker is done; whether that was the last one, with whom the model is forgotten.
@@ -164,26 +161,16 @@ impl Store {
 
     /// Forgets a model, if it is there.
     pub fn forget(&self, key: &Key) {
-        let mut models = lock(&self.models);
-        if let Some(model) = models.by_key.remove(key) {
-            models.bytes -= model.shape.bytes() as usize;
-        }
+        lock(&self.models).remove(key);
     }
 
     /// Forgets the models that nobody has asked for since a while, and says which.
     pub fn forget_abandoned(&self, now: Instant) -> Vec<Key> {
-        let mut models = lock(&self.models);
-        let Models { by_key, bytes } = &mut *models;
-        let abandoned = by_key.extract_if(|_, model| model.is_abandoned(now));
-        let forgotten = |(key, model): (Key, Arc<Model>)| {
-            *bytes -= model.shape.bytes() as usize;
-            key
-        };
-        abandoned.map(forgotten).collect()
+        lock(&self.models).extract_if(|_, model| model.is_abandoned(now)).map(|(key, _)| key).collect()
     }
 
     pub fn models(&self) -> Vec<Arc<Model>> {
-        lock(&self.models).by_key.values().cloned().collect()
+        lock(&self.models).values().cloned().collect()
     }
 }
 
@@ -199,6 +186,7 @@ impl Model {
             used: Mutex::new(now.checked_sub(idle.min(ABANDONED - RETURN)).unwrap_or(now)),
             begun: AtomicBool::new(false),
             changed: AtomicBool::new(false),
+            _part: None,
         }
     }
 
@@ -239,7 +227,7 @@ impl Model {
     }
 
     fn is_abandoned(&self, now: Instant) -> bool {
-        let limit = if self.begun.load(Ordering::Acquire) { ABANDONED } else { RETURN };
+        let limit = if self.begun.load(Ordering::Acquire) { ABANDONED } else { UNFINISHED };
         now.saturating_duration_since(*lock(&self.used)) >= limit
     }
 
@@ -370,6 +358,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
+    const ONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     const KEY: Key = [7; 16];
     const SHAPE: Shape = Shape { dtype: Dtype::Float32, elements: 1, workers: 2 };
 
@@ -380,7 +369,7 @@ mod tests {
     #[test]
     fn a_step_that_is_sent_again_is_added_once() {
         let store = Store::new(1 << 20);
-        store.open(KEY, SHAPE).expect("room");
+        store.open(ONE, KEY, SHAPE).expect("room");
         let model = store.model(&KEY).expect("there");
         let send = |worker, step, delta: f32| {
             let (latest, count) = model.exchange(worker, step, 0, &delta.to_le_bytes()).expect("added");
@@ -407,30 +396,45 @@ mod tests {
 
     #[test]
     fn what_models_take_is_counted_and_given_back() {
-        let store = Store::new(10 * SHAPE.bytes() as usize);
+        let store = Store::new(14 * SHAPE.bytes() as usize);
         let key = |number: u8| [number; 16];
         for number in 0..10 {
-            store.open(key(number), SHAPE).expect("room");
-            store.open(key(number), SHAPE).expect("it is there");
+            store.open(ONE, key(number), SHAPE).expect("room");
+            store.open(ONE, key(number), SHAPE).expect("it is there");
         }
-        let full = store.open(key(10), SHAPE);
-        assert!(matches!(full, Err(Unserved::NoRoom { left: 0, .. })), "{full:?}");
+        let full = store.open(ONE, key(10), SHAPE);
+        assert!(matches!(full, Err(Unserved::NoRoom { left: ..1000, .. })), "{full:?}");
+        assert_eq!(store.open([10, 0, 0, 2].into(), key(11), SHAPE), Ok(true), "another address has room");
+        store.forget(&key(11));
         // Of one element it is not the element that counts.
         assert!(SHAPE.bytes() > 1000);
         store.leave(&key(0), 0).expect("there");
         store.leave(&key(0), 1).expect("there");
-        store.open(key(10), SHAPE).expect("the first one's room");
+        store.open(ONE, key(10), SHAPE).expect("the first one's room");
         assert_eq!(store.forget_abandoned(Instant::now() + ABANDONED).len(), 10);
-        assert_eq!(lock(&store.models).bytes, 0);
+        assert_eq!(store.room.left_for(ONE), 14 * SHAPE.bytes() as usize / 4 * 3);
     }
 
     #[test]
     fn a_model_that_is_not_finished_is_forgotten_sooner() {
         let store = Store::new(1 << 20);
-        store.open(KEY, SHAPE).expect("room");
-        store.open([8; 16], SHAPE).expect("room");
+        store.open(ONE, KEY, SHAPE).expect("room");
+        store.open(ONE, [8; 16], SHAPE).expect("room");
         store.model(&KEY).expect("there").begin();
-        assert_eq!(store.forget_abandoned(Instant::now() + RETURN), [[8; 16]]);
+        assert_eq!(store.forget_abandoned(Instant::now() + UNFINISHED), [[8; 16]]);
         assert_eq!(store.forget_abandoned(Instant::now() + ABANDONED), [KEY]);
+    }
+
+    #[test]
+    fn what_somebody_holds_is_not_free() {
+        let store = Store::new(2 * SHAPE.bytes() as usize);
+        assert_eq!(store.open(ONE, KEY, SHAPE), Ok(true));
+        assert_eq!(store.open(ONE, KEY, SHAPE), Ok(false), "it is there");
+        let held = store.model(&KEY).expect("there");
+        store.forget(&KEY);
+        let full = store.open(ONE, [8; 16], SHAPE);
+        assert!(matches!(full, Err(Unserved::NoRoom { .. })), "{full:?}");
+        drop(held);
+        assert_eq!(store.open(ONE, [8; 16], SHAPE), Ok(true));
     }
 }

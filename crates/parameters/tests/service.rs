@@ -16,6 +16,12 @@ use proxy::Proxy;
 /// More than four pieces at each of two services.
 const ELEMENTS: usize = 8 * (1 << 16) + 11;
 
+/// For this user alone.
+fn folder() -> tempfile::TempDir {
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    tempfile::Builder::new().permissions(private).tempdir().expect("a folder")
+}
+
 fn serve(listen: SocketAddr, folder: Option<&Path>) -> Server {
     let config = ServerConfig { listen, snapshots: folder.map(Path::to_path_buf) };
     Server::start(&config).expect("it starts")
@@ -124,7 +130,7 @@ fn workers_that_add_at_once_lose_nothing() {
 
 #[test]
 fn a_service_that_is_started_again_has_what_it_had_and_workers_wait_for_it() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let server = serve(anywhere(), Some(folder.path()));
     let address = server.address();
     let mut worker = worker(&[&server], 1, 5);
@@ -140,7 +146,7 @@ fn a_service_that_is_started_again_has_what_it_had_and_workers_wait_for_it() {
 
 #[test]
 fn deltas_that_an_older_snapshot_does_not_have_are_told() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let server = serve(anywhere(), Some(folder.path()));
     let address = server.address();
     let mut worker = worker(&[&server], 0, 2);
@@ -162,7 +168,7 @@ fn deltas_that_an_older_snapshot_does_not_have_are_told() {
 
 #[test]
 fn what_is_lost_is_told_even_when_the_answer_that_says_so_is_lost() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let server = serve(anywhere(), Some(folder.path()));
     let address = server.address();
     let proxy = Proxy::to(address);
@@ -218,7 +224,7 @@ fn an_exchange_goes_on_where_its_connection_broke_as_long_as_something_is_answer
 
 #[test]
 fn services_in_another_order_or_with_anothers_folder_are_refused() {
-    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let folders = [(); 2].map(|()| folder());
     let servers = [0, 1].map(|number: usize| serve(anywhere(), Some(folders[number].path())));
     let addresses = [0, 1].map(|number: usize| servers[number].address());
     let mut first = worker(&[&servers[0], &servers[1]], 0, 4);
@@ -233,7 +239,7 @@ fn services_in_another_order_or_with_anothers_folder_are_refused() {
 
 #[test]
 fn two_services_in_one_folder_are_one_too_many() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let _server = serve(anywhere(), Some(folder.path()));
     let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()) };
     let said = Server::start(&config).expect_err("it is taken").to_string();
@@ -242,7 +248,7 @@ fn two_services_in_one_folder_are_one_too_many() {
 
 #[test]
 fn a_model_that_cannot_be_made_everywhere_is_taken_back() {
-    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let folders = [(); 2].map(|()| folder());
     let inside = folders.each_ref().map(|folder| folder.path().join("inside"));
     let servers = [0, 1].map(|number: usize| serve(anywhere(), Some(&inside[number])));
     fs::remove_dir_all(&inside[1]).expect("gone");
@@ -261,8 +267,30 @@ fn a_model_that_cannot_be_made_everywhere_is_taken_back() {
 }
 
 #[test]
+fn who_cannot_make_a_model_takes_back_what_it_made_and_nothing_else() {
+    let [first, second, other] = [(); 3].map(|()| serve(anywhere(), None));
+    // The second one has a longer part of another training with the same key.
+    worker(&[&other, &second], 0, 4).create(&bytes(&[0.0; 4])).expect("room");
+    let late = Proxy::to(first.address());
+    late.answer_after_ms(200);
+    let create = || {
+        let services = [late.address, second.address()];
+        let mut refused = Parameters::new(config_at(&services, 0, 2)).expect("addresses");
+        let error = refused.create(&bytes(&[1.0, 2.0])).expect_err("another training");
+        assert!(error.to_string().contains("another training"), "{error}");
+    };
+    create();
+    let error = worker(&[&first], 1, 1).exchange(None).expect_err("taken back, though it was made later");
+    assert!(error.to_string().contains("no parameters of this training"), "{error}");
+    let mut running = worker(&[&first], 0, 1);
+    running.create(&bytes(&[5.0])).expect("room");
+    create();
+    assert_eq!(running.exchange(None).expect("it was there before").latest, bytes(&[5.0]));
+}
+
+#[test]
 fn who_stops_and_cannot_save_says_so() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let inside = folder.path().join("inside");
     let server = serve(anywhere(), Some(&inside));
     let mut worker = worker(&[&server], 0, 2);
@@ -344,7 +372,7 @@ fn what_is_no_part_of_a_training_is_refused_with_its_reason() {
 
 #[test]
 fn a_model_without_its_first_parameters_is_not_kept() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let server = serve(anywhere(), Some(folder.path()));
     let mut wrong = worker(&[&server], 0, 2);
     // It makes the model, and fails to send what is in it.
@@ -355,7 +383,7 @@ fn a_model_without_its_first_parameters_is_not_kept() {
 
 #[test]
 fn who_cannot_keep_the_first_parameters_says_so() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let inside = folder.path().join("inside");
     let server = serve(anywhere(), Some(&inside));
     fs::remove_dir_all(&inside).expect("gone");
@@ -365,7 +393,7 @@ fn who_cannot_keep_the_first_parameters_says_so() {
 
 #[test]
 fn a_damaged_snapshot_ends_the_start_and_a_file_of_others_does_not() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder();
     let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()) };
     fs::write(folder.path().join("notes.txt"), "mine").expect("written");
     fs::write(folder.path().join("x.unfinished"), "cut").expect("written");
@@ -406,7 +434,7 @@ proptest! {
     /// is missing whole, and told.
     #[test]
     fn each_delta_is_added_once(turns in prop::collection::vec((0_usize..3, any::<i16>(), event()), 1..16)) {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder();
         let mut server = serve(anywhere(), Some(folder.path()));
         let address = server.address();
         let proxy = Proxy::to(address);

@@ -7,7 +7,7 @@ use std::process::Command;
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// Room, and the rooms that it may import.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     ("wire", &[]),
     ("quant", &[]),
     ("plan", &[]),
@@ -15,9 +15,10 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("sim", &["protocol", "wire", "quant"]),
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
+    ("guests", &[]),
     ("tls", &[]),
-    ("controller", &["plan", "protocol", "wire", "udp", "local", "tls"]),
-    ("parameters", &[]),
+    ("controller", &["plan", "protocol", "wire", "udp", "local", "guests", "tls"]),
+    ("parameters", &["guests"]),
     ("cli", &["parameters", "plan", "protocol", "wire", "udp", "controller", "sim"]),
     ("python", &["parameters", "plan", "protocol", "wire", "quant", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+pub(crate) use fanin_guests::explain;
 use fanin_protocol::control::Protocol;
 use fanin_tls::{Trust, Untrusted};
 use fanin_wire::VERSION;
@@ -188,8 +189,13 @@ impl Connection {
                     }
                 }
             };
+            let mut closes = false;
             let cause: io::Error = match attempt {
                 Ok(Err(Ungreeted::Refused)) => io::ErrorKind::ConnectionRefused.into(),
+                Ok(Err(Ungreeted::Closed(cause))) => {
+                    closes = true;
+                    io::Error::other(cause)
+                }
                 Ok(Err(Ungreeted::Wrong(error))) => return Err(error),
                 Ok(Ok(greeted)) => return Ok(greeted),
                 Err(cause) => cause,
@@ -200,6 +206,10 @@ impl Connection {
                 say(&waiting.says(&format!("the switch {switch}: {cause}; {CURE}")));
             }
             if began.elapsed() + RETRY >= patience {
+                if closes {
+                    let cause = format!("{cause}, also when it was asked again; or it has no place for more");
+                    return Err(SessionError::NotASwitch { switch, cause });
+                }
                 return Err(SessionError::SwitchUnreachable { switch, port, waited: patience, cause });
             }
             tokio::time::sleep(RETRY).await;
@@ -229,10 +239,11 @@ impl Connection {
             Ok(Err(status)) if was_refused(&status) => return Err(Ungreeted::Refused),
             Ok(Err(status)) => {
                 return Err(match cause_of::<Untrusted>(&status) {
-                    None | Some(Untrusted::Io(_) | Untrusted::NotTls) => not_a_switch(explain(&status)),
-                    Some(untrusted) => {
+                    Some(untrusted) if !matches!(untrusted, Untrusted::Io(_) | Untrusted::NotTls) => {
                         Ungreeted::Wrong(SessionError::Untrusted { switch, cause: untrusted.to_string() })
                     }
+                    _ if was_closed(&status) => Ungreeted::Closed(explain(&status)),
+                    _ => not_a_switch(explain(&status)),
                 });
             }
             Err(_) => return Err(not_a_switch("it did not answer a status request".into())),
@@ -253,6 +264,8 @@ impl Connection {
 enum Ungreeted {
     /// It ended just then.
     Refused,
+    /// It took the connection and said nothing, or that it has no place: as a switch does that others keep busy.
+    Closed(String),
     /// It is none, or none of ours.
     Wrong(SessionError),
 }
@@ -321,6 +334,21 @@ fn cause_of<E: std::error::Error + 'static>(status: &Status) -> Option<&E> {
     None
 }
 
+/// Whether a connection ended before an answer, or the answer is that there are too many.
+fn was_closed(status: &Status) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
+    let mut closed = status.code() == Code::ResourceExhausted;
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        let ended = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof];
+        closed |= kind.is_some_and(|kind| ended.contains(&kind));
+        let of_http = error.downcast_ref::<hyper::Error>();
+        closed |= of_http.is_some_and(|error| error.is_closed() || error.is_canceled());
+        cause = error.source();
+    }
+    closed
+}
+
 /// Whether a switch itself said that it could not ask on, as one of ATP does without its upstream.
 pub(crate) fn is_of_chain(status: &Status) -> bool {
     let said = matches!(status.code(), Code::Unavailable | Code::FailedPrecondition);
@@ -335,21 +363,6 @@ pub(super) fn no_status(switch: &str, status: &Status) -> SessionError {
     } else {
         SessionError::NotASwitch { switch, cause }
     }
-}
-
-/// What a failed call means, in few words.
-pub(crate) fn explain(status: &Status) -> String {
-    if status.code() == Code::Unimplemented {
-        return "it does not know the call".into();
-    }
-    // The transport's own message is "transport error"; what happened stands at the end of the chain.
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
-    let mut text = status.message().to_owned();
-    while let Some(error) = cause {
-        text = error.to_string();
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

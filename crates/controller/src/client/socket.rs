@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fanin_guests::expect_answers;
 use fanin_tls::{ClientStream, Trust, Untrusted};
 use fanin_udp::NotInherited;
 use hyper_util::rt::TokioIo;
@@ -15,7 +16,6 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::connection::GREETING;
 use crate::guarded::Guarded;
-use crate::keepalive::expect_answers;
 use crate::proto::REPLY_BYTES_MAX;
 use crate::proto::control_client::ControlClient;
 

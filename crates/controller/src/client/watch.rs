@@ -435,6 +435,11 @@ fn passing(error: SessionError) -> Result<String, SessionError> {
         SessionError::JoinRefused { reason: reason @ Refusal::DuplicateRank { .. }, .. } => {
             Ok(reason.to_string())
         }
+        // Others were there before, who may go: for this job there was a place.
+        SessionError::JoinRefused {
+            reason: reason @ (Refusal::TooManyJobs { .. } | Refusal::PoolExhausted { .. }),
+            ..
+        } => Ok(reason.to_string()),
         // The server is away again, or still, behind a switch that is not.
         SessionError::Chain { error: error @ ChainError::UpstreamUnreachable { .. }, .. } => {
             Ok(error.to_string())

@@ -1,21 +1,32 @@
-//! How often somebody may call: who calls more often waits, so that others are answered.
+//! How often somebody may call, and how much at once: who calls more often waits, so that others are answered.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use fanin_guests::{Arrival, Room, answered, host_of};
 use tonic::Status;
-use tonic::transport::server::TcpConnectInfo;
+
+use super::secured::Caller;
+use super::http::{ATTEND, CALLS_MAX, JOIN, JOIN_BYTES_MAX, REQUEST_BYTES_MAX};
 
 /// Calls that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs as run, for a quarter.
 const CALLS_A_SECOND: u32 = 4096;
 /// And at once, when it has made none for a while: two for each of these ranks as their jobs begin.
 const CALLS_AT_ONCE: u32 = 8192;
+/// A question about all jobs counts as so many.
+pub(super) const STATUS_COUNTS: u32 = 8;
+/// Calls of one address that are open at once, and of all.
+const OPEN_OF_ONE_MAX: usize = CALLS_MAX as usize;
+const OPEN_MAX: usize = 4 * OPEN_OF_ONE_MAX;
+/// Bytes of requests that are on their way from one address, and from all, without the first 4 KiB of each.
+const ARRIVING_OF_ONE_MAX: usize = 64 << 20;
+const ARRIVING_MAX: usize = 2 * ARRIVING_OF_ONE_MAX;
 /// Longer no call waits: so many are under way that one more is refused, and does not count.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -39,28 +50,52 @@ impl Calls {
     }
 }
 
-/// The calls of all who are connected.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Callers(Arc<Mutex<HashMap<IpAddr, Weak<Mutex<Calls>>>>>);
-
-/// Who calls, as each of its requests carries it.
+/// The calls of all.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
-    pub connection: TcpConnectInfo,
-    /// Whether nobody listens.
-    pub is_secured: bool,
-    /// Of all its connections.
-    calls: Arc<Mutex<Calls>>,
+pub(super) struct Callers {
+    made: Arc<Mutex<HashMap<IpAddr, Calls>>>,
+    open: Room,
+    arriving: Room,
+}
+
+impl Default for Callers {
+    fn default() -> Self {
+        let arriving = Room::new(ARRIVING_MAX, ARRIVING_OF_ONE_MAX);
+        Self { made: Arc::default(), open: Room::new(OPEN_MAX, OPEN_OF_ONE_MAX), arriving }
+    }
 }
 
 impl Callers {
-    pub fn caller(&self, connection: TcpConnectInfo) -> Caller {
-        let address = connection.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip().to_canonical());
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, calls| calls.strong_count() > 0);
-        let calls = all.get(&address).and_then(Weak::upgrade).unwrap_or_default();
-        all.insert(address, Arc::downgrade(&calls));
-        Caller { connection, is_secured: false, calls }
+    /// One more of somebody, as [`Calls::one_more`] has it.
+    fn one_more(&self, address: IpAddr, now: Instant, counts: u32) -> Option<Duration> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = host_of(address);
+        if !made.contains_key(&host) {
+            // Who made none for long is as one who never did.
+            made.retain(|_, calls| calls.due.is_some_and(|due| due > now));
+        }
+        made.entry(host).or_default().one_more(now, counts)
+    }
+}
+
+/// For what costs more than a call: whose it is.
+#[derive(Clone, Debug)]
+pub(super) struct Toll {
+    callers: Callers,
+    address: IpAddr,
+}
+
+impl Toll {
+    /// Waits as for so many calls.
+    ///
+    /// # Errors
+    /// When that would be for too long.
+    pub async fn pay(&self, counts: u32) -> Result<(), Status> {
+        let wait = self.callers.one_more(self.address, Instant::now(), counts).ok_or_else(too_many)?;
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        Ok(())
     }
 }
 
@@ -69,21 +104,40 @@ pub(super) fn too_many() -> Status {
     Status::resource_exhausted("too many calls from this address; call less often")
 }
 
-/// Lets a call through when it is its turn.
-pub(super) async fn in_turn(mut request: Request, next: Next) -> Response {
-    if let Some(Caller { connection, calls, .. }) = request.extensions().get().cloned() {
-        // By this the services know from where they are called.
-        request.extensions_mut().insert(connection);
-        let wait = calls.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now(), 1);
-        match wait {
-            Some(Duration::ZERO) => {}
-            Some(wait) => tokio::time::sleep(wait).await,
-            None if request.method() == Method::POST => return too_many().into_http(),
-            // Who asks for metrics or health knows nothing of gRPC's statuses.
-            None => return (StatusCode::TOO_MANY_REQUESTS, too_many().message().to_owned()).into_response(),
-        }
+/// Lets a call through when it is its turn, and its request is here.
+pub(super) async fn in_turn(State(callers): State<Callers>, mut request: Request, next: Next) -> Response {
+    let Some(Caller { guest, .. }) = request.extensions().get().cloned() else {
+        return next.run(request).await;
+    };
+    let address = guest.connection.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+    // By this the services know from where they are called.
+    request.extensions_mut().insert(guest.connection.clone());
+    request.extensions_mut().insert(Toll { callers: callers.clone(), address });
+    let refused = |is_call: bool| match is_call {
+        true => too_many().into_http(),
+        // Who asks for metrics or health knows nothing of gRPC's statuses.
+        false => (StatusCode::TOO_MANY_REQUESTS, too_many().message().to_owned()).into_response(),
+    };
+    let (is_call, path) = (request.method() == Method::POST, request.uri().path());
+    let arrival = Arrival {
+        is_stream: path == ATTEND,
+        bytes_max: if path == JOIN { JOIN_BYTES_MAX } else { REQUEST_BYTES_MAX },
+    };
+    let Some(wait) = callers.one_more(address, Instant::now(), 1) else { return refused(is_call) };
+    let Some(place) = callers.open.take(address, 1) else { return refused(is_call) };
+    let open = (guest.call(), place);
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
     }
-    next.run(request).await
+    if is_call {
+        request = match arrival.of(request, callers.arriving.take(address, 0)).await {
+            Ok(request) => request,
+            Err(status) => return status.into_http(),
+        };
+    }
+    let answer = next.run(request).await;
+    // An answer to what is no call is short, and has its length.
+    if is_call { answered(answer, open) } else { answer }
 }
 
 #[cfg(test)]
@@ -113,14 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn all_connections_of_an_address_count_together_and_are_forgotten_with_the_last() {
-        let callers = Callers::default();
-        let from =
-            |last: u8| TcpConnectInfo { local_addr: None, remote_addr: Some(([10, 0, 0, last], 1).into()) };
-        let (one, again, other) = (callers.caller(from(1)), callers.caller(from(1)), callers.caller(from(2)));
-        assert!(Arc::ptr_eq(&one.calls, &again.calls) && !Arc::ptr_eq(&one.calls, &other.calls));
-        drop((one, again));
-        let _third = callers.caller(from(3));
-        assert_eq!(callers.0.lock().unwrap().len(), 2);
+    fn an_address_is_forgotten_when_its_calls_are_over() {
+        let (callers, start) = (Callers::default(), Instant::now());
+        let from = |last: u8| IpAddr::from([10, 0, 0, last]);
+        let call = |last, now| callers.one_more(from(last), now, CALLS_AT_ONCE).map(|wait| wait.is_zero());
+        assert_eq!((call(1, start), call(2, start)), (Some(true), Some(true)), "each has its own");
+        assert_eq!(call(1, start), None, "all connections of an address count together");
+        assert_eq!(call(3, start + Duration::from_secs(60)), Some(true));
+        assert_eq!(callers.made.lock().unwrap().len(), 1);
     }
 }

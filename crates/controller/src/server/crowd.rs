@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fanin_guests::host_of;
+
 /// By address the names that are here, each once for all who came under it.
 type Here = HashMap<IpAddr, BTreeMap<String, u32>>;
 
@@ -30,7 +32,7 @@ impl Crowd {
 
     /// `None` when there is no place, or none for somebody from this address.
     pub fn enter(&self, address: IpAddr, name: String) -> Option<Place> {
-        let address = address.to_canonical();
+        let address = host_of(address);
         let mut here = lock(&self.here);
         let all: usize = here.values().map(BTreeMap::len).sum();
         let of_one = here.get(&address);

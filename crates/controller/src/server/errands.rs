@@ -4,7 +4,7 @@
 //! the order in which they were decided: so a decision can be taken under a lock, and nobody waits for the data path with it.
 
 use std::io;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread::{self, JoinHandle};
 
 use fanin_udp::ThreadEnded;
@@ -13,8 +13,20 @@ type Errand<D> = Box<dyn FnOnce(&D) + Send>;
 
 /// The errands to one data path. Dropping it waits until they are done.
 pub(super) struct Errands<D: ?Sized> {
-    queue: Option<mpsc::Sender<Errand<D>>>,
+    queue: Option<Arc<mpsc::Sender<Errand<D>>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Sends errands as long as there is who does them.
+pub(super) struct Sender<D: ?Sized>(Weak<mpsc::Sender<Errand<D>>>);
+
+impl<D: ?Sized> Sender<D> {
+    /// Has something done, if it is not too late.
+    pub fn send(&self, errand: impl FnOnce(&D) + Send + 'static) {
+        if let Some(queue) = self.0.upgrade() {
+            let _ = queue.send(Box::new(errand));
+        }
+    }
 }
 
 impl<D: Send + Sync + ?Sized + 'static> Errands<D> {
@@ -26,15 +38,18 @@ impl<D: Send + Sync + ?Sized + 'static> Errands<D> {
                 errand(&data_path);
             }
         })?;
-        Ok(Self { queue: Some(queue), thread: Some(thread) })
+        Ok(Self { queue: Some(Arc::new(queue)), thread: Some(thread) })
+    }
+
+    /// For a thread of which nobody waits for the end.
+    pub fn sender(&self) -> Sender<D> {
+        Sender(self.queue.as_ref().map_or_else(Weak::new, Arc::downgrade))
     }
 
     /// Has something done, after all that was sent before.
     pub fn send(&self, errand: impl FnOnce(&D) + Send + 'static) {
-        if let Some(queue) = &self.queue {
-            // Fails when the thread has panicked, which `health` says.
-            let _ = queue.send(Box::new(errand));
-        }
+        // Fails when the thread has panicked, which `health` says.
+        self.sender().send(errand);
     }
 
     /// # Errors

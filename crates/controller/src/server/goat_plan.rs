@@ -3,10 +3,11 @@
 //! It is made once a generation, when all ranks are here, for the tree that their ways form. Fragments go up and down that tree: where a plan sends one to a switch that
 //! is not on its worker's way, the switch where both ways meet sends it down. So every machine speaks with its neighbours alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fanin_plan::{
     GradientSchedule, Job, Link, Node, NodeId, NodeKind, Residence, SubModel as Part, Topology, Workload,
@@ -24,6 +25,9 @@ use crate::proto;
 const EQUAL_PARTS: u32 = 32;
 /// What links are planned to carry, whatever a rank says: numbers further apart are more than a solver can work with.
 const RATES_BPS: (u64, u64) = (1_000_000, 10_000_000_000_000);
+/// Largest tree that is planned for: its switches times the places where it has ranks, as many variables as the linear programs have. Larger ones than any cluster has would
+/// be solved for minutes; their ranks' gradients are summed at the server.
+const TREE_MAX: usize = 1 << 13;
 /// Its draws decide between plans that are as good.
 const SEED: u64 = 0;
 
@@ -80,13 +84,43 @@ impl Aggregators {
 }
 
 impl GoatPlan {
-    /// Plans for a job that all ranks have joined, with the aggregators that no other job has.
+    /// Plans for a job that all ranks have joined, with the aggregators that no other job has. Other jobs have theirs meanwhile.
     ///
     /// # Errors
     /// When there can be no plan: the job has more parts or ranks than are planned for.
-    pub fn new(admission: &Admission, tree: &SwitchTree, aggregators: &mut Aggregators) -> io::Result<Self> {
-        let invalid =
-            |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidInput, error.to_string());
+    pub fn new(
+        admission: &Admission,
+        tree: &SwitchTree,
+        aggregators: &Mutex<Aggregators>,
+    ) -> io::Result<Self> {
+        let mut plan = Self::at_the_server(admission, tree)?;
+        let ends: BTreeSet<_> = tree.ranks.iter().map(|rank| (rank.switch, rank.rate_bps)).collect();
+        if tree.switches.len() * ends.len() > TREE_MAX {
+            return Ok(plan);
+        }
+        // Equal parts fill each gap that jobs have left; of others some may find none that is long enough.
+        let longest = plan.fragments.iter().copied().max().unwrap_or(1);
+        let step = if admission.sub_models.is_empty() { longest } else { 1 };
+        let memories: Vec<u32> = {
+            let aggregators = lock(aggregators);
+            let room = |switch: usize| {
+                let hop = tree.switches[switch].hop;
+                let gaps = aggregators.free(hop.address, hop.aggregators).into_iter();
+                gaps.map(|gap| (gap.end - gap.start) / step * step).sum::<u32>()
+            };
+            (0..tree.switches.len()).map(room).collect()
+        };
+        let workload = workload(tree, &memories, &plan.fragments).map_err(|error| invalid(&*error))?;
+        plan.nodes = nodes(&slowest_link(&workload, Residence::Step, SEED).schedule, tree);
+        plan.give_room(&mut lock(aggregators));
+        Ok(plan)
+    }
+
+    /// Plans that no switch sums anything.
+    ///
+    /// # Errors
+    /// When the job has more parts or ranks than there may be.
+    pub fn at_the_server(admission: &Admission, tree: &SwitchTree) -> io::Result<Self> {
         let fragments = match &admission.sub_models[..] {
             [] => equal_parts(admission.in_flight),
             named => named.iter().map(|part| part.div_ceil(admission.elements.into()) as u32).collect(),
@@ -95,28 +129,15 @@ impl GoatPlan {
         let who = (admission.job, admission.key, admission.generation);
         let config = goat_job(who, admission.world_size, (admission.in_flight, admission.elements));
         config.check(&sub_models).map_err(|error| invalid(&error))?;
-        // Equal parts fill each gap that jobs have left; of others some may find none that is long enough.
-        let longest = fragments.iter().copied().max().unwrap_or(1);
-        let step = if admission.sub_models.is_empty() { longest } else { 1 };
-        let room = |switch: usize| {
-            let hop = tree.switches[switch].hop;
-            let gaps = aggregators.free(hop.address, hop.aggregators).into_iter();
-            gaps.map(|gap| (gap.end - gap.start) / step * step).sum::<u32>()
-        };
-        let memories: Vec<u32> = (0..tree.switches.len()).map(room).collect();
-        let workload = workload(tree, &memories, &fragments).map_err(|error| invalid(&*error))?;
-        let schedule = slowest_link(&workload, Residence::Step, SEED).schedule;
-        let mut plan = Self {
+        Ok(Self {
             config,
             resumed: admission.resumed,
             tree: tree.clone(),
             sub_models,
-            nodes: nodes(&schedule, tree),
+            nodes: vec![vec![AggregationNode::SERVER; fragments.len()]; tree.ranks.len()],
             sums: vec![BTreeMap::new(); tree.switches.len()],
             fragments,
-        };
-        plan.give_room(aggregators);
-        Ok(plan)
+        })
     }
 
     /// Gives each planned sum its aggregators. One that finds none in a row goes to the server.
@@ -238,6 +259,14 @@ impl GoatPlan {
         };
         self.sums.iter().enumerate().map(of).collect()
     }
+}
+
+fn invalid(error: &dyn std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error.to_string())
+}
+
+fn lock(aggregators: &Mutex<Aggregators>) -> MutexGuard<'_, Aggregators> {
+    aggregators.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A switch of the tree as packets name it.

@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{StatusCode, header};
-use axum::middleware::from_fn;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use fanin_tls::Acceptor;
+use fanin_guests::{connections_max, expect_answers, guests};
 use fanin_udp::ThreadEnded;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
 
-use super::calls::in_turn;
-use super::guests::guests;
+use super::calls::{Callers, in_turn};
+use super::door::door;
 use super::secured::{HEALTH, METRICS, in_the_clear, secured};
 use super::{ServerError, metrics};
-use crate::keepalive::expect_answers;
 use crate::proto::REPLY_BYTES_MAX;
 use crate::proto::control_server::{Control, ControlServer};
 
@@ -29,14 +29,27 @@ const HANG_UP: Duration = Duration::from_millis(500);
 /// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
 const PORT_ATTEMPTS: usize = 16;
 /// The largest request is one to join that resumes a job: 64 shards of 16384 slots, whose counts take up to five bytes each.
-const JOIN_BYTES_MAX: usize = 6 << 20;
+pub(super) const JOIN_BYTES_MAX: usize = 6 << 20;
 /// All other requests are short, and so is the rest of that one.
 pub(super) const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// The call that may be longer.
-const JOIN: &str = "/fanin.v1.Control/Join";
+pub(super) const JOIN: &str = "/fanin.v1.Control/Join";
+
+/// The call that stays open, and says no more than who attends.
+pub(super) const ATTEND: &str = "/fanin.v1.Control/Attend";
+const ATTEND_BYTES_MAX: usize = 1 << 10;
+
+/// Most connections at once: two for each rank that a switch can serve at any sensible size, one to ask how it fares.
+const CONNECTIONS_MAX: usize = 4096;
+/// And from one address: more than any machine has ranks.
+const CONNECTIONS_OF_ONE_MAX: usize = 512;
+/// What a connection may have sent before anybody has looked at it.
+const WINDOW_BYTES: u32 = 256 << 10;
+/// What is around a request: a few short lines.
+const HEADERS_BYTES_MAX: u32 = 4 << 10;
 
 /// Calls of one connection that are open at once: an ATP switch passes those of all ranks below it on, a stream and a question each.
-const CALLS_MAX: u32 = 2 * 64 * 256;
+pub(super) const CALLS_MAX: u32 = 2 * 64 * 256;
 
 /// The metrics, or that they could not be written.
 type Scraped = Result<String, std::fmt::Error>;
@@ -142,15 +155,22 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     let router = Routes::new(taking(REQUEST_BYTES_MAX))
         .into_axum_router()
         .route_service(JOIN, taking(JOIN_BYTES_MAX))
+        .route_service(ATTEND, taking(ATTEND_BYTES_MAX))
         .route(HEALTH, get(async move || told(health())))
         .route(METRICS, get(async move || scraped(scrape().await)))
-        .layer(from_fn(in_turn))
+        .layer(from_fn_with_state(Callers::default(), in_turn))
         .layer(from_fn(in_the_clear));
+    let connections = connections_max(CONNECTIONS_MAX);
+    let of_one = CONNECTIONS_OF_ONE_MAX.min(connections.div_ceil(2));
+    let guests = guests(door(listener), connections, of_one);
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .http2_max_header_list_size(HEADERS_BYTES_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(secured(guests(listener), acceptor), async {
+        .serve_with_incoming_shutdown(secured(guests, acceptor), async {
             let _ = hung_up.await;
         })
         .await;

@@ -4,14 +4,18 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 use std::time::Instant;
 
+use fanin_guests::{Room, host_of};
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
     Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JOB_NAME_BYTES_MAX, JobState, JobView,
-    JoinDecision, JoinRequest, Pool, Protocol, Rack, Ranks, Refusal, Registry, RegistryConfig, Ticket,
+    JoinDecision, JoinRequest, Pool, Protocol, Rack, Ranks, Refusal, Registry, RegistryConfig, SwitchTree,
+    Ticket,
 };
 use fanin_udp::ThreadEnded;
 use fanin_wire::{AbortReason, Generation, JobId, Rank};
@@ -25,7 +29,7 @@ use super::errands::Errands;
 use super::goat_plan::{Aggregators, GoatPlan};
 use super::meetings::{Meetings, NotHeard, Present};
 use super::snapshots::Snapshots;
-use super::told::{Measured, Told, Word};
+use super::told::{Measured, Told, Word, words};
 
 #[cfg(test)]
 mod tests;
@@ -118,15 +122,31 @@ pub(super) struct Jobs {
     origin: Instant,
     /// Jobs of which ranks wait to be admitted, by where they ask from.
     waiting: Crowd,
+    /// What these tell.
+    words: Room,
     /// Ranks that have still to find each other.
     meetings: Meetings,
     /// GOAT: what jobs have of their switches' memory. Not locked with the registry: plans take their time.
     aggregators: Arc<Mutex<Aggregators>>,
+    planner: Planner,
+    /// Plans are made one at a time for each host that asks for them.
+    planning: Mutex<HashMap<IpAddr, Weak<Mutex<()>>>>,
+}
+
+/// What makes a plan.
+type Planner = fn(&Admission, &SwitchTree, &Mutex<Aggregators>) -> io::Result<GoatPlan>;
+
+/// A rank that waits.
+struct Asking {
+    rank: Rank,
+    /// From which it will send.
+    hosts: Vec<IpAddr>,
+    answer: oneshot::Sender<Outcome>,
 }
 
 struct State {
     registry: Registry,
-    waiting: HashMap<Ticket, oneshot::Sender<Outcome>>,
+    waiting: HashMap<Ticket, Asking>,
     /// Jobs that the data path ended.
     ended: Option<Receiver<JobAborted>>,
     /// Jobs for which it had no room.
@@ -138,8 +158,8 @@ struct State {
     preparing: HashSet<JobId>,
     /// Of running jobs that have one.
     plans: HashMap<JobId, Arc<GoatPlan>>,
-    /// What the ranks of running jobs tell; an entry goes with its job.
-    told: HashMap<JobId, Told>,
+    /// What the ranks of running jobs tell; an entry goes with its job. Who asks for it copies it where no other waits.
+    told: HashMap<JobId, Arc<Told>>,
     /// How each running job is, for the streams of its ranks.
     news: HashMap<JobId, watch::Sender<HeartbeatReply>>,
     /// From which hosts each of their ranks sends.
@@ -182,7 +202,20 @@ impl Jobs {
         let waiting = Crowd::new(usize::MAX, (jobs_max / OF_ONE_ADDRESS).max(1) as usize);
         let (origin, meetings) = (Instant::now(), Meetings::default());
         let aggregators = Arc::default();
-        Ok(Self { state, driver, errands, figures, origin, waiting, meetings, aggregators })
+        let (words, planner, planning) = (words(), GoatPlan::new as Planner, Mutex::default());
+        Ok(Self {
+            state,
+            driver,
+            errands,
+            figures,
+            origin,
+            waiting,
+            words,
+            meetings,
+            aggregators,
+            planner,
+            planning,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -195,7 +228,14 @@ impl Jobs {
 
     /// A place for a rank that waits; `None` when ranks of too many jobs wait already that ask from the same address.
     pub fn wait(&self, address: IpAddr, request: &JoinRequest) -> Option<Place> {
-        self.waiting.enter(address, for_log(&request.job))
+        // Those that resume jobs of one name wait for each other only if they show the same.
+        let lineage = request.lineage().map_or_else(String::new, |lineage| format!("\n{lineage}"));
+        self.waiting.enter(address, for_log(&request.job) + &lineage)
+    }
+
+    /// Takes off a request what it tells of the rank and its job, if there is room for it while the rank waits.
+    pub fn word_of(&self, address: IpAddr, request: &mut proto::JoinRequest) -> Word {
+        Word::of(request, address, &self.words)
     }
 
     /// A rank says something to the others of its job before they join.
@@ -219,27 +259,37 @@ impl Jobs {
         self.meetings.enter(from, request)
     }
 
-    pub fn join(&self, request: JoinRequest) -> Joined<'_> {
+    /// A rank asks to join, whose packets will come from these hosts; from the first of them it calls.
+    pub fn join(&self, request: JoinRequest, hosts: Vec<IpAddr>) -> Joined<'_> {
         let (job, rank, world_size) = (for_log(&request.job), request.rank, request.world_size);
         let mut state = self.lock();
-        let ended = state.registry.make_way(self.now(), &request);
+        // The name of a job that runs is known to all. Who may end it is where its ranks were.
+        let from = hosts.first().copied();
+        let State { registry, hosts: of_jobs, .. } = &mut *state;
+        let is_of = |job: JobId| {
+            from.is_some_and(|from| {
+                of_jobs.get(&job).is_some_and(|ranks| ranks.values().any(|hosts| hosts.contains(&from)))
+            })
+        };
+        let ended = registry.make_way(self.now(), &request, is_of);
         self.carry_out(&mut state, ended);
+        let asking = |answer| Asking { rank: Rank(rank as u16), hosts, answer };
         match state.registry.join(self.now(), request) {
             JoinDecision::Waiting(ticket) => {
                 tracing::debug!(job, rank, world_size, "a rank waits");
                 let (sender, outcome) = oneshot::channel();
-                state.waiting.insert(ticket, sender);
+                state.waiting.insert(ticket, asking(sender));
                 Joined::Waiting(Seat { jobs: self, ticket, outcome })
             }
             JoinDecision::Complete { ticket, tickets, outcome } => {
                 let reason = match outcome {
                     Ok(admission) => {
                         let (sender, outcome) = oneshot::channel();
-                        state.waiting.insert(ticket, sender);
+                        state.waiting.insert(ticket, asking(sender));
                         let alive = HeartbeatReply::Alive { left: Ranks::default() };
                         state.news.insert(admission.job, watch::channel(alive).0);
                         state.preparing.insert(admission.job);
-                        self.make_room(job, admission, tickets);
+                        self.make_room(job, admission, tickets, from);
                         return Joined::Waiting(Seat { jobs: self, ticket, outcome });
                     }
                     Err(reason) => reason,
@@ -254,10 +304,12 @@ impl Jobs {
             JoinDecision::Again { ticket, admission } => {
                 tracing::info!(job, rank, "a rank is told again of its job");
                 let (sender, outcome) = oneshot::channel();
-                state.waiting.insert(ticket, sender);
+                state.waiting.insert(ticket, asking(sender));
                 // After the job itself: the data path may not know it yet.
                 let state = Arc::clone(&self.state);
-                self.errands.send(move |_| {
+                self.errands.send(move |driver| {
+                    let hosts = lock(&state).register(admission.job, &[ticket]);
+                    driver.register(admission.job, &hosts);
                     let mut state = lock(&state);
                     let plan = state.plans.get(&admission.job).cloned();
                     state.answer(ticket, Ok(Arc::new(Agreed { admission, plan })));
@@ -273,24 +325,21 @@ impl Jobs {
     }
 
     /// Makes an admitted job's plan and room for it in the data path, and then tells the ranks that wait for it.
-    fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>) {
+    fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>, from: Option<IpAddr>) {
         let (state, aggregators) = (Arc::clone(&self.state), Arc::clone(&self.aggregators));
-        let (job, origin) = (admission.job, self.origin);
-        self.errands.send(move |driver| {
-            let planned = admission.switches.as_ref().map(|switches| {
-                let plan = GoatPlan::new(&admission, switches, &mut lock(&aggregators))?;
-                Ok::<_, io::Error>(Arc::new(plan))
-            });
-            let agreed = planned.transpose().and_then(|plan| {
-                let agreed = Agreed { admission: admission.clone(), plan };
+        let (job, origin, waiting) = (admission.job, self.origin, tickets.clone());
+        let room = move |driver: &dyn DataPath, admission: Admission, plan: io::Result<Option<GoatPlan>>| {
+            let agreed = plan.and_then(|plan| {
+                let agreed = Agreed { admission, plan: plan.map(Arc::new) };
                 driver.add_job(&agreed)?;
                 Ok(agreed)
             });
             let outcome = match agreed {
                 Ok(agreed) => {
+                    let Agreed { admission, plan } = &agreed;
                     tracing::info!(
                         job = name,
-                        id = admission.job.0,
+                        id = job.0,
                         generation = admission.generation.0,
                         world_size = admission.world_size,
                         in_flight = admission.in_flight,
@@ -298,16 +347,19 @@ impl Jobs {
                         wire_dtype = admission.wire_dtype.name(),
                         "a job runs"
                     );
-                    lock(&state).plans.extend(agreed.plan.clone().map(|plan| (admission.job, plan)));
+                    lock(&state).plans.extend(plan.clone().map(|plan| (job, plan)));
+                    // No rank sends before it is admitted, and none is admitted before its packets are taken.
+                    let hosts = lock(&state).register(job, &tickets);
+                    driver.register(job, &hosts);
                     // What is in it grows with the ranks, and each of them waits for an answer.
                     Ok(Arc::new(agreed))
                 }
                 Err(error) => {
                     tracing::warn!(job = name, %error, "the data path has no room for a job");
                     // Some of its shards may have had it.
-                    driver.remove_job(admission.job);
-                    lock(&aggregators).forget(admission.job);
-                    lock(&state).without_room.push(admission.job);
+                    driver.remove_job(job);
+                    lock(&aggregators).forget(job);
+                    lock(&state).without_room.push(job);
                     Err(NotAdmitted::DataPath(error.to_string()))
                 }
             };
@@ -318,23 +370,52 @@ impl Jobs {
             for ticket in tickets {
                 state.answer(ticket, outcome.clone());
             }
+        };
+        let Some(tree) = admission.switches.clone() else {
+            return self.errands.send(move |driver| room(driver, admission, Ok(None)));
+        };
+        // Whose tree is large waits for its plan, and no other job does.
+        let (planner, aggregators) = (self.planner, Arc::clone(&self.aggregators));
+        let (errands, known) = (self.errands.sender(), Arc::clone(&self.state));
+        let turn = self.turn_to_plan(from);
+        let planning = thread::Builder::new().name("fanin-plan".into()).spawn(move || {
+            let turn = lock(&turn);
+            let planned = catch_unwind(AssertUnwindSafe(|| planner(&admission, &tree, &aggregators)));
+            let planned = planned.unwrap_or_else(|_| {
+                tracing::error!(id = admission.job.0, "no plan is found; all is summed at the server");
+                lock(&aggregators).forget(admission.job);
+                GoatPlan::at_the_server(&admission, &tree)
+            });
+            drop(turn);
+            errands.send(move |driver| {
+                // It may be over.
+                let runs = lock(&known).running().contains(&admission.job);
+                let over = || io::Error::other("the job ended before it was planned");
+                let plan = if runs { planned.map(Some) } else { Err(over()) };
+                room(driver, admission, plan);
+            });
         });
-    }
-
-    /// A rank that was admitted sends from these hosts. Resolves when its packets are taken from there.
-    pub async fn register(&self, job: JobId, rank: Rank, hosts: Vec<IpAddr>) {
-        let (sender, registered) = oneshot::channel();
-        {
-            let mut state = self.lock();
-            state.sends_from(job, rank, &hosts);
-            self.errands.send(move |driver| {
-                driver.register(job, &hosts);
-                // The rank may have hung up.
-                let _ = sender.send(());
+        if let Err(error) = planning {
+            // The lock is held here.
+            let state = Arc::clone(&self.state);
+            self.errands.send(move |_| {
+                let mut state = lock(&state);
+                state.preparing.remove(&job);
+                state.without_room.push(job);
+                let outcome = Err(NotAdmitted::DataPath(format!("no thread to plan in: {error}")));
+                waiting.into_iter().for_each(|ticket| state.answer(ticket, outcome.clone()));
             });
         }
-        // Fails when nobody carries out errands any more, which `health` says.
-        let _ = registered.await;
+    }
+
+    /// Held while a plan is made for somebody who asks from there: nobody has more than one core.
+    fn turn_to_plan(&self, from: Option<IpAddr>) -> Arc<Mutex<()>> {
+        let host = host_of(from.unwrap_or(IpAddr::from([0; 4])));
+        let mut all = lock(&self.planning);
+        all.retain(|_, turn| turn.strong_count() > 0);
+        let turn = all.get(&host).and_then(Weak::upgrade).unwrap_or_default();
+        all.insert(host, Arc::downgrade(&turn));
+        turn
     }
 
     /// A rank that was admitted tells of the job and of itself.
@@ -342,7 +423,7 @@ impl Jobs {
         let mut state = self.lock();
         // It may have ended since.
         if let (true, Ok(rank)) = (state.news.contains_key(&job), u16::try_from(rank)) {
-            state.told.entry(job).or_default().joined(Rank(rank), word);
+            Arc::make_mut(state.told.entry(job).or_default()).joined(Rank(rank), word);
         }
     }
 
@@ -363,7 +444,7 @@ impl Jobs {
             && !left.contains(rank)
         {
             // Of a rank that the job has, so that no more can be entered than there are ranks.
-            state.told.entry(job).or_default().measured(rank, measured);
+            Arc::make_mut(state.told.entry(job).or_default()).measured(rank, measured);
             if state.sends_from(job, rank, &hosts) {
                 self.errands.send(move |driver| driver.register(job, &hosts));
             }
@@ -399,6 +480,8 @@ impl Jobs {
 
     /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody who would.
     pub fn route(&self, job: JobId, rank: Rank) -> Option<proto::Route> {
+        // It has as many lines as there are switches.
+        let plan = self.lock().plans.get(&job).cloned().map(|plan| plan.route(rank));
         let state = self.lock();
         let limits = state.registry.config();
         let (key, protocol) = match limits.protocol {
@@ -409,7 +492,7 @@ impl Jobs {
             }
             Protocol::Goat => {
                 let (_, _, key) = state.registry.levels(job)?;
-                (key, proto::route::Protocol::Goat(state.plans.get(&job)?.route(rank)))
+                (key, proto::route::Protocol::Goat(plan?))
             }
             Protocol::SwitchMl => {
                 let (config, place, racks) = state.registry.racks(job, rank)?;
@@ -434,6 +517,7 @@ impl Jobs {
             job: state.name_of(job)?,
             key: key.to_bytes().into(),
             heartbeat_timeout_ms: u64::try_from(limits.heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
+            lineage: state.registry.lineage(job),
             protocol: Some(protocol),
         })
     }
@@ -445,7 +529,7 @@ impl Jobs {
     }
 
     /// What a job's ranks have told.
-    pub fn told(&self, job: JobId) -> Told {
+    pub fn told(&self, job: JobId) -> Arc<Told> {
         self.lock().told.get(&job).cloned().unwrap_or_default()
     }
 
@@ -627,10 +711,20 @@ impl State {
     }
 
     fn answer(&mut self, ticket: Ticket, outcome: Outcome) {
-        if let Some(sender) = self.waiting.remove(&ticket) {
+        if let Some(asking) = self.waiting.remove(&ticket) {
             // The rank may have hung up just now. It is silent then, and expelled.
-            let _ = sender.send(outcome);
+            let _ = asking.answer.send(outcome);
         }
+    }
+
+    /// Notes from where ranks send that are about to be told that they are admitted. Returns these hosts, for the data path.
+    fn register(&mut self, job: JobId, tickets: &[Ticket]) -> Vec<IpAddr> {
+        let asking = tickets.iter().filter_map(|ticket| self.waiting.get(ticket));
+        let each: Vec<_> = asking.map(|asking| (asking.rank, asking.hosts.clone())).collect();
+        for (rank, hosts) in &each {
+            self.sends_from(job, *rank, hosts);
+        }
+        each.into_iter().flat_map(|(_, hosts)| hosts).collect()
     }
 
     /// Notes from where a rank of a running job sends; whether that is new.

@@ -95,7 +95,7 @@ struct RunningJob<'a> {
     in_flight: u64,
     ranks: Vec<Rank>,
     progress: JobProgress,
-    told: Told,
+    told: Arc<Told>,
 }
 
 impl<'a> RunningJob<'a> {

@@ -2,10 +2,10 @@
 
 mod calls;
 mod crowd;
+mod door;
 mod data_path;
 mod errands;
 mod goat_plan;
-mod guests;
 mod http;
 mod jobs;
 mod meetings;

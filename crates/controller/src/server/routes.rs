@@ -20,6 +20,7 @@ pub(super) struct Route {
     key: Key,
     upstream: SocketAddr,
     name: String,
+    lineage: Option<u64>,
     heartbeat_timeout: Duration,
     pub way: Way,
 }
@@ -58,7 +59,8 @@ impl Route {
         let key = key(&message.key).map_err(|malformed| malformed.to_string())?;
         let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
         let way = Way::Atp { level, elements };
-        Ok(Self { generation, key, upstream, name: message.job.clone(), heartbeat_timeout, way })
+        let (name, lineage) = (message.job.clone(), message.lineage);
+        Ok(Self { generation, key, upstream, name, lineage, heartbeat_timeout, way })
     }
 
     /// The route that a rack's upstream tells, whose own part of it is `rack`.
@@ -93,7 +95,14 @@ impl Route {
             place: WorkerId(narrow(rack.place, "place")?),
         };
         let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        Ok(Self { generation, key, upstream, name: message.job.clone(), heartbeat_timeout, way })
+        let (name, lineage) = (message.job.clone(), message.lineage);
+        Ok(Self { generation, key, upstream, name, lineage, heartbeat_timeout, way })
+    }
+
+    /// Whether a job is over where this one begins: the server admits no other of its name, but to ranks that resume theirs.
+    fn follows(&self, before: &Self) -> bool {
+        let of_lineage = |lineage| before.lineage == Some(lineage) || before.key.lineage() == lineage;
+        self.name == before.name && self.lineage.is_none_or(of_lineage)
     }
 
     /// Whether ranks that are not next to this switch are summed here.
@@ -149,8 +158,8 @@ impl Route {
             aggregators,
         };
         let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        let name = message.job.clone();
-        Ok(Self { generation, key, upstream, name, heartbeat_timeout, way: Way::Goat(route) })
+        let (name, lineage) = (message.job.clone(), message.lineage);
+        Ok(Self { generation, key, upstream, name, lineage, heartbeat_timeout, way: Way::Goat(route) })
     }
 
     /// The job as a switch of GOAT is told of it.
@@ -242,11 +251,10 @@ impl Routes {
         }
     }
 
-    /// A job is served from now on. Returns jobs that are over, which are forgotten: a name is that of one job at a time, but of
-    /// another one after its server restarted.
+    /// A job is served from now on. Returns jobs that are over, which are forgotten.
     pub fn insert(&mut self, job: JobId, rank: Rank, route: Route, now: Instant) -> Vec<JobId> {
         tracing::info!(id = job.0, job = route.name, generation = route.generation.0, "serves a job");
-        let is_before = |(id, entry): &(&JobId, &Entry)| **id != job && entry.route.name == route.name;
+        let is_before = |(id, entry): &(&JobId, &Entry)| **id != job && route.follows(&entry.route);
         let before: Vec<JobId> = self.0.iter().filter(is_before).map(|(id, _)| *id).collect();
         for old in &before {
             self.0.remove(old);
@@ -302,9 +310,9 @@ impl Routes {
         over
     }
 
-    /// Memory that its jobs but this one take of each shard of a rack. A job that takes the name of another has its memory, too.
+    /// Memory that its jobs but this one take of each shard of a rack. A job that follows another has its memory, too.
     pub fn pool_units_beside(&self, job: JobId, route: &Route) -> u32 {
-        let stays = |(id, entry): &(&JobId, &Entry)| **id != job && entry.route.name != route.name;
+        let stays = |(id, entry): &(&JobId, &Entry)| **id != job && !route.follows(&entry.route);
         self.0.iter().filter(stays).map(|(_, entry)| entry.route.pool_units()).sum()
     }
 
@@ -331,6 +339,7 @@ mod tests {
             job: "a".into(),
             heartbeat_timeout_ms: 1000,
             key: KEY.to_bytes().into(),
+            lineage: None,
             protocol: None,
         };
         let own = proto::route::Atp { levels, elements: 256 };
@@ -384,6 +393,21 @@ mod tests {
     }
 
     #[test]
+    fn a_job_that_is_resumed_has_the_place_of_its_own_and_leaves_another_of_its_name_alone() {
+        let (mut routes, now) = (Routes::default(), Instant::now());
+        let mut over = |job, key, lineage| {
+            let route = Route { key: Key(key), lineage, ..route(0, 1) };
+            learn(&mut routes, JobId(job), 0, route, now).expect("consistent").1
+        };
+        // Somebody took the name while the switch was started again, and then its ranks came back.
+        assert_eq!(over(1, 1, None), []);
+        assert_eq!(over(2, 2, Some(Key(9).lineage())), []);
+        assert_eq!(over(1, 1, None), [], "both are heard");
+        assert_eq!(over(3, 3, Some(Key(2).lineage())), [JobId(2)], "it was resumed again");
+        assert_eq!(routes.names().len(), 2);
+    }
+
+    #[test]
     fn a_job_cannot_be_at_two_levels() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         learn(&mut routes, JOB, 0, route(0, 1), now).expect("new");
@@ -414,6 +438,7 @@ mod tests {
             job: "a".into(),
             heartbeat_timeout_ms: 1000,
             key: KEY.to_bytes().into(),
+            lineage: None,
             protocol: None,
         };
         let bits = |workers: u128| workers.to_le_bytes().to_vec();

@@ -7,7 +7,9 @@ use axum::extract::Request;
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use fanin_guests::{Connection, Guest};
 use fanin_tls::{Acceptor, HANDSHAKE};
+use fanin_udp::NotInherited;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,8 +17,6 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 use tonic::transport::server::Connected;
 
-use super::calls::Caller;
-use super::guests::Guest;
 use crate::guarded::Guarded;
 
 /// What dashboards ask for, who have no certificate to look at.
@@ -27,6 +27,14 @@ const GREETING: Duration = Duration::from_secs(10);
 /// What somebody hears who asks for more in the clear.
 const SPEAK_TLS: &str = "control is encrypted here: install the same version of fanin at both ends (in the clear only /metrics and \
                          /healthz are answered)";
+
+/// Who calls, as each request of a connection carries it.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub guest: Guest,
+    /// Whether nobody listens.
+    pub is_secured: bool,
+}
 
 /// A connection, whether or not behind TLS.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -46,7 +54,7 @@ impl Connected for Secured {
 
 /// The connections that have said what they are, in the order in which they did: nobody waits for others.
 pub(super) fn secured(
-    incoming: impl Stream<Item = io::Result<Guarded<Guest>>> + Send + 'static,
+    incoming: impl Stream<Item = io::Result<Connection>> + Send + 'static,
     acceptor: Acceptor,
 ) -> impl Stream<Item = io::Result<Secured>> {
     let (sender, receiver) = mpsc::channel(1);
@@ -62,9 +70,9 @@ pub(super) fn secured(
                 None => return,
                 // Whoever serves may have ended.
                 Some(Err(error)) => drop(sender.send(Err(error)).await),
-                Some(Ok(guest)) => drop(tokio::spawn(async move {
-                    let peer = guest.stream.peer_addr();
-                    match tokio::time::timeout(GREETING, greet(guest, &acceptor)).await {
+                Some(Ok(connection)) => drop(tokio::spawn(async move {
+                    let peer = connection.guest().connection.remote_addr();
+                    match tokio::time::timeout(GREETING, greet(connection, &acceptor)).await {
                         Ok(Ok(secured)) => drop(sender.send(Ok(secured)).await),
                         Ok(Err(error)) => tracing::debug!(?peer, %error, "a connection is refused"),
                         Err(_) => tracing::debug!(?peer, "a connection says nothing"),
@@ -76,12 +84,15 @@ pub(super) fn secured(
     ReceiverStream::new(receiver)
 }
 
-async fn greet(guest: Guarded<Guest>, acceptor: &Acceptor) -> io::Result<Secured> {
-    let mut caller = guest.guard.caller.clone();
+async fn greet(mut connection: Connection, acceptor: &Acceptor) -> io::Result<Secured> {
+    let mut caller = Caller { guest: connection.guest().clone(), is_secured: false };
     let mut first = [0];
-    if guest.stream.peek(&mut first).await? == 0 {
+    if connection.peek(&mut first).await? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
+    // A helper that outlives this process would keep the connection open, and its peer waiting.
+    let guard = NotInherited::new(&connection);
+    let guest = Guarded::new(connection, guard);
     if first != [HANDSHAKE] {
         return Ok(Guarded::new(Box::new(guest), caller));
     }

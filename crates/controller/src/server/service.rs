@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fanin_guests::host_of;
 use fanin_protocol::control::{
     Admission, Denied, Detached, FlowPlan, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest,
     PORTION_WHOLE, Protocol, Resume,
@@ -18,11 +19,12 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::calls::{STATUS_COUNTS, Toll};
 use super::data_path::{Figures, unhealthy};
 use super::http::REQUEST_BYTES_MAX;
 use super::jobs::{Agreed, Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
 use super::meetings::{NotHeard, Pieces};
-use super::told::{Measured, Word};
+use super::told::Measured;
 use crate::client::path::{mtu_at, rate_bps_at};
 use crate::convert::{Malformed, loss_bound, narrow, wire_dtype};
 use crate::proto::{self, control_server::Control};
@@ -90,17 +92,17 @@ impl Control for ControlService {
         let hosts = hosts(peer, &request.host);
         // Not a byte more of it while the rank waits than is kept after that.
         let portion = request.split.as_ref().map_or(PORTION_WHOLE, portion);
-        let word = Word::of(&mut request);
+        let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let word = self.jobs.word_of(address, &mut request);
         let mut request = join_request(request, portion)?;
         // The rank knows its own end of the path. A link that is narrower at this one loses packets, and nobody says so.
         let ours = here.and_then(|here| mtu_at(here.ip().to_canonical()));
         request.mtu = ours.map_or(request.mtu, |mtu| mtu.min(request.mtu));
         request.origin = peer.and_then(|peer| origin(peer, here));
         let rank = request.rank;
-        let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let _place = self.jobs.wait(address, &request).ok_or_else(crowded)?;
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
-        let outcome = match self.jobs.join(request) {
+        let outcome = match self.jobs.join(request, hosts) {
             // When the rank hangs up, this future is dropped, and its place with it.
             Joined::Waiting(mut place) => place.outcome().await,
             Joined::Done(outcome) => outcome,
@@ -109,7 +111,6 @@ impl Control for ControlService {
             Ok(agreed) => {
                 let admission = &agreed.admission;
                 let worker = Rank(rank as u16);
-                self.jobs.register(admission.job, worker, hosts).await;
                 self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
                 let mut admitted = admission_for(&agreed, rank, timeout, self.instance);
@@ -177,7 +178,12 @@ impl Control for ControlService {
         request: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusReply>, Status> {
         let asked_at = request.local_addr();
+        let toll = request.extensions().get::<Toll>().cloned();
         let wanted = request.into_inner().job;
+        // All but the greeting of who connects, which is of no job.
+        if let Some(toll) = toll.filter(|_| wanted.as_deref() != Some("")) {
+            toll.pay(STATUS_COUNTS).await?;
+        }
         let (config, pool) = (self.jobs.config(), self.jobs.pool());
         let mut jobs = self.jobs.snapshot();
         jobs.retain(|job| wanted.as_ref().is_none_or(|wanted| *wanted == job.name));
@@ -307,12 +313,12 @@ pub(super) fn crowded() -> Status {
     Status::resource_exhausted(text)
 }
 
-/// The machine that a rank's use of memory counts for: who calls, be it another switch, for anybody can say that he is one. This switch's own
+/// The machine that a rank's use of memory and places counts for: who calls, be it another switch, for anybody can say that he is one. This switch's own
 /// machine may use all.
 fn origin(peer: SocketAddr, here: Option<SocketAddr>) -> Option<IpAddr> {
     let ip = peer.ip().to_canonical();
     let is_ours = ip.is_loopback() || here.is_some_and(|here| here.ip().to_canonical() == ip);
-    (!is_ours).then_some(ip)
+    (!is_ours).then(|| host_of(ip))
 }
 
 fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
@@ -492,7 +498,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 aggregations: progress.aggregations,
                 collisions: progress.collisions,
                 members: told.described(),
-                split: told.split,
+                split: told.split.clone(),
                 loss_bound_millionths: loss_bound.millionths(),
                 lost: progress.lost,
                 planned: jobs.shares(id),

@@ -2,8 +2,10 @@
 //! least follows from the shares as a request to join has them: `service.rs`, `portion`.)
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use fanin_guests::{Part, Room};
 use fanin_wire::Rank;
 use prost::Message;
 
@@ -20,18 +22,39 @@ const SPLIT_BYTES_MAX: usize = 12 << 10;
 /// And of that and where all of its ranks are: `Status` tells of all jobs in one message. 64 ranks take 15 KB.
 const BYTES_MAX: usize = 24 << 10;
 
+/// Bytes of what ranks tell that still wait for their job, and of those that ask from one address.
+pub(super) fn words() -> Room {
+    Room::new(32 << 20, 8 << 20)
+}
+
 /// What a rank tells as it joins, no longer than what can be kept of it.
 #[derive(Debug, Default)]
 pub(super) struct Word {
     split: Option<proto::Split>,
     place: Option<proto::Place>,
+    /// While the rank waits.
+    _part: Option<Part>,
 }
 
 impl Word {
-    /// Takes it off a request.
-    pub fn of(request: &mut proto::JoinRequest) -> Self {
-        Self { split: request.split.take().and_then(kept), place: request.place.take().map(kept_place) }
+    /// Takes it off a request. Where there is no room for it, nothing is kept: it decides nothing.
+    pub fn of(request: &mut proto::JoinRequest, address: IpAddr, words: &Room) -> Self {
+        let (split, place) = (request.split.take().and_then(kept), request.place.take().map(kept_place));
+        let bytes = split.as_ref().map_or(0, bytes_of) + place.as_ref().map_or(0, bytes_of_place);
+        let Some(part) = words.take(address, bytes) else { return Self::default() };
+        Self { split, place, _part: Some(part) }
     }
+}
+
+/// Of memory.
+fn bytes_of(split: &proto::Split) -> usize {
+    let share = |share: &proto::split::Share| size_of_val(share) + share.service.len();
+    size_of_val(split) + split.bound.len() + split.shares.iter().map(share).sum::<usize>()
+}
+
+fn bytes_of_place(place: &proto::Place) -> usize {
+    let texts = place.machine.len() + place.name.len() + place.address.len();
+    size_of_val(place) + texts + size_of_val(&place.ranks[..])
 }
 
 /// What was told of one job.
@@ -175,7 +198,25 @@ mod tests {
     }
 
     fn word(split: Option<proto::Split>, place: Option<proto::Place>) -> Word {
-        Word::of(&mut proto::JoinRequest { split, place, ..proto::JoinRequest::default() })
+        word_in(&words(), split, place)
+    }
+
+    fn word_in(room: &Room, split: Option<proto::Split>, place: Option<proto::Place>) -> Word {
+        let mut request = proto::JoinRequest { split, place, ..proto::JoinRequest::default() };
+        Word::of(&mut request, [10, 0, 0, 1].into(), room)
+    }
+
+    #[test]
+    fn what_ranks_tell_that_wait_takes_so_much_memory_of_one_address() {
+        let share = proto::split::Share { service: "s".repeat(100), share: 0.5, host: None };
+        let split = proto::Split { shares: vec![share; 100], ..proto::Split::default() };
+        let room = words();
+        let waiting: Vec<Word> = (0..1000).map(|_| word_in(&room, Some(split.clone()), None)).collect();
+        let held = waiting.iter().filter_map(|word| word.split.as_ref());
+        let (count, bytes) = (held.clone().count(), held.map(Message::encoded_len).sum::<usize>());
+        assert!(count > 400 && bytes <= 8 << 20, "{count} words of {bytes} bytes");
+        drop(waiting);
+        assert!(word_in(&room, Some(split), None).split.is_some(), "there is room again");
     }
 
     #[test]

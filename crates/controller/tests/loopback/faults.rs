@@ -563,3 +563,31 @@ fn answers_that_all_ranks_lack_are_missed_although_the_switch_waits_for_nobody()
         assert!(cause.starts_with("UDP: no packet comes back, from "), "{cause}");
     }
 }
+
+#[test]
+fn a_job_that_comes_back_where_there_is_no_place_for_it_asks_again() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use fanin_controller::proto::{Refusal, refusal};
+
+    static ASKED: AtomicU32 = AtomicU32::new(0);
+    let join: fn(JoinRequest) -> Outcome = |request| {
+        let refused = |reason| Outcome::Refusal(Refusal { reason: Some(reason) });
+        let again = request.resume.is_some();
+        match again.then(|| ASKED.fetch_add(1, Ordering::SeqCst)) {
+            Some(0) => refused(refusal::Reason::TooManyJobs(refusal::TooManyJobs { max: 256 })),
+            Some(1) => refused(refusal::Reason::PoolExhausted(refusal::PoolExhausted { asked: 2, free: 1 })),
+            _ => Outcome::Admission(Admission { switch_instance: INSTANCE - 1, ..admission(&request) }),
+        }
+    };
+    let heartbeat: fn(u32) -> Option<State> = |_| Some(State::Unknown(Unknown {}));
+    let scripted = Script { join, heartbeat, ..Script::default() }.play();
+    let session =
+        Session::connect(SessionConfig::new(scripted.address.to_string(), "a", 0, 1)).expect("admitted");
+    let began = std::time::Instant::now();
+    while ASKED.load(Ordering::SeqCst) < 3 {
+        assert!(began.elapsed() < HANG, "it gave up");
+        thread::yield_now();
+    }
+    drop(session);
+}

@@ -9,6 +9,8 @@ use fanin_wire::{
     packet_bytes,
 };
 use tonic::Code;
+use tonic::codegen::Bytes;
+use tonic::codegen::http::Request;
 
 use super::atp::{rack, ranks, server, summing, sums_are_exact};
 use super::http::{fetch, metric};
@@ -372,4 +374,71 @@ fn the_secret_part_of_a_name_is_not_told_while_the_job_may_be_joined() {
     let status = fanin_controller::switch_status(&address, HANG).expect("a status");
     assert_eq!(status.jobs[0].name, name, "it runs, and takes nobody in");
     drop((first, second));
+}
+
+/// What is sent first of a request to join of which nobody sends the rest, and the answer.
+async fn begin_to_join(calls: &mut h2::client::SendRequest<Bytes>, bytes: usize) -> u16 {
+    let request = Request::post("http://switch/fanin.v1.Control/Join")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .expect("a request");
+    let mut ready = calls.clone().ready().await.expect("a connection");
+    let (answer, mut body) = ready.send_request(request, false).expect("a stream");
+    let mut prefix = vec![0];
+    prefix.extend((6_u32 << 20).to_be_bytes());
+    prefix.resize(bytes, 0);
+    body.send_data(prefix.into(), false).expect("an open stream");
+    let answer = answer.await.expect("an answer");
+    let code = answer.headers().get("grpc-status").expect("a status").to_str().expect("a number");
+    code.parse().expect("a number")
+}
+
+#[test]
+fn requests_that_are_begun_take_so_much_memory_of_an_address_and_are_given_up() {
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let codes = runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(switch.address()).await.expect("a switch");
+        let (calls, connection) = h2::client::handshake(stream).await.expect("a switch");
+        tokio::spawn(connection);
+        let mut begun = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let mut calls = calls.clone();
+            begun.spawn(async move { begin_to_join(&mut calls, 5 << 20).await });
+        }
+        // Somebody else joins meanwhile.
+        let mut client =
+            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let reply = client.join(request("meanwhile", 0, 1, HANG)).await.expect("an answer").into_inner();
+        assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
+        tokio::time::timeout(HANG, begun.join_all()).await.expect("each has an end")
+    });
+    // 64 MiB are for requests on their way from one address; who sent a whole one in 10 s would be heard.
+    let [exhausted, late] = [Code::ResourceExhausted, Code::DeadlineExceeded]
+        .map(|code| codes.iter().filter(|other| **other == code as u16).count());
+    assert!(exhausted >= 16 - 12 && exhausted + late == 16, "{codes:?}");
+}
+
+#[test]
+fn a_stream_that_never_says_whose_it_is_ends() {
+    let switch = switch();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let ended = runtime.block_on(async {
+        let mut client =
+            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        tokio::time::timeout(HANG, client.attend(tokio_stream::pending())).await
+    });
+    assert_eq!(ended.expect("it ends").map(drop).expect_err("of nobody").code(), Code::DeadlineExceeded);
+}
+
+#[test]
+fn connections_that_ask_for_nothing_keep_no_rank_out() {
+    fanin_controller::raise_descriptors();
+    let switch = switch();
+    let connect = |_| std::net::TcpStream::connect(switch.address()).expect("it listens");
+    let silent: Vec<_> = (0..600).map(connect).collect();
+    let sessions = connect_all(&switch, "later", 2, |_| {});
+    assert_eq!(sessions.len(), 2);
+    drop(silent);
 }

@@ -3,7 +3,8 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// HTTP/2 frames of the service: what has an answer in it.
 const DATA: u8 = 0;
@@ -24,6 +25,8 @@ struct State {
     /// Of answers that a connection passes on before it breaks.
     bytes_max: AtomicUsize,
     connections: AtomicUsize,
+    /// How late an answer comes.
+    late_ms: AtomicU64,
 }
 
 impl Proxy {
@@ -35,6 +38,7 @@ impl Proxy {
             loses: AtomicBool::new(false),
             bytes_max: AtomicUsize::new(usize::MAX),
             connections: AtomicUsize::new(0),
+            late_ms: AtomicU64::new(0),
         });
         let shared = Arc::clone(&state);
         // Until the test's process ends.
@@ -45,6 +49,11 @@ impl Proxy {
             }
         });
         Self { address, state }
+    }
+
+    /// Each answer from here on comes so late.
+    pub fn answer_after_ms(&self, late: u64) {
+        self.state.late_ms.store(late, Ordering::SeqCst);
     }
 
     /// The service has done what it is asked next, and nobody hears of it.
@@ -95,6 +104,7 @@ impl State {
             let mut frame = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
             service.read_exact(&mut frame)?;
             if kind == DATA {
+                std::thread::sleep(Duration::from_millis(self.late_ms.load(Ordering::SeqCst)));
                 passed += frame.len();
                 if passed > self.bytes_max.load(Ordering::SeqCst) || self.loses.swap(false, Ordering::SeqCst)
                 {

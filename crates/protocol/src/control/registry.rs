@@ -24,9 +24,13 @@ use self::job::{Job, Life, Presence};
 
 /// Of the pool, what jobs have at most of which all ranks ask from one machine: half, so that others have room.
 const POOL_OF_ONE: u32 = 2;
+/// Of the jobs that gather or run at once, those of which all ranks ask from one machine: half, too.
+const JOBS_OF_ONE: u32 = 2;
 /// Most exchange counts that are kept of ranks which wait to resume a job: 64 MiB, 16 jobs of 64 ranks with the largest pool in one
 /// shard.
 const COUNTS_MAX: usize = 1 << 24;
+/// And of those that ask from one machine.
+const COUNTS_OF_ONE_MAX: usize = COUNTS_MAX / 2;
 
 /// What becomes of a rank that asks to join.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,8 +244,13 @@ impl Registry {
     /// another size: it cannot go on, and who starts it anew is here. To be called before [`Self::join`].
     ///
     /// Who left gave all that it owed, and the others may still collect their last sums: they have the time for it that a broken
-    /// stream has to come back.
-    pub fn make_way(&mut self, now: Instant, request: &JoinRequest) -> Vec<Command> {
+    /// stream has to come back. `is_of` says whether who asks may be one of a job's ranks: strangers know its name, too.
+    pub fn make_way(
+        &mut self,
+        now: Instant,
+        request: &JoinRequest,
+        is_of: impl Fn(JobId) -> bool,
+    ) -> Vec<Command> {
         let stays_out = || self.stopping || check(request, self.config.protocol, self.config.shards).is_err();
         if request.resume.is_some() || stays_out() {
             return Vec::new();
@@ -255,7 +264,8 @@ impl Registry {
             job.gone().or_else(left)
         };
         let named = self.jobs.iter().filter(|(_, job)| job.is_running() && job.name == request.job);
-        let ended = named.filter_map(|(id, job)| Some((*id, to_blame(job)?))).collect();
+        let ended = named.filter_map(|(id, job)| Some((*id, to_blame(job)?)));
+        let ended = ended.filter(|(id, _)| is_of(*id)).collect();
         self.expel(now, ended)
     }
 
@@ -288,15 +298,25 @@ impl Registry {
         }
         let identity = (request.job.clone(), request.lineage());
         if !self.gatherings.contains_key(&identity) {
-            let jobs = self.gatherings.len() + self.jobs.values().filter(|job| job.is_running()).count();
-            if jobs >= self.config.jobs_max as usize {
-                return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
+            let max = self.config.jobs_max;
+            let of_one = self.jobs_of(|origin| origin.is_some() && origin == request.origin);
+            let jobs = [(self.jobs_of(|_| true), max), (of_one, max.div_ceil(JOBS_OF_ONE))];
+            if let Some((_, max)) = jobs.into_iter().find(|(jobs, max)| *jobs >= *max as usize) {
+                return Err(Refusal::TooManyJobs { max });
             }
         }
         let counts = request.resume.as_ref().map_or(0, Resume::counts);
-        let held = || self.gatherings.values().map(Gathering::counts).sum::<usize>();
-        if counts > 0 && held() + counts > COUNTS_MAX {
-            return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
+        if counts > 0 {
+            let of_one =
+                |gathering: &&Gathering| request.origin.is_some() && gathering.origin() == request.origin;
+            let sum = |gatherings: &mut dyn Iterator<Item = &Gathering>| {
+                gatherings.map(Gathering::counts).sum::<usize>()
+            };
+            let held = sum(&mut self.gatherings.values());
+            let of_one = sum(&mut self.gatherings.values().filter(of_one));
+            if held + counts > COUNTS_MAX || of_one + counts > COUNTS_OF_ONE_MAX {
+                return Err(Refusal::TooManyJobs { max: self.config.jobs_max });
+            }
         }
         let limit = now + self.config.join_timeout_max;
         let entry = self.gatherings.entry(identity.clone());
@@ -393,6 +413,12 @@ impl Registry {
         Ok(admission)
     }
 
+    /// Jobs that gather or run of which all ranks ask from such a machine.
+    fn jobs_of(&self, is_it: impl Fn(Option<IpAddr>) -> bool) -> usize {
+        let gathering = self.gatherings.values().filter(|gathering| is_it(gathering.origin()));
+        gathering.count() + self.jobs.values().filter(|job| job.is_running() && is_it(job.origin)).count()
+    }
+
     /// Memory that is free for a job of which all ranks ask from one machine, or from several.
     fn free_for(&self, origin: Option<IpAddr>) -> u32 {
         let Some(origin) = origin else { return self.free };
@@ -416,6 +442,12 @@ impl Registry {
     #[must_use]
     pub fn levels(&self, job: JobId) -> Option<(u8, u16, Key)> {
         self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements, job.key))
+    }
+
+    /// What the ranks of a running job showed when they resumed it.
+    #[must_use]
+    pub fn lineage(&self, job: JobId) -> Option<u64> {
+        self.jobs.get(&job).filter(|job| job.is_running())?.lineage
     }
 
     /// A running job that has racks as those on a rank's way are told of it, the rank's place at its own switch, and the racks, this
@@ -465,7 +497,8 @@ impl Registry {
         Ok(match &mut job.life {
             Life::Running { presences } => {
                 let presence = &mut presences[usize::from(rank.0)];
-                if !matches!(presence, Presence::Attends(_)) {
+                // Of a rank whose stream ended this may be an earlier word, that came late: it opens another one if it lives.
+                if matches!(presence, Presence::Heard(_)) {
                     *presence = Presence::Heard(now);
                 }
                 if let Some((_, unheard)) = &mut job.untold {

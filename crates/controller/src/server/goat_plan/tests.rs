@@ -51,7 +51,7 @@ fn admission(job: u32, ranks: usize, window: u16, sub_models: &[u64]) -> Admissi
 
 fn plan(tree: &SwitchTree, window: u16) -> GoatPlan {
     let admission = admission(1, tree.ranks.len(), window, &[]);
-    GoatPlan::new(&admission, tree, &mut Aggregators::default()).expect("a plan")
+    GoatPlan::new(&admission, tree, &Mutex::default()).expect("a plan")
 }
 
 fn shares(plan: &GoatPlan) -> Vec<f64> {
@@ -96,7 +96,7 @@ fn what_no_switch_has_room_for_goes_to_the_server() {
     }
     let named = admission(1, 2, 8, &[256 * 100, 256 * 8]);
     let tree = tree(&[(10, None)], &[Some(0); 2]);
-    let named = GoatPlan::new(&named, &tree, &mut Aggregators::default()).expect("a plan");
+    let named = GoatPlan::new(&named, &tree, &Mutex::default()).expect("a plan");
     assert_eq!(named.assignment(0).sub_models, [100, 8]);
     assert_eq!(named.assignment(0).nodes, [0, 1], "the part that is larger than the switch");
 }
@@ -128,10 +128,9 @@ fn a_fragment_for_a_switch_beside_the_way_goes_up_to_where_ways_part_and_down() 
 #[test]
 fn jobs_share_a_switch_without_sharing_an_aggregator() {
     let tree = tree(&[(64, None)], &[Some(0); 2]);
-    let mut aggregators = Aggregators::default();
-    let mut plan = |job, window| {
-        GoatPlan::new(&admission(job, 2, window, &[]), &tree, &mut aggregators).expect("a plan")
-    };
+    let aggregators = Mutex::<Aggregators>::default();
+    let plan =
+        |job, window| GoatPlan::new(&admission(job, 2, window, &[]), &tree, &aggregators).expect("a plan");
     let ranges = |plan: &GoatPlan| -> Vec<Range<u32>> {
         let sums = plan.sums[0].iter();
         let range = |(part, sum): (&SubModel, &PlannedSum)| {
@@ -145,8 +144,8 @@ fn jobs_share_a_switch_without_sharing_an_aggregator() {
     for (at, range) in all.iter().enumerate() {
         assert!(all[at + 1..].iter().all(|other| other.end <= range.start || range.end <= other.start));
     }
-    aggregators.forget(JobId(1));
-    let again = GoatPlan::new(&admission(4, 2, 32, &[]), &tree, &mut aggregators).expect("a plan");
+    lock(&aggregators).forget(JobId(1));
+    let again = GoatPlan::new(&admission(4, 2, 32, &[]), &tree, &aggregators).expect("a plan");
     assert_eq!(shares(&again), [1.0], "what a job gave back");
 }
 
@@ -164,4 +163,13 @@ fn the_largest_job_is_planned_for_in_many_racks() {
     let ranks: Vec<_> = (0..128).map(|rank| Some(1 + rank % racks)).collect();
     let plan = plan(&tree(&switches, &ranks), 2048);
     assert!((shares(&plan).iter().sum::<f64>() - 1.0).abs() < 1e-9);
+}
+
+/// As a rank can make one up: each of its ways has switches of its own.
+#[test]
+fn a_tree_that_is_larger_than_any_clusters_is_not_planned_for() {
+    let switches: Vec<_> = (0..1024).map(|at| (4096, (at % 8 > 0).then(|| at - 1))).collect();
+    let ranks: Vec<_> = (0..128).map(|rank| Some(8 * rank + 7)).collect();
+    let plan = plan(&tree(&switches, &ranks), 2048);
+    assert_eq!(shares(&plan), [0.0; 1024]);
 }

@@ -41,8 +41,19 @@ fn request(job: &str) -> JoinRequest {
     }
 }
 
+fn resume() -> Resume {
+    Resume {
+        lineage: 1,
+        generation: Generation(0),
+        in_flight: 1,
+        elements: 256,
+        shards: 1,
+        completed: vec![vec![0]],
+    }
+}
+
 async fn admitted(jobs: &Jobs, job: &str) -> Outcome {
-    match jobs.join(request(job)) {
+    match jobs.join(request(job), vec![]) {
         Joined::Waiting(mut place) => place.outcome().await,
         Joined::Done(outcome) => outcome,
     }
@@ -66,7 +77,7 @@ async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
     let denied = jobs.heartbeat(job, Rank(0), generation, 0, trip, vec![]);
     assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
     jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), vec![]).expect("its own");
-    let told = jobs.told(job).members;
+    let told = jobs.told(job).members.clone();
     assert_eq!((told.len(), told[&Rank(0)].measured), (1, trip));
     assert_eq!(jobs.lock().told.len(), 1);
     jobs.leave(job, Rank(0), secret).expect("its own");
@@ -85,6 +96,7 @@ struct Gated {
 #[derive(Debug, Default)]
 struct Gate {
     is_closed: bool,
+    passes: u32,
     waiting: u32,
     refuses: bool,
     told: Vec<&'static str>,
@@ -96,10 +108,18 @@ impl Gated {
         self.changed.notify_all();
     }
 
+    /// Lets so many through, while it is closed.
+    fn let_pass(&self, count: u32) {
+        self.state.lock().unwrap().passes = count;
+        self.changed.notify_all();
+    }
+
     fn pass(&self, what: &'static str) {
         let mut state = self.state.lock().unwrap();
         state.waiting += 1;
-        let mut state = self.changed.wait_while(state, |state| state.is_closed).unwrap();
+        let waits = |state: &mut Gate| state.is_closed && state.passes == 0;
+        let mut state = self.changed.wait_while(state, waits).unwrap();
+        state.passes = state.passes.saturating_sub(1);
         state.waiting -= 1;
         state.told.push(what);
     }
@@ -220,7 +240,7 @@ async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_al
     let registry = Registry::new(config, Box::new(|| 7)).unwrap();
     let jobs = Jobs::new(registry, Arc::clone(&gated) as Arc<dyn DataPath>).unwrap();
     gated.close(true);
-    let Joined::Waiting(mut place) = jobs.join(request("job")) else { panic!("it waits") };
+    let Joined::Waiting(mut place) = jobs.join(request("job"), vec![]) else { panic!("it waits") };
     let began = Instant::now();
     while began.elapsed() < 3 * patience {
         jobs.tick();
@@ -247,38 +267,129 @@ async fn a_stream_ends_when_its_rank_opens_another() {
 }
 
 #[tokio::test]
-async fn from_where_a_rank_sends_is_told_to_the_data_path_when_it_changes() {
+async fn from_where_a_rank_sends_is_told_to_the_data_path_before_the_rank_and_when_it_changes() {
     let gated = Arc::new(Gated::default());
     let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-    let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;
-    let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
     let [one, other] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
-    jobs.register(job, rank, one.clone()).await;
+    let Joined::Waiting(mut place) = jobs.join(request("job"), one.clone()) else { panic!("it waits") };
+    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").admission;
+    assert_eq!(gated.state.lock().unwrap().told, ["add", "register"]);
+    let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
     for (hosts, secret) in [(&one, secret), (&other, secret), (&other, secret), (&one, 0)] {
         let _ = jobs.heartbeat(job, rank, generation, secret, Measured::default(), hosts.clone());
     }
     jobs.leave(job, rank, secret).expect("its own");
     let _ = jobs.heartbeat(job, rank, generation, secret, Measured::default(), one);
     assert!(jobs.lock().hosts.is_empty());
+    drop(place);
     drop(jobs);
     assert_eq!(gated.state.lock().unwrap().told, ["add", "register", "register", "remove"]);
+}
+
+#[tokio::test]
+async fn a_job_runs_however_long_the_next_one_takes_to_find_room() {
+    let gated = Arc::new(Gated::default());
+    let patience = Duration::from_millis(20);
+    let config = RegistryConfig { heartbeat_timeout: patience, ..RegistryConfig::default() };
+    let mut ids = 7..;
+    let registry = Registry::new(config, Box::new(move || ids.next().unwrap())).unwrap();
+    let jobs = Jobs::new(registry, Arc::clone(&gated) as Arc<dyn DataPath>).unwrap();
+    gated.close(true);
+    let hosts = || vec![IpAddr::from([10, 0, 0, 1])];
+    let [mut first, _second] = ["first", "second"].map(|job| match jobs.join(request(job), hosts()) {
+        Joined::Waiting(place) => place,
+        Joined::Done(outcome) => panic!("answered before the data path: {outcome:?}"),
+    });
+    // The first one's room is made, and the second one's takes longer than a rank may be silent.
+    gated.let_pass(2);
+    let Admission { job, key, generation, .. } = first.outcome().await.expect("admitted").admission;
+    let secret = key.secret_of(Rank(0));
+    let reply = jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), hosts());
+    assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
+    gated.close(false);
+}
+
+#[tokio::test]
+async fn ranks_that_resume_jobs_of_one_name_from_one_address_leave_places_for_others() {
+    let jobs = jobs(Arc::new(Gated::default()));
+    let from = |last: u8, lineage| {
+        let resume = Resume { lineage, ..resume() };
+        jobs.wait([10, 0, 0, last].into(), &JoinRequest { resume: Some(resume), ..request("resumed") })
+    };
+    let waiting: Vec<_> = (0..256).filter_map(|lineage| from(1, lineage)).collect();
+    assert_eq!(waiting.len(), 128);
+    assert!(from(2, 0).is_some());
+}
+
+#[tokio::test]
+async fn a_stranger_does_not_end_a_job_whose_rank_is_gone_for_a_moment() {
+    let jobs = jobs(Arc::new(Gated::default()));
+    let [own, strangers] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
+    let Joined::Waiting(mut place) = jobs.join(request("job"), own.clone()) else { panic!("it waits") };
+    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").admission;
+    let secret = key.secret_of(Rank(0));
+    let attend = || jobs.attend(job, Rank(0), generation, secret).expect("its own");
+    let stays = attend().stays.expect("it runs");
+    jobs.detached(stays.attendance, Detached::AtTheRank);
+    // It says that its packets come from where the job's do.
+    let told = [strangers, own.clone()].concat();
+    assert!(matches!(jobs.join(request("job"), told), Joined::Done(Err(_))));
+    assert!(attend().stays.is_some(), "it is back");
+    let stays = attend().stays.expect("it runs");
+    jobs.detached(stays.attendance, Detached::AtTheRank);
+    assert!(matches!(jobs.join(request("job"), own), Joined::Waiting(_)), "as it begins anew");
+}
+
+/// A root of GOAT, which plans so.
+fn planning(driver: Arc<dyn DataPath>, planner: Planner) -> Jobs {
+    let mut ids = 7..;
+    let config = RegistryConfig { protocol: Protocol::Goat, ..RegistryConfig::default() };
+    let registry = Registry::new(config, Box::new(move || ids.next().unwrap())).unwrap();
+    Jobs { planner, ..Jobs::new(registry, driver).unwrap() }
+}
+
+fn planned(job: &str) -> JoinRequest {
+    JoinRequest { protocol: Protocol::Goat, ..request(job) }
+}
+
+#[tokio::test]
+async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
+    /// Nobody takes it away.
+    static HELD: Mutex<()> = Mutex::new(());
+    let held = HELD.lock().unwrap();
+    let planner: Planner = |admission, tree, aggregators| {
+        if admission.in_flight == 2 {
+            drop(HELD.lock());
+        }
+        GoatPlan::new(admission, tree, aggregators)
+    };
+    let jobs = planning(Arc::new(Gated::default()), planner);
+    let slow = JoinRequest { in_flight: Some(2), ..planned("slow") };
+    let [one, another] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
+    let Joined::Waiting(_slow) = jobs.join(slow, one) else { panic!("it waits") };
+    let Joined::Waiting(mut other) = jobs.join(planned("other"), another) else { panic!("it waits") };
+    let outcome = tokio::time::timeout(HANG, other.outcome()).await.expect("it does not wait for the first");
+    let Admission { job, key, .. } = outcome.expect("admitted").admission;
+    jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_job_for_which_no_plan_is_found_is_summed_at_the_server() {
+    let jobs = planning(Arc::new(Gated::default()), |_, _, _| panic!("on purpose"));
+    let Joined::Waiting(mut place) = jobs.join(planned("job"), vec![]) else { panic!("it waits") };
+    let agreed = place.outcome().await.expect("admitted");
+    assert_eq!(agreed.plan.as_ref().expect("a plan").shares(), vec![]);
+    assert_eq!(jobs.health(), Ok(()));
 }
 
 #[tokio::test]
 async fn a_rank_is_told_again_of_its_job_after_the_data_path_knows_it() {
     let gated = Arc::new(Gated::default());
     let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-    let resume = Resume {
-        lineage: 1,
-        generation: Generation(0),
-        in_flight: 1,
-        elements: 256,
-        shards: 1,
-        completed: vec![vec![0]],
-    };
-    let request = JoinRequest { resume: Some(resume), ..request("resumed") };
+    let request = JoinRequest { resume: Some(resume()), ..request("resumed") };
     gated.close(true);
-    let [mut first, mut again] = [0, 1].map(|_| match jobs.join(request.clone()) {
+    let [mut first, mut again] = [0, 1].map(|_| match jobs.join(request.clone(), vec![]) {
         Joined::Waiting(place) => place,
         Joined::Done(outcome) => panic!("answered before the data path: {outcome:?}"),
     });
@@ -295,7 +406,9 @@ async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_en
     gated.close(true);
     gated.state.lock().unwrap().refuses = true;
     jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
-    let Joined::Waiting(mut place) = jobs.join(request("second")) else { panic!("answered too early") };
+    let Joined::Waiting(mut place) = jobs.join(request("second"), vec![]) else {
+        panic!("answered too early")
+    };
     gated.close(false);
     assert!(matches!(place.outcome().await, Err(NotAdmitted::DataPath(_))));
     jobs.tick();
@@ -303,5 +416,5 @@ async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_en
     assert!(jobs.snapshot().iter().all(aborted), "{:?}", jobs.snapshot());
     drop(place);
     drop(jobs);
-    assert_eq!(gated.state.lock().unwrap().told, ["add", "remove", "add", "remove"]);
+    assert_eq!(gated.state.lock().unwrap().told, ["add", "register", "remove", "add", "remove"]);
 }

@@ -288,6 +288,9 @@ fn each_refusal_has_its_cause() {
     // Right to left from here on: what follows looks like another job's line.
     assert_eq!(refused(ask("a\u{202e}b", 0, 1)), Refusal::JobName { bytes: 5 });
     assert_eq!(refused(ask(&"x".repeat(129), 0, 1)), Refusal::JobName { bytes: 129 });
+    // With what a client adds for a column, and for a service that takes over.
+    let longest = "x".repeat(128);
+    assert_eq!(refused(ask(&format!("{longest}~{}", "1".repeat(16)), 0, 1)), Refusal::JobName { bytes: 145 });
     assert_eq!(refused(ask("b", 0, 4097)), Refusal::TooManyWorkers { asked: 4097, max: 4096 });
     assert_eq!(refused(ask("b", 2, 2)), Refusal::RankOutOfRange { rank: 2, world_size: 2 });
     assert_eq!(refused(ask("b", 0, 0)), Refusal::RankOutOfRange { rank: 0, world_size: 0 });
@@ -308,6 +311,8 @@ fn each_refusal_has_its_cause() {
         Refusal::MtuTooSmall { mtu: 1499, need: 1500 }
     );
     assert_eq!(registry.jobs().count(), 1, "a refusal leaves nothing behind");
+    let longest = format!("{longest}.12~255");
+    start(&mut registry, at(0), &longest, 1);
 }
 
 #[test]
@@ -646,4 +651,44 @@ fn a_limit_of_zero_is_refused_at_construction() {
     let zero = RegistryConfig { jobs_max: 0, ..RegistryConfig::default() };
     let refused = Registry::new(zero, Box::new(|| 0)).map(|_| ());
     assert_eq!(refused, Err(ConfigError { field: "jobs_max" }));
+}
+
+#[test]
+fn one_machine_has_half_of_the_places_for_jobs_and_what_it_resumes_half_of_the_memory_for_that() {
+    let [one, other] = [1, 2].map(|last| Some(IpAddr::from([10, 0, 0, last])));
+    let config = RegistryConfig { jobs_max: 4, ..RegistryConfig::default() };
+    let mut ids = 40..;
+    let mut registry = Registry::new(config, Box::new(move || ids.next().unwrap())).expect("valid limits");
+    let mut join = |job: &str, world_size, lineage: Option<u64>, origin| {
+        let own = resuming(0, world_size, &[0; 64]).resume;
+        let resume = lineage.and_then(|lineage| Some(Resume { lineage, ..own? }));
+        registry.join(at(0), JoinRequest { resume, origin, ..ask(job, 0, world_size) })
+    };
+    let too_many = JoinDecision::Refused { reason: Refusal::TooManyJobs { max: 2 } };
+    assert!(matches!(join("a", 1, None, one), JoinDecision::Complete { .. }), "it runs");
+    assert!(matches!(join("b", 2, Some(1), one), JoinDecision::Waiting(_)));
+    assert_eq!(join("c", 1, None, one), too_many);
+    assert_eq!(join("b", 2, Some(2), one), too_many, "another job of the name");
+    assert!(matches!(join("d", 2, Some(3), other), JoinDecision::Waiting(_)), "another's, that resumes");
+    assert!(matches!(join("e", 1, None, None), JoinDecision::Complete { .. }), "the switch's own machine");
+    let all = JoinDecision::Refused { reason: Refusal::TooManyJobs { max: 4 } };
+    assert_eq!(join("f", 1, None, other), all);
+}
+
+#[test]
+fn what_one_machine_resumes_leaves_memory_for_others_that_do() {
+    let config = RegistryConfig { shards: 64, ..RegistryConfig::default() };
+    let mut registry = Registry::new(config, Box::new(|| 41)).expect("valid limits");
+    let mut join = |job: &str, rank, origin: [u8; 4]| {
+        let resume = resuming(0, 64, &[0]).resume.expect("it resumes");
+        let completed = vec![vec![0; 16_384]; 64];
+        let resume = Some(Resume { in_flight: 16_384, shards: 64, completed, ..resume });
+        registry.join(at(0), JoinRequest { resume, origin: Some(origin.into()), ..ask(job, rank, 64) })
+    };
+    // 2^20 counts each.
+    for rank in 0..8 {
+        assert!(matches!(join("a", rank, [10, 0, 0, 1]), JoinDecision::Waiting(_)));
+    }
+    assert!(matches!(join("a", 8, [10, 0, 0, 1]), JoinDecision::Refused { .. }));
+    assert!(matches!(join("b", 0, [10, 0, 0, 2]), JoinDecision::Waiting(_)));
 }

@@ -73,7 +73,7 @@ proptest! {
             match operation {
                 Operation::Join { world_size, .. } | Operation::Resume { world_size, .. } => {
                     let request = request.expect("made above");
-                    for command in registry.make_way(now, &request) {
+                    for command in registry.make_way(now, &request, |_| true) {
                         let is_end = matches!(command, Command::Abort { .. } | Command::Remove { .. });
                         prop_assert!(is_end, "{:?}", command);
                     }

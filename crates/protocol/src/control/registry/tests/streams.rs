@@ -105,12 +105,12 @@ fn who_takes_a_dead_ranks_place_ends_its_job_and_begins_anew() {
     let mut registry = registry();
     let (Admission { job, .. }, [_, dead]) = attended(&mut registry, "a");
     let again = |rank| ask("a", rank, 2);
-    assert_eq!(registry.make_way(at(1), &again(1)), vec![], "it lives");
+    assert_eq!(registry.make_way(at(1), &again(1), |_| true), vec![], "it lives");
     assert!(matches!(registry.join(at(1), again(1)), JoinDecision::Refused { .. }));
     registry.detached(at(1), dead, Detached::AtTheRank);
-    assert_eq!(registry.make_way(at(1), &ask("b", 1, 2)), vec![], "another job");
+    assert_eq!(registry.make_way(at(1), &ask("b", 1, 2), |_| true), vec![], "another job");
     let reason = AbortReason::Expelled(Rank(1));
-    assert_eq!(registry.make_way(at(1), &again(1)), vec![Command::Abort { job, reason }]);
+    assert_eq!(registry.make_way(at(1), &again(1), |_| true), vec![Command::Abort { job, reason }]);
     assert_eq!(registry.pool().free, 2048);
     let new = start(&mut registry, at(1), "a", 2);
     assert_ne!(new.job, job);
@@ -121,7 +121,7 @@ fn a_rank_that_left_waits_for_the_next_job_of_the_name_while_the_others_end_this
     let mut registry = registry();
     let (Admission { job, .. }, _) = attended(&mut registry, "a");
     registry.leaves(at(1), job, Rank(1));
-    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![]);
+    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2), |_| true), vec![]);
     assert!(matches!(registry.join(at(1), ask("a", 1, 2)), JoinDecision::Waiting(_)));
     assert!(matches!(registry.join(at(1), ask("a", 0, 2)), JoinDecision::Refused { .. }), "it lives");
     assert_eq!(registry.leaves(at(1), job, Rank(0)), Some(Command::Remove { job }));
@@ -136,10 +136,10 @@ fn a_rank_that_left_ends_its_job_when_it_comes_again_for_one_of_another_size() {
     registry.leaves(at(1), job, Rank(0));
     // The other one may still collect its last sum.
     let soon = at(1) + registry.config().return_timeout;
-    assert_eq!(registry.make_way(soon, &ask("a", 0, 1)), vec![]);
+    assert_eq!(registry.make_way(soon, &ask("a", 0, 1), |_| true), vec![]);
     assert_eq!(refusal(&mut registry, ask("a", 0, 1)), Refusal::JobRunning { rank: 0, world_size: 2 });
     let reason = AbortReason::Expelled(Rank(0));
-    assert_eq!(registry.make_way(at(2), &ask("a", 0, 1)), vec![Command::Abort { job, reason }]);
+    assert_eq!(registry.make_way(at(2), &ask("a", 0, 1), |_| true), vec![Command::Abort { job, reason }]);
     start(&mut registry, at(2), "a", 1);
 }
 
@@ -155,8 +155,32 @@ fn who_is_not_let_in_ends_no_job_of_a_rank_whose_stream_broke() {
         ask("a", 2, 2),
     ];
     for request in refused {
-        assert_eq!(registry.make_way(at(1), &request), vec![], "{request:?}");
+        assert_eq!(registry.make_way(at(1), &request, |_| true), vec![], "{request:?}");
     }
     let reason = AbortReason::Expelled(Rank(1));
-    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2)), vec![Command::Abort { job, reason }]);
+    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2), |_| true), vec![Command::Abort { job, reason }]);
+}
+
+#[test]
+fn who_asks_from_elsewhere_ends_no_job_of_which_it_knows_the_name() {
+    let mut registry = registry();
+    let (Admission { job, .. }, [_, broken]) = attended(&mut registry, "a");
+    registry.detached(at(1), broken, Detached::AtTheRank);
+    assert_eq!(registry.make_way(at(1), &ask("a", 1, 2), |_| false), vec![], "its stream may come back");
+    let reason = AbortReason::Expelled(Rank(1));
+    assert_eq!(
+        registry.make_way(at(1), &ask("a", 1, 2), |of| of == job),
+        vec![Command::Abort { job, reason }]
+    );
+}
+
+#[test]
+fn a_heartbeat_that_comes_after_the_end_of_a_stream_leaves_its_rank_gone() {
+    let mut registry = registry();
+    let (Admission { job, generation, .. }, [_, dead]) = attended(&mut registry, "a");
+    registry.tick(at(0));
+    registry.detached(at(1), dead, Detached::AtTheRank);
+    registry.beats(at(1) + MILLISECOND * 100, job, Rank(1), generation);
+    let reason = AbortReason::Expelled(Rank(1));
+    assert_eq!(registry.tick(at(1) + MILLISECOND * 501), vec![Command::Abort { job, reason }]);
 }

@@ -17,7 +17,10 @@ const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// cut for less than `silence` ends nothing: its last answer may be a probe older than the cut.
 ///
 /// The other kernel answers, for a process that is stopped or starved too. HTTP/2's own pings would ask the process.
-pub(crate) fn expect_answers(socket: &impl AsFd, silence: Duration) -> io::Result<()> {
+///
+/// # Errors
+/// When the operating system refuses.
+pub fn expect_answers(socket: &impl AsFd, silence: Duration) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let interval = (silence / PROBES_A_SILENCE).clamp(PROBE_INTERVAL_MIN, PROBE_INTERVAL_MAX);
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(interval).with_interval(interval))?;
