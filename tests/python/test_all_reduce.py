@@ -45,7 +45,7 @@ def error_bound(
 
 
 def reduce(
-    me: Me, wire_dtype: Any, dtype: torch.dtype, lengths: list[int], average: bool
+    me: Me, dtype: torch.dtype, lengths: list[int], average: bool, wire_dtype: Any = None
 ) -> list[torch.Tensor]:
     me.init(pg_options=Options(wire_dtype=wire_dtype))
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
@@ -65,7 +65,7 @@ def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
 ) -> None:
     lengths = [1, 2, 255, 256, 257, 100_003]
     world_size = 3
-    by_rank = launch(reduce, world_size, wire_dtype, dtype, lengths, average).results()
+    by_rank = launch(reduce, world_size, dtype, lengths, average, wire_dtype).results()
     for index, length in enumerate(lengths):
         parts = [values(dtype, length, rank) for rank in range(world_size)]
         result = by_rank[0][index]

@@ -173,7 +173,7 @@ def test_what_was_a_setting_once_is_refused_with_the_cure(monkeypatch: pytest.Mo
     cure = "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says otherwise"
     for takes in (fanin.torch.Options, partial(fanin.connect, rank=0, world_size=1)):
         with pytest.raises(TypeError, match=f"'exact' any more: {re.escape(cure)}"):
-            takes(exact=True)  # type: ignore[operator]
+            takes(exact=True)  # type: ignore[call-arg]
     called = run("--exact", "train.py")
     assert (
         called.returncode,

@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from fanin._settings import WireDtype
 
@@ -20,17 +20,11 @@ UNCOMPRESSED_STEPS: Final = 2
 """Of every method alike: PowerSGD of torch has at least two."""
 AS_THEY_ARE: Final = "float32"
 
-# By what packets bring, and what the wire dtype is called; a new one is a new method.
+# Of an element. Of int8, 32 of them have a byte for their step. Shared exponents save none.
+_WIRE_BYTES: Final[Mapping[WireDtype, float]] = {"native": 4, "bfloat16": 2, "int8": 33 / 32}
+# By what packets bring, and what the wire dtype is called.
 _WIRE: Final[Mapping[str, WireDtype]] = {
-    AS_THEY_ARE if wire_dtype == "native" else wire_dtype: wire_dtype
-    for wire_dtype in get_args(WireDtype)
-}
-# Of an element. Of int8, 32 of them have a byte for their step.
-_WIRE_BYTES: Final[Mapping[str, float]] = {
-    "native": 4,
-    "shared_exponent": 4,
-    "bfloat16": 2,
-    "int8": 33 / 32,
+    AS_THEY_ARE if wire_dtype == "native" else wire_dtype: wire_dtype for wire_dtype in _WIRE_BYTES
 }
 _NAMES = "onebit, topk:0.01, randomk:0.1, dithering:7, natural:7, powersgd:4"
 

@@ -136,7 +136,7 @@ fn nan_and_infinity_are_summed_as_what_they_are() {
 }
 
 #[test]
-fn integers_travel_with_exponents_in_half_the_chunk() {
+fn integers_travel_as_int32_in_half_the_chunk() {
     let mut switch = switch(config(2, 2));
     for (worker, verdict) in [(0, Verdict::Absorb), (1, Verdict::Multicast)] {
         let contribution = Contribution { worker, slot: 1, value: i32::MAX, ..Default::default() };
