@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fanin_guests::host_of;
 use fanin_protocol::control::{Ranks, Refusal, is_job_name};
 use fanin_wire::{RANKS_MAX, Rank};
 use prost::bytes::Bytes;
@@ -142,7 +143,7 @@ impl Meetings {
             let why = format!("a round's name has at most {ROUND_BYTES_MAX} bytes");
             return Err(NotHeard::Failed(Status::out_of_range(why)));
         }
-        let from = from.to_canonical();
+        let from = host_of(from);
         let round = if attempt == 0 { String::new() } else { round };
         let name = Name { job, attempt, round, joins: joins && attempt != 0 };
         let mut rounds = lock(&self.0);

@@ -354,12 +354,10 @@ fn planned(job: &str) -> JoinRequest {
 
 #[tokio::test]
 async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
-    /// Nobody takes it away.
-    static HELD: Mutex<()> = Mutex::new(());
-    let held = HELD.lock().unwrap();
+    static MAY_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
     let planner: Planner = |admission, tree, aggregators| {
         if admission.in_flight == 2 {
-            drop(HELD.lock());
+            drop(MAY_GO.1.wait_while(MAY_GO.0.lock().unwrap(), |may_go| !*may_go));
         }
         GoatPlan::new(admission, tree, aggregators)
     };
@@ -371,7 +369,8 @@ async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
     let outcome = tokio::time::timeout(HANG, other.outcome()).await.expect("it does not wait for the first");
     let Admission { job, key, .. } = outcome.expect("admitted").admission;
     jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
-    drop(held);
+    *MAY_GO.0.lock().unwrap() = true;
+    MAY_GO.1.notify_all();
 }
 
 #[tokio::test]
