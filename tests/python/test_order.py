@@ -263,6 +263,50 @@ def test_callbacks_of_what_callbacks_began_may_begin_more(launch: Launch) -> Non
     assert launch(chained, 2).results() == [(32.0, 32.0)] * 2
 
 
+def alone_in_a_callback(me: Me, end: str) -> str:
+    """Rank 0's callback begins what rank 1 never does."""
+    me.init()
+    asked = threading.Event()
+
+    def callback(_: Any) -> None:
+        asked.set()
+        dist.all_reduce(torch.ones(3))
+
+    if me.rank == 1:
+        me.hear()
+    work: Any = dist.all_reduce(torch.ones(3), async_op=True)
+    if me.rank == 1:
+        work.wait()
+        me.hear()  # until the other one is told
+        return ""
+    called = work.get_future().then(callback)
+    me.say("in place")
+    assert asked.wait(DEADLINE)
+    me.say("asked")
+    if end == "destroyed":
+        dist.destroy_process_group()
+    with pytest.raises(RuntimeError) as raised:
+        called.wait()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("end", ["destroyed", "killed"])
+def test_a_callback_that_waits_for_ranks_that_do_not_come_is_told_when_it_is_in_vain(
+    launch: Launch, end: str
+) -> None:
+    ranks = launch(alone_in_a_callback, 2, end)
+    assert ranks.hear(0) == "in place"
+    ranks.tell(1, "go")
+    assert ranks.hear(0) == "asked"
+    if end == "killed":
+        ranks.kill(1)
+        assert "RankLost: rank 1 is lost" in ranks.result(0)
+    else:
+        assert "Closed: the process group was destroyed" in ranks.result(0)
+        ranks.tell(1, "go")
+        ranks.result(1)
+
+
 POWER_STEPS = 200
 WIDTH = 32
 
