@@ -191,7 +191,7 @@ def snippet() -> str:
 
 def as_readme_says(me: Me, code: str, members: list[int] | None) -> list[float]:
     me.init("gloo")
-    group = None if members is None else dist.new_group(members)
+    group: Any = None if members is None else dist.new_group(members)
     if members is not None and me.rank not in members:
         dist.barrier()
         return []

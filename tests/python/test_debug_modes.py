@@ -127,7 +127,7 @@ def asked(me: Me, mode: str) -> dict[str, Any]:
         plan: Any = fanin.torch.plan()
         seen["services"] = [each["service"] for each in plan["services"]]
         fanin.torch.replan(me.switch)
-    pair = dist.new_group([0, 1])
+    pair: Any = dist.new_group([0, 1])
     seen["of another group"] = fanin.torch.plan(pair) is not None
     other: Any = dist.new_group(backend="gloo")
     with pytest.raises(ValueError, match="the group's backend is gloo, and not fanin"):

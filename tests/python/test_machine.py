@@ -12,6 +12,7 @@ from conftest import Launch
 from fanin.torch import MachineState, machine_hook
 from ranks import Me, sums_on_switch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 LENGTHS = (64, 65, 1, 100_003)
@@ -79,7 +80,7 @@ def remembered(me: Me) -> tuple[int, int]:
     state = begin(me, "aabb", "", None)
     indices = set()
 
-    def hook(state: MachineState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(state: MachineState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         indices.add(bucket.index())
         return machine_hook(state, bucket)
 

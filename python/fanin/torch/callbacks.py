@@ -51,7 +51,8 @@ def inside() -> bool:
 @once("callbacks that begin collectives, or wait for others, are not told from the program itself")
 def install() -> None:
     """Put this in place: when the first group is made, so that others see torch unchanged."""
-    future = torch._C.Future  # the base of `torch.futures.Future`, and what works return
+    # The base of `torch.futures.Future`, and what works return. Any: torch's stubs have methods.
+    future: Any = torch._C.Future
     then, add_done_callback = _telling(future.then), _telling(future.add_done_callback)
     wait = future.wait
 
@@ -63,8 +64,8 @@ def install() -> None:
         with turns.paused(self.done):
             return wait(self)
 
-    future.then, future.add_done_callback = then, add_done_callback  # type: ignore[method-assign]
-    future.wait = pausing  # type: ignore[method-assign]
+    future.then, future.add_done_callback = then, add_done_callback
+    future.wait = pausing
 
 
 def _telling(add: Callable[[Any, Callback], Any]) -> Callable[[Any, Callback], Any]:

@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 class Deliverable(Protocol):
     """A work with a turn."""
 
+    def passes(self) -> bool:
+        """Take the turn, and return True, if nobody has asked for the future."""
+
     def deliver(self) -> None:
         """Complete the future, if somebody asked for one. Runs the callbacks: may block."""
 
@@ -154,7 +157,12 @@ class Turns:
     def _stir(self) -> None:
         """Go on, on a thread that may block, if there is anything to do."""
         with self._changed:
-            if not self._may_go_on():
+            while self._may_go_on():
+                work = next(iter(self._works))
+                if not work.passes():
+                    break
+                del self._works[work]
+            else:
                 return
         try:
             threading.Thread(target=self._go_on, name="fanin-callbacks", daemon=True).start()

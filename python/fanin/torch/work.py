@@ -147,6 +147,13 @@ class AllReduceWork(Limited):
     def _late(self, limit: float) -> AllReduceTimeout:
         """Make the error of `late`."""
 
+    def passes(self) -> bool:
+        """Take the turn, and return True, if nobody has asked for the future."""
+        with self._lock:
+            if self._future is None:
+                self._awaits_turn = False
+            return self._future is None
+
     def deliver(self) -> None:
         """Completes the future, if somebody asked for one. Runs the callbacks: may block."""
         with self._lock:
