@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +32,8 @@ from fanin._services import (
 )
 from fanin._settings import Settings
 from fanin.errors import SwitchUnreachable
+
+log = logging.getLogger(__name__)
 
 # How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
 WAY_PATIENCE = 10.0
@@ -218,11 +220,11 @@ class Ranks:
             local = _fanin.LocalRanks(machines, self.rank, name)
         except OSError as error:
             wrong = str(error)
-            print(
-                f"[fanin] rank {self.rank}: {error}; every rank sends its own gradients instead. "
-                "Give /dev/shm more room (docker run --shm-size)",
-                file=sys.stderr,
-                flush=True,
+            log.warning(
+                "[fanin] rank %d: %s; every rank sends its own gradients instead. Give /dev/shm "
+                "more room (docker run --shm-size)",
+                self.rank,
+                error,
             )
         shared = False
         try:
