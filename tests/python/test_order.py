@@ -312,6 +312,7 @@ def test_a_callback_that_waits_for_ranks_that_do_not_come_is_told_when_it_is_in_
 
 
 POWER_STEPS = 200
+TOLD_EVERY = 20  # steps, so that a slow machine is not taken for one that hangs
 WIDTH = 32
 
 
@@ -344,7 +345,9 @@ def power_sgd(me: Me, backend: str, one_by_one: bool) -> tuple[list[float], list
     dice = torch.Generator().manual_seed(me.rank)
     target = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(9))
     losses = []
-    for _ in range(POWER_STEPS):
+    for step in range(POWER_STEPS):
+        if step % TOLD_EVERY == 0:
+            me.say(step)
         x = torch.randn(16, WIDTH, generator=dice)
         optimizer.zero_grad()
         loss = (model(x) - (x @ target).tanh()).square().mean()
@@ -360,9 +363,14 @@ def power_sgd(me: Me, backend: str, one_by_one: bool) -> tuple[list[float], list
 def test_power_sgd_with_two_buckets_is_the_same_on_all_ranks_and_learns_as_on_gloo(
     launch: Launch,
 ) -> None:
-    ours = launch(power_sgd, 4, "fanin", False).results()
-    one_by_one = launch(power_sgd, 4, "fanin", True).results()
-    gloo = launch(power_sgd, 4, "gloo", True).results()
+    def trained(backend: str, one_by_one: bool) -> list[Any]:
+        ranks = launch(power_sgd, 4, backend, one_by_one)
+        for step in range(0, POWER_STEPS, TOLD_EVERY):
+            assert [ranks.hear(rank) for rank in range(4)] == [step] * 4
+        return ranks.results()
+
+    ours, one_by_one = trained("fanin", False), trained("fanin", True)
+    gloo = trained("gloo", True)
     for losses, parameters in ours:
         assert all(map(torch.equal, parameters, one_by_one[0][1]))
         assert losses[-1] < 0.8 * losses[0]  # it learns
