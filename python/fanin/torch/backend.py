@@ -51,7 +51,7 @@ LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection 
 # What a rank says to the others in the midst of a new plan that it cannot take part in.
 WRONG = "wrong"
 
-# Until they are destroyed: see `create`.
+# Held until they are destroyed: see `create`.
 _debugged: set[FaninBackend] = set()
 
 
@@ -225,7 +225,7 @@ class FaninBackend(DelegatingBackend):
         self.settings = settings
         self._on_switch = 0
         self._lost_before = (0, 0)
-        # What callbacks begin; how many such backends there were.
+        # The backend for what callbacks begin, and how many of these there were.
         self._is_outer = outer is None
         self._of_callbacks: FaninBackend | None = None
         self._of_callbacks_made = 0
@@ -445,7 +445,7 @@ class FaninBackend(DelegatingBackend):
         self._lost_before = self.lost()
         self._channel = _channel(connected)
         self.settings = settings
-        # That for callbacks is made anew, by the new plan, when it is next needed.
+        # The backend for callbacks is made anew, by the new plan, when it is next needed.
         self._end_of_callbacks(FaninBackend.shutdown)
         before.close()
 

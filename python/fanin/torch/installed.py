@@ -1,4 +1,4 @@
-"""Changes to torch itself, of which each is made once a process, and none is necessary to train."""
+"""Changes to torch itself: each is made once a process, and most programs train without them."""
 
 from __future__ import annotations
 

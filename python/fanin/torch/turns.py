@@ -18,9 +18,10 @@ or on devices. It is not that of:
 A callback may wait for another future. Where that future is one of what callbacks began (`inner`,
 see `backend`), nothing but the wait happens here: PowerSGD's callback for one bucket comes to its
 end before the next bucket's begins. Where `inner` has come to rest and the callback still waits, it
-waits for a work behind its own. Then the turns go on, on another thread, until the future is
-complete; the callback goes on before the next turn. A callback that waits for something else of a
-later callback, as a lock or an event, waits for ever.
+waits for a work behind its own, or for another group's, which looks the same here. Then the turns
+go on, on another thread, until the future is complete; the callback goes on before the next turn.
+A callback that waits for a later one in another way, by a lock or an event, waits for ever: wait
+for its future.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Turns:
             return False
         if not self._paused:
             return True
-        # Those that wait go on before: all ranks are to do the same.
+        # A callback that need not wait any more goes on before the next turn, on all ranks.
         return not self._some_is_ready() and (self._inner is None or self._inner._rests())
 
     def _some_is_ready(self) -> bool:
