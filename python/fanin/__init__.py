@@ -1,4 +1,6 @@
-"""fanin sums gradients on the way: a switch adds what the ranks send, in place of a ring.
+"""fanin sums gradients of data-parallel training: services add what the ranks send, not a ring.
+
+The services are the ranks' own, or machines that only sum (``fanin switch``), or both.
 
 - PyTorch: ``torch.distributed.init_process_group("fanin")`` (see `fanin.torch`)
 - NumPy and everything else: `connect`, then `Group.all_reduce`

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +35,8 @@ from fanin._services import (
 )
 from fanin._settings import Settings
 from fanin.errors import SwitchUnreachable, Untrusted
+
+log = logging.getLogger(__name__)
 
 # How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
 WAY_PATIENCE = 10.0
@@ -287,11 +289,11 @@ class Ranks:
             local = _fanin.LocalRanks(machines, self.rank, name)
         except OSError as error:
             wrong = str(error)
-            print(
-                f"[fanin] rank {self.rank}: {error}; every rank sends its own gradients instead. "
-                "Give /dev/shm more room (docker run --shm-size)",
-                file=sys.stderr,
-                flush=True,
+            log.warning(
+                "[fanin] rank %d: %s; every rank sends its own gradients instead. Give /dev/shm "
+                "more room (docker run --shm-size)",
+                self.rank,
+                error,
             )
         shared = False
         try:

@@ -133,14 +133,15 @@ class JoinTimeout(_MissingRanks):
 
 
 class AllReduceTimeout(_MissingRanks):
-    """An all-reduce did not complete in time; `missing_ranks` did not contribute.
+    """A collective did not complete in time; `missing_ranks` did not contribute.
 
-    The time counts from its submission, or from the end of the one before it if that is later.
+    It may be another one than an all-reduce: the message names it, and `tensor.collective`. The
+    time counts from its submission, or from the end of the one before it if that is later.
     """
 
 
 class CollectiveMismatch(FaninError):
-    """The ranks disagree about an all-reduce: length, dtype, loss bound, or place in the order."""
+    """The ranks disagree about a collective: its kind, length, dtype, loss bound, or place."""
 
 
 class _OneRank(FaninError):

@@ -90,6 +90,17 @@ def test_the_environment_does_it_under_any_launcher(program: str, switch: str) -
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == 2 * ["groups", "FaninBackend", "FaninBackend"]
     assert done.stderr.count(SAID) == 1
+    assert f"with the switch at {switch} (FANIN_AS=gloo)" in done.stderr
+
+
+@eager
+def test_without_a_switch_the_line_names_none(program: str) -> None:
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", program)
+    done = run(*torchrun, FANIN_AS="gloo")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(SAID) == 1
+    said = f"{SAID}, and fanin sums its gradients in its ranks' processes (FANIN_AS=gloo)"
+    assert said in done.stderr.splitlines()
 
 
 GLOO = """

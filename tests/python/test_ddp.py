@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import fanin.torch
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch
+from conftest import Launch, SwitchProcess
 from fanin import errors
 from ranks import Me, sums_on_switch
 from torch import nn
@@ -157,24 +158,63 @@ def test_each_mode_of_ddp_trains_as_on_gloo(launch: Launch, mode: str) -> None:
     assert gloo[1] == 0
 
 
-def hook_with_a_group(me: Me) -> list[float]:
+def hook_by_atp(me: Me) -> tuple[list[float], list[int]]:
     me.init("gloo")
-    with fanin.connect(job="ddp-group", rank=me.rank, world_size=me.world_size) as group:
-        model = DistributedDataParallel(nn.Linear(3, 1).double())
-        model.register_comm_hook(group, fanin.torch.allreduce_hook)
-        model(torch.full((1, 3), float(me.rank), dtype=torch.float64)).sum().backward()
-        # float64 is none of the switch's, so Gloo averaged it; float32 comes from the switch.
-        gradients = model.module.weight.grad.flatten().tolist()
-        model = DistributedDataParallel(nn.Linear(3, 1))
-        model.register_comm_hook(group, fanin.torch.allreduce_hook)
-        model(torch.full((1, 3), float(me.rank))).sum().backward()
+    state = fanin.torch.HookState(protocol="atp")
+    gradients: list[float] = []
+    sums = []
+    for dtype in (torch.float64, torch.float32):
+        model = DistributedDataParallel(nn.Linear(3, 1).to(dtype))
+        model.register_comm_hook(state, fanin.torch.allreduce_hook)
+        model(torch.full((1, 3), float(me.rank), dtype=dtype)).sum().backward()
         gradients += model.module.weight.grad.flatten().tolist()
-        return [float(gradient) for gradient in gradients]
+        sums.append(sums_on_switch(state.group))
+    state.close()
+    state.close()
+    return gradients, sums
 
 
-def test_the_hook_takes_a_group_and_falls_back_for_other_dtypes(launch: Launch) -> None:
-    for got in launch(hook_with_a_group, 2).results():
-        assert got == pytest.approx([0.5] * 6)
+def test_the_hook_falls_back_for_dtypes_that_the_services_do_not_sum(launch: Launch) -> None:
+    with SwitchProcess(command="server") as server:
+        results = launch(hook_by_atp, 2, at=server.address).results()
+    for gradients, sums in results:
+        assert gradients == pytest.approx([0.5] * 6)
+        assert sums == [0, 1]
+
+
+def snippet() -> str:
+    """What README says about DDP beside another backend."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (found,) = re.findall(r"```python\n((?:(?!```).)*HookState\(\).*?)```", readme, re.DOTALL)
+    return str(found)
+
+
+def as_readme_says(me: Me, code: str, members: list[int] | None) -> list[float]:
+    me.init("gloo")
+    group: Any = None if members is None else dist.new_group(members)
+    if members is not None and me.rank not in members:
+        dist.barrier()
+        return []
+    model = DistributedDataParallel(nn.Linear(3, 1), process_group=group)
+    if group is None:
+        exec(code, {"model": model})
+    else:
+        state = fanin.torch.HookState(process_group=group)
+        model.register_comm_hook(state, fanin.torch.allreduce_hook)
+        assert sums_on_switch(state.group) == 0
+    model(torch.full((1, 3), float(me.rank))).sum().backward()
+    gradients: list[float] = model.module.weight.grad.flatten().tolist()
+    dist.barrier()
+    return gradients
+
+
+def test_the_hook_runs_as_readme_has_it_beside_gloo_with_nothing_started(launch: Launch) -> None:
+    assert launch(as_readme_says, 2, snippet(), None, at="").results() == [[0.5] * 3] * 2
+
+
+def test_the_hook_is_for_the_ranks_of_its_process_group(launch: Launch) -> None:
+    found = launch(as_readme_says, 4, "", [3, 1], at="").results()
+    assert found == [[], [2.0] * 3, [], [2.0] * 3]
 
 
 def broken_backward(me: Me, hook: str) -> Any:

@@ -287,7 +287,7 @@ def test_an_op_that_is_served_against_one_that_is_not(launch: Launch) -> None:
     assert isinstance(failure, Failure)
     assert failure.kind == "AllReduceTimeout"
     assert failure.fields["missing_ranks"] == [1]
-    assert "dtype, op or device that the switch does not serve" in failure.message
+    assert "all_reduce with a dtype, op or device that the services do not take" in failure.message
     assert "sum of 5 float32 (all-reduce 0)" in failure.message
     assert failure.fields["tensor"] == errors.Tensor(0, 5, "float32", "sum")
     assert failure.fields["waited"] >= 2

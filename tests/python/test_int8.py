@@ -17,6 +17,7 @@ from fanin.torch.error_feedback import BLOCK, ErrorFeedback, feed_back
 from ranks import Failure, Me
 from test_all_reduce import FLOATS
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from wire_dtypes import held_to, reduce
 
@@ -218,18 +219,17 @@ def descend(me: Me, feeds_back: bool) -> float:
     network = Constant()
     model = DistributedDataParallel(network)
     if feeds_back:
-        state: Any = fanin.torch.HookState(wire_dtype="int8")
+        state = fanin.torch.HookState(wire_dtype="int8")
+        model.register_comm_hook(state, fanin.torch.allreduce_hook)
     else:
-        state = fanin.connect(
-            job="int8-no-feedback", rank=me.rank, world_size=me.world_size, wire_dtype="int8"
-        )
-    model.register_comm_hook(state, fanin.torch.allreduce_hook)
+        options = fanin.torch.Options(wire_dtype="int8")
+        group: Any = dist.new_group(backend="fanin", pg_options=options)
+        model.register_comm_hook(group, default_hooks.allreduce_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for _ in range(STEPS):
         optimizer.zero_grad()
         model().backward()
         optimizer.step()
-    state.close()
     return float((network.weight + STEPS * network.gradient).abs().max())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -157,15 +158,19 @@ def hide_shared_memory(options: str) -> None:
     assert made == [0, 0, 0], "a /dev/shm of its own"
 
 
-def alone(me: Me, options: str, machines: str | None) -> tuple[str, float]:
+def alone(me: Me, options: str, machines: str | None) -> tuple[str, float, list[str]]:
     hide_shared_memory(options)
+    warned: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warned.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fanin").addHandler(handler)
     client = join(me, machines)
     tensor = torch.ones(100_000)
     dist.all_reduce(tensor)
     part = torch.ones(50_000)
     dist.reduce_scatter_single(part, tensor.clone())
     dist.all_gather_single(tensor, part / 2)
-    return client.switch, tensor.sum().item()
+    return client.switch, tensor.sum().item(), warned
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
@@ -177,9 +182,13 @@ def alone(me: Me, options: str, machines: str | None) -> tuple[str, float]:
 def test_without_a_shared_dev_shm_the_ranks_sum_over_loopback(
     launch: Launch, options: str, machines: str | None
 ) -> None:
-    for switch, total in launch(alone, 2, options, machines).results():
+    warned: list[str] = []
+    for switch, total, said in launch(alone, 2, options, machines).results():
         assert switch.startswith("127.0.0.1:")
         assert total == 200_000
+        warned += said
+    assert bool(warned) == (machines is not None)
+    assert all("Give /dev/shm more room" in text for text in warned)
 
 
 def disagree(me: Me) -> str:

@@ -12,6 +12,7 @@ from conftest import Launch
 from fanin.torch import MachineState, machine_hook
 from ranks import Me, sums_on_switch
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 LENGTHS = (64, 65, 1, 100_003)
@@ -72,6 +73,33 @@ def test_all_ranks_get_the_average_and_holders_alone_send(launch: Launch, way: s
             assert (average.double() - right).abs().max() < 1e-6
         assert (sums > 0) == (rank in of_domain)
         assert holders is None or len(of_domain) == len(holders)
+
+
+def remembered(me: Me) -> tuple[int, int]:
+    """How many buckets a state has memory for, after some steps, and how many the model has."""
+    state = begin(me, "aabb", "", None)
+    indices = set()
+
+    def hook(state: MachineState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        indices.add(bucket.index())
+        return machine_hook(state, bucket)
+
+    hook.__annotations__ = {}
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))), bucket_cap_mb=0.005
+    )
+    model.register_comm_hook(state, hook)
+    for _ in range(4):
+        model(torch.ones(2, 32)).sum().backward()
+    state.begin_step()
+    kept = len(state._buffers)
+    dist.barrier()
+    return kept, len(indices)
+
+
+def test_the_buckets_that_ddp_has_replaced_are_forgotten(launch: Launch) -> None:
+    for kept, buckets in launch(remembered, 4).results():
+        assert kept == buckets > 1
 
 
 def in_float16(me: Me) -> float:

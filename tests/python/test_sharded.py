@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
+from fanin.torch.work import Request
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -59,8 +61,11 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def fully_sharded(me: Me, shape: tuple[int, ...]) -> tuple[list[torch.Tensor], int]:
-    """FSDP2; over a mesh of two dimensions, sharded in one and replicated in the other (HSDP)."""
+def fully_sharded(me: Me, shape: tuple[int, ...]) -> tuple[list[torch.Tensor], int, int]:
+    """FSDP2; over a mesh of two dimensions, sharded in one and replicated in the other (HSDP).
+
+    The parameters, how many reduce-scatters the services did, and how many all-reduces.
+    """
     names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = network()
@@ -69,16 +74,42 @@ def fully_sharded(me: Me, shape: tuple[int, ...]) -> tuple[list[torch.Tensor], i
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = sgd(model.parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(batch(me.rank, step)).square().mean().backward()
-        optimizer.step()
+    with pytest.MonkeyPatch.context() as patch:
+        begun = count_begun(patch)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(batch(me.rank, step)).square().mean().backward()
+            optimizer.step()
+    shards = mesh.get_group("shard" if len(shape) == 2 else 0)
+    assert begun["reduce_scatter"] + begun["all_gather"] <= others_on_switch(shards)
     whole = []
     for parameter in model.parameters():
         assert isinstance(parameter, DTensor)
         assert parameter.to_local().numel() < parameter.numel()
         whole.append(parameter.full_tensor().detach())
-    return whole, sums_on_switch(mesh.get_group("replicate")) if len(shape) == 2 else 0
+    sums = sums_on_switch(mesh.get_group("replicate")) if len(shape) == 2 else 0
+    return whole, begun["reduce_scatter"], sums
+
+
+def count_begun(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what this rank asks the services for, by its kind."""
+    begun: Counter[str] = Counter()
+    submit = Request.submit
+
+    def counted(request: Request, *args: Any) -> Any:
+        begun[request.collective] += 1
+        return submit(request, *args)
+
+    patch.setattr(Request, "submit", counted)
+    return begun
+
+
+def others_on_switch(group: Any) -> int:
+    """How many collectives other than all-reduces the services have done for a group."""
+    backend: Any = group._get_backend(torch.device("cpu"))
+    if isinstance(backend, dist.ProcessGroupGloo):
+        return 0
+    return int(backend._channel._client.statistics()["others_completed"])
 
 
 def fully_sharded_on_both(me: Me, shape: tuple[int, ...]) -> Any:
@@ -92,12 +123,14 @@ def test_fully_sharded_training_equals_gloos_and_that_of_one_process(
     world_size = torch.Size(shape).numel()
     expected = alone(world_size, sgd)
     assert furthest(expected, list(network().parameters())) > 1e-2  # it moved
-    for (gloo, none), (ours, sums) in launch(fully_sharded_on_both, world_size, shape).results():
-        assert furthest(ours, gloo) <= BOUND
-        assert furthest(ours, expected) <= BOUND
-        # Sharded gradients are reduced by Gloo; the all-reduces between replicas are the switch's.
-        assert (sums >= STEPS) == (len(shape) == 2)
-        assert none == 0
+    for gloo, ours in launch(fully_sharded_on_both, world_size, shape).results():
+        assert furthest(ours[0], gloo[0]) <= BOUND
+        assert furthest(ours[0], expected) <= BOUND
+        # The gradients of each of the three layers are scattered by the services, in each step.
+        assert ours[1] == 3 * STEPS
+        # So are the all-reduces between replicas.
+        assert (ours[2] >= STEPS) == (len(shape) == 2)
+        assert gloo[1:] == (0, 0)
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:

@@ -103,10 +103,10 @@ pub enum SessionError {
         /// How long was waited.
         waited: Duration,
     },
-    /// Two ranks reduce different tensors at the same place of the stream.
+    /// Two ranks call different collectives at the same place of the stream.
     #[error(
-        "ranks {} and {} disagree: rank {} reduces {}, rank {} reduces {}; every rank must reduce the same tensors in the \
-         same order",
+        "ranks {} and {} disagree: rank {} calls {}, rank {} calls {}; every rank must call the same collectives on the same \
+         tensors in the same order",
         first.0.0, second.0.0, first.0.0, first.1, second.0.0, second.1
     )]
     CollectiveMismatch {
@@ -147,7 +147,7 @@ pub enum SessionError {
     },
     /// A rank left while others still needed it.
     #[error(
-        "rank {} left the job while other ranks still wait for it; every rank must take part in every all-reduce",
+        "rank {} left the job while other ranks still wait for it; every rank must take part in every collective",
         rank.0
     )]
     RankLeft {
@@ -162,7 +162,7 @@ pub enum SessionError {
         /// How that was found.
         cause: String,
     },
-    /// An all-reduce did not complete in time.
+    /// A collective did not complete in time: an all-reduce, or what `tensor` says.
     #[error(
         "{tensor} over switch {switch} did not complete within {}: {}",
         seconds(*waited), blamed(missing_ranks)
@@ -417,8 +417,23 @@ mod tests {
         let queued = Tensor { number: 6, elements: 1, dtype: Dtype::Int32, op: Op::Average, ..TENSOR };
         let also = "; this ended the average of 1 int32 (all-reduce 6) over switch 10.0.0.9:4800 after 2.5 s";
         assert_eq!(of_tensor(queued, &timeout), format!("{says_all}{also}"));
+        let moved = Tensor { kind: CollectiveKind::Broadcast, dtype: Dtype::Uint8, ..TENSOR };
+        assert_eq!(
+            of_tensor(moved, &timed_out(moved)),
+            "7 uint8 (broadcast 5) over switch 10.0.0.9:4800 did not complete within 2 s: the switch has no contribution of \
+             rank 1; look at the log there"
+        );
         let lost = SessionError::RankLost { rank: Rank(3) };
         assert_eq!(of_tensor(queued, &lost), format!("{lost}{also}"));
+    }
+
+    fn timed_out(tensor: Tensor) -> SessionError {
+        SessionError::AllReduceTimeout {
+            missing_ranks: Ranks::from([1]),
+            waited: Duration::from_secs(2),
+            switch: "10.0.0.9:4800".into(),
+            tensor,
+        }
     }
 
     const TENSOR: Tensor = Tensor {

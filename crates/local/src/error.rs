@@ -59,7 +59,7 @@ pub enum LocalError {
     },
     /// A rank left while others still needed it.
     #[error(
-        "rank {rank} left the job while other ranks still wait for it; every rank must take part in every all-reduce"
+        "rank {rank} left the job while other ranks still wait for it; every rank must take part in every collective"
     )]
     Left {
         /// The rank.
@@ -67,7 +67,7 @@ pub enum LocalError {
     },
     /// Two ranks reduce different tensors at the same place of the stream.
     #[error(
-        "ranks {} and {} disagree: rank {} reduces {}, rank {} reduces {}; every rank must reduce the same tensors in the same order",
+        "ranks {} and {} disagree: rank {} calls {}, rank {} calls {}; every rank must call the same collectives on the same tensors in the same order",
         first.0, second.0, first.0, first.1, second.0, second.1
     )]
     Mismatch {

@@ -4,7 +4,10 @@ Torch finds the backend by itself: `import torch` registers it through the entry
 ``torch.backends``, and where that is switched off (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``), the first
 group that asks for it does, through ``torch.distributed.backends``.
 
-    torch.distributed.init_process_group("fanin")     # the switch: FANIN_SWITCH, or `fanin run`
+    torch.distributed.init_process_group("fanin")
+
+Nothing has to be started for it: the ranks sum, each machine's among themselves first. Machines
+that only sum (``fanin switch``) are named by FANIN_SWITCH. "Services" below are both.
 
 Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
 ``fanin run --as gloo`` (see `fanin.torch.stand_in`).
@@ -16,7 +19,7 @@ by a plan (`sub_models` cuts a model into the parts that it is made for). `compr
 gradients in fewer bytes still, by signs, or by the largest of them (docs/compression.md).
 
 All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat16 and int32 tensors,
-on the CPU or on CUDA devices, are summed by the switch, and of float64, int64, uint8 and int8
+on the CPU or on CUDA devices, are summed by the services, and of float64, int64, uint8 and int8
 tensors, too; broadcast and all_gather move bits of any dtype. ATP and GOAT have all-reduces
 alone, of the first four, racks have no other collective either, and an all_gather of more than 1 MB
 in all is faster on Gloo where some machine has a single rank. All that is not served so is served
@@ -32,15 +35,19 @@ differs is told of by `fanin.errors.CollectiveMismatch`, unless the tensor is on
 collective cannot be captured into a CUDA graph, and none may be under way during a capture.
 
 A barrier comes after all all-reduces in flight, as on Gloo, and so does `destroy_process_group`,
-for some seconds; what is not over then fails with `fanin.errors.Closed`. An all-reduce whose
+for some seconds; what is not over then fails with `fanin.errors.Closed`. A collective whose
 options have a timeout of their own ends with `fanin.errors.AllReduceTimeout` when that has passed,
 and with it the group, as after the group's own timeout: make a new one to go on.
 
 Errors are those of `fanin.errors`, also out of `backward()` (torch's error is their cause), and
 where a connection of Gloo's tells of a rank that is gone. Only of a future torch keeps the text.
-Where the switch does not know within some seconds who is gone, the group ends all the same.
+Where the services do not know within some seconds who is gone, the group ends all the same.
 
-The switch's sums are written into a tensor's memory while Python runs on. From `all_reduce` until
+Futures complete, and their callbacks run, in the order of the submissions, one at a time; what a
+callback begins has an order of its own, by a group beside (`turns`, `backend`). So torch's PowerSGD
+hook, whose callbacks begin all-reduces, is the same on all ranks with several buckets too.
+
+Sums are written into a tensor's memory while Python runs on. From `all_reduce` until
 its work is done, also if a timeout ended a `wait`, neither use the tensor nor resize or free its
 storage (`resize_`, `untyped_storage().resize_`, `set_`): the memory is held by its address.
 """
@@ -125,7 +132,11 @@ def _register() -> None:
     except Exception:  # a torch that we do not know: its users lose this backend, not torch
         import logging
 
-        logging.getLogger(__name__).debug("backend %r not registered", BACKEND, exc_info=True)
+        logging.getLogger(__name__).warning(
+            "fanin could not tell this torch of the backend %r, which is not to be had",
+            BACKEND,
+            exc_info=True,
+        )
     if os.environ.get("FANIN_AS"):
         from fanin.torch import stand_in
 

@@ -1,4 +1,16 @@
-"""The backend "fanin": what sums, gathers or spreads goes to the switch, all else to Gloo."""
+"""The backend "fanin": what sums, gathers or spreads goes to the services, all else to Gloo.
+
+Ranks match collectives by their order. What a callback begins, on a thread of its own, has no place
+in the order of what the program begins meanwhile: DDP begins the next bucket's all-reduce before or
+after PowerSGD's callback begins one for the bucket before, each rank as its threads run. (Gloo ends
+the process then, or sums what does not belong together.) So what callbacks begin goes to a backend
+beside, of the same ranks, with an order of its own: `FaninBackend` makes it when a callback first
+begins a collective. In there the order is that of the callbacks (`turns`). A callback's `send` and
+`recv` stay: they are matched by rank and tag.
+
+A collective that one rank begins in a callback, all ranks begin in a callback. What callbacks of
+*these* begin goes there as well, and the program must see to its order.
+"""
 
 # The methods are torch's, and documented there.
 # ruff: noqa: D102
@@ -9,6 +21,7 @@ import contextlib
 import functools
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
@@ -22,8 +35,10 @@ from torch._compile import _disable_dynamo
 from fanin import _fanin
 from fanin._membership import Connected
 from fanin._settings import Settings
-from fanin.torch import collectives, handles, handshake, splitting
+from fanin.errors import Closed
+from fanin.torch import callbacks, collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
+from fanin.torch.delegated_work import DelegatedWork
 from fanin.torch.delegating import DelegatingBackend, TensorLists
 from fanin.torch.interface import gloo_address
 from fanin.torch.membership import Failures, Patience, agree, naming_absent
@@ -33,7 +48,8 @@ from fanin.torch.work import Part, seconds
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
 
-_debugged: list[FaninBackend] = []
+# Held until they are destroyed: see `create`.
+_debugged: set[FaninBackend] = set()
 
 
 class _Options(Protocol):
@@ -60,7 +76,7 @@ def create(
     )
     if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
-        _debugged.append(backend)
+        _debugged.add(backend)
     return backend
 
 
@@ -121,10 +137,11 @@ def backend_of(group: ProcessGroup | None) -> FaninBackend:
     chosen: ProcessGroup | None = group or distributed.group.WORLD
     if chosen is None:
         raise ValueError("there is no group: call init_process_group first")
-    backend = chosen._get_backend(torch.device("cpu"))
-    if not isinstance(backend, FaninBackend):
-        raise ValueError(f"the group's backend is {chosen.name()}, and not fanin")
-    return backend
+    backends = [splitting.unwrapped(chosen, device) for device in chosen._device_types]
+    found = next((each for each in backends if isinstance(each, FaninBackend)), None)
+    if found is None:
+        raise ValueError(f"the group's backend is {distributed.get_backend(chosen)}, and not fanin")
+    return found
 
 
 def same_ranks(group: ProcessGroup) -> ProcessGroup:
@@ -134,7 +151,7 @@ def same_ranks(group: ProcessGroup) -> ProcessGroup:
     """
     ranks = list(range(group.size()))
     # Torch would take its default timeout.
-    timeout = group._get_backend(group._device_types[0]).options._timeout
+    timeout = splitting.unwrapped(group, group._device_types[0]).options._timeout
     split = distributed.split_group(group, [ranks], timeout=timeout)
     return cast(ProcessGroup, split)
 
@@ -171,14 +188,23 @@ class FaninBackend(DelegatingBackend):
         timeout: timedelta,
         group: str,
         settings: Settings,
+        outer: FaninBackend | None = None,
     ) -> None:
+        """Join. `outer` is the backend whose collectives' callbacks this one is for."""
         waits = timeout.total_seconds()
-        membership = agree(store, rank, size, group, settings, Patience.of(waits))
+        look = None if outer is None else outer._look
+        membership = agree(store, rank, size, group, settings, Patience.of(waits, look))
         connected: Connected | None = None
         if size > 1:
             failures = Failures(membership.store, rank, size)
-            patience = Patience.of(waits, failures.look)
+
+            def looks() -> None:
+                failures.look()
+                if look is not None:
+                    look()
+
             with failures.shared():
+                patience = Patience.of(waits, looks)
                 connected = membership.connect(settings, rank, size, waits, patience)
         try:
             address = None if connected is None else gloo_address(connected.client.switch)
@@ -195,6 +221,12 @@ class FaninBackend(DelegatingBackend):
         self.settings = settings
         self._on_switch = 0
         self._lost_before = (0, 0)
+        # The backend for what callbacks begin, and how many of these there were.
+        self._is_outer = outer is None
+        self._of_callbacks: FaninBackend | None = None
+        self._of_callbacks_made = 0
+        self._making = threading.Lock()
+        self._left = False
         handles.install()
         splitting.install(FaninBackend)
 
@@ -291,7 +323,7 @@ class FaninBackend(DelegatingBackend):
     def _gather(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work | None:
-        """Start all-gathers on the switch; None if they are not ones that it serves."""
+        """Start all-gathers by the services; None if they are not ones that these serve."""
         n, rank = self.size(), self.rank()
         fit = len(outputs) == len(inputs) and all(
             output.numel() == n * source.numel() > 0 and output.dtype == source.dtype
@@ -314,14 +346,14 @@ class FaninBackend(DelegatingBackend):
         return self._start(flat, parts, opts)
 
     def _gathers(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-        """Whether the switch is to gather these; it could, but not in large."""
+        """Whether the services are to gather these; they could, but not in large."""
         size_bytes = sum(tensor.nbytes for tensor in outputs)
         return self._channel.gathers([*outputs, *inputs], size_bytes)
 
     def _scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
     ) -> Work | None:
-        """Start reduce-scatters on the switch; None if they are not ones that it serves."""
+        """Start reduce-scatters by the services; None if they are not ones that these serve."""
         average = _average(opts.reduceOp)
         if average is None or not self._matches(inputs, outputs):
             return None
@@ -350,7 +382,7 @@ class FaninBackend(DelegatingBackend):
         return self._issued(work)
 
     def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
-        """Start the all-reduce on the switch; None if it is not one that the switch serves."""
+        """Start the all-reduce by the services; None if it is not one that these serve."""
         average = _average(opts.reduceOp)
         if average is None:
             return None
@@ -364,6 +396,10 @@ class FaninBackend(DelegatingBackend):
             tensors, average=average, notify=opts.asyncOp, limit=seconds(opts.timeout)
         )
 
+    def serves(self, tensor: Tensor) -> bool:
+        """Return whether all-reduces of such a tensor are not handed to Gloo."""
+        return self._channel.serves(tensor)
+
     @property
     def plan(self) -> _fanin.JobPlan | None:
         """See `fanin.torch.plan`."""
@@ -371,8 +407,10 @@ class FaninBackend(DelegatingBackend):
 
     def lost(self) -> tuple[int, int]:
         """See `fanin.torch.lost`."""
-        before, now = self._lost_before, self._channel.lost()
-        return before[0] + now[0], before[1] + now[1]
+        of_callbacks = self._of_callbacks
+        counted = [self._lost_before, self._channel.lost()]
+        counted += [] if of_callbacks is None else [of_callbacks.lost()]
+        return sum(each[0] for each in counted), sum(each[1] for each in counted)
 
     def replan(self, switch: str | None) -> None:
         """See `fanin.torch.replan`."""
@@ -403,6 +441,8 @@ class FaninBackend(DelegatingBackend):
         self._lost_before = self.lost()
         self._channel = _channel(connected)
         self.settings = settings
+        # The backend for callbacks is made anew, by the new plan, when it is next needed.
+        self._end_of_callbacks(FaninBackend.shutdown)
         before.close()
 
     def _joined(
@@ -423,8 +463,60 @@ class FaninBackend(DelegatingBackend):
             raise
         return settings, connected
 
+    def _lane(self) -> FaninBackend:
+        """Return the backend for what is begun here and now: this one, or that of callbacks."""
+        if not callbacks.inside() or not self._is_outer or self.size() == 1:
+            return self
+        with self._making:
+            if self._of_callbacks is None:
+                made = self._make_of_callbacks()
+                self._channel.turns.set_inner(made._channel.turns)
+                self._of_callbacks = made
+            return self._of_callbacks
+
+    def _make_of_callbacks(self) -> FaninBackend:
+        self._look()
+        self._of_callbacks_made += 1
+        made = FaninBackend(
+            PrefixStore(f"callbacks-{self._of_callbacks_made}/", self._store),
+            self.rank(),
+            self.size(),
+            self._timeout,
+            f"{self._group}/callbacks",
+            self.settings,
+            self,
+        )
+        try:
+            self._look()
+        except BaseException:
+            made.abort()
+            raise
+        return made
+
+    def _look(self) -> None:
+        """Raise what keeps this group from making another one of its ranks."""
+        failure = self._channel.failure()
+        if failure is not None:
+            raise failure
+        if self._left:
+            raise Closed("the process group was destroyed while a callback began a collective")
+
+    def _end_of_callbacks(self, end: Callable[[FaninBackend], None]) -> None:
+        """End the backend of what callbacks begin, if there is one."""
+        with self._making:
+            ended, self._of_callbacks = self._of_callbacks, None
+        if ended is not None:
+            end(ended)
+
+    def _issued(self, work: Work) -> Work:
+        if not self._is_outer and isinstance(work, DelegatedWork):
+            self._channel.turns.beside(work)
+        return super()._issued(work)
+
     def _under_way(self) -> list[Work]:
-        return [*self._channel.under_way(), *super()._under_way()]
+        of_callbacks = self._of_callbacks
+        inner = [] if of_callbacks is None else of_callbacks._under_way()
+        return [*self._channel.under_way(), *super()._under_way(), *inner]
 
     def _explain(self, error: Exception) -> Exception:
         if not LOST_PEER.search(str(error)):
@@ -440,7 +532,7 @@ class FaninBackend(DelegatingBackend):
         return True
 
     def split(self, store: Store, ranks: Sequence[int], opts: c10d.Backend.Options) -> FaninBackend:
-        """Make a backend for some of this one's ranks: a job of its own on the switch."""
+        """Make a backend for some of this one's ranks: a job of its own at the services."""
         if self.rank() not in ranks:
             # Not None, as C++ would crash. Torch does not come here (`splitting`).
             raise ValueError(f"rank {self.rank()} is not in the split of ranks {list(ranks)}")
@@ -454,7 +546,7 @@ class FaninBackend(DelegatingBackend):
         )
 
     def merge(self, store: Store, opts: c10d.Backend.Options, rank: int, size: int) -> FaninBackend:
-        """Make a backend for ranks that had different groups: a job of its own on the switch."""
+        """Make a backend for ranks that had different groups: a job of its own at the services."""
         return FaninBackend(
             store, rank, size, opts._timeout, opts.group_name, settings_of(opts) or self.settings
         )
@@ -467,10 +559,12 @@ class FaninBackend(DelegatingBackend):
         return self._on_switch + super()._get_sequence_number_for_group()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Replace the timeout of every all-reduce, on the switch and on Gloo."""
+        """Replace the timeout of every collective, by the services and on Gloo."""
         super().set_timeout(timeout)
         self._channel.set_timeout(timeout.total_seconds())
         self._timeout = timeout
+        if self._of_callbacks is not None:
+            self._of_callbacks.set_timeout(timeout)
 
     def _set_group_uid(self, uid: str) -> None:
         """Name the group, for flight recorders, in which Gloo writes too."""
@@ -480,13 +574,60 @@ class FaninBackend(DelegatingBackend):
     def shutdown(self) -> None:
         """Leave, once what is under way is done, if that is soon; what is not fails."""
         with contextlib.ExitStack() as last:
+            last.callback(_debugged.discard, self)
             last.callback(super().shutdown)
             last.callback(self._channel.close)
+            last.callback(self._leave_with, FaninBackend.shutdown)
             self._channel.finish(self._under_way())
 
     def abort(self) -> None:
+        self._leave_with(FaninBackend.abort)
         self._channel.close()
         super().abort()
+
+    def _leave_with(self, end: Callable[[FaninBackend], None]) -> None:
+        """Leave first the backend of what callbacks begin, for which some callback may wait."""
+        self._left = True
+        self._end_of_callbacks(end)
+
+
+def _in_its_lane(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a collective that a callback begins begun by the backend that is for these."""
+
+    @functools.wraps(method)
+    def call(self: FaninBackend, *args: Any) -> Any:
+        return method(self._lane(), *args)
+
+    return call
+
+
+# All that the ranks match by its order.
+for _name in (
+    "allreduce",
+    "allreduce_sparse",
+    "allreduce_coalesced",
+    "reduce",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "_allgather_base",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "_reduce_scatter_base",
+    "all_to_all_single",
+    "alltoall_base",
+    "alltoall",
+    "barrier",
+    "monitored_barrier",
+    "start_coalescing",
+    "end_coalescing",
+):
+    setattr(FaninBackend, _name, _in_its_lane(getattr(FaninBackend, _name)))
 
 
 def _channel(connected: Connected) -> Channel:

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections import deque
 from typing import Any
 
 import torch.autograd.graph
 
 from fanin.errors import FaninError
+from fanin.torch.installed import once
 
 # The buckets of a model fail together: one of their errors is told, one of the first.
 REMEMBERED_MAX = 64
 
 _lost: deque[FaninError] = deque(maxlen=REMEMBERED_MAX)
-_install_once = threading.Lock()
-_installed = False
 
 
 def lose_type(error: FaninError) -> None:
@@ -38,25 +36,21 @@ def found_in(error: RuntimeError) -> FaninError | None:
     return next((copy.copy(known) for known in reversed(_lost.copy()) if str(known) in text), None)
 
 
+@once("backward() raises a RuntimeError with the text of fanin's errors, in place of these")
 def install() -> None:
     """Put this in place: when the first group is made, so that others see torch unchanged."""
-    global _installed
-    with _install_once:
-        if _installed:
-            return
-        _installed = True
-        original = torch.autograd.graph._engine_run_backward
+    original = torch.autograd.graph._engine_run_backward
 
-        @functools.wraps(original)
-        def run_backward(*args: Any, **keywords: Any) -> Any:
-            try:
-                return original(*args, **keywords)
-            except RuntimeError as error:
-                typed = None if isinstance(error, FaninError) else found_in(error)
-                if typed is None:
-                    raise
-                raise typed from error
+    @functools.wraps(original)
+    def run_backward(*args: Any, **keywords: Any) -> Any:
+        try:
+            return original(*args, **keywords)
+        except RuntimeError as error:
+            typed = None if isinstance(error, FaninError) else found_in(error)
+            if typed is None:
+                raise
+            raise typed from error
 
-        # As torch does where it replaces it itself (torch/compiler): it has two names.
-        for module in (torch.autograd.graph, torch.autograd):
-            module._engine_run_backward = run_backward  # type: ignore[attr-defined]
+    # As torch does where it replaces it itself (torch/compiler): it has two names.
+    for module in (torch.autograd.graph, torch.autograd):
+        module._engine_run_backward = run_backward  # type: ignore[attr-defined]

@@ -18,13 +18,14 @@ from torch._C._distributed_c10d import Work
 
 from fanin import _fanin
 from fanin.errors import Closed, FaninError
-from fanin.torch import backward, collectives
+from fanin.torch import backward, callbacks, collectives
 from fanin.torch.collectives import DTYPES
 from fanin.torch.completions import Completions
 from fanin.torch.copies import Copies
 from fanin.torch.cuda import CudaCopies
 from fanin.torch.staged_work import StagedWork
 from fanin.torch.staging import Staging
+from fanin.torch.turns import Turns
 from fanin.torch.under_way import Limited, UnderWay
 from fanin.torch.work import AllReduceWork, FaninWork, Kept, Part, Request
 
@@ -39,7 +40,8 @@ ALL_GATHER_BYTES_MAX = 1_000_000
 # How long closing waits for callbacks that are running, and a destroyed group for what is under
 # way, in seconds.
 CLOSE_TIMEOUT = 5.0
-# How long the switch may take to notice that a rank is gone, and how often it is asked, in seconds.
+# How long the services may take to notice that a rank is gone, and how often they are asked, in
+# seconds.
 LOSS_TIMEOUT = 6.0
 LOSS_PAUSE = 0.01
 # Zero is torch's word for "no timeout".
@@ -56,6 +58,7 @@ class Channel:
         self, client: _fanin.Client | None, closed: Callable[[], None] | None = None
     ) -> None:
         backward.install()
+        callbacks.install()
         self._client = client
         self._summed = frozenset(DTYPES.values() if client is None else client.dtypes)
         self._has_roots = client is not None and client.has_roots
@@ -93,6 +96,11 @@ class Channel:
         )
 
     @property
+    def turns(self) -> Turns:
+        """The order in which the futures of its works are completed."""
+        return self._under_way.turns
+
+    @property
     def plan(self) -> _fanin.JobPlan | None:
         """How the job is shared among its services."""
         return None if self._client is None else self._client.plan
@@ -105,7 +113,7 @@ class Channel:
         return counted["lost"], counted["contributions"]
 
     def has(self, tensors: Sequence[torch.Tensor], *, adds: bool) -> bool:
-        """Whether the switch has other collectives for such tensors: alike on every rank."""
+        """Whether the services have other collectives for such tensors: alike on every rank."""
         if not self._has_roots or not tensors:
             return False
         kinds = {t.device.type for t in tensors}
@@ -114,12 +122,12 @@ class Channel:
         return here and strided and (not adds or all(map(self.serves, tensors)))
 
     def gathers(self, tensors: Sequence[torch.Tensor], size_bytes: int) -> bool:
-        """Whether the switch is to gather such tensors: as `has`, and no slower than Gloo."""
+        """Whether the services are to gather such tensors: as `has`, and no slower than Gloo."""
         small = self._columns > 1 or size_bytes <= ALL_GATHER_BYTES_MAX
         return small and self.has(tensors, adds=False)
 
     def serves(self, tensor: torch.Tensor) -> bool:
-        """Whether the switch can sum such a tensor: the same answer on every rank."""
+        """Whether the services can sum such a tensor: the same answer on every rank."""
         strided = tensor.device.type in DEVICES and tensor.layout == torch.strided
         return strided and DTYPES.get(tensor.dtype) in self._summed
 
@@ -171,6 +179,8 @@ class Channel:
         work = FaninWork(tensors, parts, self._under_way, notified=notify)
         if parts:
             self._under_way.begin(work, limit)
+            if notify:
+                work.take_turn()
         for part in list(parts):
             request = part.request
             assert request is not None  # nothing is settled before it was submitted
@@ -203,8 +213,8 @@ class Channel:
     def loss(self, error: Exception) -> FaninError | None:
         """Return why another rank cannot be reached any more; None if nothing says so soon.
 
-        For a rank whose other way to that rank has failed with `error`. The switch tells who is
-        gone. Where it knows of nobody the group ends here all the same: some of its collectives
+        For a rank whose other way to that rank has failed with `error`. The services tell who is
+        gone. Where they know of nobody the group ends here all the same: some of its collectives
         cannot be served any more.
         """
         with self._asking:
@@ -224,8 +234,8 @@ class Channel:
                 return cause
             if time.monotonic() >= deadline:
                 self._under_way.end(
-                    f"Gloo lost another rank, of which the switch knew nothing {LOSS_TIMEOUT:g} s "
-                    f"later: {error}"
+                    f"Gloo lost another rank, of which no service knew {LOSS_TIMEOUT:g} s later: "
+                    f"{error}"
                 )
                 break
             time.sleep(LOSS_PAUSE)

@@ -1,12 +1,13 @@
-"""The threads that complete futures.
+"""The threads that take what the network has done, and complete futures.
 
 Callbacks run on the completing thread, and a callback may wait for another all-reduce (PowerSGD's
 does). So completions are taken by leader and followers: a thread that takes one while no other
 waits for the next first starts another thread. Never fewer than one waits, and callbacks may nest
 without bound.
 
-Callbacks of different all-reduces may so run at the same time. A program whose callbacks start
-all-reduces of their own must see to it that all ranks start them in one order, as on Gloo.
+Completions are taken as they come. The futures are completed in the order of the submissions, one
+at a time (`turns`): a follower whose work is not the next one leaves it to the thread that
+completes those before, and takes the next.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
+from fanin.torch.installed import once
+
 FORWARDED = (
     "is_completed",
     "is_success",
@@ -34,9 +36,6 @@ FORWARDED = (
     "_source_rank",
     "synchronize",
 )
-
-# OpType::UNKNOWN in Work.hpp.
-UNKNOWN_OP = 100
 
 
 class _Question(threading.local):
@@ -50,8 +49,8 @@ _question = _Question()
 _no_future: torch.futures.Future[Any] = torch.futures.Future()
 # Works that were asked, and are none of ours.
 _strangers: weakref.WeakSet[Work] = weakref.WeakSet()
-_install_once = threading.Lock()
-_installed = False
+# OpType::UNKNOWN in Work.hpp, which Python does not know by its name.
+_unknown_op = -1
 
 
 class FindableWork(Work):
@@ -68,15 +67,13 @@ class FindableWork(Work):
         """Return the future that `get_future` is asked for."""
 
 
+@once("is_completed() of a work stays False, and a receive from any source has no source_rank()")
 def install() -> None:
     """Put this in place: when the first backend is made, so that others see torch unchanged."""
-    global _installed
-    with _install_once:
-        if _installed:
-            return
-        _installed = True
-        for name in FORWARDED:
-            setattr(Work, name, _forwarding(name, getattr(Work, name)))
+    global _unknown_op
+    _unknown_op = Work()._get_op_type()  # type: ignore[attr-defined]
+    for name, replaced in [(name, _forwarding(name, getattr(Work, name))) for name in FORWARDED]:
+        setattr(Work, name, replaced)
 
 
 def _forwarding(name: str, original: Callable[[Work], Any]) -> Callable[[Work], Any]:
@@ -93,7 +90,7 @@ def _behind(work: Work) -> Work | None:
     """Return the `FindableWork` that torch wrapped, if it is one."""
     if type(work) is not Work:
         return None
-    if work._get_op_type() != UNKNOWN_OP or work in _strangers:  # type: ignore[attr-defined]
+    if work._get_op_type() != _unknown_op or work in _strangers:  # type: ignore[attr-defined]
         return None
     _question.asked, _question.answer = True, None
     try:

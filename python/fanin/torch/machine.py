@@ -30,6 +30,9 @@ from fanin.torch.options import Options
 
 TIMEOUT = 300.0
 
+# By a bucket's address, length and dtype: it padded, where it has to be, and this holder's part.
+_Buffers = dict[tuple[int, int, torch.dtype], tuple[Tensor | None, Tensor]]
+
 
 @dataclass(frozen=True)
 class _Neighbour:
@@ -92,13 +95,20 @@ class MachineState:
         self._part = self._holders.index(rank) if rank in self._holders else None
         self._size = size
         # Of each bucket: those of a step are free when the next one's begin, as DDP waits for all.
-        self._buffers: dict[tuple[int, int, torch.dtype], tuple[Tensor | None, Tensor]] = {}
+        # DDP forms its buckets anew: those that a step does not use are forgotten by the next one.
+        self._buffers: _Buffers = {}
+        self._used: _Buffers = {}
         self._before: Future[Any] | None = None
 
     @property
     def holders(self) -> list[int]:
         """The ranks of this one's domain that send, in the order of their parts."""
         return list(self._holders)
+
+    def begin_step(self) -> None:
+        """Note that the first bucket of a step comes next."""
+        if self._used:
+            self._buffers, self._used = self._used, {}
 
     def average(self, flat: Tensor) -> Future[Tensor]:
         """Average a tensor of one dimension over all ranks, in place.
@@ -157,7 +167,7 @@ class MachineState:
             length += bool(rest)
             padded = flat.new_zeros(length * len(self._holders)) if rest else None
             self._buffers[key] = padded, flat.new_empty(length)
-        padded, part = self._buffers[key]
+        padded, part = self._used[key] = self._buffers[key]
         return flat if padded is None else padded, part
 
     def _reduce(self, whole: Tensor, part: Tensor) -> None:
@@ -181,6 +191,8 @@ class MachineState:
 
 def machine_hook(state: MachineState, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of gradients over the ranks: in the machine first, then on fanin."""
+    if bucket.index() == 0:
+        state.begin_step()
     return state.average(bucket.buffer())
 
 

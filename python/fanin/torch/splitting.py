@@ -10,48 +10,47 @@ not. Groups without ours are split as ever.
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
-_install_once = threading.Lock()
-_installed = False
+from fanin.torch.installed import once
 
 
+@once("split_group() with a rank in no split ends the process")
 def install(ours: type[c10d.Backend]) -> None:
     """Put this in place for backends of a class: when the first is made."""
-    global _installed
-    with _install_once:
-        if _installed:
-            return
-        _installed = True
-        original = c10d.ProcessGroup.split_group
+    original = c10d.ProcessGroup.split_group
 
-        @functools.wraps(original)
-        def split_group(
-            group: c10d.ProcessGroup, ranks: list[int], *args: Any, **keywords: Any
-        ) -> c10d.ProcessGroup | None:
-            left_out = group.rank() not in ranks
-            others = [device for device in group._device_types if not _is(ours, group, device)]
-            if left_out and len(others) < len(group._device_types):
-                # `device_types` is the fifth parameter after `ranks`.
-                given = args[4] if len(args) > 4 else keywords.pop("device_types", None)
-                kept = [
-                    device
-                    for device in others
-                    if device.type != "cpu" and (given is None or device in given)
-                ]
-                if not kept:
-                    return None
-                args, keywords["device_types"] = args[:4], kept
-            return original(group, ranks, *args, **keywords)
+    @functools.wraps(original)
+    def split_group(
+        group: c10d.ProcessGroup, ranks: list[int], *args: Any, **keywords: Any
+    ) -> c10d.ProcessGroup | None:
+        left_out = group.rank() not in ranks
+        others = [
+            device
+            for device in group._device_types
+            if not isinstance(unwrapped(group, device), ours)
+        ]
+        if left_out and len(others) < len(group._device_types):
+            # `device_types` is the fifth parameter after `ranks`.
+            given = args[4] if len(args) > 4 else keywords.pop("device_types", None)
+            kept = [
+                device
+                for device in others
+                if device.type != "cpu" and (given is None or device in given)
+            ]
+            if not kept:
+                return None
+            args, keywords["device_types"] = args[:4], kept
+        return original(group, ranks, *args, **keywords)
 
-        c10d.ProcessGroup.split_group = split_group  # type: ignore[method-assign, assignment]
+    c10d.ProcessGroup.split_group = split_group  # type: ignore[method-assign, assignment]
 
 
-def _is(ours: type[c10d.Backend], group: c10d.ProcessGroup, device: torch.device) -> bool:
+def unwrapped(group: c10d.ProcessGroup, device: torch.device) -> c10d.Backend:
+    """Return a group's backend for a device: what TORCH_DISTRIBUTED_DEBUG=DETAIL wraps."""
     backend = group._get_backend(device)
-    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a backend into one that checks the calls.
-    return isinstance(getattr(backend, "wrapped_pg", backend), ours)
+    inside: c10d.Backend = getattr(backend, "wrapped_pg", backend)
+    return inside

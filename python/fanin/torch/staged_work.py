@@ -88,7 +88,10 @@ class StagedWork(AllReduceWork):
                 self._pending = pending
 
     def segment_done(self, error: Exception | None) -> bool:
-        """Note that one more segment is copied in, or failed. True after the last one."""
+        """Note that one more segment is copied in, or failed. True after the last one.
+
+        Then it is the caller's to say so to the turns, on a thread that may run callbacks or not.
+        """
         if error is not None:
             self.failed(error)
         with self._lock:
@@ -119,16 +122,6 @@ class StagedWork(AllReduceWork):
         except Exception as error:  # for the waiter: this thread has nobody to tell
             self._error = self._error or error
 
-    def deliver_elsewhere(self) -> None:
-        """Complete the future, if somebody asked for one, on a thread that may block."""
-        with self._lock:
-            asked = self._future is not None
-        if asked:
-            try:
-                threading.Thread(target=self.deliver, name="fanin-future", daemon=True).start()
-            except RuntimeError:  # there is no thread left: late is better than never
-                self.deliver()
-
     def _complete(self, future: TensorsFuture) -> None:
         try:
             self._copies.complete(future, self._tensors, self._marks)
@@ -150,6 +143,7 @@ class StagedWork(AllReduceWork):
         if not settled:
             assert limit is not None
             raise self._late(limit)
+        self._seen = True
         try:
             # After a failure too: some of the tensors may still be copied into.
             for device, mark in self._marks.items():
@@ -163,11 +157,13 @@ class StagedWork(AllReduceWork):
             future = self._future
             if future is None:
                 future = self._future = torch.futures.Future(devices=list(self.devices))
-            settled = self._settled
-        if settled:
+            complete = self._completes_at_once()
+        if complete:
             self.deliver()
         return future.then(self._outcome)
 
     def is_completed(self) -> bool:
         """Whether the sum is in the tensors, for streams that did not wait as well."""
-        return self._settled and all(map(self._copies.reached, self._marks.values()))
+        completed = self._settled and all(map(self._copies.reached, self._marks.values()))
+        self._seen = self._seen or completed
+        return completed

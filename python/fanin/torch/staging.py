@@ -74,8 +74,8 @@ class Segment(Kept):
 
     def completed(self, pending: _fanin.Pending) -> None:
         """For completion threads: the sum, or an error, is there."""
-        self.staging.summed(self, pending.exception())
-        self.work.deliver()
+        if self.staging.summed(self, pending.exception()):
+            self.staging.turns.done(self.work, here=True)
 
 
 class Staging:
@@ -96,6 +96,7 @@ class Staging:
         self._copies = copies
         self._rank = rank
         self._under_way = under_way
+        self.turns = under_way.turns
         self._submit = submit
         self._leave = leave
         self._changed = threading.Condition()
@@ -121,6 +122,7 @@ class Staging:
         ]
         work.expect(len(segments))
         self._under_way.begin(work, limit)
+        work.take_turn()
         with self._changed:
             closed = self._closed
             if not closed:
@@ -132,6 +134,7 @@ class Staging:
         if closed:
             for _ in segments:
                 work.segment_done(_closed())
+            self.turns.done(work, here=False)
         return work
 
     def flush(self) -> None:
@@ -140,8 +143,8 @@ class Staging:
             with self._changed:
                 self._changed.wait_for(lambda: self._unsubmitted == 0)
 
-    def summed(self, segment: Segment, error: Exception | None) -> None:
-        """Copy in what this rank gets, and give the buffer back."""
+    def summed(self, segment: Segment, error: Exception | None) -> bool:
+        """Copy in what this rank gets, and give the buffer back. True after a work's last."""
         buffer, request = segment.buffer, segment.request
         assert buffer is not None  # it was submitted from it
         if error is None:
@@ -152,7 +155,7 @@ class Staging:
             except Exception as failure:  # for the waiter: this thread has nobody to tell
                 error = failure
         self._release(segment)
-        segment.work.segment_done(error)
+        return segment.work.segment_done(error)
 
     def close(self, timeout: float) -> None:
         """Fail what is not submitted, end the thread, let the buffers go. Idempotent.
@@ -259,7 +262,7 @@ class Staging:
         self._submitted()
         if segment.work.segment_done(error):
             # Not on this thread: callbacks may wait for what it is yet to refuse.
-            segment.work.deliver_elsewhere()
+            self.turns.done(segment.work, here=False)
 
     def _submitted(self) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""FANIN_AS=gloo: programs that ask for the backend "gloo" get groups on the switch.
+"""FANIN_AS=gloo: programs that ask for the backend "gloo" get groups on fanin.
 
 Torch 2.15 makes every backend through a creator that is looked up by name, and its own creator of
 "gloo" is looked up only when the name is asked for first. Ours takes that place before: all of
@@ -8,7 +8,7 @@ torch's ways to a group end there, and what torch and frameworks ask of a group 
 
 from __future__ import annotations
 
-import sys
+import logging
 from typing import TYPE_CHECKING
 
 from torch.distributed import distributed_c10d as c10d
@@ -18,6 +18,7 @@ from fanin._settings import AS_VARIABLE, as_backend
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
+log = logging.getLogger(__name__)
 _said = False
 
 
@@ -55,16 +56,18 @@ def _create(options: _DistributedBackendOptions, backend_options: object | None)
 
 
 def _say_once(options: _DistributedBackendOptions, switch: str | None) -> None:
-    """Tell whoever reads stderr, by rank 0 of the first group of more than one rank."""
+    """Tell it by rank 0 of the first group of more than one rank.
+
+    As a warning: a program that sets up no logging has these on stderr, and others nowhere.
+    """
     global _said
     if _said or options.group_size == 1:
         return
     _said = True
     if options.group_rank == 0:
-        at = "" if switch is None else f", and is told of the switch {switch}"
-        print(
-            f'fanin: the program asks for "gloo", and gets fanin, which sums its gradients{at} '
-            f"({AS_VARIABLE}=gloo)",
-            file=sys.stderr,
-            flush=True,
+        by = "in its ranks' processes" if switch is None else f"with the switch at {switch}"
+        log.warning(
+            'fanin: the program asks for "gloo", and fanin sums its gradients %s (%s=gloo)',
+            by,
+            AS_VARIABLE,
         )

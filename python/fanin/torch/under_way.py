@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from fanin.errors import AllReduceTimeout, Closed
 from fanin.torch.handles import FindableWork
+from fanin.torch.turns import Turns
 
 # Ends the membership, which fails all that is under way.
 End = Callable[[], None]
@@ -46,6 +47,7 @@ class UnderWay:
         self._changed = threading.Condition()
         self._watching = False
         self._ended_by: object = None
+        self.turns = Turns()
 
     def works(self) -> list[Limited]:
         """Return those that have begun and are not settled, in the order of their start."""
@@ -138,8 +140,7 @@ def hinted(error: Exception) -> Exception:
     """Name the cause of a timeout that is torch's own: a rank whose all-reduce went to Gloo."""
     if not isinstance(error, AllReduceTimeout) or not error.missing_ranks:
         return error
-    hint = (
-        "or that rank called all_reduce with a dtype, op or device that the switch does not serve"
-    )
+    called = "the collective" if error.tensor is None else error.tensor.collective
+    hint = f"or that rank called {called} with a dtype, op or device that the services do not take"
     fields = {name: value for name, value in vars(error).items() if name != "message"}
     return AllReduceTimeout(f"{error.message}, {hint}", **fields)

@@ -1,8 +1,8 @@
-"""Work and futures of what the switch serves.
+"""Work and futures of what the services sum, gather and spread.
 
 A `FaninWork` is settled exactly once, by whoever learns first that it is done: a thread in `wait`,
 or a completion thread. A future that was asked for before that is completed by a completion thread
-only, as callbacks may block.
+only, as callbacks may block, and in its turn (`turns`).
 """
 
 # The methods are torch's, and documented there.
@@ -125,6 +125,14 @@ class AllReduceWork(Limited):
         self._error: Exception | None = None
         self._future: TensorsFuture | None = None
         self._delivered = False
+        self._awaits_turn = False
+        # Somebody was told that it is done.
+        self._seen = False
+
+    def take_turn(self) -> None:
+        """Have the future completed after those of the works that took their turns before."""
+        self._awaits_turn = True
+        self._under_way.turns.begin(self)
 
     def failed(self, error: Exception) -> None:
         with self._lock:
@@ -139,9 +147,17 @@ class AllReduceWork(Limited):
     def _late(self, limit: float) -> AllReduceTimeout:
         """Make the error of `late`."""
 
+    def passes(self) -> bool:
+        """Take the turn, and return True, if nobody has asked for the future."""
+        with self._lock:
+            if self._future is None:
+                self._awaits_turn = False
+            return self._future is None
+
     def deliver(self) -> None:
         """Completes the future, if somebody asked for one. Runs the callbacks: may block."""
         with self._lock:
+            self._awaits_turn = False
             future = self._future
             if future is None or self._delivered or not self._settled:
                 return
@@ -150,6 +166,10 @@ class AllReduceWork(Limited):
             self._complete(future)
         else:
             future.set_result([])  # `_outcome` raises
+
+    def _completes_at_once(self) -> bool:
+        """Whether a future that is asked for now need not wait for its turn."""
+        return self._settled and (self._seen or not self._awaits_turn)
 
     def _complete(self, future: TensorsFuture) -> None:
         future.set_result(self._tensors)
@@ -232,16 +252,17 @@ class FaninWork(AllReduceWork):
             all_done = not self._parts or (self._notified and self._awaited == 0)
         if all_done:  # by nobody, or completion threads that knew not that nothing more would come
             self._settle()
+            self._under_way.turns.done(self, here=False)
 
     def part_completed(self, part: Part, pending: _fanin.Pending) -> None:
-        """For completion threads: one more part is done. Settles and delivers after the last."""
+        """For completion threads: one more part is done. Settles after the last."""
         self.started(part, pending)
         with self._lock:
             self._awaited -= 1
             if self._awaited > 0:
                 return
         self._settle()
-        self.deliver()
+        self._under_way.turns.done(self, here=True)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the sum is in the tensors. Raises the typed error of `fanin.errors`.
@@ -257,6 +278,7 @@ class FaninWork(AllReduceWork):
                     # Only this wait ran out of time: the all-reduce may still complete.
                     raise self._under_way.explain(error) from None
         self._settle()
+        self._seen = True
         self._raise_failure()
         return True
 
@@ -299,7 +321,7 @@ class FaninWork(AllReduceWork):
             if future is None:
                 future = self._future = torch.futures.Future()
                 watch = not self._settled and not self._notified
-                complete = self._settled
+                complete = self._completes_at_once()
             else:
                 watch = complete = False
         if complete:
@@ -318,6 +340,7 @@ class FaninWork(AllReduceWork):
 
     def is_completed(self) -> bool:
         if self._settled:
+            self._seen = True
             return True
         with self._lock:
             pendings = [part.pending for part in self._parts]
@@ -325,6 +348,7 @@ class FaninWork(AllReduceWork):
         if not all(pending is not None and pending.done() for pending in pendings):
             return False
         self._settle()  # what was staged is copied back before anybody is told
+        self._seen = True
         return True
 
 
@@ -337,7 +361,7 @@ def out_of_time(what: str, limit: float, pending: _fanin.Pending | None) -> AllR
         pending.wait(A_MOMENT)
     except FaninError as error:  # it names the tensor; if that has failed, the next wait tells
         missing: list[int] = getattr(error, "missing_ranks", [])
-        names = ", ".join(map(str, missing)) or "none that the switch knows of"
+        names = ", ".join(map(str, missing)) or "none that the services know of"
         return AllReduceTimeout(
             f"{said} (switch {error.switch}); ranks not heard from: {names}",
             missing_ranks=missing,
