@@ -31,8 +31,8 @@ def together(me: Me) -> tuple[int, list[bool], list[int]]:
     me.init()
     net = layers()
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
-    kept = [each.detach() for each in net.parameters()]
-    before = [each.clone() for each in kept]
+    kept = list(net.parameters())
+    before = [each.detach().clone() for each in kept]
     passed(net)
     optimizer.step()
     pieces = optimizer._sending.pieces
@@ -46,7 +46,7 @@ def together(me: Me) -> tuple[int, list[bool], list[int]]:
 
     few.step = counted
     for number in (2, 0, 1):
-        assert net[number].weight is not None
+        assert net[number].weight.isfinite().all()
     changed = [bool((x != y).any()) for x, y in zip(kept, before, strict=True)]
     return len(steps), changed, [pieces.index(piece) for piece in optimizer._sending.read]
 
@@ -138,7 +138,7 @@ def interrupted(me: Me) -> tuple[float, str]:
     optimizer.step()
     optimizer._few._few.interrupts = True
     try:
-        assert net[0].weight is None
+        net[0].weight.sum()
     except KeyboardInterrupt:
         value = net[0].weight[0, 0].item()
     try:
@@ -177,7 +177,7 @@ def counted_out(me: Me) -> tuple[list[str], float]:
     errors = []
     for _ in range(2):
         try:
-            assert net[0].weight is None
+            net[0].weight.sum()
         except KeyError as error:
             errors.append(str(error))
     used.works = works

@@ -449,7 +449,7 @@ class _Noise:
             return len(took)
 
 
-def alike(parameters: list[Tensor]) -> list[list[Tensor]]:
+def alike(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return those of one dtype and device together."""
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
