@@ -333,7 +333,9 @@ def refused(me: Me) -> dict[str, str]:
         "part in ddp": raised(
             ValueError, lambda: DistributedOptimizer(plain(net), nn.Sequential(nn.ReLU(), wrapped))
         ),
-        "fsdp": raised(ValueError, lambda: DistributedOptimizer(plain(net), Sharded())),
+        "fsdp": raised(
+            ValueError, lambda: DistributedOptimizer(plain(net), nn.Sequential(Sharded()))
+        ),
         "fsdp2": raised(ValueError, lambda: DistributedOptimizer(plain(parts), parts)),
         "lbfgs": raised(
             ValueError, lambda: DistributedOptimizer(optim.LBFGS(net.parameters()), net)
@@ -422,7 +424,7 @@ REFUSED = {
     "gloo": "backend is gloo, and not fanin",
     "ddp": "give the model itself",
     "part in ddp": "1 is in DistributedDataParallel.*give the model itself",
-    "fsdp": "the model is in FullyShardedDataParallel.*train with the optimizer as it is",
+    "fsdp": "0 is in FullyShardedDataParallel.*train with the optimizer as it is",
     "fsdp2": "weight is a DTensor.*train with the optimizer as it is",
     "lbfgs": "LBFGS",
     "foreign": "1 of the optimizer's parameters are not the model's",
