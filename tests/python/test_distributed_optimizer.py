@@ -432,7 +432,7 @@ REFUSED = {
     "sparse": "gradient of weight is sparse.*sparse=False",
     "clipped": r"gradient of weight was changed.*call synchronize\(\)",
     "scaled": r"synchronize\(\) before scaler.unscale_\(\) and scaler.step",
-    "twice": "is a DistributedOptimizer already",
+    "twice": "DistributedOptimizer has made the optimizer already",
     "double": r"gradient of \w+ is torch.float64 on cpu, and was to be torch.float32.*before",
     "writing": r"Writing writes to its settings in a step \(lr\)",
     "closed": "is closed",

@@ -32,7 +32,7 @@ from fanin.torch.backend import backend_of, is_of_one_backend, same_ranks
 from fanin.torch.pieces import Piece
 from fanin.torch.reading import Reading, is_kept_elsewhere, make_plain
 from fanin.torch.sending import Sending
-from fanin.torch.steps import Settings, StepsOfFew, settings_of, with_steps
+from fanin.torch.steps import Settings, Steps, StepsOfFew, settings_of, with_steps
 
 BROADCAST_BYTES = 1 << 25
 """How much of the parameters with which all begin goes into one broadcast, at least."""
@@ -88,8 +88,6 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
     backend_of(process_group)  # raises where that is no group, or another backend's
     group = cast(distributed.ProcessGroup, process_group or distributed.group.WORLD)
     _refuse_other_sums(model)
-    if isinstance(optimizer, OverlappedSteps):
-        raise ValueError("the optimizer is a DistributedOptimizer already: give the one it is of")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS looks at all parameters at once, and here each steps by itself: take another "
@@ -101,8 +99,10 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
     return made
 
 
-class OverlappedSteps(torch.optim.Optimizer):
+class OverlappedSteps(Steps):
     """What is put before an optimizer's class: each parameter steps when it is read next."""
+
+    named = "DistributedOptimizer"
 
     # To torch's gradient scaler: `step` gets its `grad_scale` and `found_inf`.
     _step_supports_amp_scaling = True
