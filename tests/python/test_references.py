@@ -6,7 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from ranks import Me
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 STEPS = 4
 Tensors = list[torch.Tensor]
@@ -167,10 +168,10 @@ def past_torch(me: Me) -> tuple[list[str], list[bool]]:
     net = layers(1)
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
     kept = net[0].weight
-    script = torch.jit.trace(net, torch.ones(1, 400))
+    script: Any = cast(Any, torch.jit).trace(net, torch.ones(1, 400))
     readings: list[Callable[[], Any]] = [
         lambda: torch.func.grad(lambda each: each.square().sum())(kept),
-        lambda: torch.utils.dlpack.to_dlpack(kept),
+        lambda: torch._C._to_dlpack(kept),
         lambda: script(torch.ones(1, 400)),
     ]
     errors = []
@@ -192,14 +193,16 @@ def test_what_reads_past_torchs_functions_gets_an_error_with_the_cure(launch: La
         assert same == [True] * 3
 
 
-class Noting(torch.utils._python_dispatch.TorchDispatchMode):
+class Noting(TorchDispatchMode):
     """What checkpoints do that choose what to compute again: they look at all that is computed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.seen: set[str] = set()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), keywords: Any = None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), keywords: Any = None
+    ) -> Any:
         del types
         self.seen.add(str(function))
         return function(*args, **(keywords or {}))
@@ -211,7 +214,8 @@ def under_a_mode(me: Me) -> set[str]:
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
     passed(net, optimizer)
     batch = torch.ones(1, 400)
-    with torch.no_grad(), Noting() as noting:
+    noting = Noting()
+    with torch.no_grad(), noting:
         net(batch)
     return noting.seen
 
@@ -258,7 +262,7 @@ def compiled(me: Me, how: str) -> tuple[float, int]:
         return graph.forward
 
     for overlapped in (False, True):
-        net = nn.Sequential(layers(2), nn.BatchNorm1d(400), layers(1))
+        net: Any = nn.Sequential(layers(2), nn.BatchNorm1d(400), layers(1))
         model: Any = net
         optimizer: Any = optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
         if not overlapped:
@@ -339,15 +343,16 @@ def begun(me: Me) -> tuple[int, bool]:
     for each in net.parameters():
         nn.init.uniform_(each)
     broadcasts = []
-    original = FaninBackend.broadcast
+    backend: Any = FaninBackend
+    original = backend.broadcast
 
-    def counted(self: FaninBackend, tensors: Tensors, *rest: Any) -> Any:
+    def counted(self: Any, tensors: Any, *rest: Any) -> Any:
         broadcasts.append(tensors)
         return original(self, tensors, *rest)
 
-    FaninBackend.broadcast = counted  # type: ignore[method-assign]
+    backend.broadcast = counted
     DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
-    FaninBackend.broadcast = original  # type: ignore[method-assign]
+    backend.broadcast = original
     values = torch.cat([each.detach().flatten().double() for each in net.state_dict().values()])
     of_rank_0 = values.clone()
     dist.broadcast(of_rank_0, 0)

@@ -168,6 +168,8 @@ class OverlappedSteps(Steps):
                     for number, each in enumerate(self.param_groups)
                     for parameter in each["params"]
                 }
+                # What is interrupted from here on steps once all the same.
+                self._sent = False
                 self._let_wait()
             self._sent = self._synchronized = False
         # What schedulers look at, to warn who steps them first.
@@ -417,12 +419,11 @@ class OverlappedSteps(Steps):
             due = asked + besides
             averages = self._averages_of(due)
             try:
-                for piece in due:
-                    for parameter in piece.parameters:
-                        self._reading.bring_back(parameter)
+                self._bring_back(due)
                 self._step_of(averages)
             except BaseException:
                 self._ended = "a step failed half-way, so that ranks differ: load a checkpoint"
+                self._bring_back(due)
                 raise
             finally:
                 self._pending.difference_update(due)
@@ -432,6 +433,11 @@ class OverlappedSteps(Steps):
             for piece in besides:
                 for parameter in piece.parameters:
                     self._reading.mark(parameter)
+
+    def _bring_back(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            for parameter in piece.parameters:
+                self._reading.bring_back(parameter)
 
     def _averages_of(self, pieces: list[Piece]) -> dict[Tensor, Tensor]:
         """Return the averages of those parameters that some rank has used."""
@@ -545,7 +551,7 @@ def _begin_alike(tensors: Iterable[Tensor], group: distributed.ProcessGroup) -> 
                 size_bytes += together[-1].nbytes
             flat = torch.cat([tensor.flatten() for tensor in together])
             distributed.broadcast(flat, group_src=0, group=group)
-            pieces = flat.split([tensor.numel() for tensor in together])
+            pieces = torch.split(flat, [tensor.numel() for tensor in together])
             for tensor, piece in zip(together, pieces, strict=True):
                 tensor.copy_(piece.view(tensor.shape))
 

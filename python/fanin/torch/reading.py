@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -54,15 +54,12 @@ class Unread:
 
     def __deepcopy__(self, known: dict[int, Any]) -> Any:
         # Of the class that it has then.
-        self.tell([self])  # type: ignore[list-item]
+        type(self).tell([cast(Tensor, self)])
         return copy.deepcopy(self, known)
 
 
-_OF_GRADIENTS = {
-    Tensor.grad.__get__,  # type: ignore[attr-defined]
-    Tensor.grad.__set__,  # type: ignore[attr-defined]
-    Tensor.grad.__delete__,  # type: ignore[attr-defined]
-}
+_gradient: Any = Tensor.grad
+_OF_GRADIENTS = {_gradient.__get__, _gradient.__set__, _gradient.__delete__}
 
 
 class Reading:
@@ -72,14 +69,14 @@ class Reading:
         self._tell = tell
         self._classes: dict[type[Tensor], type[Tensor]] = {}
         self._away: dict[Tensor, Tensor] = {}
-        # One element for each dtype and device, which raises when it is read.
-        self._unreadable: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        # One for each dtype, device and shape.
+        self._unreadable: dict[Any, Tensor] = {}
 
     def put_away(self, parameter: Tensor) -> None:
         """Let whoever reads a parameter wait, or get an error, until it is brought back."""
         make_plain(parameter)
         self._away[parameter] = parameter.data
-        parameter.data = self._unreadable_of(parameter).expand(parameter.shape)
+        parameter.data = self._unreadable_of(parameter)
         self.mark(parameter)
 
     def bring_back(self, parameter: Tensor) -> None:
@@ -96,16 +93,18 @@ class Reading:
         if plain not in self._classes:
             names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
             own = {"plain": plain, "tell": self._tell, **names}
-            self._classes[plain] = type(plain)(plain.__name__, (Unread, plain), own)
+            make: Any = type(plain)
+            self._classes[plain] = make(plain.__name__, (Unread, plain), own)
         parameter.__class__ = self._classes[plain]
 
     def _unreadable_of(self, parameter: Tensor) -> Tensor:
-        kind = parameter.dtype, parameter.device
+        """Return a tensor as the parameter is, whose memory raises an error when it is read."""
+        kind = parameter.dtype, parameter.device, parameter.shape
         if kind not in self._unreadable:
             element = torch.empty(1, dtype=parameter.dtype, device=parameter.device)
             memory = element.untyped_storage()._cdata
             torch._C._set_storage_data_ptr_access_error_msg(memory, UNREADABLE)
-            self._unreadable[kind] = element
+            self._unreadable[kind] = element.expand(parameter.shape)
         return self._unreadable[kind]
 
 
@@ -136,7 +135,7 @@ _USES = 2
 def _unread(values: Any, kind: type[Unread]) -> Iterator[Tensor]:
     """Yield the parameters of a kind in a function's arguments."""
     if isinstance(values, kind):
-        yield values  # type: ignore[misc]  # they are tensors, too
+        yield cast(Tensor, values)
     elif isinstance(values, (list, tuple)):
         for value in values:
             yield from _unread(value, kind)
