@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -79,6 +80,26 @@ def dropped(me: Me) -> Any:
 
 def test_the_last_step_is_done_although_nobody_has_the_optimizer(launch: Launch) -> None:
     assert launch(dropped, 2).results() == [[-2.0] * 3] * 2
+
+
+def all_dropped(me: Me) -> int:
+    me.init()
+
+    def train() -> tuple[int, Any]:
+        net = layers()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
+        passed(net)
+        optimizer.step()
+        return len(optimizer._pending), weakref.ref(optimizer)
+
+    pending, optimizer = train()
+    # Sums that are under way have their memory.
+    wait_until(lambda: gc.collect() >= 0 and optimizer() is None, "nobody has the optimizer")
+    return pending
+
+
+def test_a_model_that_nobody_has_is_not_kept_for_its_last_step(launch: Launch) -> None:
+    assert launch(all_dropped, 2).results() == [3, 3]
 
 
 def part(me: Me) -> Any:

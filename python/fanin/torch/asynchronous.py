@@ -283,9 +283,10 @@ class AsynchronousSteps(Steps):
         try:
             self._wait_for_answer()
         except BaseException:
-            # What the program does to its gradients now is for another step.
+            # Interrupted: what the program does to its gradients now is for another step.
             with self._changed:
-                self._given = {of: gradient.clone() for of, gradient in self._given.items()}
+                if self._error is None:
+                    self._given = {of: gradient.clone() for of, gradient in self._given.items()}
             raise
 
     def _wait_for_answer(self) -> None:
@@ -499,7 +500,8 @@ class _Coordinator:
         try:
             participants = self._next()
         except AllReduceTimeout as error:
-            self._words.tell(error)
+            with contextlib.suppress(Gone):
+                self._words.tell(error)
             raise
         loads, self._loads = self._loads, False
         settings = [settings_of(each) for each in optimizer.param_groups]

@@ -129,7 +129,7 @@ class OverlappedSteps(Steps):
         self._unread: set[Piece] = set()
         # What programs read that were compiled while it was to step.
         self._compiled: set[Piece] = set()
-        _finish_before_compiling(self._wait)
+        _step_before_compiling(self)
         trained = {parameter for each in self.param_groups for parameter in each["params"]}
         others = [
             parameter
@@ -368,7 +368,7 @@ class OverlappedSteps(Steps):
                 for parameter in piece.parameters:
                     make_plain(parameter)
 
-    def before_compiling(self) -> None:
+    def before_compiling(self, _: Any) -> None:
         """Let a compiler see parameters as they are, and what it compiles find them so again."""
         with self._lock:
             self._compiled |= self._pending
@@ -494,21 +494,14 @@ class Wait:
         for parameter in parameters or ():
             make_plain(parameter)
 
-    def before_compiling(self, _: Any) -> None:
-        """Let them all step."""
-        optimizer = self._reference()
-        if optimizer is not None:
-            optimizer.before_compiling()
 
-
-def _finish_before_compiling(wait: Wait) -> None:
+def _step_before_compiling(optimizer: OverlappedSteps) -> None:
     """Let parameters step before TorchDynamo looks at them, as long as the optimizer lives."""
     # The first step of any optimizer loads it, too.
     import torch._dynamo.callback
 
     handler = torch._dynamo.callback.callback_handler
-    told = handler.register_start_callback(wait.before_compiling)
-    optimizer = wait._reference()
+    told = handler.register_start_callback(_weakly(optimizer, OverlappedSteps.before_compiling))
     weakref.finalize(optimizer, handler.remove_start_callback, told).atexit = False
 
 

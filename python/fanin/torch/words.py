@@ -27,11 +27,12 @@ from fanin.torch.interface import own_address
 
 KEY_BYTES = 32
 MEET_SECONDS = 60.0
-"""How long rank 0 waits for each rank to connect, when all have joined the job already."""
+"""How long rank 0 waits for each rank to connect, when all have joined the job already; and a rank
+at the end for rank 0, which may have more to do."""
 HANDSHAKE_SECONDS = 5.0
 """How long rank 0 waits for the next word of somebody who may be a stranger."""
 PART_SECONDS = 10.0
-"""How long a rank waits until all have done what was decided last."""
+"""How long rank 0 waits until all have done what was decided last."""
 _PARTED = "parted"
 SILENT_SECONDS = 30
 """After which a machine that answers nothing is gone, whether or not it was sent something."""
@@ -211,7 +212,7 @@ class Leader:
 
     def part(self) -> None:
         """Say that this rank needs nobody any more, and wait until nobody needs it."""
-        end = time.monotonic() + PART_SECONDS
+        end = time.monotonic() + MEET_SECONDS
         with contextlib.suppress(Gone):
             self.say(_PARTED)
             while self.hear(max(end - time.monotonic(), 0.0)) != _PARTED:
