@@ -225,6 +225,41 @@ def test_a_step_is_no_part_of_the_forward_pass_that_waits_for_it(launch: Launch)
         assert seen == {"aten.t.default", "aten.mm.default"}
 
 
+TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "grad": lambda net, x: torch.func.grad(lambda y: net(y).sum())(x),
+    "jvp": lambda net, x: torch.func.jvp(net, (x,), (x,))[1].detach(),
+    "vmap": lambda net, x: torch.func.vmap(net)(x).detach(),
+    "another device": lambda net, x: with_a_default_device(net, x),
+}
+
+
+def with_a_default_device(net: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.device("meta"):
+        out: torch.Tensor = net(x).detach()
+    return out
+
+
+def under_transforms(me: Me) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """What the forward pass gives that waits for the step, and what it gives after."""
+    me.init()
+    found = {}
+    for name, transform in TRANSFORMS.items():
+        net = layers()
+        optimizer = DistributedOptimizer(optim.AdamW(net.parameters(), lr=1e-3), net)
+        batch = torch.ones(2, 400)
+        for _ in range(2):
+            passed(net, optimizer)
+            found[name] = transform(net, batch), transform(net, batch)
+        optimizer.close()
+    return found
+
+
+def test_a_step_is_no_part_of_a_transform(launch: Launch) -> None:
+    for found in launch(under_transforms, 2).results():
+        for name, (waited, after) in found.items():
+            assert torch.equal(waited, after), name
+
+
 def closed(me: Me) -> None:
     me.init()
     net = layers()

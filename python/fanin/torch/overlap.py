@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -453,11 +454,16 @@ class OverlappedSteps(Steps):
         for parameter in averages:
             groups.setdefault(self._groups[parameter], []).append(parameter)
         own = {parameter: parameter.grad for parameter in averages}
-        # Not as who reads them computes: in another precision, or under a mode that looks at all
-        # that is computed, as some checkpoints do.
+        # Not as who reads them computes: in another precision, in a transform of torch.func, on
+        # another device by default, or under a mode that looks at all that is computed, as some
+        # checkpoints do.
         with contextlib.ExitStack() as plainly:
+            if torch._C._len_torch_function_stack():
+                plainly.enter_context(torch._C.DisableTorchFunction())
             if torch._C._len_torch_dispatch_stack():
                 plainly.enter_context(_disable_current_modes())
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                plainly.enter_context(temporarily_clear_interpreter_stack())
             plainly.enter_context(torch.inference_mode(False))
             plainly.enter_context(torch.no_grad())
             for device in {parameter.device.type for parameter in averages}:
