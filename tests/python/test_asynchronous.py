@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +16,10 @@ from conftest import Launch
 from fanin import errors
 from fanin.torch import AsynchronousOptimizer
 from fanin.torch.asynchronous import _Noise
-from ranks import Failure, Me, sums_on_switch
+from fanin.torch.words import Followers
+from ranks import Failure, Me, sums_on_switch, wait_until
 from torch import nn, optim
+from torch._C._distributed_c10d import HashStore
 
 
 def layer(seed: int) -> nn.Linear:
@@ -210,6 +218,200 @@ def scheduled(me: Me) -> torch.Tensor:
 def test_the_settings_of_rank_0_hold_on_all(launch: Launch) -> None:
     for ended in launch(scheduled, 2).results():
         torch.testing.assert_close(ended, flat(layer(0)) - 1.5)
+
+
+def as_an_optimizer(me: Me) -> dict[str, Any]:
+    """Trains with a schedule and a scaler, and goes on from a checkpoint."""
+    me.init()
+    begun: tuple[Any, Any] = ({}, {})
+    ended = []
+    for resumed in (False, True):
+        model = layer(0)
+        inner = optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        if resumed:
+            model.load_state_dict(begun[0])
+        optimizer = AsynchronousOptimizer(inner, wait_for=2)
+        assert optim.SGD in type(optimizer).mro()
+        schedule = optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(torch.ones(1))
+        if resumed:
+            optimizer.load_state_dict(begun[1])
+        for step in range(2 if resumed else 0, 4):
+            if step == 2 and not resumed:
+                # Between two epochs, which all have seen.
+                torch.distributed.barrier()
+                begun = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+                torch.distributed.barrier()
+            optimizer.zero_grad(set_to_none=False)
+            assert all(each.grad is None or not each.grad.any() for each in model.parameters())
+            give(model, 4.0 * (step + me.rank))
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            torch.distributed.barrier()
+        with pytest.raises(ValueError, match="make another one"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(
+            ValueError, match="AsynchronousOptimizer has made the optimizer already"
+        ):
+            AsynchronousOptimizer(optimizer)
+        optimizer.close()
+        ended.append(flat(model))
+    return {"ended": ended, "state": begun[1]}
+
+
+def test_it_is_an_optimizer_as_others_are(launch: Launch) -> None:
+    ranks = launch(as_an_optimizer, 2).results()
+    alone = layer(0)
+    inner = optim.SGD(alone.parameters(), lr=1.0, momentum=0.5)
+    schedule = optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    for step in range(4):
+        if step == 2:
+            before = copy.deepcopy(inner.state_dict())
+        give(alone, step + 0.5)
+        inner.step()
+        schedule.step()
+    for got in ranks:
+        whole, resumed = got["ended"]
+        torch.testing.assert_close(whole, flat(alone))
+        assert torch.equal(resumed, whole)
+        assert got["state"]["param_groups"] == before["param_groups"]
+        for number, state in before["state"].items():
+            torch.testing.assert_close(got["state"]["state"][number], state)
+
+
+def stuck(me: Me, last: int, how: str) -> tuple[list[int], float]:
+    me.init(timeout=timedelta(seconds=3))
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=3)
+    give(model, 1.0)
+    optimizer.step()
+    if me.rank == last:
+        me.hear()  # as a program does whose loader hangs
+    try:
+        if how == "step":
+            optimizer.step()
+        optimizer.close()
+    except errors.AllReduceTimeout as error:
+        me.say(f"{error}")
+        return error.missing_ranks, error.waited or 0.0
+    return [], 0.0
+
+
+@pytest.mark.parametrize("how", ["step", "close"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_rank_whose_program_is_stuck_is_waited_for_no_longer_than_the_groups_timeout(
+    launch: Launch, last: int, how: str
+) -> None:
+    ranks = launch(stuck, 3, last, how)
+    others = [rank for rank in range(3) if rank != last]
+    for rank in others:
+        assert f"ranks [{last}] gave no gradient within" in ranks.hear(rank)
+    ranks.tell(last, "go on")
+    assert f"ranks [{last}] gave no gradient within" in ranks.hear(last)
+    for missing, waited in ranks.results():
+        assert missing == [last]
+        assert waited > 3.0
+
+
+def with_a_stopped_rank_0(me: Me) -> list[int]:
+    me.init(timeout=timedelta(seconds=3))
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=2)
+    give(model, 1.0)
+    optimizer.step()
+    me.say("stepped")
+    me.hear()
+    try:
+        optimizer.step()
+    except errors.AllReduceTimeout as error:
+        return error.missing_ranks
+    except errors.RankLost as error:
+        return [error.rank]
+    return []
+
+
+def test_a_rank_0_that_is_stopped_is_not_waited_for_for_ever(launch: Launch) -> None:
+    ranks = launch(with_a_stopped_rank_0, 2)
+    for rank in range(2):
+        assert ranks.hear(rank) == "stepped"
+    stopped = ranks.processes[0].pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    ranks.tell(1, "step")
+    assert ranks.result(1) == [0]
+    ranks.kill(0)
+
+
+def interrupted(me: Me) -> dict[str, Any]:
+    me.init()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=2)
+    if me.rank == 0:
+        me.hear()
+    else:
+
+        def interrupt() -> None:
+            wait_until(lambda: optimizer._said is not None, "it waits")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        give(model, 3.0)
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        interrupting.join()
+        # The program begins its loop again, and puts other gradients into the same tensors.
+        optimizer.zero_grad(set_to_none=False)
+        me.say("interrupted")
+    for _ in range(2):
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.fill_(1.0 if me.rank == 0 else 5.0)
+        if me.rank == 1 and optimizer.steps == 2:
+            break
+        optimizer.step()
+    optimizer.close()
+    return {"ended": flat(model), "steps": optimizer.steps}
+
+
+def test_the_gradient_of_an_interrupted_step_counts_once(launch: Launch) -> None:
+    ranks = launch(interrupted, 2)
+    assert ranks.hear(1) == "interrupted"
+    ranks.tell(0, "step")
+    for got in ranks.results():
+        torch.testing.assert_close(got["ended"], flat(layer(0)) - (1.0 + 3.0) / 2 - (1.0 + 5.0) / 2)
+        assert got["steps"] == 2
+
+
+def with_an_unsendable_state(me: Me) -> str:
+    me.init()
+    inner = optim.SGD(layer(0).parameters(), lr=1.0)
+    if me.rank == 0:
+        inner.param_groups[0]["of_its_own"] = threading.Lock()
+    with pytest.raises(TypeError, match="the state of rank 0's optimizer cannot be sent") as caught:
+        AsynchronousOptimizer(inner)
+    return str(caught.value)
+
+
+def test_a_state_that_cannot_be_sent_is_told_to_all(launch: Launch) -> None:
+    assert all("lock" in text for text in launch(with_an_unsendable_state, 2).results())
+
+
+def test_closed_connections_write_into_no_file_of_others_and_close_none(tmp_path: Path) -> None:
+    words = Followers(HashStore(), 1)
+    words.wake()
+    words.close()
+    # They get the numbers that are free now.
+    files = [(tmp_path / f"{number}").open("wb", buffering=0) for number in range(8)]
+    words.wake()
+    words.close()
+    for file in files:
+        assert os.fstat(file.fileno()).st_size == 0
+        file.close()
 
 
 def killed(me: Me) -> str:

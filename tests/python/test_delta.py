@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import shutil
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
 from fanin.torch import DeltaOptimizer
-from fanin.torch.delta import Deltas, by_dtype
+from fanin.torch.delta import Deltas, _on_all, by_dtype
 from ranks import Failure, Me, wait_until
 from torch import nn, optim
 
@@ -90,7 +92,7 @@ def played(service: str, seed: int, make: Make) -> tuple[torch.Tensor, torch.Ten
         number = drawing.randrange(WORKERS)
         # Of the parameters that the worker has, some steps old, as a loss's gradient is.
         models[number].grad = models[number] * 0.5 + number
-        workers[number].step()
+        workers[number].step(workers[number].optimizer.step)
         at_server[number] = server.push(number, at_server[number] * 0.5 + number)
         torch.testing.assert_close(models[number], at_server[number], rtol=1e-12, atol=1e-12)
     for worker in workers:
@@ -243,12 +245,12 @@ def test_steps_that_a_killed_service_had_not_saved_are_told_by_a_pull(kept: Swit
     assert older
     give(model, 1.0)
     for _ in range(3):
-        worker.step()
+        worker.step(inner.step)
     kill_without(kept, older)
     worker.pull()
     assert torch.equal(flat(model), flat(layer(0)))
     assert worker.lost == 3
-    worker.step()
+    worker.step(inner.step)
     assert worker.lost == 3, "they are counted once"
     torch.testing.assert_close(flat(model), flat(layer(0)) - 1.0)
 
@@ -269,7 +271,7 @@ def while_ranks_pull(me: Me, service: str) -> dict[str, Any]:
         pull()
         me.say("pulled")
 
-    optimizer._deltas.pull = in_turn  # type: ignore[method-assign]
+    optimizer._deltas.pull = in_turn
     optimizer.close()
     return {"ended": flat(model), "lost": optimizer.lost}
 
@@ -296,12 +298,13 @@ def test_a_service_that_cannot_save_at_its_end_says_so_by_its_exit_status(
     kept: SwitchProcess,
 ) -> None:
     model = layer(0)
-    worker = Deltas(optim.SGD(model.parameters(), lr=1.0), kept.address, b"k" * 16, 0, 1, 60.0)
+    inner = optim.SGD(model.parameters(), lr=1.0)
+    worker = Deltas(inner, kept.address, b"k" * 16, 0, 1, 60.0)
     worker.create()
     worker.pull()
     shutil.rmtree(kept.options[1])
     give(model, 1.0)
-    worker.step()
+    worker.step(inner.step)
     assert kept.process is not None
     kept.process.terminate()
     assert kept.process.wait() != 0
@@ -369,6 +372,80 @@ def test_what_cannot_be_is_refused_on_all_ranks(launch: Launch) -> None:
     launch(refused, 2, "127.0.0.1:1").results()
 
 
+class UnsendableError(Exception):
+    """One that no other process can make."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def with_an_unsendable_error(me: Me, local: bool) -> str:
+    me.init()
+    assert dist.group.WORLD is not None
+
+    class LocalError(Exception):
+        """One that no other process knows."""
+
+    def work() -> None:
+        if me.rank == 1:
+            raise LocalError("a lock: is held") if local else UnsendableError("a lock", "is held")
+
+    with pytest.raises(Exception, match="a lock: is held") as caught:
+        _on_all(dist.group.WORLD, work)
+    return type(caught.value).__name__
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_an_error_that_cannot_be_sent_is_told_to_all(launch: Launch, local: bool) -> None:
+    ranks = launch(with_an_unsendable_error, 3, local).results()
+    assert ranks == ["RuntimeError", "LocalError" if local else "UnsendableError", "RuntimeError"]
+
+
+def as_an_optimizer(me: Me, service: str) -> dict[str, Any]:
+    """Trains with a schedule, a scaler and a checkpoint in its midst, and without fanin."""
+    me.init()
+    found = []
+    for shared in (True, False):
+        model = layer(0)
+        inner = optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        optimizer: Any = DeltaOptimizer(inner, service) if shared else inner
+        assert optim.SGD in type(optimizer).mro()
+        schedule = optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(torch.ones(1))
+        hooked: list[int] = []
+        optimizer.register_step_post_hook(lambda *_, into=hooked: into.append(1))
+        state: dict[str, Any] = {}
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=False)
+            assert all(each.grad is None or not each.grad.any() for each in model.parameters())
+            # One rank alone changes the parameters, so that nobody's order counts.
+            give(model, 0.0 if me.rank else 4.0 * (step + 1))
+            if step == 2:
+                state = copy.deepcopy(optimizer.state_dict())
+                for each in optimizer.param_groups:
+                    each["lr"] = 99.0
+                optimizer.state.clear()
+                optimizer.load_state_dict(state)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+        assert len(hooked) == 4
+        if shared:
+            with pytest.raises(ValueError, match="DeltaOptimizer has made the optimizer already"):
+                DeltaOptimizer(optimizer, service)
+            optimizer.close()
+        found.append((flat(model), optimizer.param_groups[0]["lr"], bool(state["state"])))
+    return {"shared": found[0], "alone": found[1]}
+
+
+def test_it_is_an_optimizer_as_others_are(launch: Launch, service: SwitchProcess) -> None:
+    got, other = launch(as_an_optimizer, 2, service.address).results()
+    torch.testing.assert_close(got["shared"][0], got["alone"][0])
+    assert got["shared"][1:] == got["alone"][1:] == (0.0625, True)
+    assert torch.equal(got["shared"][0], other["shared"][0])
+
+
 def of_two_dtypes(me: Me, service: str) -> list[torch.Tensor]:
     me.init()
     double = nn.Parameter(torch.zeros(2, dtype=torch.float64))
@@ -387,6 +464,8 @@ def of_two_dtypes(me: Me, service: str) -> list[torch.Tensor]:
     optimizer.close()
     more = nn.Parameter(torch.zeros(1))
     another = DeltaOptimizer(inner, service)
+    with pytest.raises(ValueError, match="make another one"):
+        another.add_param_group({"params": [more]})
     inner.add_param_group({"params": [more]})
     with pytest.raises(ValueError, match="make a new DeltaOptimizer"):
         another.step()

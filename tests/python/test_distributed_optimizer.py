@@ -17,6 +17,8 @@ from fanin.torch.order import Partition, Sent
 from fanin.torch.pieces import pieces
 from ranks import Failure, Me, sums_on_switch
 from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 6
@@ -214,7 +216,8 @@ def read(me: Me) -> Any:
         optimizer.zero_grad()
         net(torch.full((1, 400), float(me.rank))).sum().backward()
         optimizer.step()
-        found[name] = bool(torch.equal(net.kept, before)), reading(net, optimizer) - before
+        not_yet = len(optimizer._pending) == 1
+        found[name] = not_yet, reading(net, optimizer) - before
     return found
 
 
@@ -323,9 +326,17 @@ def refused(me: Me) -> dict[str, str]:
     net = nn.Linear(2, 2)
     wrapped = DistributedDataParallel(net)
     gloo: Any = dist.new_group(backend="gloo")
+    parts: Any = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (2,)))
     found = {
         "gloo": raised(ValueError, lambda: DistributedOptimizer(plain(net), net, gloo)),
         "ddp": raised(ValueError, lambda: DistributedOptimizer(plain(net), wrapped)),
+        "part in ddp": raised(
+            ValueError, lambda: DistributedOptimizer(plain(net), nn.Sequential(nn.ReLU(), wrapped))
+        ),
+        "fsdp": raised(
+            ValueError, lambda: DistributedOptimizer(plain(net), nn.Sequential(Sharded()))
+        ),
+        "fsdp2": raised(ValueError, lambda: DistributedOptimizer(plain(parts), parts)),
         "lbfgs": raised(
             ValueError, lambda: DistributedOptimizer(optim.LBFGS(net.parameters()), net)
         ),
@@ -363,7 +374,7 @@ def refused(me: Me) -> dict[str, str]:
     optimizer = DistributedOptimizer(Writing(writing.parameters(), lr=1.0), writing)
     writing(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    found["writing"] = raised(RuntimeError, lambda: writing.weight)
+    found["writing"] = raised(RuntimeError, lambda: writing.weight.sum())
 
     closed = nn.Linear(2, 2)
     optimizer = DistributedOptimizer(plain(closed), closed)
@@ -375,9 +386,10 @@ def refused(me: Me) -> dict[str, str]:
     past = nn.Linear(2, 2, bias=False)
     optimizer = DistributedOptimizer(plain(past), past)
     kept: Any = past.weight
-    kept.sum().backward()
+    older = kept.sum()
+    older.backward(retain_graph=True)
     optimizer.step()
-    found["past"] = raised(RuntimeError, lambda: kept.sum().backward())
+    found["past"] = raised(RuntimeError, older.backward)
 
     failing: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = DistributedOptimizer(plain(failing), failing)
@@ -387,6 +399,14 @@ def refused(me: Me) -> dict[str, str]:
     found["step"] = raised(RuntimeError, optimizer.step)
     found["again"] = raised(RuntimeError, lambda: failing(torch.ones(1, 2)).sum().backward())
     return found
+
+
+class Sharded(FullyShardedDataParallel):
+    """One on a machine without an accelerator, where there is none."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.layer = nn.Linear(2, 2)
 
 
 class Writing(optim.SGD):
@@ -403,17 +423,20 @@ def fail(_: Any) -> None:
 REFUSED = {
     "gloo": "backend is gloo, and not fanin",
     "ddp": "give the model itself",
+    "part in ddp": "1 is in DistributedDataParallel.*give the model itself",
+    "fsdp": "0 is in FullyShardedDataParallel.*train with the optimizer as it is",
+    "fsdp2": "weight is a DTensor.*train with the optimizer as it is",
     "lbfgs": "LBFGS",
     "foreign": "1 of the optimizer's parameters are not the model's",
     "shapes": "rank 1 has 2 parameters",
     "sparse": "gradient of weight is sparse.*sparse=False",
     "clipped": r"gradient of weight was changed.*call synchronize\(\)",
     "scaled": r"synchronize\(\) before scaler.unscale_\(\) and scaler.step",
-    "twice": "is a DistributedOptimizer already",
+    "twice": "DistributedOptimizer has made the optimizer already",
     "double": r"gradient of \w+ is torch.float64 on cpu, and was to be torch.float32.*before",
     "writing": r"Writing writes to its settings in a step \(lr\)",
     "closed": "is closed",
-    "past": r"weight was used before it had stepped.*synchronize\(\)",
+    "past": r"older than the last step.*gradient of weight.*synchronize\(\)",
     "hook": "a hook of the program's",
     "step": "has failed",
     "again": "came twice",

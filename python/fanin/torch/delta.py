@@ -8,6 +8,7 @@ it is what a parameter server would have that runs the optimizer, with the same 
 
 from __future__ import annotations
 
+import pickle
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
@@ -17,7 +18,8 @@ from torch import Tensor, distributed
 
 from fanin import _fanin
 from fanin.errors import Closed
-from fanin.torch.asynchronous import agree_on_parameters
+from fanin.torch.asynchronous import agree_on_parameters, parameters_of
+from fanin.torch.steps import Steps, with_steps
 
 T = TypeVar("T")
 
@@ -70,14 +72,14 @@ class Deltas:
         """Make this worker's parameters the latest ones."""
         self._exchange([None] * len(self._flats))
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, step: Callable[[], Any]) -> Any:
         """Step the optimizer, and take the latest parameters, with this step in them."""
         if len(parameters_of(self.optimizer)) != len(self.parameters):
             raise ValueError(
                 "the optimizer has got other parameters, and the services do not have those: make "
                 "a new DeltaOptimizer, on all ranks"
             )
-        loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        loss = step()
         deltas = [flat.delta() for flat in self._flats]
         if not all(bool(delta.isfinite().all()) for delta in deltas):
             for flat in self._flats:
@@ -110,8 +112,14 @@ class Deltas:
             flat.services.leave()
 
 
-class DeltaOptimizer:
-    """Steps an optimizer here, and adds what it changed to parameters that all workers share.
+def DeltaOptimizer(  # noqa: N802 - a class, to who calls it
+    optimizer: torch.optim.Optimizer,
+    services: str,
+    process_group: distributed.ProcessGroup | None = None,
+    *,
+    timeout: float = 300.0,
+) -> Any:
+    """Return an optimizer of the same class whose steps are added to parameters that all share.
 
         model = Net()  # not in DistributedDataParallel
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -132,7 +140,9 @@ class DeltaOptimizer:
     Every step sends the parameters' size and gets it back, over TCP, and changes them to the
     latest ones. A gradient may be of parameters some steps old: a learning rate that is just small
     enough for one worker may be too large for all together. Weight decay is of the parameters that
-    the worker had. Buffers (running means of BatchNorm) stay each rank's own.
+    the worker had. Buffers (running means of BatchNorm) stay each rank's own. It is an optimizer as
+    others are, for schedulers, gradient scalers and checkpoints, with settings and a state of each
+    rank's own.
 
     A service that is away is waited for, `timeout` seconds at most since it answered last, however
     long a slow link takes for all parameters. Started again with its snapshots it goes on with what
@@ -141,29 +151,34 @@ class DeltaOptimizer:
     leave their parameters to the services, which forget them after a day.
 
     Raises `ValueError` for ranks whose parameters or numbers of services differ, for services that
-    are no host:port (on all ranks), and for other dtypes than float32 and float64;
-    `fanin.errors.SwitchUnreachable` where a service does not answer, and
-    `fanin.errors.ParametersRefused` where it has lost the parameters, or is named in another order
-    by other ranks; from `step`
-    `FloatingPointError` for NaN and infinity, of which nothing is sent. From `close` the errors of
-    the group. After an error of a service no further step is possible here (`fanin.errors.Closed`),
-    as nobody knows whether the last one is in.
+    are no host:port (on all ranks), for other dtypes than float32 and float64, and for an optimizer
+    that is such a one already; `fanin.errors.SwitchUnreachable` where a service does not answer,
+    and `fanin.errors.ParametersRefused` where it has lost the parameters, or is named in another
+    order by other ranks; from `step` `FloatingPointError` for NaN and infinity, of which nothing is
+    sent. From `close` the errors of the group. After an error of a service, or Ctrl-C while one is
+    asked, no further step is possible here (`fanin.errors.Closed`), as nobody knows whether the
+    last one is in.
     """
+    group = process_group or distributed.group.WORLD
+    if group is None:
+        raise ValueError("there is no group: call init_process_group first")
+    made = with_steps(optimizer, DeltaSteps)
+    made.prepare(group, services, timeout)
+    return made
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        services: str,
-        process_group: distributed.ProcessGroup | None = None,
-        *,
-        timeout: float = 300.0,
-    ) -> None:
-        group = process_group or distributed.group.WORLD
-        if group is None:
-            raise ValueError("there is no group: call init_process_group first")
+
+class DeltaSteps(Steps):
+    """What is put before an optimizer's class: what a step has changed goes to services."""
+
+    named = "DeltaOptimizer"
+
+    def prepare(self, group: distributed.ProcessGroup, services: str, timeout: float) -> None:
+        """Have the same parameters as all other ranks and the services."""
         self._group = group
+        # A gradient scaler unscales by itself, and leaves out steps of this rank alone.
+        self._step_supports_amp_scaling = False
         size = group.size()
-        parameters = parameters_of(optimizer)
+        parameters = parameters_of(self)
         agree_on_parameters(parameters, group)
         for parameter in parameters:
             if parameter.dtype not in _DTYPES:
@@ -182,7 +197,7 @@ class DeltaOptimizer:
         told: list[Any] = [secrets.token_bytes(KEY_BYTES) if group.rank() == 0 else None]
         distributed.broadcast_object_list(told, group_src=0, group=group)
         self._deltas = _on_all(
-            group, lambda: Deltas(optimizer, services, told[0], group.rank(), size, timeout)
+            group, lambda: Deltas(self, services, told[0], group.rank(), size, timeout)
         )
         _on_all(group, self._deltas.create if group.rank() == 0 else lambda: None)
         _on_all(group, self._deltas.pull)
@@ -193,16 +208,26 @@ class DeltaOptimizer:
         """How many steps of this rank a service has lost, as it was started again without them."""
         return self._deltas.lost
 
-    def zero_grad(self) -> None:
-        """Forget the gradients of the parameters."""
-        for parameter in self._deltas.parameters:
-            parameter.grad = None
-
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, and return what `closure` did, with the latest parameters in the model."""
         if self._closed:
             raise ValueError("the optimizer is closed")
-        return self._deltas.step(closure)
+        step = super().step
+        loss = self._deltas.step(step if closure is None else lambda: step(closure))
+        # What schedulers look at, to warn who steps them first.
+        self._opt_called = True
+        return loss
+
+    # Torch puts a class's hooks round a step, once: they are round that of the class behind.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise: the services have the parameters that there were."""
+        del param_group
+        raise ValueError(
+            "a DeltaOptimizer has the parameters that it began with: close it, and make another "
+            "one of all parameters, on all ranks"
+        )
 
     def pull(self) -> None:
         """Take the latest parameters, as before the model is tried or saved."""
@@ -269,7 +294,7 @@ def _on_all(group: distributed.ProcessGroup, work: Callable[[], T]) -> T:
     try:
         done = work()
     except Exception as raised:
-        distributed.all_gather_object(told, raised, group=group)
+        distributed.all_gather_object(told, _sendable(raised), group=group)
         raise
     distributed.all_gather_object(told, None, group=group)
     for rank, error in enumerate(told):
@@ -277,6 +302,15 @@ def _on_all(group: distributed.ProcessGroup, work: Callable[[], T]) -> T:
             error.add_note(f"This was on rank {rank}.")
             raise error
     return done
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error, or its text where it cannot go to another process and come out there."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _named(services: str) -> list[str]:
@@ -294,8 +328,3 @@ def by_dtype(parameters: list[Tensor]) -> list[list[Tensor]]:
 def _bytes(values: Tensor) -> bytes:
     data: bytes = values.numpy().tobytes()
     return data
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return all parameters that an optimizer steps, in its order."""
-    return [parameter for each in optimizer.param_groups for parameter in each["params"]]

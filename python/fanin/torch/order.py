@@ -20,7 +20,7 @@ class Partition:
     """What is sent in one piece."""
 
     ready: float
-    """Seconds from the beginning of the backward pass until it is there."""
+    """Seconds from the first one that is there until it is."""
     needed: int
     """Its place in the order in which the next forward pass reads the parameters."""
     size_bytes: int
@@ -51,7 +51,10 @@ def order(partitions: Sequence[Partition], seconds_a_byte: float) -> list[int]:
 
 @dataclass(frozen=True)
 class Sent:
-    """When a partition was submitted and when its sum was there, in seconds of one clock."""
+    """When a partition could go and when its sum was there, in seconds of the host's clock.
+
+    It could go when it was submitted, or when a device had made it, if that was later.
+    """
 
     submitted: float
     done: float

@@ -13,22 +13,28 @@ and no credit at run time: it is in the order, which is made ahead.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fanin.torch.asynchronous import agree_on_parameters
+from fanin.torch.asynchronous import agree_on_parameters, alike
 from fanin.torch.backend import backend_of, same_ranks
 from fanin.torch.pieces import Piece
-from fanin.torch.reading import unwatch, watch
+from fanin.torch.reading import Reading, is_kept_elsewhere, make_plain
 from fanin.torch.sending import Sending
-from fanin.torch.steps import Settings, StepsOfFew, settings_of, with_steps
+from fanin.torch.steps import Settings, Steps, StepsOfFew, settings_of, with_steps
+
+BROADCAST_BYTES = 1 << 25
+"""How much of the parameters with which all begin goes into one broadcast, at least."""
 
 
 def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
@@ -55,36 +61,32 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
     nobody has used does not step. Buffers stay each rank's own, and so do parameters of the model
     that the optimizer does not have.
 
-    `step` returns before the sums are there. A parameter steps when it is read next: by its module,
-    `parameters`, `state_dict`. Its `grad` stays this rank's own.
+    `step` returns before the sums are there. A parameter steps when it is read next, by whatever
+    reference, and before `step` returns where other tensors or arrays share its memory, another
+    process does, or a compiled program reads it. Its `grad` stays this rank's own.
 
     - To look at averages, or to change them (clip, a gradient scaler), call `synchronize` between
       `backward` and what changes them; such a step does not overlap.
     - To add up gradients of several passes, take `no_sync` for all but the last.
-    - Before a parameter is used by a reference of your own, past its module, call `synchronize`.
+    - Before an extension in C++, TorchScript or `torch.func` is given parameters themselves, call
+      `synchronize`: it gets an error else.
     - Where the process trains something else afterwards, call `close`: the sums are a job of their
       own at the services, until then or until the process group is destroyed.
 
     The optimizer must treat each parameter by itself, as all of torch's do but LBFGS. Where it has
     hooks on its steps, `step` waits for all.
 
-    Raises `ValueError` for another backend's group, a model in DDP, an optimizer that is one of
-    these already, LBFGS, a parameter that is not the model's, and ranks whose parameters differ.
-    `backward` raises it for a gradient that is sparse, or of another dtype or device than its
-    parameter was, and `RuntimeError` where a parameter was used past its module; `step` raises that
-    for gradients that were changed without `synchronize`, and whoever reads a parameter where the
-    optimizer has changed its own settings in a step. Once a rank is gone, `backward`, `step` or
-    whoever reads a parameter raises the errors of `fanin.errors`.
+    Raises `ValueError` for another backend's group, a model in DDP or FSDP, DTensors, an optimizer
+    that is one of these already, LBFGS, a parameter that is not the model's, and ranks whose
+    parameters differ. `backward` raises it for a gradient that is sparse, or of another dtype or
+    device than its parameter was, and `RuntimeError` for one of a loss that is older than the last
+    step; `step` raises that for gradients that were changed without `synchronize`, and whoever
+    reads a parameter where the optimizer has changed its own settings in a step. Once a rank is
+    gone, `backward`, `step` or whoever reads a parameter raises the errors of `fanin.errors`.
     """
     backend_of(process_group)  # raises where that is no group, or another backend's
     group = cast(distributed.ProcessGroup, process_group or distributed.group.WORLD)
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "the model is in DistributedDataParallel, which would sum its gradients, too: give the "
-            "model itself (model.module)"
-        )
-    if isinstance(optimizer, OverlappedSteps):
-        raise ValueError("the optimizer is a DistributedOptimizer already: give the one it is of")
+    _refuse_other_sums(model)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS looks at all parameters at once, and here each steps by itself: take another "
@@ -96,8 +98,10 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
     return made
 
 
-class OverlappedSteps(torch.optim.Optimizer):
+class OverlappedSteps(Steps):
     """What is put before an optimizer's class: each parameter steps when it is read next."""
+
+    named = "DistributedOptimizer"
 
     # To torch's gradient scaler: `step` gets its `grad_scale` and `found_inf`.
     _step_supports_amp_scaling = True
@@ -109,6 +113,7 @@ class OverlappedSteps(torch.optim.Optimizer):
         self._sums = same_ranks(group)
         self._sending = Sending(self._sums)
         self._wait = Wait(self)
+        self._reading = Reading(self._wait)
         self._hooks: list[Any] = []
         self._lock = threading.RLock()  # gradients of several devices come in several threads
         self._sends = True
@@ -121,14 +126,16 @@ class OverlappedSteps(torch.optim.Optimizer):
         self._settings: list[Settings] = []
         self._groups: dict[Tensor, int] = {}
         self._unread: set[Piece] = set()
+        # What programs read that were compiled while it was to step.
+        self._compiled: set[Piece] = set()
+        _step_before_compiling(self)
         trained = {parameter for each in self.param_groups for parameter in each["params"]}
         others = [
             parameter
             for parameter in model.parameters()
             if not (parameter.requires_grad and parameter in trained)
         ]
-        for tensor in [*others, *model.buffers()]:
-            distributed.broadcast(tensor.detach(), group_src=0, group=self._sums)
+        _begin_alike([*others, *model.buffers()], self._sums)
         self._take_in()
 
     @property
@@ -160,10 +167,9 @@ class OverlappedSteps(torch.optim.Optimizer):
                     for number, each in enumerate(self.param_groups)
                     for parameter in each["params"]
                 }
-                self._pending = set(self._sending.pieces)
-                self._coming = deque(self._sending.coming())
-                self._sending.read = {}
-                self._wait.held = self
+                # What is interrupted from here on steps once all the same.
+                self._sent = False
+                self._let_wait()
             self._sent = self._synchronized = False
         # What schedulers look at, to warn who steps them first.
         self._opt_called = True
@@ -182,7 +188,7 @@ class OverlappedSteps(torch.optim.Optimizer):
             if self._sent:
                 self._check()
                 self._average()
-            self._finish(self._sending.pieces)
+            self._settle()
 
     def close(self) -> None:
         """Wait for all that is under way, and leave the job of the sums. All ranks call it."""
@@ -190,7 +196,6 @@ class OverlappedSteps(torch.optim.Optimizer):
             return
         self.synchronize()
         self._ended = "the optimizer is closed: make another one"
-        unwatch(self._model, self._wait)
         for hook in self._hooks:
             hook.remove()
         distributed.destroy_process_group(self._sums)
@@ -210,10 +215,16 @@ class OverlappedSteps(torch.optim.Optimizer):
         with self._lock:
             self._take_in()
 
-    def state_dict(self) -> Any:
-        """Return the state that the last step has left."""
-        self._finish(self._sending.pieces)
-        return super().state_dict()
+    @property
+    def state(self) -> Any:
+        """The state of each parameter that the last step has left."""
+        if "_sending" in vars(self):
+            self._finish(self._sending.pieces)
+        return vars(self)["state"]
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        vars(self)["state"] = state
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take another state, after the last step."""
@@ -231,16 +242,17 @@ class OverlappedSteps(torch.optim.Optimizer):
         ]
         if not added:
             return
-        missing = set(added) - set(watch(self._model, self._wait))
+        missing = set(added).difference(self._model.parameters())
         if missing:
             raise ValueError(
-                f"{len(missing)} of the optimizer's parameters are not the model's: nothing would "
-                "wait until they have stepped; give the model of all of them"
+                f"{len(missing)} of the optimizer's parameters are not the model's: give the model "
+                "of all of them"
             )
+        _refuse_other_sums(self._model)
         self._finish(self._sending.pieces)
         agree_on_parameters(added, self._sums)
+        _begin_alike(added, self._sums)
         for parameter in added:
-            distributed.broadcast(parameter.detach(), group_src=0, group=self._sums)
             arrived = _weakly(self, OverlappedSteps._gradient)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
         self._sending.take_in(added)
@@ -270,9 +282,9 @@ class OverlappedSteps(torch.optim.Optimizer):
                 engine.queue_callback(self._sending.end)
             if self._sending.places[parameter][0] in self._unread:
                 raise RuntimeError(
-                    f"{self._name(parameter)} was used before it had stepped, as no module read "
-                    "it: use it by its module's attribute, or call synchronize() before the "
-                    "forward pass"
+                    f"a loss that is older than the last step has a gradient of "
+                    f"{self._name(parameter)}, which had not stepped yet: call synchronize() after "
+                    "step(), or compute the loss anew"
                 )
             if self._sending.is_there(parameter):
                 raise RuntimeError(
@@ -342,41 +354,89 @@ class OverlappedSteps(torch.optim.Optimizer):
                     "forgotten, so that these are the averages"
                 )
 
-    def read(self, parameters: Iterable[Tensor | None]) -> None:
-        """Let parameters step before somebody reads them."""
-        if not self._pending and self._sending.is_read():
-            return
+    def read(self, parameters: Sequence[Tensor] | None) -> None:
+        """Let parameters step before somebody reads them; None: all."""
         with self._lock:
             places = self._sending.places
-            read = [places[each][0] for each in parameters if each is not None and each in places]
-            for piece in read:
+            read = places if parameters is None else parameters
+            pieces = dict.fromkeys(places[each][0] for each in read if each in places)
+            for piece in pieces:
                 self._sending.note_read(piece)
-            self._finish(read)
+            self._finish(pieces)
+            for piece in pieces:
+                for parameter in piece.parameters:
+                    make_plain(parameter)
+
+    def before_compiling(self, _: Any) -> None:
+        """Let a compiler see parameters as they are, and what it compiles find them so again."""
+        with self._lock:
+            self._compiled |= self._pending
+            self._settle()
+
+    def _let_wait(self) -> None:
+        """Let parameters step when they are read, but for those that can be read unseen."""
+        sending = self._sending
+        sending.read = {}
+        for parameter in sending.places:
+            make_plain(parameter)
+        at_once = [
+            piece
+            for piece in sending.pieces
+            if piece in self._compiled or any(map(is_kept_elsewhere, piece.parameters))
+        ]
+        self._wait.held = self
+        self._coming = deque(sending.coming())
+        self._pending = set(sending.pieces)
+        for piece in self._pending.difference(at_once):
+            for parameter in piece.parameters:
+                self._reading.put_away(parameter)
+        for piece in at_once:
+            sending.note_read(piece)
+        self._finish(at_once)
+
+    def _settle(self) -> None:
+        """Let all parameters step that are to, and be as they ever were."""
+        self._finish(self._sending.pieces)
+        for parameter in self._sending.places:
+            make_plain(parameter)
 
     def _finish(self, pieces: Iterable[Piece]) -> None:
         """Let the parameters of pieces step, if they are still to."""
         if self._pending.isdisjoint(pieces):
             return
         with self._lock:
-            due = [piece for piece in dict.fromkeys(pieces) if piece in self._pending]
-            for piece in due:
+            asked = [piece for piece in dict.fromkeys(pieces) if piece in self._pending]
+            for piece in asked:
                 piece.wait()
             # What is there besides steps, too: one step of many is shorter than many steps.
+            besides = []
             while self._coming and self._coming[0].is_there():
                 piece = self._coming.popleft()
-                if piece in self._pending and piece not in due:
+                if piece in self._pending and piece not in asked:
                     piece.wait()
-                    due.append(piece)
+                    besides.append(piece)
+            due = asked + besides
             averages = self._averages_of(due)
             try:
+                self._bring_back(due)
                 self._step_of(averages)
             except BaseException:
                 self._ended = "a step failed half-way, so that ranks differ: load a checkpoint"
+                self._bring_back(due)
                 raise
             finally:
                 self._pending.difference_update(due)
                 if not self._pending:
                     self._wait.held = None
+            # When they are read makes the order of the next sums.
+            for piece in besides:
+                for parameter in piece.parameters:
+                    self._reading.mark(parameter)
+
+    def _bring_back(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            for parameter in piece.parameters:
+                self._reading.bring_back(parameter)
 
     def _averages_of(self, pieces: list[Piece]) -> dict[Tensor, Tensor]:
         """Return the averages of those parameters that some rank has used."""
@@ -392,8 +452,16 @@ class OverlappedSteps(torch.optim.Optimizer):
         for parameter in averages:
             groups.setdefault(self._groups[parameter], []).append(parameter)
         own = {parameter: parameter.grad for parameter in averages}
-        # Not as who reads them computes: in inference mode, or in another precision.
+        # Not as who reads them computes: in another precision, in a transform of torch.func, on
+        # another device by default, or under a mode that looks at all that is computed, as some
+        # checkpoints do.
         with contextlib.ExitStack() as plainly:
+            if torch._C._len_torch_function_stack():
+                plainly.enter_context(torch._C.DisableTorchFunction())
+            if torch._C._len_torch_dispatch_stack():
+                plainly.enter_context(_disable_current_modes())
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                plainly.enter_context(temporarily_clear_interpreter_stack())
             plainly.enter_context(torch.inference_mode(False))
             plainly.enter_context(torch.no_grad())
             for device in {parameter.device.type for parameter in averages}:
@@ -402,7 +470,7 @@ class OverlappedSteps(torch.optim.Optimizer):
                 for parameter, average in averages.items():
                     parameter.grad = average
                 by_settings = [(self._settings[number], of) for number, of in groups.items()]
-                self._few.step(by_settings, self.state)
+                self._few.step(by_settings, vars(self)["state"])
             finally:
                 for parameter, gradient in own.items():
                     parameter.grad = gradient
@@ -413,20 +481,76 @@ class OverlappedSteps(torch.optim.Optimizer):
 
 
 class Wait:
-    """What modules call before parameters are read.
+    """What is called before parameters are read.
 
-    They may outlive the optimizer; but while a step is to be done, whoever has the model has it.
+    They may outlive the optimizer; but while a step is to be done, whoever has one of them has it.
     """
 
     def __init__(self, optimizer: OverlappedSteps) -> None:
         self.held: OverlappedSteps | None = None
         self._reference = weakref.ref(optimizer)
 
-    def __call__(self, parameters: Iterable[Tensor | None]) -> None:
+    def __call__(self, parameters: Sequence[Tensor] | None) -> None:
         """Let them step, if the optimizer lives."""
         optimizer = self._reference()
         if optimizer is not None:
             optimizer.read(parameters)
+        for parameter in parameters or ():
+            make_plain(parameter)
+
+
+def _step_before_compiling(optimizer: OverlappedSteps) -> None:
+    """Let parameters step before TorchDynamo looks at them, as long as the optimizer lives."""
+    # The first step of any optimizer loads it, too.
+    import torch._dynamo.callback
+
+    handler = torch._dynamo.callback.callback_handler
+    told = handler.register_start_callback(_weakly(optimizer, OverlappedSteps.before_compiling))
+    weakref.finalize(optimizer, handler.remove_start_callback, told).atexit = False
+
+
+def _refuse_other_sums(model: nn.Module) -> None:
+    """Raise for a model whose gradients are summed otherwise."""
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                f"{name or 'the model'} is in DistributedDataParallel, which would sum its "
+                "gradients, too: give the model itself (model.module)"
+            )
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    parts = {
+        name: f"in {fsdp.FullyShardedDataParallel.__name__}"
+        for name, module in model.named_modules()
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)
+    }
+    parts |= {
+        name: f"a {type(parameter).__name__}"
+        for name, parameter in model.named_parameters()
+        if type(parameter).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    }
+    for name, what in parts.items():
+        raise ValueError(
+            f"{name or 'the model'} is {what}: each rank has a part of such tensors, with FSDP and "
+            'tensor parallel, which sum gradients themselves, on the backend "fanin", too; train '
+            "with the optimizer as it is"
+        )
+
+
+def _begin_alike(tensors: Iterable[Tensor], group: distributed.ProcessGroup) -> None:
+    """Make tensors rank 0's, many in each broadcast."""
+    for of_one_kind in alike(tensors):
+        rest = deque(tensor.detach() for tensor in of_one_kind)
+        while rest:
+            together: list[Tensor] = []
+            size_bytes = 0
+            while rest and size_bytes < BROADCAST_BYTES:
+                together.append(rest.popleft())
+                size_bytes += together[-1].nbytes
+            flat = torch.cat([tensor.flatten() for tensor in together])
+            distributed.broadcast(flat, group_src=0, group=group)
+            pieces = torch.split(flat, [tensor.numel() for tensor in together])
+            for tensor, piece in zip(together, pieces, strict=True):
+                tensor.copy_(piece.view(tensor.shape))
 
 
 def _weakly(self: OverlappedSteps, method: Callable[..., None]) -> Any:

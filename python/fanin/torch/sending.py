@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import Work
 
-from fanin.torch import order
+from fanin.torch import moments, order
 from fanin.torch.order import Partition, Sent
 from fanin.torch.pieces import Piece, pieces
 
@@ -93,7 +93,7 @@ class Sending:
         piece, place = self.places[parameter]
         self._put(piece, place)
         if self._times is not None and not piece.left:
-            self._times.ready[piece] = time.monotonic()
+            self._times.note_ready(piece)
         self._send()
 
     def place_of(self, parameter: Tensor) -> Tensor:
@@ -119,9 +119,10 @@ class Sending:
         used = [int(parameter.grad is not None) for parameter in self.places]
         self._used.partitions[0].copy_(torch.tensor(used, dtype=torch.int32))
         self._all_there = True
-        self._send()
         if self._times is not None:
-            self._times.ended = time.monotonic()
+            for piece in [*self.pieces, self._used]:
+                self._times.note_ready(piece)
+        self._send()
         self.open = False
 
     def is_used(self, parameter: Tensor) -> bool:
@@ -138,10 +139,6 @@ class Sending:
     def note_read(self, piece: Piece) -> None:
         """Note that the next forward pass needs a piece now."""
         self.read.setdefault(piece)
-
-    def is_read(self) -> bool:
-        """Whether all pieces were read since the last step."""
-        return len(self.read) == len(self.pieces)
 
     def _put(self, piece: Piece, place: int) -> None:
         parameter = piece.parameters[place]
@@ -171,19 +168,25 @@ class Sending:
         self._told = made, work
 
     def _made(self, times: _Times) -> list[int]:
-        begun = times.begun
+        ready = times.ready_seconds()
+        first = min(ready.values())
         needed = {piece: number for number, piece in enumerate(self.read, start=1)}
         last = len(needed) + 1
         partitions = [
             Partition(
-                times.ready.get(piece, times.ended) - begun,
+                ready[piece] - first,
                 0 if piece is self._used else needed.get(piece, last),
                 piece.partitions[index].nbytes,
             )
             for piece, index in self._partitions
         ]
         sent = [
-            Sent(moment, times.done[number], partitions[number].size_bytes)
+            # A device may make the gradient long after the host has submitted it.
+            Sent(
+                max(moment, ready[self._partitions[number][0]]),
+                times.done[number],
+                partitions[number].size_bytes,
+            )
             for number, moment in times.submitted
             if number in times.done
         ]
@@ -196,10 +199,19 @@ class _Times:
     """What rank 0 sees of a pass from which it learns."""
 
     def __init__(self) -> None:
-        self.begun = self.ended = time.monotonic()
-        self.ready: dict[Piece, float] = {}
         self.submitted: list[tuple[int, float]] = []
         self.done: dict[int, float] = {}
+        self._ready: dict[Piece, tuple[torch.device, moments.Moment]] = {}
+
+    def note_ready(self, piece: Piece) -> None:
+        """Note that all gradients of a piece are there, or are queued on its device."""
+        if piece not in self._ready:
+            device = piece.partitions[0].device
+            self._ready[piece] = device, moments.now(device)
+
+    def ready_seconds(self) -> dict[Piece, float]:
+        """Return when each piece was there, once the pass is over."""
+        return dict(zip(self._ready, moments.seconds(list(self._ready.values())), strict=True))
 
     def note_done(self, number: int, _: Any) -> None:
         """Note that a partition's sum is there."""

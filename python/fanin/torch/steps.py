@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,11 +13,23 @@ Settings = dict[str, Any]
 """What an optimizer's group is but for its parameters: its learning rate, ..."""
 
 
+class Steps(torch.optim.Optimizer):
+    """What is put before an optimizer's class, once."""
+
+    named: ClassVar[str]
+    """The function that puts it there."""
+
+
 def with_steps(optimizer: torch.optim.Optimizer, steps: type[Any]) -> Any:
-    """Return an optimizer with the given one's state and settings, and other steps before its."""
+    """Return an optimizer with the given one's state and settings, and other steps before its.
+
+    Raises `ValueError` for one that has `Steps` before its own already.
+    """
+    if isinstance(optimizer, Steps):
+        raise ValueError(f"{optimizer.named} has made the optimizer already: give the one it is of")
     made_of = type(type(optimizer).__name__, (steps, type(optimizer)), {})
     made: Any = object.__new__(made_of)
-    vars(made).update(_all_but_step(optimizer))
+    vars(made).update(all_but_step(optimizer))
     return made
 
 
@@ -26,7 +38,7 @@ class StepsOfFew:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._few: torch.optim.Optimizer = object.__new__(type(optimizer))
-        vars(self._few).update(_all_but_step(optimizer))
+        vars(self._few).update(all_but_step(optimizer))
         # They are for steps of all.
         self._few._optimizer_step_pre_hooks = OrderedDict()
         self._few._optimizer_step_post_hooks = OrderedDict()
@@ -79,6 +91,7 @@ def _is_same(value: Any, before: Any) -> bool:
     return bool(value == before)
 
 
-def _all_but_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def all_but_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what an optimizer has."""
     # A scheduler has put one there to count the calls.
     return {name: value for name, value in vars(optimizer).items() if name != "step"}

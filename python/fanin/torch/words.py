@@ -26,7 +26,8 @@ from fanin.errors import JoinTimeout
 from fanin.torch.interface import own_address
 
 MEET_SECONDS = 60.0
-"""How long rank 0 waits for each rank to connect, when all have joined the job already."""
+"""How long rank 0 waits for each rank to connect, when all have joined the job already; and a rank
+at the end for rank 0, which may have more to do."""
 HANDSHAKE_SECONDS = 5.0
 """How long rank 0 waits for the next word of somebody who may be a stranger."""
 PART_SECONDS = 10.0
@@ -49,30 +50,39 @@ class Gone(Exception):  # noqa: N818 - what happened
         self.rank = rank
 
 
+class Silent(Gone):
+    """Another rank has said nothing for as long as was waited: its process is stopped, or stuck."""
+
+
 class Followers:
     """Rank 0's end."""
 
     def __init__(self, store: Store, size: int) -> None:
-        exchange = _fanin.Exchange()
         self._connections: dict[Connection, int] = {}
-        # Another thread of this process says that there is something to decide.
+        # Another thread of this process says that there is something to decide. It may do so while
+        # this one closes: the numbers of closed files may be those of others.
+        self._waking = threading.Lock()
         self._wakes, self._wake = os.pipe()
         os.set_blocking(self._wakes, False)
         os.set_blocking(self._wake, False)
         if size == 1:
             return
+        try:
+            self._meet_all(store, size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet_all(self, store: Store, size: int) -> None:
+        exchange = _fanin.Exchange()
         address = own_address(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=size) as server:
             port = server.getsockname()[1]
             store.set("words", json.dumps([int(family), address, port, exchange.public]))
             server.settimeout(MEET_SECONDS)
-            try:
-                while len(self._connections) < size - 1:
-                    self._meet(server, exchange, store, size)
-            except BaseException:
-                self.close()
-                raise
+            while len(self._connections) < size - 1:
+                self._meet(server, exchange, store, size)
 
     def _meet(
         self, server: socket.socket, exchange: _fanin.Exchange, store: Store, size: int
@@ -106,9 +116,10 @@ class Followers:
         self._connections[connection] = rank
 
     def wake(self) -> None:
-        """Let `hear` return."""
-        with contextlib.suppress(BlockingIOError):  # it is awake
-            os.write(self._wake, b".")
+        """Let `hear` return, unless all is closed."""
+        with self._waking, contextlib.suppress(BlockingIOError):  # it is awake
+            if self._wake >= 0:
+                os.write(self._wake, b".")
 
     def hear(self, seconds: float) -> Iterator[Any]:
         """Yield all that ranks have said, after waiting for it; nothing if `wake` was called."""
@@ -153,12 +164,16 @@ class Followers:
             self.tell(_PARTED)
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Let go of all connections. Idempotent."""
         for connection in self._connections:
             connection.close()
         self._connections = {}
-        for end in (self._wakes, self._wake):
-            os.close(end)
+        with self._waking:
+            ends = self._wakes, self._wake
+            self._wakes = self._wake = -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
 
 
 class Leader:
@@ -194,18 +209,21 @@ class Leader:
         except OSError:
             raise Gone(0) from None
 
-    def hear(self) -> Any:
-        """Wait for what rank 0 decides."""
+    def hear(self, seconds: float | None = None) -> Any:
+        """Wait for what rank 0 decides; raises `Silent` after some seconds, if they are given."""
         try:
+            if not self._connection.poll(seconds):
+                raise Silent(0)
             return pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise Gone(0) from None
 
     def part(self) -> None:
         """Say that this rank needs nobody any more, and wait until nobody needs it."""
+        end = time.monotonic() + MEET_SECONDS
         with contextlib.suppress(Gone):
             self.say(_PARTED)
-            while self.hear() != _PARTED:
+            while self.hear(max(end - time.monotonic(), 0.0)) != _PARTED:
                 pass
 
     def close(self) -> None:
