@@ -226,6 +226,9 @@ class Client:
         """
 
     def failure(self) -> FaninError | None: ...
+    def left(self) -> list[int]:
+        """Return the ranks that have left, as far as this one has heard; none once closed."""
+
     def statistics(self) -> dict[str, int]: ...
     @property
     def plan(self) -> JobPlan | None:

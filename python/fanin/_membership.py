@@ -11,6 +11,7 @@ import ipaddress
 import json
 import logging
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -181,9 +182,7 @@ class Ranks:
 
     def _rate_of(self, switch: str, deadline: float) -> int | None:
         left = max(deadline - time.monotonic(), 1.0)
-        return _fanin.switch_rate(
-            switch, left, rank=self.rank, look=self.look, trust=self.trust
-        )
+        return _fanin.switch_rate(switch, left, rank=self.rank, look=self.look, trust=self.trust)
 
     def _check_ways(
         self,

@@ -8,7 +8,7 @@ Each error is made as ``Class(message, **fields)`` (the binding does so); fields
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -144,6 +144,22 @@ class CollectiveMismatch(FaninError):
     """The ranks disagree about a collective: its kind, length, dtype, loss bound, or place."""
 
 
+class GroupMismatch(FaninError):
+    """The ranks were given different lists for the same call of `new_group`."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        lists: Mapping[int, Sequence[int]] | None = None,
+        **fields: object,
+    ) -> None:
+        super().__init__(message, lists=dict(lists or {}), **fields)
+
+    lists: dict[int, list[int]]
+    """What this rank, and one with another list, were given: ranks of the default group."""
+
+
 class _OneRank(FaninError):
     def __init__(self, message: str = "", *, rank: int = -1, **fields: object) -> None:
         super().__init__(message, rank=rank, **fields)
@@ -185,6 +201,7 @@ __all__ = [
     "CollectiveMismatch",
     "DuplicateRank",
     "FaninError",
+    "GroupMismatch",
     "JoinRefused",
     "JoinTimeout",
     "NotASwitch",

@@ -94,7 +94,7 @@ def averages_of_integers(me: Me) -> None:
             assert rank != 0 or tensor.tolist() == [4, -4], learn
             work.wait()
         assert rank != 0 or tensor.tolist() == [4, -4], learn
-    with pytest.raises(TypeError, match="AVG of bool"):
+    with pytest.raises(RuntimeError, match=r"AVG of bool.* can't be cast to .* Bool"):
         dist.reduce_scatter(torch.empty(1).bool(), [torch.ones(1).bool()] * n, dist.ReduceOp.AVG)
     with pytest.raises(RuntimeError, match="neither the switch nor Gloo"):
         dist.all_reduce(torch.ones(1, dtype=torch.int16))
@@ -298,6 +298,33 @@ def coalesced(me: Me) -> None:
 
 def test_coalescing_regions_communicate(launch: Launch) -> None:
     launch(coalesced, 2).results()
+
+
+def refused(me: Me) -> list[str]:
+    """What torch says of tensors that do not lie in one piece, where it takes no others."""
+    strided, peer = torch.ones(2 * me.world_size)[::2], 1 - me.rank
+    calls: list[Any] = [
+        lambda: dist.all_to_all_single(strided, torch.ones(me.world_size)),
+        lambda: dist.all_to_all_single(torch.ones(me.world_size), strided),
+        lambda: dist.send(strided, peer),
+        lambda: dist.recv(strided, peer),
+        lambda: dist.irecv(strided),
+    ]
+    said = []
+    for call in calls:
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            call()
+        said.append(f"{caught.type.__name__} {str(caught.value).splitlines()[0]}")
+    return said
+
+
+def refused_alike(me: Me) -> None:
+    gloo, fanin = me.on_both(refused)
+    assert gloo == fanin
+
+
+def test_what_torch_refuses_stays_refused(launch: Launch) -> None:
+    launch(refused_alike, 2).results()
 
 
 def objects(me: Me) -> None:

@@ -89,6 +89,42 @@ def test_overlapping_groups_sum_at_the_same_time_each_as_a_job_of_its_own(launch
     assert len({name for names in jobs for name in names} - {None}) == len(MEMBERS)
 
 
+def of_a_list(me: Me, lists: list[list[int]]) -> Any:
+    """What a rank sums in the group of its list, or which lists it is told of."""
+    me.init()
+    try:
+        group: Any = dist.new_group(lists[me.rank])
+    except errors.GroupMismatch as mismatch:
+        return mismatch.lists if f"{me.rank} was given {lists[me.rank]}" in str(mismatch) else None
+    summed = total(me.rank + 1, group)
+    # Nobody leaves a rank that is to read its list.
+    me.say("summed")
+    me.hear()
+    return summed
+
+
+def test_ranks_that_were_given_other_lists_are_told(launch: Launch) -> None:
+    every, pair = [0, 1, 2], [0, 1]
+    # The first one of the longer list knows, the others hear it from it.
+    told = launch(of_a_list, 3, [every, pair, every]).results()
+    assert told == [{0: every, 1: pair}, {1: pair, 0: every}, {2: every, 1: pair}]
+    ranks = launch(of_a_list, 3, [pair, pair, every])
+    for rank in range(2):
+        assert ranks.hear(rank) == "summed"
+    assert ranks.result(2) == {2: every, 0: pair}
+    for rank in range(2):
+        ranks.tell(rank, "go")
+    assert [ranks.result(rank) for rank in range(2)] == [3, 3]
+
+
+def test_groups_of_one_name_and_other_ranks_never_meet(launch: Launch) -> None:
+    ranks = launch(of_a_list, 4, [[0, 1], [0, 1], [2, 3], [2, 3]])
+    for rank in range(4):
+        assert ranks.hear(rank) == "summed"
+        ranks.tell(rank, "go")
+    assert ranks.results() == [3, 3, 7, 7]
+
+
 def again(me: Me) -> list[int]:
     sums = []
     for generation in range(3):

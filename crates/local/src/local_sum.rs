@@ -1,7 +1,7 @@
 //! A rank's thread: it contributes, sums its column, speaks to the network, and reads the sums, whichever can go on.
 
 use crate::error::LocalError;
-use crate::gate::{CONTRIBUTED, READY, SUMMED};
+use crate::gate::{CONTRIBUTED, Party, READY, SUMMED};
 use crate::memory::SharedMemory;
 use fanin_udp::{Failure, Submission};
 use fanin_wire::WorkerId;
@@ -168,6 +168,16 @@ impl LocalSum {
         let contributed = |rank: usize| memory.seat(rank).reached(CONTRIBUTED);
         let behind = |rank: &usize| contributed(*rank) < contributed(memory.me);
         (0..memory.layout.ranks).filter(behind).map(|rank| memory.group.ranks[rank]).collect()
+    }
+
+    /// The machine's ranks that have left.
+    pub fn left(&self) -> Vec<u32> {
+        let memory = &self.shared.memory;
+        if memory.is_forked() {
+            return Vec::new();
+        }
+        let has_left = |rank: &usize| memory.seat(*rank).party() == Party::Left;
+        (0..memory.layout.ranks).filter(has_left).map(|rank| memory.group.ranks[rank]).collect()
     }
 
     /// Changes [`LocalConfig::timeout`], for what is under way too.

@@ -275,6 +275,12 @@ impl Client {
         Some(to_python(py, &failure).into_value(py).into_any())
     }
 
+    /// Ranks that have left the job, as far as this one has heard, whether or not something waits for them. Empty once it is closed.
+    fn left(&self, py: Python<'_>) -> Vec<u16> {
+        let left = py.detach(|| self.membership.with_session(Job::left)).unwrap_or_default();
+        left.iter().map(|rank| rank.0).collect()
+    }
+
     /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed
     /// round trip in nanoseconds, all-reduces and other collectives completed, and outstanding. With a loss bound, of the sums that came: the `contributions` that
     /// their blocks would have, those `lost`, the blocks that are `unsummed` because they have nobody's, and how often some were asked for again (`loss_rounds`).

@@ -20,33 +20,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, distributed
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store, Work
-from torch._compile import _disable_dynamo
 
 from fanin import _fanin
 from fanin._membership import Connected
 from fanin._settings import Settings
-from fanin.errors import Closed
+from fanin.errors import Closed, FaninError
 from fanin.torch import callbacks, collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
 from fanin.torch.delegated_work import DelegatedWork
-from fanin.torch.delegating import DelegatingBackend, TensorLists
+from fanin.torch.delegating import ANYONE, DelegatingBackend, TensorLists, untraced
 from fanin.torch.interface import gloo_address
+from fanin.torch.listed import Listed
 from fanin.torch.membership import Failures, Patience, agree, naming_absent
 from fanin.torch.options import Options, settings_of
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
+# How Gloo says that nothing came of something, which may be for the same reason.
+OUT_OF_TIME = re.compile(r"[Tt]imed out|Connect timeout|timeout caused pair closure")
 
 # Held until they are destroyed: see `create`.
 _debugged: set[FaninBackend] = set()
@@ -73,6 +74,7 @@ def create(
         options.timeout,
         options.group_id,
         backend_options.settings,
+        options.global_ranks_in_group,
     )
     if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
@@ -156,24 +158,6 @@ def same_ranks(group: ProcessGroup) -> ProcessGroup:
     return cast(ProcessGroup, split)
 
 
-_Method = TypeVar("_Method", bound=Callable[..., Work])
-
-
-def _untraced(method: _Method) -> _Method:
-    """Keep TorchDynamo out of a method that C++ calls in the midst of a compiled program.
-
-    It would make graphs of what is done with tensors here. Where nobody has loaded it, there is
-    nothing to keep out, and it takes a second to load.
-    """
-    disabled = _disable_dynamo(method)
-
-    @functools.wraps(method)
-    def call(*args: Any) -> Work:
-        return (disabled if "torch._dynamo" in sys.modules else method)(*args)
-
-    return cast(_Method, call)
-
-
 class FaninBackend(DelegatingBackend):
     """One rank of one group. The constructor blocks until all ranks have joined the job.
 
@@ -188,12 +172,17 @@ class FaninBackend(DelegatingBackend):
         timeout: timedelta,
         group: str,
         settings: Settings,
+        ranks: Sequence[int] = (),
         outer: FaninBackend | None = None,
     ) -> None:
-        """Join. `outer` is the backend whose collectives' callbacks this one is for."""
+        """Join. `ranks` are the default group's, where `new_group` was given them.
+
+        `outer` is the backend whose collectives' callbacks this one is for.
+        """
         waits = timeout.total_seconds()
         look = None if outer is None else outer._look
-        membership = agree(store, rank, size, group, settings, Patience.of(waits, look))
+        listed = Listed(store, ranks, rank, group, _attempt()) if ranks else None
+        membership = agree(store, rank, size, group, settings, Patience.of(waits, look), listed)
         connected: Connected | None = None
         if size > 1:
             failures = Failures(membership.store, rank, size)
@@ -215,6 +204,7 @@ class FaninBackend(DelegatingBackend):
             raise
         self._channel = Channel(None) if connected is None else _channel(connected)
         self._store = membership.store
+        self.attempt = membership.attempt
         self._replanned = 0
         self._timeout = timeout
         self._group = group
@@ -240,7 +230,7 @@ class FaninBackend(DelegatingBackend):
         work = self._sum(tensors, opts)
         return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
 
-    @_untraced
+    @untraced
     def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
         average = _average(opts.reduceOp)
         if average is None or not self._channel.has(tensors, adds=True):
@@ -249,7 +239,7 @@ class FaninBackend(DelegatingBackend):
         parts = [collectives.reduce(tensor, average, root, rank) for tensor in tensors]
         return self._start(tensors, parts, opts)
 
-    @_untraced
+    @untraced
     def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
         if not self._channel.has(tensors, adds=False):
             return super().broadcast(tensors, opts)
@@ -257,14 +247,14 @@ class FaninBackend(DelegatingBackend):
         parts = [collectives.broadcast(tensor, root, rank) for tensor in tensors]
         return self._start(tensors, parts, opts)
 
-    @_untraced
+    @untraced
     def allgather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         work = self._gather_lists(outputs, inputs, opts)
         return super().allgather(outputs, inputs, opts) if work is None else work
 
-    @_untraced
+    @untraced
     def allgather_coalesced(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
@@ -272,35 +262,35 @@ class FaninBackend(DelegatingBackend):
         work = self._gather_lists(list(zip(*outputs, strict=False)), inputs, opts)
         return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
 
-    @_untraced
+    @untraced
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
     ) -> Work:
         work = self._gather([output], [source], opts)
         return super().all_gather_single(output, source, opts) if work is None else work
 
-    @_untraced
+    @untraced
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
         work = self._gather(outputs, inputs, opts)
         return super().all_gather_single_coalesced(outputs, inputs, opts) if work is None else work
 
-    @_untraced
+    @untraced
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
     ) -> Work:
         work = self._scatter(outputs, inputs, opts)
         return super().reduce_scatter(outputs, inputs, opts) if work is None else work
 
-    @_untraced
+    @untraced
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
     ) -> Work:
         work = self._scatter([output], [self._slices(source)], opts)
         return super().reduce_scatter_single(output, source, opts) if work is None else work
 
-    @_untraced
+    @untraced
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
@@ -484,7 +474,7 @@ class FaninBackend(DelegatingBackend):
             self._timeout,
             f"{self._group}/callbacks",
             self.settings,
-            self,
+            outer=self,
         )
         try:
             self._look()
@@ -518,10 +508,16 @@ class FaninBackend(DelegatingBackend):
         inner = [] if of_callbacks is None else of_callbacks._under_way()
         return [*self._channel.under_way(), *super()._under_way(), *inner]
 
-    def _explain(self, error: Exception) -> Exception:
-        if not LOST_PEER.search(str(error)):
-            return super()._explain(error)
-        cause = self._channel.loss(error)
+    def _failure(self) -> FaninError | None:
+        return self._channel.failure()
+
+    def explain(self, error: Exception, peer: int | None) -> Exception:
+        if LOST_PEER.search(str(error)):
+            cause = self._channel.loss(error, None if peer == ANYONE else peer)
+        elif OUT_OF_TIME.search(str(error)):
+            cause = self._channel.gone(None if peer == ANYONE else peer)
+        else:
+            return super().explain(error, peer)
         if cause is None:
             return error
         fields = {name: value for name, value in vars(cause).items() if name != "message"}
@@ -628,6 +624,16 @@ for _name in (
     "end_coalescing",
 ):
     setattr(FaninBackend, _name, _in_its_lane(getattr(FaninBackend, _name)))
+
+
+def _attempt() -> str | None:
+    """Return what tells this default group from all others of its store; None if it is not ours."""
+    world = distributed.group.WORLD
+    for device in [] if world is None else world._device_types:
+        backend = splitting.unwrapped(world, device)
+        if isinstance(backend, FaninBackend):
+            return backend.attempt
+    return None
 
 
 def _channel(connected: Connected) -> Channel:

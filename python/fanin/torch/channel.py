@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from fanin import _fanin
-from fanin.errors import Closed, FaninError
+from fanin.errors import Closed, FaninError, RankLeft
 from fanin.torch import backward, callbacks, collectives
 from fanin.torch.collectives import DTYPES
 from fanin.torch.completions import Completions
@@ -81,10 +80,8 @@ class Channel:
             if client is not None
             else None
         )
-        # Why another rank is gone, once it was asked for.
-        self._asking = threading.Lock()
-        self._asked = False
-        self._loss: FaninError | None = None
+        # Why the job is over, once it was asked for.
+        self._lost: FaninError | None = None
         # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
         # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
@@ -210,26 +207,36 @@ class Channel:
         """Return why the job is over, if it is, and was not closed here."""
         return None if self._client is None else self._client.failure()
 
-    def loss(self, error: Exception) -> FaninError | None:
-        """Return why another rank cannot be reached any more; None if nothing says so soon.
+    def gone(self, peer: int | None) -> FaninError | None:
+        """Return why this rank may wait in vain for `peer`, or for some rank (None)."""
+        if self._client is None:
+            return None
+        self._lost = self._lost or self._client.failure()
+        if self._lost is not None:
+            return self._lost
+        left = next((rank for rank in self._client.left() if peer in (None, rank)), None)
+        if left is None:
+            return None
+        # No collective of the services waits for it: they know of nothing that fails.
+        return RankLeft(
+            f"rank {left} left the job while this rank still waits for it; every rank must take "
+            "part in every collective, and wait until what it sends is received",
+            rank=left,
+        )
+
+    def loss(self, error: Exception, peer: int | None) -> FaninError | None:
+        """Return why `peer`, or some rank (None), cannot be reached any more, as `gone` does.
 
         For a rank whose other way to that rank has failed with `error`. The services tell who is
-        gone. Where they know of nobody the group ends here all the same: some of its collectives
-        cannot be served any more.
+        gone, and are waited for. Where they know of nobody the group ends here all the same: some
+        of its collectives cannot be served any more.
         """
-        with self._asking:
-            if not self._asked:
-                self._asked = True
-                self._loss = self._ask(error)
-            return self._loss
-
-    def _ask(self, error: Exception) -> FaninError | None:
-        client, leaving = self._client, self._close
-        if client is None or leaving is None:
+        leaving = self._close
+        if leaving is None:
             return None
         deadline = time.monotonic() + LOSS_TIMEOUT
         while leaving.alive and not self._under_way.ended:
-            cause = client.failure()
+            cause = self.gone(peer)
             if cause is not None:
                 return cause
             if time.monotonic() >= deadline:
@@ -239,7 +246,7 @@ class Channel:
                 )
                 break
             time.sleep(LOSS_PAUSE)
-        return None
+        return self._lost
 
     def finish(self, works: Sequence[Work]) -> None:
         """Wait for what is under way as long as closing may take: it completes if it can."""

@@ -1,8 +1,8 @@
 """What becomes of tensors in each collective, as memory that the network reads and writes.
 
-The network works in place, in memory that lies in one piece. A tensor that does not, is negated by
-a bit, or shares its memory with another one of the same call, is copied, and copied back in the
-end. Tensors of a device are copied on it, on the current stream, and staged from there.
+The network works in place, in memory that lies in one piece. A tensor that does not, is negated or
+conjugated by a bit, or shares its memory with another one of the same call, is copied, and copied
+back in the end. Tensors of a device are copied on it, on the current stream, and staged from there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def broadcast(tensor: torch.Tensor, root: int, rank: int) -> Part:
 def all_gather(outputs: Sequence[torch.Tensor], source: torch.Tensor, rank: int) -> Part:
     """Give all ranks what each has; `outputs` are like `source`, one a rank."""
     own = outputs[rank]
-    if own.data_ptr() != source.data_ptr() or own.stride() != source.stride():
+    if not _same(own, source):
         # It may lie anywhere among the outputs.
         shared = own.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         write(own, (source.clone() if shared else source).reshape(own.shape))
@@ -81,7 +81,7 @@ def reduce_scatter(
     """Sum one slice for each rank; `sources` are like `output`, one a rank, and stay."""
     own = sources[rank]
     others = [source for other, source in enumerate(sources) if other != rank]
-    in_place = output.data_ptr() == own.data_ptr() and output.stride() == own.stride()
+    in_place = _same(output, own)
     if _disjoint([output, *others]) and (in_place or _disjoint([output, own])):
         if not in_place:
             write(output, own.reshape(output.shape))
@@ -98,20 +98,38 @@ def reduce_scatter(
     return Part(request, back)
 
 
+def is_in_one_piece(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements are what its memory holds, in their order, without gaps."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy that lies in one piece."""
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor.detach())
+
+
 def _in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Back]:
     # Detached: writing into a leaf that requires grad is no business of autograd here.
     target = tensor.detach()
     # The binding wants elements at addresses that are multiples of their size.
     aligned = target.data_ptr() % target.element_size() == 0
-    if target.is_contiguous() and not target.is_neg() and aligned:
+    if is_in_one_piece(target) and aligned:
         return target, []
     return _staged(target)
 
 
 def _staged(tensor: torch.Tensor) -> tuple[torch.Tensor, Back]:
-    target = tensor.detach()
-    staged = torch.empty(target.shape, dtype=target.dtype, device=target.device).copy_(target)
-    return staged, [(target, staged)]
+    staged = copied(tensor)
+    return staged, [(tensor.detach(), staged)]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements in the same memory."""
+    bits = [(each.is_neg(), each.is_conj()) for each in (one, other)]
+    return (
+        one.data_ptr() == other.data_ptr() and one.stride() == other.stride() and bits[0] == bits[1]
+    )
 
 
 def _disjoint(tensors: Sequence[torch.Tensor]) -> bool:

@@ -6,53 +6,91 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from fanin.errors import FaninError
 from fanin.torch.backward import lose_type
+from fanin.torch.handed import Handed
 from fanin.torch.handles import FindableWork
 
-# Makes of an error of Gloo one that says more, or returns it.
-Explain = Callable[[Exception], Exception]
+# How torch says that a wait ran out of its own time, and the work goes on.
+WAITED_TOO_LONG = "Operation timed out!"
+
+
+class Owner(Protocol):
+    """The backend, as its works know it."""
+
+    def explain(self, error: Exception, peer: int | None) -> Exception:
+        """Make of an error of Gloo one that says more, or return it."""
+
+    def awaiting(self, peer: int | None) -> AbstractContextManager[None]:
+        """Say that this thread waits for a rank meanwhile, or for all."""
+
+    def over(self, work: DelegatedWork) -> None:
+        """Hear that nothing is left to do for a work."""
 
 
 class DelegatedWork(FindableWork):
-    """A work of a C++ backend, returned by a Python one."""
+    """A work of a C++ backend, returned by a Python one.
 
-    def __init__(self, inner: Work, explain: Explain) -> None:
+    `peer` is the rank that it needs, None for all. What `handed` has left to do is done by whoever
+    learns first that Gloo is done.
+    """
+
+    def __init__(self, inner: Work, owner: Owner, handed: Handed, peer: int | None) -> None:
         super().__init__()
         self._inner = inner
-        self._explain = explain
+        self._owner = owner
+        self._handed = handed
+        self._peer = peer
+        # Gloo's works of a reduce_scatter, a send or a receive never say so.
+        self._is_over = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         try:
-            return self._inner.wait(timeout)
+            with self._owner.awaiting(self._peer):
+                done = self._inner.wait(timeout)
         except RuntimeError as error:
-            explained = self._explain(error)
+            if WAITED_TOO_LONG not in str(error):
+                self._drop()
+            explained = self._owner.explain(error, self._peer)
             if explained is error:
                 raise
             raise explained from error
+        self._finish()
+        return done
 
     def _make_future(self) -> torch.futures.Future[Any]:
         return self._inner.get_future().then(self._outcome)
 
     def _outcome(self, future: torch.futures.Future[Any]) -> Any:
         try:
-            return future.value()
+            value = future.value()
         except RuntimeError as error:
-            explained = self._explain(error)
+            self._drop()
+            explained = self._owner.explain(error, self._peer)
             if isinstance(explained, FaninError):
                 lose_type(explained)
             raise explained from None
+        self._finish()
+        return self._handed.restored(value)
+
+    def is_over(self) -> bool:
+        """Whether Gloo is done."""
+        return self._is_over or self._inner.is_completed()
 
     def is_completed(self) -> bool:
-        return self._inner.is_completed()
+        if not self.is_over():
+            return False
+        if self._handed.is_unfinished:
+            with contextlib.suppress(RuntimeError):  # raised to whoever waits
+                self.wait()
+        return True
 
     def is_success(self) -> bool:
         return self._inner.is_success()
@@ -61,7 +99,8 @@ class DelegatedWork(FindableWork):
         return self._inner.exception()
 
     def result(self) -> list[torch.Tensor]:
-        return self._inner.result()
+        restored: list[torch.Tensor] = self._handed.restored(self._inner.result())
+        return restored
 
     def source_rank(self) -> int:
         return self._inner.source_rank()
@@ -70,58 +109,17 @@ class DelegatedWork(FindableWork):
         return self._inner._source_rank()
 
     def synchronize(self) -> None:
-        self._inner.synchronize()
-
-
-class AveragedWork(DelegatedWork):
-    """A sum of integers on Gloo, of which the average is wanted: divided by whoever learns first.
-
-    As with NCCL the quotient is truncated towards zero. `finished` is called with this work then.
-    """
-
-    def __init__(
-        self,
-        inner: Work,
-        explain: Explain,
-        sums: Sequence[torch.Tensor],
-        divisor: int,
-        finished: Callable[[AveragedWork], object],
-    ) -> None:
-        super().__init__(inner, explain)
-        self._sums = list(sums)
-        self._divisor = divisor
-        self._finished = finished
-        self._lock = threading.Lock()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        try:
-            done = super().wait(timeout)
-        except BaseException:
-            if self._inner.is_completed():
-                self._finished(self)
-            raise
-        self._divide()
-        return done
-
-    def _outcome(self, future: torch.futures.Future[Any]) -> Any:
-        value = super()._outcome(future)
-        self._divide()
-        return value
-
-    def is_completed(self) -> bool:
-        if not super().is_completed():
-            return False
-        with contextlib.suppress(RuntimeError):  # raised to whoever waits
+        if self._handed.is_unfinished:
             self.wait()
-        return True
+        else:
+            self._inner.synchronize()
 
-    def synchronize(self) -> None:
-        self.wait()
+    def _finish(self) -> None:
+        self._handed.finish()
+        self._is_over = True
+        self._owner.over(self)
 
-    def _divide(self) -> None:
-        # In inference mode also tensors that were made in it may be written to. Detached: writing
-        # into a leaf that requires grad is no business of autograd here.
-        with self._lock, torch.inference_mode():
-            while self._sums:
-                self._sums.pop().detach().div_(self._divisor, rounding_mode="trunc")
-        self._finished(self)
+    def _drop(self) -> None:
+        self._handed.drop()
+        self._is_over = True
+        self._owner.over(self)

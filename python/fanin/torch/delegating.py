@@ -9,30 +9,58 @@ itself falls through to here.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo, ReduceOp, Store, Work
+from torch._compile import _disable_dynamo
 
-from fanin.errors import AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost
-from fanin.torch.delegated_work import AveragedWork, DelegatedWork
+from fanin.errors import AllReduceTimeout, Closed, FaninError, RankLeft, RankLost, SwitchLost
+from fanin.torch.delegated_work import DelegatedWork
 from fanin.torch.forked import never_destroy_in_child
+from fanin.torch.gone import Watch
+from fanin.torch.handed import Handed
 from fanin.torch.interface import GLOO_VARIABLE
 from fanin.torch.work import WorkGroup
 
 TensorLists = Sequence[Sequence[Tensor]]
 
-# How many works a coalescing region holds before it looks which of them are done.
+# How many works a coalescing region holds before it looks which of them are done, and how many are
+# kept that have something left to do.
 REGION_MAX = 256
 
 # After these the ranks are no longer in step, and a barrier of theirs might only run out of time.
 GROUP_OVER = (AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost)
+
+# In place of a peer, where any rank may be it.
+ANYONE = -1
+
+_Method = TypeVar("_Method", bound=Callable[..., Work])
+
+
+def untraced(method: _Method) -> _Method:
+    """Keep TorchDynamo out of a method that C++ calls in the midst of a compiled program.
+
+    It would make graphs of what is done with tensors here. Where nobody has loaded it, there is
+    nothing to keep out, and it takes a second to load.
+    """
+    disabled = _disable_dynamo(method)
+
+    @functools.wraps(method)
+    def call(*args: Any) -> Work:
+        return (disabled if "torch._dynamo" in sys.modules else method)(*args)
+
+    return cast(_Method, call)
 
 
 # What Gloo listens on, by process and place, as long as some group has it: a thread and four
@@ -83,8 +111,10 @@ class DelegatingBackend(c10d.Backend):
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None
         self._region_max = REGION_MAX
-        # Those that are to be divided yet.
-        self._averaging: set[AveragedWork] = set()
+        # Those that have something left to do when Gloo is done.
+        self._unfinished: set[DelegatedWork] = set()
+        lost = weakref.WeakMethod(self._failure)  # a group that is dropped goes at once
+        self._watch = Watch(self._gloo, lambda: (lost() or _nothing)()) if size > 1 else None
 
     def getBackendName(self) -> str:
         return "fanin"
@@ -118,116 +148,175 @@ class DelegatingBackend(c10d.Backend):
                 self._region_max = max(REGION_MAX, 2 * len(region))
         return work
 
-    def _hand(self, name: str, *args: Any) -> Work:
-        """Call a method of the Gloo group."""
-        return self._issued(DelegatedWork(self._started(name, args), self._explain))
+    def _hand(
+        self, name: str, *args: Any, handed: Handed | None = None, peer: int | None = None
+    ) -> Work:
+        """Call a method of the Gloo group, on what was `handed`.
 
-    def _reduced(self, name: str, results: Sequence[Tensor], *args: Any) -> Work:
-        """Call one that reduces into `results`; the first argument has the dtype, the last the op.
-
-        Gloo's average of integers fails: it sums them, and the sums are divided here.
+        A call that needs one rank alone names it: `peer`.
         """
-        opts = args[-1]
-        like = [args[0]] if isinstance(args[0], Tensor) else args[0]
-        dtype = next((tensor.dtype for tensor in like), None)
-        if opts.reduceOp != ReduceOp.AVG or dtype is None or not _is_integral(dtype):
-            return self._hand(name, *args)
-        if dtype == torch.bool:
-            raise TypeError("ReduceOp.AVG of bool tensors: an average of truths is none; use SUM")
-        opts.reduceOp = ReduceOp.SUM
+        handed = handed or Handed()
         try:
-            inner = self._started(name, args)
-        finally:
-            opts.reduceOp = ReduceOp.AVG
-        work = AveragedWork(inner, self._explain, results, self.size(), self._averaging.discard)
-        self._averaging.add(work)
-        return self._issued(work)
-
-    def _started(self, name: str, args: Sequence[Any]) -> Work:
-        try:
-            work: Work = getattr(self._gloo, name)(*args)
+            with self.awaiting(peer):
+                inner: Work = getattr(self._gloo, name)(*args)
         except RuntimeError as error:
-            explained = self._explain(error)
+            explained = self.explain(error, peer)
             if explained is error:
                 raise
             raise explained from error
-        return work
+        work = DelegatedWork(inner, self, handed, peer)
+        if peer is None and self._watch is not None:
+            self._watch.add(work)
+        if handed.is_unfinished:
+            if len(self._unfinished) >= REGION_MAX:
+                # Nobody waits for them: what is done is finished here.
+                for known in list(self._unfinished):
+                    known.is_completed()
+            self._unfinished.add(work)
+        return self._issued(work)
 
-    def _explain(self, error: Exception) -> Exception:
+    def _reduce(self, name: str, handed: Handed, like: Sequence[Tensor], *args: Any) -> Work:
+        """Call one that reduces tensors `like` these; the last argument has the operation.
+
+        Gloo adds truths as the bytes that they are: 1 + 1 is 2. Their sum is a logical or, as with
+        NCCL. Gloo's average of integers fails: their sums are divided here, as NCCL divides them.
+        """
+        opts = args[-1]
+        dtype, op = (like[0].dtype if like else torch.float32), opts.reduceOp
+        if dtype == torch.bool and op == ReduceOp.AVG:
+            raise RuntimeError(
+                "ReduceOp.AVG of bool tensors: its result type Float can't be cast to the desired "
+                "output type Bool; use ReduceOp.SUM, a logical or"
+            )
+        if dtype == torch.bool and op == ReduceOp.SUM:
+            opts.reduceOp = ReduceOp.MAX
+        elif op == ReduceOp.AVG and _is_integral(dtype):
+            opts.reduceOp = ReduceOp.SUM
+            handed.divide(self.size())
+        try:
+            return self._hand(name, *args, handed=handed)
+        finally:
+            opts.reduceOp = op
+
+    def explain(self, error: Exception, peer: int | None) -> Exception:  # noqa: ARG002
         """Say more about an error of Gloo than Gloo does; or return it."""
         if "Invalid scalar type" in str(error):
             return RuntimeError(f"neither the switch nor Gloo takes tensors of this dtype: {error}")
         return error
 
+    def awaiting(self, peer: int | None) -> AbstractContextManager[None]:
+        """Watch over what this thread does meanwhile, for which `peer` is needed."""
+        if peer is None or peer == ANYONE or self._watch is None:
+            return contextlib.nullcontext()
+        return self._watch.awaiting(peer)
+
+    def over(self, work: DelegatedWork) -> None:
+        """Hear that nothing is left to do for a work."""
+        self._unfinished.discard(work)
+
+    def _failure(self) -> FaninError | None:
+        """Return why the group is over, if it is."""
+        return None
+
     def _under_way(self) -> list[Work]:
         """Return what a barrier must wait for besides what is Gloo's own."""
-        return list(self._averaging)
+        return list(self._unfinished)
 
-    # Each method is one line of hand-over, under the name by which torch's C++ side looks it up.
+    # Each method hands over to the one of that name, by which torch's C++ side looks it up.
 
+    @untraced
     def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
-        return self._reduced("allreduce", tensors, list(tensors), opts)
+        handed = Handed()
+        return self._reduce("allreduce", handed, tensors, handed.writes(tensors), opts)
 
     def allreduce_sparse(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
         return self._hand("allreduce_sparse", list(tensors), opts)
 
+    @untraced
     def allreduce_coalesced(
         self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions
     ) -> Work:
-        return self._reduced("allreduce_coalesced", tensors, list(tensors), opts)
+        handed = Handed()
+        return self._reduce("allreduce_coalesced", handed, tensors, handed.writes(tensors), opts)
 
+    @untraced
     def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
-        # Nobody but the root has a result.
-        results = tensors if opts.rootRank == self.rank() else []
-        return self._reduced("reduce", results, list(tensors), opts)
+        handed = Handed()
+        # Gloo uses the memory of the others, too.
+        hand = handed.writes if opts.rootRank == self.rank() else handed.spoils
+        return self._reduce("reduce", handed, tensors, hand(tensors), opts)
 
+    @untraced
     def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
-        return self._hand("broadcast", list(tensors), opts)
+        handed = Handed(tensors)
+        hand = handed.reads if opts.rootRank == self.rank() else handed.writes
+        return self._hand("broadcast", hand(tensors), opts, handed=handed)
 
+    @untraced
     def allgather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._hand("allgather", outputs, inputs, opts)
+        return self._move("allgather", outputs, inputs, opts)
 
+    @untraced
     def allgather_coalesced(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._hand("allgather_coalesced", outputs, inputs, opts)
+        return self._move("allgather_coalesced", outputs, inputs, opts)
 
+    @untraced
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._hand("all_gather_single", output, source, opts)
+        return self._move("all_gather_single", output, source, opts)
 
+    @untraced
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        return self._hand("all_gather_single_coalesced", outputs, inputs, opts)
+        return self._move("all_gather_single_coalesced", outputs, inputs, opts)
 
+    @untraced
     def gather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.GatherOptions
     ) -> Work:
-        return self._hand("gather", outputs, inputs, opts)
+        return self._move("gather", outputs, inputs, opts)
 
+    @untraced
     def scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ScatterOptions
     ) -> Work:
-        return self._hand("scatter", outputs, inputs, opts)
+        return self._move("scatter", outputs, inputs, opts)
 
+    @untraced
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._reduced("reduce_scatter", outputs, outputs, inputs, opts)
+        return self._reduce_from("reduce_scatter", outputs, inputs, opts)
 
+    @untraced
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._reduced("reduce_scatter_single", [output], output, source, opts)
+        return self._reduce_from("reduce_scatter_single", output, source, opts)
 
+    @untraced
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
-        return self._reduced("reduce_scatter_single_coalesced", outputs, outputs, inputs, opts)
+        return self._reduce_from("reduce_scatter_single_coalesced", outputs, inputs, opts)
+
+    def _move(self, name: str, outputs: Any, inputs: Any, opts: Any) -> Work:
+        handed = Handed(outputs, inputs)
+        return self._hand(name, handed.writes(outputs), handed.reads(inputs), opts, handed=handed)
+
+    def _reduce_from(self, name: str, outputs: Any, inputs: Any, opts: Any) -> Work:
+        handed = Handed()
+        like = [outputs] if isinstance(outputs, Tensor) else outputs
+        args = handed.writes(outputs), handed.reads(inputs), opts
+        return self._reduce(name, handed, like, *args)
+
+    # Torch refuses tensors here that do not lie in one piece, or takes them as they are.
 
     def all_to_all_single(
         self,
@@ -252,13 +341,13 @@ class DelegatingBackend(c10d.Backend):
         return self._hand("alltoall", outputs, inputs, opts)
 
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
-        return self._hand("send", list(tensors), rank, tag)
+        return self._hand("send", list(tensors), rank, tag, peer=rank)
 
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
-        return self._hand("recv", list(tensors), rank, tag)
+        return self._hand("recv", list(tensors), rank, tag, peer=rank)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
-        return self._hand("recv_anysource", list(tensors), tag)
+        return self._hand("recv_anysource", list(tensors), tag, peer=ANYONE)
 
     def barrier(self, opts: c10d.BarrierOptions) -> Work:
         """Return a work that is done when all ranks are here, and the all-reduces of this one done.
@@ -315,6 +404,10 @@ def _succeeded(work: Work) -> bool:
         return work.wait()
     except RuntimeError:
         return False
+
+
+def _nothing() -> None:
+    """Stand in for a group that is gone."""
 
 
 def _is_integral(dtype: torch.dtype) -> bool:

@@ -22,6 +22,7 @@ from fanin._settings import Settings
 from fanin.errors import FaninError, JoinTimeout
 from fanin.torch import handshake
 from fanin.torch.interface import GLOO_VARIABLE, own_address
+from fanin.torch.listed import Listed
 
 # What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
 JOB_BYTES_MAX = 80
@@ -73,6 +74,8 @@ class Membership:
     """Rank 0's switch, None if it has none: for ranks that were told of none."""
     store: Store
     """A part of the group's store that no other attempt uses."""
+    attempt: str
+    """Fresh: no other attempt has it."""
     group: str
     """The group's name."""
 
@@ -208,14 +211,24 @@ def _program() -> str:
 
 
 def agree(
-    store: Store, rank: int, world_size: int, group: str, settings: Settings, patience: Patience
+    store: Store,
+    rank: int,
+    world_size: int,
+    group: str,
+    settings: Settings,
+    patience: Patience,
+    listed: Listed | None = None,
 ) -> Membership:
     """Rank 0 decides, all agree; returns once every rank of this attempt is there.
 
-    Raises `fanin.errors.JoinTimeout` if some rank does not come in time, and `RankOutOfRange` where
-    no switch would serve so many.
+    `listed` is what `new_group` was given. Raises `fanin.errors.JoinTimeout` if some rank does not
+    come in time, `GroupMismatch` if one was given another list, and `RankOutOfRange` where no
+    switch would serve so many.
     """
     check_rank(rank, world_size)
+    if listed is not None:
+        store = listed.store
+        patience = replace(patience, look=listed.look)
 
     def decide() -> tuple[str, str | None]:
         return new_job(settings.job, group), settings.switch
@@ -232,7 +245,7 @@ def agree(
     except DistError as gone:
         raise _without_store(group, gone) from gone
     agreed = PrefixStore(f"fanin/{terms.token}/", store)
-    return Membership(terms.job, terms.switch, agreed, group)
+    return Membership(terms.job, terms.switch, agreed, terms.token, group)
 
 
 def _named(ranks: list[int]) -> str:

@@ -301,7 +301,7 @@ class FaninWork(AllReduceWork):
             for part in self._parts:
                 try:
                     for target, staged in part.back if self._error is None else ():
-                        write(*each_once(target, staged))
+                        write(target, staged)
                 except Exception as error:  # for the waiter: this thread has nobody to tell
                     self._error = error
                 part.request = part.pending = None
@@ -384,9 +384,10 @@ def each_once(target: torch.Tensor, compact: torch.Tensor) -> tuple[torch.Tensor
 
 
 def write(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy into a tensor, whatever it is to autograd."""
+    """Copy into a tensor of that shape, whatever it is to autograd."""
+    target, source = each_once(target.detach(), source.detach())
     with torch.inference_mode():  # also tensors that were made in it may be written to
-        target.detach().copy_(source.detach())
+        target.copy_(source)
 
 
 class WorkGroup(FindableWork):

@@ -320,6 +320,17 @@ impl Job {
         local.sum.failure().map(|failure| cause(&failure, local.wire_dtype, none, &self.switch))
     }
 
+    /// Ranks that have left, as far as this one has heard: those of its machine, and those that speak to the services it speaks to. Nothing
+    /// has to wait for them here.
+    #[must_use]
+    pub fn left(&self) -> Ranks {
+        let of_session = self.session.as_ref().map(|session| session.left()).unwrap_or_default();
+        let Some(local) = &self.local else { return of_session };
+        let mut left = ranks(local.sum.left());
+        left.extend(local.column.ranks(&of_session).iter());
+        left
+    }
+
     /// Ranks of this machine that an all-reduce of this rank waits for; `None` where services know it.
     #[must_use]
     pub fn awaited(&self) -> Option<Ranks> {

@@ -190,10 +190,7 @@ impl Oversight {
             }
         }
         self.check_probe(stands).await?;
-        let mut left = Ranks::default();
-        for lane in self.shared.lanes() {
-            left.extend(lane.left.iter());
-        }
+        let left = self.shared.left();
         if left.is_empty() || now < self.progress.blame {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
-use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Refusal};
+use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Ranks, Refusal};
 use fanin_udp::{
     Clock, CollectiveKind, Failure, IoStatistics, PartTimes, Service, Submission, WorkerConfig, WorkerDriver,
     WorkerJob,
@@ -288,6 +288,12 @@ impl Session {
     #[must_use]
     pub fn failure(&self) -> Option<SessionError> {
         self.shared.as_ref()?.failure()
+    }
+
+    /// Ranks that have left, as the services told last.
+    #[must_use]
+    pub fn left(&self) -> Ranks {
+        self.shared.as_ref().map(|shared| shared.left()).unwrap_or_default()
     }
 
     /// Calls `told` once with [`Self::failure`] when the session ends by itself, whether or not anything is under way; in this call if it has.

@@ -94,6 +94,13 @@ impl Shared {
         Some(SessionError::from_failure(&self.driver.failure()?, &self.members))
     }
 
+    /// Ranks that have left, as some service knows.
+    pub fn left(&self) -> Ranks {
+        let mut left = Ranks::default();
+        self.lanes().for_each(|lane| left.extend(lane.left.iter()));
+        left
+    }
+
     /// As [`super::session::Session::on_failure`].
     pub fn on_failure(&self, told: OnFailure) {
         *self.on_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);

@@ -217,8 +217,7 @@ impl Watch {
 
     /// A rank that has left, as some service knows: the one that hosts this service, if it is among them.
     fn left(&self) -> Option<Rank> {
-        let mut left = Ranks::default();
-        self.shared.lanes().for_each(|lane| left.extend(lane.left.iter()));
+        let left = self.shared.left();
         left.iter().find(|rank| self.shared.hosts(*rank, self.service)).or_else(|| left.iter().next())
     }
 

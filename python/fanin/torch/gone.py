@@ -1,0 +1,83 @@
+"""Ends what waits on Gloo for a rank that is gone.
+
+Gloo notices that a rank is gone by its connection to it, if it has one. So a rank would wait in
+vain for one that it is yet to connect to (five times the group's timeout, where Gloo connects
+lazily), or for a living one that has failed because of another. fanin hears of every rank's end:
+while a group has something on Gloo, a thread looks for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from fanin.errors import RankLeft, RankLost
+from fanin.torch.delegated_work import DelegatedWork
+
+# How often the thread looks, in seconds.
+PAUSE: Final = 0.1
+# Of a receive that nobody answers.
+TAG: Final = 0x0FA171
+A_MOMENT: Final = timedelta(milliseconds=1)
+
+
+class Watch:
+    """What a group has on Gloo; `failure` returns why its job is over, if it is."""
+
+    def __init__(self, gloo: Any, failure: Callable[[], Exception | None]) -> None:
+        self._gloo = gloo
+        self._failure = failure
+        # Re-entrant: the garbage collector may run in here, and end a work.
+        self._changed = threading.Condition()
+        self._collectives: weakref.WeakSet[DelegatedWork] = weakref.WeakSet()
+        self._peers: list[int] = []
+        self._is_watching = False
+
+    def add(self, collective: DelegatedWork) -> None:
+        """Watch over a work for which all ranks are needed, until Gloo is done with it."""
+        with self._changed:
+            self._collectives.add(collective)
+            self._start()
+
+    @contextlib.contextmanager
+    def awaiting(self, peer: int) -> Iterator[None]:
+        """Watch over what this thread does meanwhile, for which one rank is needed."""
+        with self._changed:
+            self._peers.append(peer)
+            self._start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._peers.remove(peer)
+
+    def _start(self) -> None:
+        if not self._is_watching:
+            threading.Thread(target=self._watch, name="fanin-gone", daemon=True).start()
+            self._is_watching = True
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(PAUSE)
+                for work in [work for work in self._collectives if work.is_over()]:
+                    self._collectives.discard(work)
+                if not self._collectives and not self._peers:
+                    self._is_watching = False
+                    return
+            failure = self._failure()
+            if isinstance(failure, RankLost | RankLeft) and (
+                self._collectives or failure.rank in self._peers
+            ):
+                self._break_off()
+
+    def _break_off(self) -> None:
+        # A receive that runs out of time fails all that the group has on Gloo, in whatever state.
+        with contextlib.suppress(RuntimeError):
+            self._gloo.recv_anysource([torch.zeros(1)], TAG).wait(A_MOMENT)

@@ -1,0 +1,111 @@
+"""Ranks that are gone while others wait for them on Gloo: a typed error that names them, soon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin import errors
+from fanin.torch import Options
+from ranks import Me
+
+# As much as no socket holds.
+MANY = 5_000_000
+
+
+def init(me: Me, machine: str) -> None:
+    me.init(timeout=timedelta(minutes=10), pg_options=Options(machine=machine))
+
+
+def reduce_by_a_future() -> None:
+    work: Any = dist.all_reduce(torch.ones(3), op=dist.ReduceOp.MAX, async_op=True)
+    with pytest.raises(RuntimeError, match="rank 2"):
+        work.get_future().wait()
+    work.wait()
+
+
+WAITS: dict[str, Callable[[], Any]] = {
+    "send": lambda: dist.send(torch.ones(MANY), dst=2),
+    "receive": lambda: dist.recv(torch.ones(3), src=2),
+    "reduce": lambda: dist.all_reduce(torch.ones(6)[::2], op=dist.ReduceOp.MAX),
+    "future": reduce_by_a_future,
+}
+
+
+def waits_for_the_dead(me: Me, what: str, machine: str) -> int:
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    init(me, machine.format(me.rank))
+    me.say("there")
+    me.hear()
+    with pytest.raises(errors.RankLost) as lost:
+        WAITS[what]()
+    return lost.value.rank
+
+
+@pytest.mark.parametrize("machine", ["one for all", "machine {}"])
+@pytest.mark.parametrize("what", WAITS)
+def test_a_first_connection_to_a_rank_that_died_ends_at_once(
+    launch: Launch, what: str, machine: str
+) -> None:
+    ranks = launch(waits_for_the_dead, 3, what, machine, at="")
+    for rank in range(3):
+        assert ranks.hear(rank) == "there"
+    ranks.kill(2)
+    for rank in range(2):
+        ranks.tell(rank, "go")
+    assert [ranks.result(rank) for rank in range(2)] == [2, 2]
+
+
+def between_the_living(me: Me) -> float:
+    init(me, f"machine {me.rank}")
+    me.say("there")
+    me.hear()
+    tensor = torch.full((3,), float(me.rank))
+    if me.rank == 0:
+        dist.recv(tensor, src=1)
+    else:
+        with pytest.raises(errors.RankLost):
+            dist.all_reduce(torch.ones(3))  # the death is known from here on
+        dist.send(tensor, dst=0)
+    return tensor[0].item()
+
+
+def test_the_living_send_to_each_other_when_another_is_dead(launch: Launch) -> None:
+    ranks = launch(between_the_living, 3, at="")
+    for rank in range(3):
+        assert ranks.hear(rank) == "there"
+    ranks.kill(2)
+    for rank in range(2):
+        ranks.tell(rank, "go")
+    assert [ranks.result(rank) for rank in range(2)] == [1.0, 1.0]
+
+
+def sends_and_leaves(me: Me, machine: str, anybody: bool) -> int:
+    init(me, machine.format(me.rank))
+    if me.rank == 1:
+        work = dist.isend(torch.ones(MANY), dst=0)
+        assert work is not None
+        dist.destroy_process_group()
+        return 1
+    me.hear()
+    with pytest.raises(errors.RankLeft, match="rank 1 left") as left:
+        dist.recv(torch.ones(MANY), src=None if anybody else 1)
+    return left.value.rank
+
+
+@pytest.mark.parametrize("anybody", [False, True])
+@pytest.mark.parametrize("machine", ["one for all", "machine {}"])
+def test_a_rank_that_leaves_takes_along_what_it_sent_and_is_named(
+    launch: Launch, machine: str, anybody: bool
+) -> None:
+    ranks = launch(sends_and_leaves, 2, machine, anybody, at="")
+    assert ranks.result(1) == 1
+    ranks.processes[1].join()
+    ranks.tell(0, "go")
+    assert ranks.result(0) == 1
