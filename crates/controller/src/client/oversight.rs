@@ -305,7 +305,7 @@ impl Oversight {
             return;
         }
         for service in 0..self.shared.members.len() {
-            let Suspect { switch, address, elements } = self.suspect(service);
+            let Suspect { switch, address, elements, .. } = self.suspect(service);
             let bytes = packet_bytes(usize::from(elements));
             let carried = path_mtu(address).unwrap_or_default();
             if self.shared.members.len() == 1 || carried < bytes + IP_UDP_BYTES {

@@ -237,7 +237,7 @@ async fn all_reduce(
     elements: Option<u16>,
 ) -> Result<ProbeReport, SessionError> {
     let need = |elements: u16| match connection.protocol {
-        Protocol::SwitchMl => chunk_packet_bytes(elements.into(), WireDtype::Int32) + IP_UDP_BYTES,
+        Protocol::SwitchMl => chunk_packet_bytes(elements.into(), WireDtype::SharedExponent) + IP_UDP_BYTES,
         Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements.into()) + IP_UDP_BYTES,
     };
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
@@ -247,7 +247,7 @@ async fn all_reduce(
         window: Some(SLOTS),
         protocol: connection.protocol,
         // Its exponents are agreed on in packets without payload first: where only long packets are lost, it shows.
-        wire_dtype: WireDtype::Int32,
+        wire_dtype: Some(WireDtype::SharedExponent),
         mtu: elements.map(need),
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
     };
