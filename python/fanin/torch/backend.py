@@ -496,7 +496,9 @@ class FaninBackend(DelegatingBackend):
 def _attempt() -> str | None:
     """Return what tells this default group from all others of its store; None if it is not ours."""
     world = distributed.group.WORLD
-    for device in [] if world is None else world._device_types:
+    if world is None:
+        return None
+    for device in world._device_types:
         # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a backend into one that checks the calls.
         backend = world._get_backend(device)
         backend = getattr(backend, "wrapped_pg", backend)
