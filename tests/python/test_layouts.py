@@ -261,6 +261,13 @@ def all_to_all(case: Case, **how: Any) -> Any:
     return dist.all_to_all(outputs, parts, **how)
 
 
+def all_to_all_single(case: Case, **how: Any) -> Any:
+    parts = [case.values(case.rank, part) for part in range(case.n)]
+    whole = torch.cat(case.everybody(case.rank))
+    # What is sent has to lie in one piece.
+    return dist.all_to_all_single(case.lay(torch.zeros_like(whole), whole), torch.cat(parts), **how)
+
+
 ADDING = (
     all_reduce,
     all_reduces_in_one,
@@ -277,6 +284,7 @@ def cases() -> Iterator[tuple[Any, torch.dtype, str | None]]:
         yield from ((adds, dtype, op) for adds in ADDING for op in served)
         if not dtype.is_complex:  # torch refuses it
             yield all_to_all, dtype, None
+            yield all_to_all_single, dtype, None
     yield from ((moves, dtype, None) for moves in MOVING for dtype in MOVED)
 
 

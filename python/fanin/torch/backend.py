@@ -629,7 +629,9 @@ for _name in (
 def _attempt() -> str | None:
     """Return what tells this default group from all others of its store; None if it is not ours."""
     world = distributed.group.WORLD
-    for device in [] if world is None else world._device_types:
+    if world is None:
+        return None
+    for device in world._device_types:
         backend = splitting.unwrapped(world, device)
         if isinstance(backend, FaninBackend):
             return backend.attempt

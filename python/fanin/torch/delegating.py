@@ -45,6 +45,10 @@ GROUP_OVER = (AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost)
 # In place of a peer, where any rank may be it.
 ANYONE = -1
 
+# Of a receive that nobody answers.
+TAG = 0x0FA171
+A_MOMENT = timedelta(milliseconds=1)
+
 _Method = TypeVar("_Method", bound=Callable[..., Work])
 
 
@@ -113,8 +117,8 @@ class DelegatingBackend(c10d.Backend):
         self._region_max = REGION_MAX
         # Those that have something left to do when Gloo is done.
         self._unfinished: set[DelegatedWork] = set()
-        lost = weakref.WeakMethod(self._failure)  # a group that is dropped goes at once
-        self._watch = Watch(self._gloo, lambda: (lost() or _nothing)()) if size > 1 else None
+        failure, break_off = _weakly(self._failure), _weakly(self._break_off)
+        self._watch = Watch(failure, break_off) if size > 1 else None
 
     def getBackendName(self) -> str:
         return "fanin"
@@ -218,6 +222,11 @@ class DelegatingBackend(c10d.Backend):
         """Return why the group is over, if it is."""
         return None
 
+    def _break_off(self) -> None:
+        """Fail all that is on Gloo, in whatever state: a receive that runs out of time does."""
+        with contextlib.suppress(RuntimeError):
+            self._gloo.recv_anysource([torch.zeros(1)], TAG).wait(A_MOMENT)
+
     def _under_way(self) -> list[Work]:
         """Return what a barrier must wait for besides what is Gloo's own."""
         return list(self._unfinished)
@@ -316,8 +325,10 @@ class DelegatingBackend(c10d.Backend):
         args = handed.writes(outputs), handed.reads(inputs), opts
         return self._reduce(name, handed, like, *args)
 
-    # Torch refuses tensors here that do not lie in one piece, or takes them as they are.
+    # Of what torch refuses here if it does not lie in one piece nothing is copied, so that it stays
+    # refused.
 
+    @untraced
     def all_to_all_single(
         self,
         output: Tensor,
@@ -326,13 +337,15 @@ class DelegatingBackend(c10d.Backend):
         input_split_sizes: Sequence[int],
         opts: c10d.AllToAllOptions,
     ) -> Work:
+        handed = Handed()
         return self._hand(
             "all_to_all_single",
-            output,
+            handed.writes(output),
             source,
             list(output_split_sizes),
             list(input_split_sizes),
             opts,
+            handed=handed,
         )
 
     def alltoall(
@@ -346,8 +359,10 @@ class DelegatingBackend(c10d.Backend):
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
         return self._hand("recv", list(tensors), rank, tag, peer=rank)
 
+    @untraced
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:
-        return self._hand("recv_anysource", list(tensors), tag, peer=ANYONE)
+        handed = Handed()  # this one is not refused
+        return self._hand("recv_anysource", handed.writes(tensors), tag, handed=handed, peer=ANYONE)
 
     def barrier(self, opts: c10d.BarrierOptions) -> Work:
         """Return a work that is done when all ranks are here, and the all-reduces of this one done.
@@ -406,8 +421,15 @@ def _succeeded(work: Work) -> bool:
         return False
 
 
-def _nothing() -> None:
-    """Stand in for a group that is gone."""
+def _weakly(method: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a method that does not keep its object alive, and does nothing once that is gone."""
+    weak = weakref.WeakMethod(method)
+
+    def call() -> Any:
+        found = weak()
+        return None if found is None else found()
+
+    return call
 
 
 def _is_integral(dtype: torch.dtype) -> bool:

@@ -12,27 +12,26 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from typing import Any, Final
-
-import torch
+from typing import Final
 
 from fanin.errors import RankLeft, RankLost
 from fanin.torch.delegated_work import DelegatedWork
 
 # How often the thread looks, in seconds.
 PAUSE: Final = 0.1
-# Of a receive that nobody answers.
-TAG: Final = 0x0FA171
-A_MOMENT: Final = timedelta(milliseconds=1)
 
 
 class Watch:
-    """What a group has on Gloo; `failure` returns why its job is over, if it is."""
+    """What a group has on Gloo; `failure` returns why its job is over, if it is.
 
-    def __init__(self, gloo: Any, failure: Callable[[], Exception | None]) -> None:
-        self._gloo = gloo
+    `break_off` fails all that the group has on Gloo. If it keeps the group alive nothing frees it.
+    """
+
+    def __init__(
+        self, failure: Callable[[], Exception | None], break_off: Callable[[], None]
+    ) -> None:
         self._failure = failure
+        self._break_off = break_off
         # Re-entrant: the garbage collector may run in here, and end a work.
         self._changed = threading.Condition()
         self._collectives: weakref.WeakSet[DelegatedWork] = weakref.WeakSet()
@@ -76,8 +75,3 @@ class Watch:
                 self._collectives or failure.rank in self._peers
             ):
                 self._break_off()
-
-    def _break_off(self) -> None:
-        # A receive that runs out of time fails all that the group has on Gloo, in whatever state.
-        with contextlib.suppress(RuntimeError):
-            self._gloo.recv_anysource([torch.zeros(1)], TAG).wait(A_MOMENT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -56,15 +56,15 @@ class Handed:
 
     def reads(self, tensors: _Tensors) -> _Tensors:
         """Hand over what Gloo reads."""
-        return self._each(tensors, self._read)
+        return cast(_Tensors, self._each(tensors, self._read))
 
     def writes(self, tensors: _Tensors) -> _Tensors:
         """Hand over what Gloo writes, or reads and writes."""
-        return self._each(tensors, self._write)
+        return cast(_Tensors, self._each(tensors, self._write))
 
     def spoils(self, tensors: _Tensors) -> _Tensors:
         """Hand over what Gloo reads, and writes although nobody is to see it."""
-        return self._each(tensors, self._spoil)
+        return cast(_Tensors, self._each(tensors, self._spoil))
 
     def divide(self, divisor: int) -> None:
         """Let what Gloo writes be divided in the end, truncated towards zero."""
