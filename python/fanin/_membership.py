@@ -7,7 +7,6 @@ rounds is the caller's: torch's groups have a store, `fanin.connect` a switch.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import sys
@@ -28,6 +27,7 @@ from fanin._services import (
     asked,
     bracketed,
     columns,
+    is_loopback,
     local_machines,
     machines,
     place,
@@ -290,8 +290,3 @@ def reachable(here: Place, places: Sequence[Place]) -> str:
             if route is not None:
                 return route[0]
     return here.address
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether each machine means itself by the address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
