@@ -7,7 +7,6 @@ rounds is the caller's: torch's groups have a store, `fanin.connect` a switch.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import re
@@ -29,6 +28,7 @@ from fanin._services import (
     asked,
     bracketed,
     columns,
+    is_loopback,
     local_machines,
     machines,
     place,
@@ -354,8 +354,3 @@ def is_own(switch: str) -> bool:
         return is_loopback(host)
     except ValueError:
         return host == "localhost"
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether each machine means itself by the address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -5,6 +5,7 @@ Ranks tell each other where they are (`Place`), and each computes the same plan 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import socket
 from collections.abc import Sequence
@@ -95,13 +96,16 @@ class Split:
 
 
 def place(settings: Settings, address: str) -> Place:
-    """Return where this rank is; `address` is this machine's."""
+    """Return where this rank is; `address` is this machine's, as far as is known."""
     switches = settings.switch.split(",") if settings.switch else []
+    # Any port: nothing is sent.
+    route = _fanin.route_to(switches[0] if switches else f"{bracketed(address)}:9")
+    if switches and route is not None and is_loopback(address):
+        # The store's way, or the machine's own name, leads nowhere; the one to the switch does.
+        address = route[0]
     rate = settings.rate
-    if rate is None:
-        # Any port: nothing is sent.
-        route = _fanin.route_to(switches[0] if switches else f"{bracketed(address)}:9")
-        rate = route[2] if route else None
+    if rate is None and route is not None:
+        rate = route[2]
     return Place(
         machine=machine(settings),
         name=settings.machine or socket.gethostname(),
@@ -276,6 +280,11 @@ def _shown(bps: int) -> str:
 
 def _slower(one: int | None, other: int | None) -> int | None:
     return min((rate for rate in (one, other) if rate is not None), default=None)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether each machine means itself by the address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def bracketed(address: str) -> str:

@@ -395,8 +395,11 @@ fn shown(report: &Report) -> String {
     }
     add("a ring (Gloo, NCCL)", report.ring_s, "");
     let gain = report.ring_s / report.split.time_s;
-    let gain =
-        if gain > 1.0 + GAIN_MIN { format!("{gain:.2} times a ring") } else { "no gain over a ring".into() };
+    let gain = if gain > 1.0 + GAIN_MIN {
+        format!("{gain:.2} times as fast as a ring")
+    } else {
+        "no gain over a ring".into()
+    };
     let notes = [gain, waits(&report.split)];
     let notes: Vec<_> = notes.into_iter().filter(|note| !note.is_empty()).collect();
     add("fanin, by the shares above", report.split.time_s, &notes.join("; "));

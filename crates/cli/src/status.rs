@@ -349,7 +349,7 @@ fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
                     aggregators: *aggregators,
                 })
                 .collect(),
-            plan: split.as_ref().map(|(split, here)| Box::new(plan(split, *here, members))),
+            plan: split.as_ref().map(|told| Box::new(plan(&told.0, told.1, members))),
             members: members.iter().map(member).collect(),
         },
         JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: explain(reason) },
@@ -533,7 +533,7 @@ mod tests {
         let JobStatusState::Running { split: told, members, .. } = &mut status.jobs[0].state else {
             panic!()
         };
-        *told = Some((split, 1));
+        *told = Some(Box::new((split, 1)));
         *members =
             vec![member(0, "one", vec![0, 1, 2, 5], Some(10e-9)), member(1, "two", vec![], Some(9e-9))];
         let report = report("10.0.0.9:4800", &status);
@@ -569,7 +569,7 @@ mod tests {
         };
         let mut status = status();
         let JobStatusState::Running { split, members, .. } = &mut status.jobs[0].state else { panic!() };
-        *split = Some((Split { shares: vec![], prediction: None, links: String::new() }, 0));
+        *split = Some(Box::new((Split { shares: vec![], prediction: None, links: String::new() }, 0)));
         *members = (0..1024).map(member).collect();
         let text = table(&report("10.0.0.9:4800", &status));
         let of_machines: Vec<&str> =
@@ -594,7 +594,7 @@ mod tests {
             };
             let mut status = status();
             let JobStatusState::Running { split, members, .. } = &mut status.jobs[0].state else { panic!() };
-            *split = Some((Split { shares: vec![], prediction: None, links: String::new() }, 0));
+            *split = Some(Box::new((Split { shares: vec![], prediction: None, links: String::new() }, 0)));
             *members = (0..machines).map(member).collect();
             table(&report("10.0.0.9:4800", &status))
         };

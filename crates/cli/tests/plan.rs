@@ -108,7 +108,7 @@ fn what_fanin_takes_is_named_and_beside_what_it_gains() {
         assert!(row.contains("200.0 ms") && row.contains(says), "{row}");
     }
     let row = fanins_row(&plan(&["--machines", "8", "--rate", "1gbit", "--spare", "1"]));
-    assert!(row.contains("320.0 ms") && row.contains("1.09 times a ring; all wait for"), "{row}");
+    assert!(row.contains("320.0 ms") && row.contains("1.09 times as fast as a ring; all wait for"), "{row}");
 }
 
 fn fanins_row(output: &Output) -> String {

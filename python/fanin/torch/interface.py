@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from fanin import _fanin
-from fanin._membership import is_loopback
-from fanin._services import bracketed
+from fanin._services import bracketed, is_loopback
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 

@@ -58,10 +58,11 @@ class Patience:
 
     def pause(self, seconds: float) -> None:
         """Sleep between two looks."""
-        # A store's own wait would look at nothing else meanwhile.
-        time.sleep(seconds)
+        # Before, not after: what all ranks learn when the last one has spoken, each says by itself.
         if self.look is not None:
             self.look()
+        # A store's own wait would look at nothing else meanwhile.
+        time.sleep(seconds)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ use crate::{ChainError, SessionError};
 const GREETED: Duration = Duration::from_secs(1);
 /// How long a rank is asked for again that another process holds: longer than the neighbours of one that died may stay to be heard (`NOTICED`).
 pub(super) const PREDECESSOR: Duration = Duration::from_millis(2500);
+/// How long a rank's service may take to answer, which listened before its address was told.
+const HOST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Ends what is under way on another thread: a [`Session::connect_unless`], say.
 #[derive(Clone, Debug, Default)]
@@ -403,7 +405,10 @@ async fn admissions(
     let mut joining = JoinSet::new();
     for (index, service) in config.services.iter().enumerate() {
         let (config, service) = (config.clone(), service.clone());
-        joining.spawn(async move { (index, admission(&config, &service).await) });
+        joining.spawn(async move {
+            let admitted = admission(&config, &service).await;
+            (index, admitted.map_err(|error| because_of_host(error, &service)))
+        });
     }
     let (mut joined, mut meanwhile) = (Vec::new(), JoinSet::new());
     loop {
@@ -438,6 +443,20 @@ async fn admissions(
     Ok((joined.into_iter().map(|(_, admitted)| admitted).collect(), meanwhile))
 }
 
+/// A service in a rank's process was there when its address was told: where it is no more, the rank is not.
+fn because_of_host(error: SessionError, service: &ServiceConfig) -> SessionError {
+    let host = service.host.and_then(|rank| u16::try_from(rank).ok());
+    match (host, error) {
+        (
+            Some(rank),
+            SessionError::SwitchUnreachable { .. }
+            | SessionError::NotASwitch { .. }
+            | SessionError::SwitchLost { .. },
+        ) => SessionError::RankLost { rank: Rank(rank) },
+        (_, error) => error,
+    }
+}
+
 async fn leave_all(joined: Vec<(Connection, Admitted)>, rank: Rank) {
     let leaving = joined.into_iter().map(|(mut connection, admitted)| async move {
         leave(&mut connection, admitted.job.identity(), rank).await;
@@ -454,8 +473,10 @@ async fn admission(
     let began = Instant::now();
     let mut waiting = Waiting::new(config.join_timeout);
     let saying = |text: &str| say(config.own_name().0, text);
+    // A switch may still be started; a rank's service listens already, or its process has ended.
+    let patience = service.host.map_or(config.join_timeout, |_| config.join_timeout.min(HOST_PATIENCE));
     let (mut connection, _) =
-        Connection::open_saying(&service.switch, config.join_timeout, &config.trust, saying).await?;
+        Connection::open_saying(&service.switch, patience, &config.trust, saying).await?;
     let began_joining = Instant::now();
     let mut not_yet = None;
     loop {

@@ -132,7 +132,7 @@ pub enum JobStatusState {
         /// GOAT: what each switch sums; the rest is the server's.
         planned: Vec<PlannedShare>,
         /// How it is shared, and which of its services this one is, as its ranks say.
-        split: Option<(Split, usize)>,
+        split: Option<Box<(Split, usize)>>,
         /// Its ranks, as they say.
         members: Vec<MemberStatus>,
     },
@@ -274,7 +274,7 @@ impl TryFrom<proto::Job> for JobStatus {
                     .collect(),
                 split: running.split.map(|told| {
                     let here = told.here as usize;
-                    (told.into(), here)
+                    Box::new((told.into(), here))
                 }),
                 members: running.members.into_iter().map(MemberStatus::try_from).collect::<Result<_, _>>()?,
             },
