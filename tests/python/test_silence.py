@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,9 @@ Ranks = list[Program]
 
 
 @contextlib.contextmanager
-def two_ranks(lab: Netlab, *options: str, elements: int = 50_000, **said: str) -> Iterator[Ranks]:
+def two_ranks(
+    lab: Netlab, *options: str, elements: int = 50_000, said: Mapping[str, str] | None = None
+) -> Iterator[Ranks]:
     """Two ranks, each on a machine of its own, that sum at a switch until they are told to end."""
     service = options or ("switch",)
     command = [sys.executable, "-m", "fanin", *service, "--listen", LISTEN]
@@ -48,7 +50,7 @@ def two_ranks(lab: Netlab, *options: str, elements: int = 50_000, **said: str) -
     try:
         for rank in range(2):
             place = {"RANK": str(rank), "WORLD_SIZE": "2", "FANIN_SWITCH": LISTEN}
-            environment = place | {"ELEMENTS": str(elements)} | said
+            environment = {**place, "ELEMENTS": str(elements), **(said or {})}
             within = ["ip", "netns", "exec", lab.namespace(f"w{rank}"), sys.executable]
             ranks.append(Program([*within, "-c", BY_NUMPY + SUMS], environment))
         for program in ranks:
@@ -123,7 +125,7 @@ def test_a_service_whose_mtu_falls_is_named_by_all_ranks(
     lab: Netlab, protocol: str, service: str
 ) -> None:
     said = {} if protocol == "switchml" else {"FANIN_PROTOCOL": protocol}
-    with two_ranks(lab, *service.split(), **said) as ranks:
+    with two_ranks(lab, *service.split(), said=said) as ranks:
         has_mtu(lab, SWITCH, bridge_of(lab), 900)
         for rank in ranks:
             is_cut_off(rank, r"packets of \d+ bytes")
@@ -148,7 +150,7 @@ def test_a_rank_whose_mtu_falls_says_so_and_the_other_waits_for_it(lab: Netlab) 
 def test_with_a_loss_bound_too_a_rank_whose_long_packets_are_lost_says_so(
     lab: Netlab, where: str
 ) -> None:
-    with two_ranks(lab, elements=500_000, FANIN_LOSS_BOUND="0.05") as ranks:
+    with two_ranks(lab, elements=500_000, said={"FANIN_LOSS_BOUND": "0.05"}) as ranks:
         if where == "at its own interface":
             has_mtu(lab, "w1", INTERFACE, 900)
         else:
@@ -166,7 +168,9 @@ def test_a_link_that_is_cut_for_less_than_the_heartbeat_timeout_ends_nothing(
     lab: Netlab, tmp_path: Path, seconds: float, what: str
 ) -> None:
     enough = tmp_path / "enough"
-    with two_ranks(lab, "switch", "--heartbeat-timeout", "5", ENOUGH=str(enough)) as ranks:
+    with two_ranks(
+        lab, "switch", "--heartbeat-timeout", "5", said={"ENOUGH": str(enough)}
+    ) as ranks:
         space = lab.namespace("w1")
         drops(space, what, "input", "output")
         time.sleep(seconds)  # the cut itself, of which the length is what is tried

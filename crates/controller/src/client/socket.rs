@@ -1,5 +1,6 @@
 //! The control connection's socket, behind TLS: of this process alone, and not of those that it forks.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,8 +25,8 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// How long a connection may be under way before another one is begun beside it. The kernel begins it again after a second, and then later and
 /// later: on a link that was cut for a moment the switch would have taken the rank for dead by then.
 const BESIDE: Duration = Duration::from_millis(250);
-/// Connections that are begun at once, at most.
-const BEGUN_MAX: usize = 16;
+/// Connections that are under way at once, at most: the oldest makes room for another one.
+const UNDER_WAY_MAX: usize = 16;
 
 /// The calls of the switch at `address`, which `trust` knows as `switch`, `host:port`. It connects with the first call, and again when
 /// the connection broke; each connection is judged anew.
@@ -64,20 +65,33 @@ where
     T: Send + 'static,
     F: Future<Output = io::Result<T>> + Send + 'static,
 {
-    let mut attempts = JoinSet::new();
+    let (mut attempts, mut under_way) = (JoinSet::new(), VecDeque::new());
     loop {
-        if attempts.len() < BEGUN_MAX {
-            attempts.spawn(attempt());
+        under_way.push_back(attempts.spawn(attempt()));
+        if under_way.len() > UNDER_WAY_MAX
+            && let Some(oldest) = under_way.pop_front()
+        {
+            oldest.abort();
         }
-        tokio::select! {
-            Some(ended) = attempts.join_next() => return ended.map_err(io::Error::other)?,
-            () = sleep(pause) => {}
+        let pause = sleep(pause);
+        tokio::pin!(pause);
+        loop {
+            tokio::select! {
+                Some(ended) = attempts.join_next() => match ended {
+                    Ok(ended) => return ended,
+                    // It made room.
+                    Err(error) if error.is_cancelled() => {}
+                    Err(error) => return Err(io::Error::other(error)),
+                },
+                () = &mut pause => break,
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
@@ -101,16 +115,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_is_told_at_once_and_attempts_are_bounded() {
+    async fn a_refusal_is_told_at_once() {
         let refused = || async { Err::<(), _>(io::ErrorKind::ConnectionRefused.into()) };
         let refused = first(Duration::MAX, refused).await;
         assert_eq!(refused.expect_err("refused").kind(), io::ErrorKind::ConnectionRefused);
-        let begun = AtomicU32::new(0);
-        let never = first(AT_ONCE, || {
-            begun.fetch_add(1, Ordering::Relaxed);
-            std::future::pending::<io::Result<()>>()
-        });
-        assert!(tokio::time::timeout(100 * AT_ONCE, never).await.is_err());
-        assert!(begun.into_inner() <= BEGUN_MAX as u32);
+    }
+
+    #[tokio::test]
+    async fn attempts_go_on_however_long_none_is_answered_and_the_oldest_are_given_up() {
+        let (begun, living) = (AtomicU32::new(0), Arc::new(()));
+        let attempt = || {
+            let (number, alive) = (begun.fetch_add(1, Ordering::Relaxed), Arc::clone(&living));
+            async move {
+                if number < 3 * UNDER_WAY_MAX as u32 {
+                    std::future::pending::<()>().await;
+                }
+                Ok(Arc::strong_count(&alive))
+            }
+        };
+        // Those under way, the one that made room just now, and the test's own.
+        assert!(first(AT_ONCE, attempt).await.expect("connected") <= UNDER_WAY_MAX + 2);
     }
 }
