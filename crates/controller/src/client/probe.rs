@@ -106,6 +106,7 @@ pub fn cut_off(switch: &str, patience: Duration, trust: &Trust) -> Option<String
     let mut probe = match Probe::open(switch, patience, trust) {
         Ok(probe) => probe,
         Err(SessionError::SwitchUnreachable { cause, .. }) => return Some(format!("TCP: {cause}")),
+        Err(SessionError::Untrusted { cause, .. }) => return Some(cause),
         Err(_) => return None,
     };
     let report = probe.all_reduce().ok()?;
