@@ -266,7 +266,7 @@ class Settings:
         _name, None, "NAME", "ranks of the same name are on one machine, whatever it looks like"
     )
     tls_ca: str | None = _row(
-        _file, None, "FILE", "certificates of those who vouch for the switches (PEM)"
+        _file, None, "FILE", "certificates of those who vouch for the switches"
     )
     secret_file: str | None = _row(
         _file, None, "FILE", "a secret that the ranks and switches have, and nobody else"

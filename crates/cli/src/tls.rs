@@ -48,7 +48,6 @@ impl Own {
             (_, None) => usual(kept())?,
         };
         let secret = known.secret_file.as_deref().map(Secret::read).transpose()?;
-        tracing::info!(key = %identity.fingerprint(), secret = secret.is_some(), "control is encrypted");
         Ok(Acceptor::new(&identity, secret))
     }
 }

@@ -122,6 +122,7 @@ pub(super) fn cut_off_of(
     let mut probe = match Probe::open(switch, patience, trust) {
         Ok(probe) => probe,
         Err(SessionError::SwitchUnreachable { cause, .. }) => return Some(format!("TCP: {cause}")),
+        Err(SessionError::Untrusted { cause, .. }) => return Some(cause),
         Err(_) => return None,
     };
     probe.elements = elements;

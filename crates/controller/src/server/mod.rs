@@ -204,6 +204,7 @@ impl SwitchServer {
         let service =
             ControlService { jobs: Arc::clone(&jobs), instance: rand::random(), rate_bps: config.rate_bps };
         let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
+        let key = behind.1.fingerprint();
         let served = Served::start(
             behind,
             service,
@@ -219,6 +220,7 @@ impl SwitchServer {
             protocol = config.protocol.name(),
             shards,
             pool_units = config.pool_units,
+            %key,
             "the switch listens"
         );
         Ok(Self { address, jobs, served: Some(served) })

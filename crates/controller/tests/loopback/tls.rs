@@ -1,7 +1,7 @@
 //! Who listens to control, who stands in between, and who has no secret.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use fanin_controller::{Acceptor, Identity, RackServer, RackServerConfig, Secret, trusted_status};
@@ -111,11 +111,11 @@ fn secrets() -> (TempDir, [PathBuf; 2]) {
     (folder, files)
 }
 
-fn knows(secret: &PathBuf) -> Trust {
+fn knows(secret: &Path) -> Trust {
     Trust::read(None, Some(secret)).expect("a secret")
 }
 
-fn of_those_who_know(secret: &PathBuf) -> Acceptor {
+fn of_those_who_know(secret: &Path) -> Acceptor {
     Acceptor::new(&Identity::of_process().expect("a key"), Some(Secret::read(secret).expect("a secret")))
 }
 

@@ -195,7 +195,7 @@ impl RackServer {
             waiting: Crowd::new(usize::MAX, WAITING_OF_ONE_MAX),
             stops: watch::Sender::new(false),
         });
-        let scraped = Arc::clone(&relay);
+        let (scraped, key) = (Arc::clone(&relay), acceptor.fingerprint());
         let service = Service(Arc::clone(&relay));
         let asked = Arc::clone(&relay);
         let served = Served::start(
@@ -213,6 +213,7 @@ impl RackServer {
             %address,
             upstream = relay.upstream,
             protocol = protocol.name(),
+            %key,
             "the switch listens"
         );
         let ticking = Arc::clone(&relay);
