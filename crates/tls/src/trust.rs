@@ -85,6 +85,12 @@ impl Trust {
         self.keys().get(service).map(|key| key.fingerprint)
     }
 
+    /// The key that the service was said to have, by somebody who knows it.
+    #[must_use]
+    pub fn told(&self, service: &str) -> Option<Fingerprint> {
+        self.keys().get(service).filter(|key| key.is_told).map(|key| key.fingerprint)
+    }
+
     /// Makes of a connection to the service, `host:port`, one to it and to nobody else. It has no limit of time.
     ///
     /// # Errors
@@ -95,7 +101,7 @@ impl Trust {
         stream: S,
     ) -> Result<TlsStream<S>, Untrusted> {
         let Inner { by_key, by_authority, secret, .. } = &*self.0;
-        let told = self.keys().get(service).filter(|key| key.is_told).map(|key| key.fingerprint);
+        let told = self.told(service);
         let authority = by_authority.as_ref().filter(|_| told.is_none());
         let connecting = match authority {
             Some(authority) => authority.connect(name(service)?, stream),

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use fanin_controller::{
-    Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address, machine_id,
-    memory_of_ranks, route, switch_address,
+    Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address,
+    machine_id, memory_of_ranks, route, switch_address,
 };
 use fanin_protocol::control::Protocol;
 use fanin_sim::scenario_file::Rate;

@@ -13,7 +13,7 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::socket;
+use super::socket::{self, Line, Lines};
 use crate::SessionError;
 use crate::convert::protocol;
 use crate::proto::control_client::ControlClient;
@@ -41,7 +41,11 @@ pub(super) fn runtime(name: &'static str) -> Result<Runtime, SessionError> {
 
 /// The thread of all sessions of this process: a program may have hundreds of groups.
 #[derive(Debug)]
-pub(super) struct SessionThread(Option<Runtime>);
+pub(super) struct SessionThread {
+    runtime: Option<Runtime>,
+    /// What runs there for several sessions.
+    pub lines: Arc<Lines>,
+}
 
 /// The process that started the thread, and the thread while some session has it.
 static SESSION_THREAD: Mutex<(u32, Weak<SessionThread>)> = Mutex::new((0, Weak::new()));
@@ -49,7 +53,10 @@ static SESSION_THREAD: Mutex<(u32, Weak<SessionThread>)> = Mutex::new((0, Weak::
 impl SessionThread {
     /// The thread that the sessions of this process have, started if none has one.
     pub fn shared() -> Result<Arc<Self>, SessionError> {
-        let start = || Ok(Arc::new(Self(Some(runtime("fanin-session")?))));
+        let start = || {
+            let runtime = Some(runtime("fanin-session")?);
+            Ok(Arc::new(Self { runtime, lines: Arc::default() }))
+        };
         let process = std::process::id();
         // A process may be forked while another of its threads holds the lock. The child's sessions then have a thread each.
         let until = Instant::now() + LOCKED_MAX;
@@ -75,14 +82,14 @@ impl std::ops::Deref for SessionThread {
     type Target = Runtime;
 
     fn deref(&self) -> &Runtime {
-        self.0.as_ref().expect("it is taken where it is dropped alone")
+        self.runtime.as_ref().expect("it is taken where it is dropped alone")
     }
 }
 
 impl Drop for SessionThread {
     fn drop(&mut self) {
         // Waits for nothing: a name server may not answer.
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
@@ -102,6 +109,8 @@ pub(crate) struct Connection {
     /// By what it is known, and others are that are spoken of with it.
     pub trust: Trust,
     pub client: ControlClient<Channel>,
+    /// Kept for others, if `client` may be theirs, too.
+    pub _line: Option<Arc<Line>>,
 }
 
 /// A switch as "host:port", as every part of fanin understands what names one.
@@ -154,14 +163,15 @@ impl Connection {
         patience: Duration,
         trust: &Trust,
     ) -> Result<(Self, StatusReply), SessionError> {
-        Self::open_saying(switch, patience, trust, |_| {}).await
+        Self::open_saying(switch, patience, trust, None, |_| {}).await
     }
 
-    /// As [`Self::open`]; now and then says for what it waits.
+    /// As [`Self::open`], over one of the `lines` where that can be; now and then says for what it waits.
     pub async fn open_saying(
         switch: &str,
         patience: Duration,
         trust: &Trust,
+        lines: Option<&Lines>,
         mut say: impl FnMut(&str),
     ) -> Result<(Self, StatusReply), SessionError> {
         let (switch, port) = with_port(switch)?;
@@ -176,7 +186,7 @@ impl Connection {
                     let (address, rtt) = reached
                         .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer")))?;
                     // Who took the connection is judged by its own silence, also when that uses up the patience.
-                    Ok(Self::greet(switch.clone(), address, rtt, left.min(GREETING), trust).await)
+                    Ok(Self::greet(switch.clone(), (address, rtt), left.min(GREETING), trust, lines).await)
                 };
                 tokio::pin!(attempt);
                 loop {
@@ -224,14 +234,17 @@ impl Connection {
 
     async fn greet(
         switch: String,
-        address: SocketAddr,
-        rtt: Duration,
+        (address, rtt): (SocketAddr, Duration),
         patience: Duration,
         trust: &Trust,
+        lines: Option<&Lines>,
     ) -> Result<(Self, StatusReply), Ungreeted> {
         let not_a_switch =
             |cause: String| Ungreeted::Wrong(SessionError::NotASwitch { switch: switch.clone(), cause });
-        let mut client = socket::calls(address, &switch, trust);
+        let (mut client, line) = match lines {
+            Some(lines) => lines.calls(address, &switch, trust),
+            None => (socket::calls(address, &switch, trust), None),
+        };
         // Of no job: only whether it is a switch, and which version.
         let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
         let status = match tokio::time::timeout(patience, client.status(question)).await {
@@ -256,7 +269,7 @@ impl Connection {
             }));
         }
         let protocol = protocol(status.protocol).map_err(|malformed| not_a_switch(malformed.to_string()))?;
-        Ok((Self { switch, address, rtt, protocol, trust: trust.clone(), client }, status))
+        Ok((Self { switch, address, rtt, protocol, trust: trust.clone(), client, _line: line }, status))
     }
 }
 

@@ -219,7 +219,7 @@ async fn first_round(
     let began = Instant::now();
     let mut waiting = Waiting::new(patience);
     let saying = |text: &str| say(config.rank, text);
-    let (mut connection, _) = Connection::open_saying(switch, patience, &config.trust, saying).await?;
+    let (mut connection, _) = Connection::open_saying(switch, patience, &config.trust, None, saying).await?;
     if connection.protocol != config.protocol {
         let reason = Refusal::ProtocolMismatch { asked: config.protocol, served: connection.protocol };
         return Err(SessionError::JoinRefused { switch: connection.switch, job: config.job.clone(), reason });

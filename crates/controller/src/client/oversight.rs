@@ -262,7 +262,8 @@ impl Oversight {
         let look = move || {
             suspects.into_iter().find_map(|suspect| {
                 let here = route(suspect.address).map(|route| route.local.to_string()).unwrap_or_default();
-                let cause = cut_off_of(&suspect.switch, WAY_PATIENCE, &suspect.trust, Some(suspect.elements))?;
+                let cause =
+                    cut_off_of(&suspect.switch, WAY_PATIENCE, &suspect.trust, Some(suspect.elements))?;
                 Some(CutOff { suspect, cause: format!("{cause}, from {here}") })
             })
         };

@@ -20,6 +20,7 @@ use super::oversight::oversee;
 use super::pending::bytes_on_wire;
 use super::presence::{attend, attend_meanwhile};
 use super::shared::{Shared, names};
+use super::socket::Lines;
 use super::split::Split;
 use super::trace::{HandOver, SessionTrace};
 use super::warnings::say;
@@ -101,7 +102,7 @@ impl Session {
     /// As [`Self::connect`]; [`SessionError::Closed`] when it was cancelled.
     pub fn connect_unless(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
         let thread = SessionThread::shared()?;
-        let (shared, instances, meanwhile) = thread.block_on(Self::join(config, cancel))?;
+        let (shared, instances, meanwhile) = thread.block_on(Self::join(config, cancel, &thread.lines))?;
         let world_size = shared.config.world_size;
         let mut tasks = JoinSet::new();
         let mut greeted = Vec::new();
@@ -148,6 +149,7 @@ impl Session {
     async fn join(
         config: SessionConfig,
         cancel: &Cancel,
+        lines: &Arc<Lines>,
     ) -> Result<(Arc<Shared>, Vec<u64>, JoinSet<SessionError>), SessionError> {
         let trace = config.trace.as_ref().map(|trace| {
             SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
@@ -157,7 +159,7 @@ impl Session {
         });
         // First of all: a run whose timeline was asked for should not begin without one.
         let trace = trace.transpose()?;
-        let (joined, meanwhile) = admissions(&config, cancel).await?;
+        let (joined, meanwhile) = admissions(&config, cancel, lines).await?;
         // The services admitted the rank, so that it fits.
         let rank = Rank(config.rank as u16);
         let services = joined.iter().zip(&config.services).map(|((connection, admitted), service)| Service {
@@ -381,6 +383,7 @@ fn member((connection, admitted): &(Connection, Admitted), rank: Rank) -> Member
 async fn admissions(
     config: &SessionConfig,
     cancel: &Cancel,
+    lines: &Arc<Lines>,
 ) -> Result<(Vec<(Connection, Admitted)>, JoinSet<SessionError>), SessionError> {
     if config.services.is_empty() {
         return Err(SessionError::Address { switch: String::new(), cause: "no switch is named".into() });
@@ -404,9 +407,9 @@ async fn admissions(
     }
     let mut joining = JoinSet::new();
     for (index, service) in config.services.iter().enumerate() {
-        let (config, service) = (config.clone(), service.clone());
+        let (config, service, lines) = (config.clone(), service.clone(), Arc::clone(lines));
         joining.spawn(async move {
-            let admitted = admission(&config, &service).await;
+            let admitted = admission(&config, &service, &lines).await;
             (index, admitted.map_err(|error| because_of_host(error, &service)))
         });
     }
@@ -469,6 +472,7 @@ async fn leave_all(joined: Vec<(Connection, Admitted)>, rank: Rank) {
 async fn admission(
     config: &SessionConfig,
     service: &ServiceConfig,
+    lines: &Lines,
 ) -> Result<(Connection, Admitted), SessionError> {
     let began = Instant::now();
     let mut waiting = Waiting::new(config.join_timeout);
@@ -476,7 +480,7 @@ async fn admission(
     // A switch may still be started; a rank's service listens already, or its process has ended.
     let patience = service.host.map_or(config.join_timeout, |_| config.join_timeout.min(HOST_PATIENCE));
     let (mut connection, _) =
-        Connection::open_saying(&service.switch, patience, &config.trust, saying).await?;
+        Connection::open_saying(&service.switch, patience, &config.trust, Some(lines), saying).await?;
     let began_joining = Instant::now();
     let mut not_yet = None;
     loop {

@@ -1,12 +1,14 @@
 //! The control connection's socket, behind TLS: of this process alone, and not of those that it forks.
 
+use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use fanin_guests::expect_answers;
-use fanin_tls::{ClientStream, Trust, Untrusted};
+use fanin_tls::{ClientStream, Fingerprint, Trust, Untrusted};
 use fanin_udp::NotInherited;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -40,6 +42,33 @@ pub(super) fn calls(address: SocketAddr, switch: &str, trust: &Trust) -> Control
     let endpoint = Endpoint::from_static("http://switch").connect_timeout(GREETING);
     ControlClient::new(endpoint.connect_with_connector_lazy(connector))
         .max_decoding_message_size(REPLY_BYTES_MAX)
+}
+
+/// The connections of a process's sessions to services whose keys were told: sessions share them, as a program may have hundreds of groups.
+#[derive(Debug, Default)]
+pub(crate) struct Lines(Mutex<HashMap<(SocketAddr, Fingerprint), Weak<Line>>>);
+
+/// Such a connection, as long as some session has it.
+#[derive(Debug)]
+pub(crate) struct Line(ControlClient<Channel>);
+
+impl Lines {
+    /// As [`calls`], over the connection that another session has to the service, if one has.
+    pub fn calls(
+        &self,
+        address: SocketAddr,
+        switch: &str,
+        trust: &Trust,
+    ) -> (ControlClient<Channel>, Option<Arc<Line>>) {
+        // A key that is believed at the first connection has to be seen for each group.
+        let Some(told) = trust.told(switch) else { return (calls(address, switch, trust), None) };
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.retain(|_, line| line.strong_count() > 0);
+        let known = lines.get(&(address, told)).and_then(Weak::upgrade);
+        let line = known.unwrap_or_else(|| Arc::new(Line(calls(address, switch, trust))));
+        lines.insert((address, told), Arc::downgrade(&line));
+        (line.0.clone(), Some(line))
+    }
 }
 
 async fn connect(

@@ -192,7 +192,7 @@ pub fn switch_rate(
             say(rank, text);
         }
     };
-    let reply = runtime.block_on(cancel.or(Connection::open_saying(switch, patience, trust, told)));
+    let reply = runtime.block_on(cancel.or(Connection::open_saying(switch, patience, trust, None, told)));
     runtime.shutdown_background();
     Ok(reply?.1.rate_bps)
 }

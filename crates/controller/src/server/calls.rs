@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use fanin_guests::{Arrival, Room, answered, host_of};
 use tonic::Status;
 
-use super::secured::Caller;
 use super::http::{ATTEND, CALLS_MAX, JOIN, JOIN_BYTES_MAX, REQUEST_BYTES_MAX};
+use super::secured::Caller;
 
 /// Calls that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs as run, for a quarter.
 const CALLS_A_SECOND: u32 = 4096;

@@ -2,8 +2,8 @@
 
 mod calls;
 mod crowd;
-mod door;
 mod data_path;
+mod door;
 mod errands;
 mod goat_plan;
 mod http;
