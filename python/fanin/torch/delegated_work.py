@@ -56,8 +56,9 @@ class DelegatedWork(FindableWork):
             with self._owner.awaiting(self._peer):
                 done = self._inner.wait(timeout)
         except RuntimeError as error:
-            if WAITED_TOO_LONG not in str(error):
-                self._drop()
+            if WAITED_TOO_LONG in str(error):
+                raise
+            self._drop()
             explained = self._owner.explain(error, self._peer)
             if explained is error:
                 raise

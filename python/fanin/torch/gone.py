@@ -24,7 +24,7 @@ PAUSE: Final = 0.1
 class Watch:
     """What a group has on Gloo; `failure` returns why its job is over, if it is.
 
-    `break_off` fails all that the group has on Gloo. If it keeps the group alive nothing frees it.
+    `break_off` fails all that the group has on Gloo. Neither must keep the group alive.
     """
 
     def __init__(
@@ -57,7 +57,10 @@ class Watch:
                 self._peers.remove(peer)
 
     def _start(self) -> None:
-        if not self._is_watching:
+        if self._is_watching:
+            return
+        # Without a thread to be had Gloo's own timeout is left.
+        with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._watch, name="fanin-gone", daemon=True).start()
             self._is_watching = True
 
