@@ -185,7 +185,7 @@ class FaninBackend(DelegatingBackend):
         connected: Connected | None = None
         if size > 1:
             failures = Failures(membership.store, rank, size)
-            patience = Patience.of(waits, failures.look)
+            patience = Patience.of(waits, failures.look, failures.tell)
             with failures.shared():
                 connected = membership.connect(settings, rank, size, waits, patience)
         try:
