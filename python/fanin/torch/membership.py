@@ -98,7 +98,10 @@ class Membership:
         """
 
         def gather(name: str, text: str, left: float) -> list[str]:
-            return handshake.gather(self.store, rank, world_size, name, text, left, patience.pause)
+            with naming_absent(self.group, patience.seconds):
+                return handshake.gather(
+                    self.store, rank, world_size, name, text, left, patience.pause
+                )
 
         ranks = Ranks(
             job=self.job,
@@ -114,6 +117,7 @@ class Membership:
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
+        # Also what looks at the store while the rank joins may find it gone.
         with naming_absent(self.group, patience.seconds):
             return ranks.connect(own, timeout, patience.deadline)
 
