@@ -76,6 +76,8 @@ class Ranks:
     """Where they say it, if at a switch, which tells them as long as they join who began anew."""
     look: Callable[[], None] | None = None
     """Called now and then while they join; what it raises ends that."""
+    tell: Callable[[BaseException], None] | None = None
+    """Called with what ends this rank's joining, before others miss its service."""
 
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
@@ -173,7 +175,9 @@ class Ranks:
             connected = Connected(enter(services(mine), planned, switch), hosted)
             self._compare_keys(places, here, connected, gather)
             return connected
-        except BaseException:
+        except BaseException as error:
+            if self.tell is not None:
+                self.tell(error)
             if hosted is not None:
                 hosted.release()
             if local is not None:

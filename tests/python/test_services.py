@@ -681,13 +681,22 @@ except FaninError as error:
 """
 
 
-def joining(start: Start, patience: float, at: str, rank_2: dict[str, str]) -> list[Program]:
+DIES = """
+import fanin._membership
+if rank == 2:
+    fanin._membership.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def joining(
+    start: Start, patience: float, at: str, rank_2: dict[str, str], source: str = JOINS
+) -> list[Program]:
     """Three ranks that try to join, on a machine each. Rank 0's process hosts the store."""
     host, port = free_address().split(":")
     store = {"MASTER_ADDR": host, "MASTER_PORT": port, "PATIENCE": str(patience)}
     return [
         start(
-            BY_TORCH + JOINS,
+            BY_TORCH + source,
             rank,
             3,
             at,
@@ -715,6 +724,13 @@ def test_what_ends_one_rank_s_joining_all_ranks_raise(start: Start) -> None:
     for rank in ranks[:2]:
         rank.line("^raised FaninError rank 2: opening the trace file")
     for rank in ranks:
+        assert rank.wait() == 0
+
+
+def test_a_rank_that_dies_with_its_service_as_it_joins_is_named(start: Start) -> None:
+    ranks = joining(start, 3600.0, ALONE, {}, DIES + JOINS)
+    for rank in ranks[:2]:
+        rank.line("^raised RankLost .*rank 2 is lost")
         assert rank.wait() == 0
 
 

@@ -192,8 +192,8 @@ class FaninBackend(DelegatingBackend):
                 if look is not None:
                     look()
 
+            patience = Patience.of(waits, looks, failures.tell)
             with failures.shared():
-                patience = Patience.of(waits, looks)
                 connected = membership.connect(settings, rank, size, waits, patience)
         try:
             address = None if connected is None else gloo_address(connected.client.switch)

@@ -19,7 +19,7 @@ from fanin import errors
 from fanin._join import check_rank, trusted
 from fanin._membership import Connected, Ranks
 from fanin._settings import Settings
-from fanin.errors import FaninError, JoinTimeout
+from fanin.errors import FaninError, JoinTimeout, RankLost
 from fanin.torch import handshake
 from fanin.torch.interface import GLOO_VARIABLE, own_address
 from fanin.torch.listed import Listed
@@ -46,11 +46,18 @@ class Patience:
     """When they are over (`time.monotonic`)."""
     look: Callable[[], None] | None = None
     """Called now and then meanwhile; what it raises ends the wait."""
+    tell: Callable[[BaseException], None] | None = None
+    """Called with what ends the wait, before anything that others need is gone."""
 
     @classmethod
-    def of(cls, seconds: float, look: Callable[[], None] | None = None) -> Patience:
+    def of(
+        cls,
+        seconds: float,
+        look: Callable[[], None] | None = None,
+        tell: Callable[[BaseException], None] | None = None,
+    ) -> Patience:
         """Return patience that begins now."""
-        return cls(seconds, time.monotonic() + seconds, look)
+        return cls(seconds, time.monotonic() + seconds, look, tell)
 
     def left(self) -> float:
         """Return how many seconds are left."""
@@ -94,7 +101,10 @@ class Membership:
         """
 
         def gather(name: str, text: str, left: float) -> list[str]:
-            return handshake.gather(self.store, rank, world_size, name, text, left, patience.pause)
+            with naming_absent(self.group, patience.seconds):
+                return handshake.gather(
+                    self.store, rank, world_size, name, text, left, patience.pause
+                )
 
         ranks = Ranks(
             job=self.job,
@@ -107,9 +117,11 @@ class Membership:
             gather=gather,
             trust=trusted(settings),
             look=patience.look,
+            tell=patience.tell,
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
+        # Also what looks at the store while the rank joins may find it gone.
         with naming_absent(self.group, patience.seconds):
             return ranks.connect(own, timeout, patience.deadline)
 
@@ -151,20 +163,31 @@ class Failures:
 
     def look(self, then: str = "") -> None:
         """Raise what another rank told, if one did; `then` is what it leads to."""
-        if self.store.check([WRONG]):
-            kind, message, fields = json.loads(self.store.get(WRONG))
-            raise getattr(errors, kind)(message + then, **fields)
+        if (told := self._told(then)) is not None:
+            raise told
+
+    def _told(self, then: str = "") -> FaninError | None:
+        if not self.store.check([WRONG]):
+            return None
+        rank, kind, message, fields = json.loads(self.store.get(WRONG))
+        if rank == self.rank:
+            return None
+        told: FaninError = getattr(errors, kind)(f"rank {rank}: {message}{then}", **fields)
+        return told
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others what ended this rank's joining, unless another one's did."""
-        if self.store.check([WRONG]):
-            return
+        """Tell the others what ended this rank's joining, unless one of them did before."""
+        with contextlib.suppress(DistError):  # without the store nobody can be told
+            if not self.store.check([WRONG]):
+                self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
         if isinstance(error, FaninError):
             kind, message = type(error).__name__, str(error)
             fields = {name: value for name, value in vars(error).items() if name != "message"}
         else:
             kind, message, fields = "FaninError", f"{type(error).__name__}: {error}", {}
-        self.store.set(WRONG, json.dumps([kind, f"rank {self.rank}: {message}", fields]))
+        self.store.set(WRONG, json.dumps([self.rank, kind, message, fields]))
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -172,12 +195,16 @@ class Failures:
         try:
             yield
         except BaseException as error:
-            # Without the store nobody can be told.
+            told: FaninError | None = None
+            self.tell(error)
             with contextlib.suppress(DistError):
-                self.tell(error)
+                told = self._told()
                 self._say_over()
                 if isinstance(error, Exception):
                     self._await_others()
+            if isinstance(error, RankLost) and told is not None:
+                # A rank that said why it cannot join was missed before that was read.
+                raise told from error
             raise
         with contextlib.suppress(DistError):
             self._say_over()
