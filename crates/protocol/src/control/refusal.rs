@@ -42,8 +42,8 @@ macro_rules! for_each_refusal {
             }
                 |f| write!(
                     f,
-                    "the switch serves {max} jobs already, its limit; wait until one ends (see fanin status) or use another \
-                     switch"
+                    "the switch serves {max} jobs already, as many as it may in all or from one machine; wait until one ends \
+                     (see fanin status) or use another switch"
                 );
 
             /// The rank is not below the world size.
