@@ -447,7 +447,7 @@ mod tests {
     #[test]
     fn a_tensor_is_named_as_the_wire_names_it() {
         let (dtype, op) = (TENSOR.dtype, TENSOR.op);
-        let wire_dtype = fanin_wire::WireDtype::SharedExponent;
+        let wire_dtype = fanin_wire::WireDtype::Native;
         let on_the_wire = Collective {
             sequence: 5,
             dtype,

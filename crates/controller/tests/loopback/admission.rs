@@ -65,7 +65,7 @@ fn ranks_that_disagree_on_the_wire_dtype_are_both_told_and_their_place_is_free()
 }
 
 #[test]
-fn a_switch_that_knows_of_shared_exponents_alone_is_not_taken_for_one_that_knows_better() {
+fn a_switch_that_admits_to_another_wire_dtype_is_not_taken_for_one_that_knows_it() {
     let scripted = Script::default().play();
     let config = |wire_dtype| SessionConfig {
         wire_dtype: Some(wire_dtype),
@@ -73,7 +73,7 @@ fn a_switch_that_knows_of_shared_exponents_alone_is_not_taken_for_one_that_knows
     };
     let error = Session::connect(config(WireDtype::Bfloat16)).expect_err("it does not know it");
     assert!(error.to_string().contains("does not know wire dtype bfloat16; install"), "{error}");
-    Session::connect(config(WireDtype::SharedExponent)).expect("admitted");
+    Session::connect(config(WireDtype::Native)).expect("admitted");
 }
 
 #[test]

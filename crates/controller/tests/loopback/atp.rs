@@ -234,7 +234,7 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
     let racks = [rack(server.address()), rack(server.address())];
     let dying = {
         let mut request = request("dying", 2, 3, HANG);
-        request.protocol = Some(of_atp());
+        (request.protocol, request.wire_dtype) = (Some(of_atp()), 0);
         let address = racks[1].address();
         thread::spawn(move || super::faults::join_and_die(address, request))
     };
@@ -262,7 +262,7 @@ fn a_rank_whose_connection_to_its_switch_closes_is_named_to_every_other() {
     let far = rack(bottom.address());
     for next_to_it in [top.address(), far.address()] {
         let mut request = request("closes", 1, 2, HANG);
-        request.protocol = Some(of_atp());
+        (request.protocol, request.wire_dtype) = (Some(of_atp()), 0);
         let dying = thread::spawn(move || Process::join(next_to_it, request));
         let mut config = SessionConfig::new(top.address().to_string(), "closes", 0, 2);
         config.protocol = Protocol::Atp;
@@ -281,7 +281,7 @@ fn a_switch_that_stops_ends_the_streams_of_its_ranks_and_says_nothing_of_them() 
     let rack = rack(server.address());
     let join = |job, at| {
         let mut request = request(job, 0, 1, HANG);
-        request.protocol = Some(of_atp());
+        (request.protocol, request.wire_dtype) = (Some(of_atp()), 0);
         Process::join(at, request)
     };
     let mut behind_it = join("behind it", rack.address());

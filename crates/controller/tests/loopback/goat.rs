@@ -341,7 +341,8 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
     let address = racks[1].address();
     let dying = thread::spawn(move || {
         let mut request = request("dies", 1, 2, HANG);
-        request.protocol = Some(join_request::Protocol::Goat(join_request::Goat::default()));
+        let goat = join_request::Protocol::Goat(join_request::Goat::default());
+        (request.protocol, request.wire_dtype) = (Some(goat), 0);
         Process::join(address, request)
     });
     let session = Session::connect(asking(racks[0].address(), "dies", 0, 2)).expect("admitted");

@@ -86,6 +86,8 @@ fn request(job: &str, rank: u32, world_size: u32, patience: Duration) -> JoinReq
         mtu_bytes: 65_535,
         patience_ms: patience.as_millis() as u64,
         protocol: Some(of_switch_ml(None)),
+        // As a session asks that is told nothing.
+        wire_dtype: fanin_controller::proto::WireDtype::Native.into(),
         ..JoinRequest::default()
     }
 }

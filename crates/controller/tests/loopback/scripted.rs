@@ -60,8 +60,13 @@ pub fn admission(request: &JoinRequest) -> Admission {
 }
 
 /// In one shard.
-pub const ONE_SLOT: SwitchMl =
-    SwitchMl { slots: 1, elements: 256, shards: 1, wire_dtype: 0, restore: Vec::new() };
+pub const ONE_SLOT: SwitchMl = SwitchMl {
+    slots: 1,
+    elements: 256,
+    shards: 1,
+    wire_dtype: fanin_controller::proto::WireDtype::Native as i32,
+    restore: Vec::new(),
+};
 
 /// A running script. Dropping it ends it.
 pub struct Scripted {

@@ -268,9 +268,12 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
 
 /// Asks for twice as many jobs as may wait here of one address, and sees that half of them are refused, and that another address has room.
 fn crowd(switch: SocketAddr, of_one_max: usize, protocol: join_request::Protocol) {
-    let request = |job: &str, world_size| JoinRequest {
-        protocol: Some(protocol.clone()),
-        ..request(job, 0, world_size, HANG)
+    let request = |job: &str, world_size| {
+        let usual = request(job, 0, world_size, HANG);
+        // ATP has no choice.
+        let wire_dtype =
+            if matches!(protocol, join_request::Protocol::Atp(_)) { 0 } else { usual.wire_dtype };
+        JoinRequest { protocol: Some(protocol.clone()), wire_dtype, ..usual }
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
