@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from fanin.bench.plot import draw as draw_bench
 from fanin.bench.result import Run, Setting, figures
@@ -137,7 +138,7 @@ def test_a_median_is_bold_and_its_seeds_are_thin(tmp_path: Path) -> None:
     curves = [([1.0, 2.0], [1.0, float(seed)]) for seed in (5, 3, 8)]
     figure = drawn(lambda it: draw_seeds(it.add_subplot(), curves, "C0", "a way"), tmp_path)
     *seeds, median = figure.axes[0].get_lines()
-    assert list(median.get_ydata()) == [1, 5]
+    assert np.asarray(median.get_ydata()).tolist() == [1, 5]
     assert len(seeds) == 3
     assert all(line.get_linewidth() < median.get_linewidth() for line in seeds)
 

@@ -98,7 +98,8 @@ def _explain(figure: Figure) -> None:
         place: Axes | Figure = figure
         if len(own) > 1:
             place = axes
-            below = axes.bbox.y0 - axes.xaxis.get_tightbbox().y0  # numbers and name of the axis
+            taken = axes.xaxis.get_tightbbox()  # by the axis' numbers and its name
+            below = axes.bbox.y0 - taken.y0 if taken is not None else 0.0
             under = offset_copy(axes.transAxes, figure, y=-below, units="dots")
             keys |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": under}
         one = place.legend(handles, names, **keys)
