@@ -288,9 +288,8 @@ def run(lab: Lab) -> Outcome:
             axes.set_xticks(counts, [str(count * GPUS) for count in counts])
             axes.set_ylim(0, 105)
             axes.plot([], [], "kx", label="paper")
-            finish(axes, "", "", MODELS[model].name)
-        figure.supxlabel("GPUs, of 10 TFLOP/s; bars: all settings")
-        figure.supylabel("% of linear scaling")
+            finish(axes, "GPUs of 10 TFLOP/s", "", MODELS[model].name)
+        figure.supylabel("% of linear scaling (bars: all settings)")
 
     series = {
         model: {system: asdict(of) for system, of in curves.items()}
