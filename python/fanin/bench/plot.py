@@ -60,7 +60,7 @@ def _lines(axes: Axes, runs: Sequence[Run]) -> None:
     finish(
         axes,
         f"tensor ({runs[0].setting.dtype})",
-        "time of an all-reduce, slowest rank\n(median; shaded: minimum to maximum)",
+        "tensor aggregation time, slowest rank\n(median; shaded: minimum to maximum)",
         _where(runs[0]),
     )
 

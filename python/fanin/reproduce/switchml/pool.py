@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from fanin.reproduce.finding import Experiment, Finding, Outcome, at_least
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
-from fanin.sweep import words
 from fanin.reproduce.switchml import setting
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
