@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fanin._units import shown_size
 from fanin.bench.result import Run
+from fanin.sweep.picture import finish, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _STYLES = {"fanin": ("-", "o"), "bounded": (":", "^"), "gloo": ("--", "s")}
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Write the PNG: a line for each backend and number of workers, minimum to maximum shaded."""
-    # The canvas without pyplot: no display is asked for, and no global state is left behind.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-    from PIL import Image  # matplotlib's own requirement
+    write(lambda figure: _lines(figure.add_subplot(), runs), path, (8, 5))
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+
+def _lines(axes: Axes, runs: Sequence[Run]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     counts = sorted({run.setting.workers for run in runs})
     for colour, workers in enumerate(counts):
         of_count = sorted(
@@ -43,14 +44,10 @@ def draw(runs: Sequence[Run], path: Path) -> None:
                 color=f"C{colour}",
                 label=f"{backend}, {workers} workers",
             )
-            axes.fill_between(
-                sizes,
-                [f.min_s for f in of_backend],
-                [f.max_s for f in of_backend],
-                color=f"C{colour}",
-                alpha=0.12,
-                linewidth=0,
-            )
+            low, high = [f.min_s for f in of_backend], [f.max_s for f in of_backend]
+            axes.fill_between(sizes, low, high, color=f"C{colour}", alpha=0.12, linewidth=0)
+            if len(sizes) == 1:  # there is no area: a line
+                axes.vlines(sizes, low, high, color=f"C{colour}", alpha=0.4, linewidth=4)
     bounds = sorted({(r.setting.payload_bytes, b) for r in runs if (b := r.setting.bound_s)})
     if bounds:
         axes.plot(*zip(*bounds, strict=True), ":", color="grey", label="payload / rate")
@@ -60,15 +57,12 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     axes.set_xticks(sizes, [shown_size(size) for size in sizes])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: _tick(seconds)))
     axes.minorticks_off()
-    axes.set_xlabel(f"tensor ({runs[0].setting.dtype})")
-    axes.set_ylabel("tensor aggregation time, slowest rank\n(median; shaded: minimum to maximum)")
-    axes.set_title(_where(runs[0]))
-    axes.grid(which="major", alpha=0.3)
-    axes.legend()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
-    # A palette: a quarter of the bytes, for a picture that stands in a repository.
-    Image.open(drawn).convert("RGB").quantize(128).save(path, format="png", optimize=True)
+    finish(
+        axes,
+        f"tensor ({runs[0].setting.dtype})",
+        "tensor aggregation time, slowest rank\n(median; shaded: minimum to maximum)",
+        _where(runs[0]),
+    )
 
 
 def _tick(seconds: float) -> str:

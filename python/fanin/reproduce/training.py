@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fanin._cures import to_install
 from fanin.reproduce import ReproduceError
 from fanin.reproduce.lab import Lab, own_tables
-from fanin.reproduce.plot import finish
+from fanin.reproduce.plot import draw_seeds, finish
 from fanin.sweep.runs import Report
 from fanin.sweep.scenario import toml
 from fanin.sweep.spread import Spread
@@ -150,19 +150,16 @@ def later(one: list[list[float]], other: list[list[float]], aim: float) -> Sprea
 
 
 def draw_curves(figure: Figure, found: Curves, names: Mapping[str, str]) -> None:
-    """Draw a curve for each seed, of each way that has a name, one plot for each task."""
+    """Draw each way that has a name, median and single seeds, one plot for each task."""
     every = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, (task, of_ways) in zip(every, found.items(), strict=True):
         for at, (way, name) in enumerate(names.items()):
-            for number, curve in enumerate(of_ways[way]):
-                axes.plot(
-                    range(1, len(curve) + 1),
-                    [100 * right for right in curve],
-                    color=f"C{at}",
-                    alpha=1 if at else 0.4,
-                    linewidth=1.5 if at else 5,
-                    label=name if number == 0 else None,
-                )
+            curves = [
+                (range(1, len(curve) + 1), [100 * right for right in curve])
+                for curve in of_ways[way]
+            ]
+            # The first way is what the others should be like: they lie on it.
+            draw_seeds(axes, curves, f"C{at}", name, width=2 if at else 6)
         axes.xaxis.get_major_locator().set_params(integer=True)
         finish(axes, "epochs", "right answers on what was held back, %", task)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fanin.sweep import words
 from fanin.sweep.picture import finish, write
 from fanin.sweep.spread import Spread
 from fanin.sweep.table import PointPlayed
@@ -39,9 +40,6 @@ def save(title: str, played: Sequence[PointPlayed], path: Path) -> None:
         for at, key in enumerate(keys):
             axes = figure.add_subplot(1, len(keys), at + 1)
             _panel(axes, key, played)
-            # One legend is enough: every job has a throughput.
-            if key != _FIRST and (legend := axes.get_legend()) is not None:
-                legend.remove()
 
     write(draw, path, (max(4.5 * len(keys), 6), 4.2))
 
@@ -56,8 +54,8 @@ def _panel(axes: Axes, key: str, played: Sequence[PointPlayed]) -> None:
         for name, x, spread in _found(one, key):
             if x not in given:
                 given.append(x)
-            parts = [f"{path}={one.point.values[path]}" for path in varied]
-            label = " ".join([name, *parts] if several else parts)
+            parts = [words.setting(path, one.point.values[path]) for path in varied]
+            label = ", ".join([name, *parts] if several else parts)
             line = lines.setdefault(label, [])  # also without a point: colours are the lines'
             if spread is not None:
                 line.append((x, spread))
@@ -69,7 +67,7 @@ def _panel(axes: Axes, key: str, played: Sequence[PointPlayed]) -> None:
         lower, upper = ([s.interval[end] for _, s in line] for end in (0, 1))
         axes.fill_between(xs, lower, upper, color=f"C{colour % 10}", alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
-    finish(axes, first, _TITLES[key])
+    finish(axes, words.axis(first), _TITLES[key])
 
 
 def _varies(path: str, played: Sequence[PointPlayed]) -> bool:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fanin._units import shown_size
 from fanin.bench.compression.command import Row
+from fanin.sweep.picture import finish, write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXACT = 1e-8
 """What an error of zero is drawn as."""
@@ -14,13 +19,12 @@ EXACT = 1e-8
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     """Write the PNG."""
-    # The canvas without pyplot, as `fanin.bench.plot`.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    write(lambda figure: _panels(figure, rows, title), path, (10, 4.5))
+
+
+def _panels(figure: Figure, rows: Sequence[Row], title: str) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     errors, times = figure.subplots(1, 2)
     for row in rows:
         without = row.error_of_sum_without_feedback
@@ -29,10 +33,9 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
         errors.plot([row.sent_bytes] * 2, [before, after], ":", color="grey")
         errors.plot(row.sent_bytes, before, "s", color="C1", fillstyle="none")
         errors.plot(row.sent_bytes, after, "o", color="C0")
-        errors.annotate(row.method, (row.sent_bytes, after), fontsize=7)
+        errors.annotate(row.method, (row.sent_bytes, after), fontsize=8)
     errors.plot([], [], "s", color="C1", fillstyle="none", label="nothing sent later")
     errors.plot([], [], "o", color="C0", label="with error feedback")
-    errors.set_ylabel("relative error of all steps' sum")
     for at, rate in enumerate(rows[0].predicted_s):
         for kind, marker in (("predicted", "x"), ("measured", "o")):
             found = [row.predicted_s if kind == "predicted" else row.measured_s for row in rows]
@@ -44,14 +47,10 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
                     color=f"C{at}",
                     label=f"{rate}, {kind}",
                 )
-    times.set_ylabel("a step's exchange, ms")
     times.set_yscale("log")
-    for axes in (errors, times):
+    for axes, y in ((errors, "relative error of all steps' sum"), (times, "a step's exchange, ms")):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: shown_size(size)))
-        axes.set_xlabel("sent by a rank in a step")
-        axes.grid(which="major", alpha=0.3)
-        axes.legend(fontsize=8)
+        finish(axes, "sent by a rank in a step", y)
     errors.set_yscale("log")
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, format="png", dpi=120)

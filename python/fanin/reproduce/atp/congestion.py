@@ -9,6 +9,7 @@ from fanin.reproduce.atp import setting
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason, at_most
 from fanin.reproduce.lab import Between, Lab, Report, Runs, Spread
 from fanin.reproduce.plot import finish
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,16 +67,16 @@ def run(lab: Lab) -> Outcome:
         for case, colour in (("on", "C0"), ("off", "C3")):
             seconds = _seconds(runs[_name(case, {})].reports[0])
             times = [at + 0.5 for at in range(len(seconds))]
-            one.plot(times, seconds, f"{colour}-", label=f"congestion control {case}")
+            one.plot(times, seconds, f"{colour}o-", label=f"control {case}")
             shown = [runs[_name(case, more)].spread(setting.images_per_s) for more in swept]
             label = f"control {case}"
             two.plot([s.median for s in shown], range(len(swept)), f"{colour}o", label=label)
             paper = f"paper, control {case}"
             two.axvline(PAPER_IMAGES[case], color=colour, linestyle="--", label=paper)
         one.set_ylim(0)
-        title = f"scale {USUAL['scale']:g}"
-        finish(one, "time (s, unscaled)", "goodput of a worker (Gbit/s)", title)
-        names = [", ".join(f"{k} {v}" for k, v in more.items()) or "usual" for more in swept]
+        title = words.setting("scale", USUAL["scale"])
+        finish(one, "time until the job ends (s, unscaled)", "goodput of a worker (Gbit/s)", title)
+        names = [words.settings(more) for more in swept]
         two.set_yticks(range(len(swept)), names)
         two.set_xlim(0)
         finish(two, "images/s and worker", "")

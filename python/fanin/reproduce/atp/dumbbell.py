@@ -9,6 +9,7 @@ from fanin.reproduce.atp import setting
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason
 from fanin.reproduce.lab import Between, Lab, Runs, Spread
 from fanin.reproduce.plot import finish
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +59,7 @@ def run(lab: Lab) -> Outcome:
                 axes.bar(places, medians, 0.35, yerr=errors, capsize=3, label=f"job {job + 1}")
             axes.set_xticks(range(len(SYSTEMS)), ["ATP", "NtoN", "ring"])
             y = "images/s and worker" if axes is many[0] else ""
-            finish(axes, "", y, ", ".join(f"{k} {v}" for k, v in more.items()) or "usual")
+            finish(axes, "", y, words.settings(more))
 
     return Outcome(
         [

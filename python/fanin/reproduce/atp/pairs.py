@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fanin.reproduce.atp import setting
 from fanin.reproduce.finding import Experiment, Finding, Outcome
 from fanin.reproduce.lab import Lab, Spread
-from fanin.reproduce.plot import finish
+from fanin.reproduce.plot import PAPER, finish
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,7 @@ PAIRS = {
 PAPER_RATIO = {"equal": [0.9, 0.9], "models": [0.95, 0.9]}
 PAPER_IMAGES = [145.6, 159.3]
 NAMES = {"vgg16": "VGG16", "resnet50": "ResNet50"}
+SHORT = {"vgg16": "VGG\n16", "resnet50": "ResNet\n50"}
 
 
 def run(lab: Lab) -> Outcome:
@@ -81,7 +83,7 @@ def run(lab: Lab) -> Outcome:
         for axes, more in zip(many, settings, strict=True):
             _bars(axes, {n: [by_alone(n, job, more) for job in (0, 1)] for n in PAIRS})
             y = "throughput beside the other job, by that alone" if axes is many[0] else ""
-            finish(axes, "", y, ", ".join(f"{k} {v}" for k, v in more.items()) or "usual")
+            finish(axes, "", y, words.settings(more))
 
     findings = [
         Finding(
@@ -143,12 +145,12 @@ def _bars(axes: Axes, ratios: dict[str, list[list[float]]]) -> None:
             axes.bar(at, spread.median, color=f"C{job}", yerr=error, capsize=3)
             if name in PAPER_RATIO:
                 ends, paper = [at - 0.4, at + 0.4], PAPER_RATIO[name][job]
-                label = "paper" if at == 0 else None
-                axes.plot(ends, [paper] * 2, "k--", label=label)
-            labels.append((at, f"{NAMES[model]}\nof {workers}"))
+                label = "paper (none for 5 and 2 workers)" if at == 0 else None
+                axes.plot(ends, [paper] * 2, **PAPER, label=label)
+            labels.append((at, f"{SHORT[model]}\nof {workers}"))
             at += 1
         at += 1
-    axes.set_xticks([x for x, _ in labels], [label for _, label in labels], fontsize=7, rotation=45)
+    axes.set_xticks([x for x, _ in labels], [label for _, label in labels], fontsize="small")
     axes.set_ylim(0, 1.1)
 
 

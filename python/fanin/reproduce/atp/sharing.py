@@ -19,6 +19,7 @@ from fanin.reproduce.finding import (
 )
 from fanin.reproduce.lab import Lab, Report, Runs, Spread
 from fanin.reproduce.plot import finish
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +147,7 @@ def _draw_throughput(
     axes.plot(least, reached, "k*", markersize=12, zorder=5, label="paper: 1.38 times static")
     axes.set_ylim(0)
     axes.invert_xaxis()
-    finish(axes, f"aggregators (% of {setting.PAPER_PTA})", "images/s and worker", "13a")
+    finish(axes, f"aggregators (% of {setting.PAPER_PTA:,})", "images/s and worker", "13a")
 
 
 def _findings(
@@ -322,7 +323,9 @@ def _shares(lab: Lab, more: Setting) -> list[int]:
 
 def _label(more: Setting) -> str:
     of = {**USUAL, **more}
-    return f"{of['workers']} workers" + (f", marks from {more['ecn']}" if "ecn" in more else "")
+    return f"{of['workers']} workers" + (
+        f", {words.setting('ecn', more['ecn'])}" if "ecn" in more else ""
+    )
 
 
 def _scenario(

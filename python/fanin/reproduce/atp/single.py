@@ -9,6 +9,7 @@ from fanin.reproduce.atp import setting
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Reason
 from fanin.reproduce.lab import Lab, Runs, Spread
 from fanin.reproduce.plot import finish
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +55,9 @@ def run(lab: Lab) -> Outcome:
             axes.bar(places, images, width, label=name)
         axes.set_xticks(range(len(models)), models)
         scale, packet, batch = settings[0]
-        title = f"scale {scale:g}, RDMA packets of {packet} bytes, batches of {batch}"
+        title = (
+            f"{words.setting('scale', scale)}, RDMA packets of {packet} bytes, batches of {batch}"
+        )
         finish(axes, "", "images/s and worker", title)
 
     def of_model(model: str) -> list[Spread]:

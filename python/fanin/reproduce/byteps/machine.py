@@ -78,8 +78,8 @@ def run(lab: Lab) -> Outcome:
                 times = [1e3 * it[name].played_s / size for name in names]
                 axes.bar(places, times, 0.38, label=f"played, NIC {nic:g} Gbit/s", alpha=0.7)
                 predicted = [1e3 * it[name].time_s / size for name in names]
-                axes.plot(places, predicted, "k_", markersize=14)
-            axes.set_xticks([place + 0.2 for place in range(len(names))], names, fontsize=7)
+                axes.plot(places, predicted, "k_", markersize=14, markeredgewidth=2.5)
+            axes.set_xticks([place + 0.2 for place in range(len(names))], names, fontsize="small")
             finish(axes, "", "ms for 1 GB of each GPU", f"{title}; lines: the slowest link")
 
     return Outcome(

@@ -38,6 +38,7 @@ from fanin.reproduce.finding import (
     at_most,
 )
 from fanin.reproduce.lab import Lab, Spread
+from fanin.reproduce.plot import finish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -286,13 +287,9 @@ def run(lab: Lab) -> Outcome:
             axes.set_xscale("log", base=2)
             axes.set_xticks(counts, [str(count * GPUS) for count in counts])
             axes.set_ylim(0, 105)
-            axes.grid(alpha=0.3)
-            axes.set_title(MODELS[model].name, fontsize=9)
-            if not at:
-                axes.plot([], [], "kx", label="paper")
-                axes.legend(fontsize=6)
-        figure.supxlabel("GPUs, of 10 TFLOP/s; bars: all settings", fontsize=9)
-        figure.supylabel("% of linear scaling", fontsize=9)
+            axes.plot([], [], "kx", label="paper")
+            finish(axes, "GPUs of 10 TFLOP/s", "", MODELS[model].name)
+        figure.supylabel("% of linear scaling (bars: all settings)")
 
     series = {
         model: {system: asdict(of) for system, of in curves.items()}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fanin.reproduce.finding import Experiment, Finding, Outcome, Range
 from fanin.reproduce.lab import Lab, Report, Runs, Spread
 from fanin.reproduce.plot import PAPER, finish
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +59,7 @@ def run(lab: Lab) -> Outcome:
         ):
             for at, more in enumerate(swept):
                 spreads = [_spread(runs[_name(factor, more)], of) for factor in factors]
-                label = ", ".join(f"{key} {value}" for key, value in more.items()) or "alpha 1"
+                label = words.settings(more) if more else f"usual ({words.setting('alpha', 1)})"
                 medians = [spread.median for spread in spreads]
                 axes.plot(factors, medians, "o-", color=f"C{at}", label=label)
             if of == "p99_s":

@@ -18,7 +18,7 @@ from fanin.reproduce.finding import MORE, Experiment, Finding, Outcome, at_least
 from fanin.reproduce.goat.epochs import Scheme, Timing, played
 from fanin.reproduce.goat.throughput import GOAT
 from fanin.reproduce.lab import Lab, Spread
-from fanin.reproduce.plot import finish
+from fanin.reproduce.plot import draw_seeds, finish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,10 +139,9 @@ def run(lab: Lab) -> Outcome:
         rows = figure.subplots(1, min(2, len(timings)), squeeze=False)[0]
         for axes, timing in zip(rows, timings, strict=False):
             for at, (name, scheme) in enumerate(shown.items()):
-                for number, seed in enumerate(seeds):
-                    curve = found[Training(0.0, scheme, timing), seed]
-                    label = None if number else name
-                    axes.plot(curve.ends_s, curve.right, f"C{at}", alpha=0.7, label=label)
+                curves = [found[Training(0.0, scheme, timing), seed] for seed in seeds]
+                each = [(curve.ends_s, curve.right) for curve in curves]
+                draw_seeds(axes, each, f"C{at}", name)
             axes.set_ylim(50)
             title = f"batches of {timing.compute_s:g} s, late around {timing.around:g} s"
             finish(axes, "seconds", "right answers on what was held back, %", title)

@@ -243,7 +243,7 @@ def run(lab: Lab) -> Outcome:
     def draw(figure: Figure) -> None:
         shown = [setting for setting in settings if setting.deviation]
         *row, last = figure.subplots(1, len(shown) + 1)
-        figure.set_size_inches(4.8 * (len(shown) + 1), 4.8)
+        figure.set_size_inches(4 * (len(shown) + 1), 4.8)
         for axes, setting in zip(row, shown, strict=True):
             for at, scheme in enumerate(SHARING):
                 each = found[setting][:: 1 if lab.quick else DRAWINGS]
@@ -270,8 +270,7 @@ def run(lab: Lab) -> Outcome:
                 axes.bar([0], [0], color="grey", alpha=alpha, label=kind)
             axes.plot([], [], "kx", label="paper, counted")
             axes.set_xticks(range(len(SHARING)), [SCHEMES[scheme] for scheme in SHARING])
-            # The legend is above the bars.
-            axes.set_ylim(0, 170)
+            axes.set_ylim(0)
             title = f"{setting.topology}, {setting.workers} workers"
             finish(axes, "", "at the server, % of Geryon's", title)
         for scheme in SHARING:
@@ -280,7 +279,7 @@ def run(lab: Lab) -> Outcome:
                 label = f"{SCHEMES[scheme]}, {NAMES[window]}"
                 last.plot(lateness, values, style, color=COLOURS[scheme], label=label)
             paper = 100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"]
-            last.axhline(paper, color=COLOURS[scheme], linestyle="--", linewidth=0.8)
+            last.axhline(paper, color=COLOURS[scheme], linestyle="--", linewidth=2)
         last.set_xscale("log")
         last.set_ylim(0)
         title = "testbed, 16 workers (dashed: the paper)"

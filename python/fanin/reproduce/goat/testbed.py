@@ -178,22 +178,26 @@ def run(lab: Lab) -> Outcome:
             for at, (scheme, name) in enumerate(SCHEMES.items()):
                 of_workers = [medians(model, scheme, workers) for workers in WORKERS]
                 places = [workers + 0.6 * (at - 1.5) for workers in WORKERS]
-                tops = [max(found) for found in of_workers]
-                bottoms = [min(found) for found in of_workers]
-                heights = [top - bottom for top, bottom in zip(tops, bottoms, strict=True)]
-                # A bar from the least to the most over what is swept; at least a line.
-                least = [max(height, 0.004 * SIZES[model] * WORKERS[-1] / MB) for height in heights]
-                axes.bar(places, least, 0.6, bottoms, color=COLOURS[scheme], label=name)
+                spreads = [Spread.of(found) for found in of_workers]
+                heights = [spread.median for spread in spreads]
+                around = [
+                    [spread.median - spread.least for spread in spreads],
+                    [spread.most - spread.median for spread in spreads],
+                ]
+                colour = COLOURS[scheme]
+                axes.bar(places, heights, 0.6, yerr=around, capsize=3, color=colour, label=name)
             if model == "ResNet-18":
                 axes.plot(
                     [most + 0.6 * (at - 1.5) for at in range(4)],
                     list(SERVER_MB.values()),
                     "kx",
+                    markersize=9,
+                    markeredgewidth=2,
                     label="paper",
                 )
             axes.set_xticks(WORKERS)
             axes.set_ylim(0)
-            finish(axes, "workers", "at the server (MB), from least to most", model)
+            finish(axes, "workers", "at the server (MB); whiskers: least to most", model)
 
     series = {
         model: {

@@ -8,6 +8,7 @@ from fanin.reproduce.finding import Experiment, Finding, Outcome, at_least
 from fanin.reproduce.lab import Lab, Spread
 from fanin.reproduce.plot import finish
 from fanin.reproduce.switchml import setting
+from fanin.sweep import words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,7 @@ def run(lab: Lab) -> Outcome:
             strict=True,
         ):
             for at, (delay, of_delay) in enumerate(found.items()):
-                axes.plot(pools, of_delay, f"C{at}o-", label=f"{delay} a link")
+                axes.plot(pools, of_delay, f"C{at}o-", label=words.setting("delay", delay))
             axes.axvline(PAPER_POOL, color="black", linestyle="--", label="paper: 512")
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
