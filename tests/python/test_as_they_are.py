@@ -199,7 +199,7 @@ def test_packets_of_ethernet_bound_what_is_spoiled_and_by_default_nothing_is(
         listen = f"{SWITCH_ADDRESS}:4800"
         spaces = [lab.namespace("w0"), lab.namespace("w1")]
         with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)):
-            said = (str(tmp_path / "native"), of_one, "native")
+            said: tuple[Any, ...] = (str(tmp_path / "native"), of_one, "native")
             first, second = launch(over_ethernet, 2, spaces, *said, at=listen).results()
             assert not first[0]
             assert first == second

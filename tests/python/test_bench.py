@@ -285,7 +285,7 @@ def test_the_error_allowed_is_the_stated_one() -> None:
     epsilon = math.ldexp(1, -23)
     expected = 64 * 128 / (2**31 - 1) + epsilon / 2 * 8 * 127
     for integers in ("shared_exponent", "integers"):
-        assert error_allowed("fanin", epsilon, 8, 127, integers) == pytest.approx(expected)  # type: ignore[arg-type]
+        assert error_allowed("fanin", epsilon, 8, 127, integers) == pytest.approx(expected)
     assert error_allowed("fanin", epsilon, 8, 127, "native") == epsilon / 2 * 8 * 127
     assert error_allowed("gloo", epsilon, 8, 127, "bfloat16") == 7 * epsilon / 2 * 8 * 127
     assert error_allowed("fanin", 0.0, 8, 127, "bfloat16") == 0, "integers stay int32"

@@ -36,7 +36,7 @@ def groups(me: Me, backend: str) -> Held:
         return Held(*(max(one - other, 0) for one, other in zip(held(), than, strict=True)))
 
     def all_of(count: int) -> list[Any]:
-        made = [dist.new_group(backend=backend, **named) for _ in range(count)]
+        made: list[Any] = [dist.new_group(backend=backend, **named) for _ in range(count)]
         for group in made:
             dist.all_reduce(tensor.fill_(1), group=group)
             assert tensor[0] == me.world_size

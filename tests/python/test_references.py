@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fake_device import Mark, Stream, plug_in
-from fanin.torch import DistributedOptimizer, Options, moments
+from fanin.torch import DistributedOptimizer, moments
 from fanin.torch.backend import FaninBackend
 from ranks import Me
 from torch import nn, optim
@@ -115,7 +115,7 @@ def read(me: Me, overlapped: bool, name: str) -> list[Tensors]:
 
 
 def read_on_both(me: Me) -> Any:
-    me.init("fanin", pg_options=Options(exact=True))
+    me.init("fanin")
     return {name: (read(me, False, name), read(me, True, name)) for name in READINGS}
 
 
@@ -287,7 +287,7 @@ def test_a_closed_optimizer_leaves_the_model_as_it_was(launch: Launch) -> None:
 
 def compiled(me: Me, how: str) -> tuple[float, int]:
     """Returns how far parameters are from those of DDP, and how often a program was compiled."""
-    me.init("fanin", pg_options=Options(exact=True))
+    me.init("fanin")
     found = []
     compilations = []
 
@@ -338,7 +338,7 @@ def test_compiled_programs_train_as_ddp_does_and_are_compiled_once(
 
 
 def averaged_by_a_compiled_function(me: Me) -> tuple[bool, int]:
-    me.init("fanin", pg_options=Options(exact=True))
+    me.init("fanin")
     net = layers()
     optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1e-3), net)
     kept = list(net.parameters())

@@ -175,7 +175,7 @@ def test_ranks_to_whom_a_switch_shows_different_keys_all_refuse_it(same: bool) -
         return [text, json.dumps({"box:4800": own if same else other})]
 
     ranks = Ranks("job", "job", "group 'x'", 0, 2, "10.0.0.1", "", gather, trust)
-    here = place(replace(settings, plan="switch"), "10.0.0.1", trust, asks=False)
+    here = place(replace(settings, plan="switch"), "10.0.0.1")
     client: Any = Closed()
     if same:
         ranks._compare_keys([here, here], here, Connected(client, None), gather)

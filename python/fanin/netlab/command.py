@@ -181,9 +181,9 @@ def _up(args: argparse.Namespace) -> int:
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
         name=args.name,
     )
-    if not args.replace and (there := members(args.name)):
+    if not args.replace and (others := members(args.name)):
         raise NetlabError(
-            f"there is a laboratory ({' '.join(there)}), perhaps somebody else's: --name NAME "
+            f"there is a laboratory ({' '.join(others)}), perhaps somebody else's: --name NAME "
             "makes another one beside it, and --replace ends it first"
         )
     with _signals.as_exit():
