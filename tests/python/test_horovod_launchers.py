@@ -31,7 +31,7 @@ LAUNCHERS = {
     "by hand": {"RANK": "{rank}", "WORLD_SIZE": "{size}"},
     "mpirun": OPEN_MPI | {"PMIX_RANK": "{rank}"},
     # Its daemons are started by srun, one on each machine.
-    "mpirun in Slurm": OPEN_MPI | {name: "0" for name in SRUN},
+    "mpirun in Slurm": OPEN_MPI | dict.fromkeys(SRUN, "0"),
     "mpiexec": PMI,
     "srun": SRUN,
     "srun --mpi=pmix": SRUN | {"PMIX_RANK": "{rank}"},
@@ -61,9 +61,7 @@ ALONE = {
 
 
 def of(launcher: str, rank: int, size: int) -> dict[str, str]:
-    return {
-        name: value.format(rank=rank, size=size) for name, value in LAUNCHERS[launcher].items()
-    }
+    return {name: value.format(rank=rank, size=size) for name, value in LAUNCHERS[launcher].items()}
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from fanin.horovod.functions import (
 )
 from fanin.horovod.world import rank
 
-
 _LOADING: Final = ("state_dict", "load_state_dict")
 
 
