@@ -70,6 +70,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for variables in (*LAUNCHERS.values(), MEETING):
         for name in variables:
             monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("fanin.horovod.world._launched", None)  # of a test before
     return monkeypatch
 
 
@@ -150,6 +151,7 @@ def test_a_size_that_was_left_over_is_not_believed_before_the_launcher_s() -> No
 def test_variables_that_are_ignored_are_named_once(nobody: pytest.MonkeyPatch) -> None:
     nobody.setenv("HOROVOD_FUSION_THRESHOLD", "1")
     nobody.setenv("HOROVOD_CYCLE_TIME", "5")
+    nobody.setenv("HOROVOD_TIMELINE", "dynamic")
     nobody.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     with pytest.warns(UserWarning, match="ignores HOROVOD_CYCLE_TIME, HOROVOD_FUSION_TH") as told:
         hvd.init()

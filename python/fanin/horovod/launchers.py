@@ -1,8 +1,8 @@
 """The rank of this process and the number of ranks, as its launcher says them in the environment.
 
-Each launcher has variables of its own. One that starts another leaves its variables in the
-environment of that one's processes, so that the inner launchers come first here: `mpirun` starts
-its daemons by `srun`, and never the other way round.
+Each launcher has variables of its own. A process may find those of several: `mpirun` starts its
+daemons by `srun`, whose variables they pass on. The launcher that started the process itself comes
+first here.
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ _LAUNCHERS: Final = (
         f"start with `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...`{_HOST}",
     ),
     Launcher(
-        "the mpiexec of MPICH, of Intel MPI, or another one with PMI",
+        "mpiexec of MPICH or Intel MPI, or srun with PMI",
         "PMI_RANK",
         ("PMI_SIZE",),
-        f"start with `mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 ...`{_HOST}",
+        "start with `mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 ...`, or export both "
+        f"before srun{_HOST}",
     ),
     _SLURM,
     _PMIX,

@@ -12,18 +12,22 @@ from fanin.horovod import world
 
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 # What is read, what is so without being asked for, and what horovodrun sets for each process.
-_HEEDED = (
+_HEEDED = {
     TIMELINE_VARIABLE,
     "HOROVOD_DYNAMIC_PROCESS_SETS",
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_",
-    "HOROVOD_CROSS_",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
     "HOROVOD_HOSTNAME",
-    "HOROVOD_GLOO_",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "HOROVOD_GLOO_IFACE",
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
-)
+}
 
 
 def init(
@@ -61,7 +65,7 @@ def _warn_of_ignored() -> None:
     ignored = sorted(
         name
         for name, value in os.environ.items()
-        if name.startswith("HOROVOD_") and value and not name.startswith(_HEEDED)
+        if name.startswith("HOROVOD_") and value and name not in _HEEDED
     )
     if ignored and world.rank() == 0:
         warnings.warn(

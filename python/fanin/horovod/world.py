@@ -60,6 +60,8 @@ class Position:
 class World:
     """One `init` of this process. Made by all of them; blocks until all are there."""
 
+    _engine: Engine
+
     def __init__(self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> None:
         if ranks and distributed.is_initialized():
             raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
