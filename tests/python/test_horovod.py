@@ -474,6 +474,38 @@ def test_statistics_of_halves_are_summed_in_float32(launch: Launch) -> None:
         )
 
 
+def normalised_beside_an_empty_batch(me: Me) -> dict[str, torch.Tensor]:
+    hvd.init()
+    layer = hvd.SyncBatchNorm(3)
+    x = (batch_of(0) if me.rank == 0 else torch.empty(0, 3, 4)).requires_grad_()
+    y = layer(x)
+    (y * weights_of(0)[: len(x)]).sum().backward()
+    result = {"y": y.detach(), "of bias": layer.bias.grad, **layer.state_dict()}
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    result["gradient"] = x.grad
+    layer(torch.empty(0, 3, 4))
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(layer, name), result[name], msg="nobody had a batch")
+    hvd.shutdown()
+    return {name: value.clone() for name, value in result.items()}
+
+
+def test_a_rank_with_an_empty_batch_adds_nothing_to_the_statistics(launch: Launch) -> None:
+    first, second = launch(normalised_beside_an_empty_batch, 2).results()
+    layer = nn.BatchNorm1d(3)
+    x = batch_of(0).requires_grad_()
+    y = layer(x)
+    (y * weights_of(0)).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(first["y"], y.detach())
+    torch.testing.assert_close(first["gradient"], x.grad)
+    for got in (first, second):
+        torch.testing.assert_close(got["running_mean"], layer.running_mean)
+        torch.testing.assert_close(got["running_var"], layer.running_var)
+    assert second["of bias"].tolist() == [0.0] * 3
+
+
 def test_batches_of_all_ranks_are_normalised_as_one(launch: Launch) -> None:
     results = launch(normalised, 2).results()
     layer = nn.BatchNorm1d(3)

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from fanin.horovod.adasum import adasum
 from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
-from fanin.horovod.execution import Groups
+from fanin.horovod.engine import Handle
+from fanin.horovod.execution import Groups, Own
 from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
 from fanin.horovod.world import Position
 
@@ -172,6 +173,52 @@ def test_ranks_are_counted_on_machines_and_across_them() -> None:
     assert [p.cross_rank for p in positions] == [0, 1, 0, 1, 0]
     assert [p.cross_size for p in positions] == [2, 2, 2, 2, 1]
     assert not positions[0].homogeneous
+
+
+class Name(str):
+    """A machine's name that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, str(other))
+
+    __hash__ = str.__hash__
+
+
+def test_a_position_among_many_machines_takes_as_many_steps_as_there_are_ranks() -> None:
+    machines = [Name(f"machine {number}") for number in range(500) for _ in range(2)]
+    Name.compared = 0
+    position = Position.of(999, machines)
+    assert (position.local_rank, position.cross_rank, position.cross_size) == (1, 499, 500)
+    assert Name.compared <= 10 * len(machines)
+
+
+class OnDevice:
+    """A result in a device's memory, and who has said to use it."""
+
+    is_cuda = True
+    device = "cuda:0"
+
+    def __init__(self) -> None:
+        self.used_on: list[str] = []
+
+    def record_stream(self, stream: str) -> None:
+        self.used_on.append(stream)
+
+
+def test_a_result_on_a_device_is_kept_for_the_stream_of_who_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of the caller on {device}")
+    handle = Handle(asks(0, "x", 1), Own([], in_place=False), lambda own, _: own.results[0])
+    result: Any = OnDevice()
+    handle.own.results.append(result)
+    handle.complete()
+    assert handle.wait() is result
+    assert result.used_on == ["of the caller on cuda:0"]
 
 
 def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -58,6 +59,88 @@ def test_a_state_goes_back_to_what_was_saved() -> None:
     state.step = 4
     state.restore()
     assert state.step == 3
+
+
+def test_a_scheduler_goes_back_to_what_was_saved() -> None:
+    optimizer = optim.SGD(nn.Linear(2, 1).parameters(), lr=1.0)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    state = hvd.elastic.TorchState(optimizer=optimizer, lr_scheduler=scheduler)
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    state.restore()
+    assert state.lr_scheduler is scheduler
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def with_schedulers(me: Me, ours: bool) -> list[float]:
+    hvd.init()
+    model = network(me.rank)
+    optimizer: Any = optim.SGD(model.parameters(), lr=[1.0, 7.0][me.rank])
+    if ours:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    schedulers = optim.lr_scheduler
+    scheduler = schedulers.SequentialLR(
+        optimizer,
+        [schedulers.ConstantLR(optimizer, 1.0), schedulers.StepLR(optimizer, 1, gamma=0.5)],
+        milestones=[1],
+    )
+    if me.rank == 0:
+        for _ in range(2):
+            with optimizer.skip_synchronize() if ours else contextlib.nullcontext():
+                optimizer.step()
+            scheduler.step()
+    state = hvd.elastic.TorchState(model, optimizer, lr_scheduler=scheduler)
+    state.sync()
+    assert state.lr_scheduler is scheduler
+    assert scheduler.last_epoch == 2
+    rates = [optimizer.param_groups[0]["lr"]]
+    for _ in range(2):
+        optimizer.step()
+        state.lr_scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    hvd.shutdown()
+    return rates
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["plain optimizer", "DistributedOptimizer"])
+def test_schedulers_are_loaded_and_stay_bound_to_their_optimizers(
+    launch: Launch, ours: bool
+) -> None:
+    assert launch(with_schedulers, 2, ours).results() == [[0.5, 0.25, 0.125]] * 2
+
+
+def with_what_pickle_does_not_take(me: Me) -> list[str]:
+    hvd.init()
+    ours = (lambda: None) if me.rank == 0 else "of rank 1"
+    theirs = (lambda: None) if me.rank == 1 else "of rank 0"
+    state = hvd.elastic.TorchState(network(me.rank), schedule=ours)
+    told = []
+    for call in (
+        state.sync,
+        lambda: hvd.broadcast_object(ours),
+        lambda: hvd.allgather_object(theirs),
+        hvd.elastic.run(lambda _: None).__get__(state),  # which would not try again
+    ):
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            call()
+        told.append(str(caught.value))
+    assert hvd.allgather_object(me.rank) == [0, 1], "all go on"
+    hvd.shutdown()
+    return told
+
+
+def test_what_cannot_be_pickled_is_told_to_all_ranks(launch: Launch) -> None:
+    first, second = launch(with_what_pickle_does_not_take, 2).results()
+    assert first == second
+    assert "rank 0's object cannot be pickled: " in first[0]
+    assert "lambda" in first[1]
+    assert "rank 1's object cannot be pickled: " in first[2]
+    assert first[3] == first[0]
 
 
 def test_hosts_interrupt_once_and_only_lost_ones_need_no_sync() -> None:

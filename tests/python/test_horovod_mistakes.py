@@ -8,6 +8,7 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch
+from fanin.horovod import engine
 from ranks import Me
 from torch import nn, optim
 
@@ -70,9 +71,50 @@ def test_a_step_that_is_refused_can_be_tried_again(launch: Launch) -> None:
         assert all("allreduce 'weight': ranks disagree about the shape" in text for text in told)
 
 
+class NotPickled(Exception):  # noqa: N818 - what it is
+    def __init__(self) -> None:
+        super().__init__("the disk is full")
+        self.what = lambda: None
+
+
+class NotUnpickled(Exception):  # noqa: N818 - what it is
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} is {where}")
+
+
+ERRORS = {"pickle": NotPickled(), "unpickle": NotUnpickled("the disk", "full")}
+
+
+def with_an_error_that_stays_where_it_is(me: Me, which: str) -> list[str]:
+    def fail(*_: object) -> None:
+        raise ERRORS[which]
+
+    hvd.init()
+    pending = hvd.allreduce_async(torch.ones(3), name=f"of rank {me.rank} alone")
+    if me.rank == 0:
+        vars(engine)["execute"] = fail
+        with pytest.raises(hvd.HorovodInternalError, match="the disk is full"):
+            hvd.barrier()
+    else:
+        hvd.barrier()  # where nothing is to be done
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.synchronize(pending)
+    hvd.shutdown()
+    return [str(caught.value), str(caught.value.__cause__)]
+
+
+@pytest.mark.parametrize("which", ERRORS)
+def test_an_error_that_cannot_travel_is_told_as_a_text(launch: Launch, which: str) -> None:
+    first, second = launch(with_an_error_that_stays_where_it_is, 2, which).results()
+    assert first == ["the disk is full"] * 2
+    assert second == ["the disk is full", f"{type(ERRORS[which]).__name__}: the disk is full"]
+
+
 def with_a_sparse_gradient(me: Me) -> list[str]:
     hvd.init()
     table = nn.Embedding(4, 2, sparse=True)
+    with torch.no_grad():  # whole numbers: what a step takes from them is not rounded
+        table.weight.copy_(torch.arange(8.0).view(4, 2))
     optimizer = hvd.DistributedOptimizer(
         optim.SGD(table.parameters(), lr=1.0), table.named_parameters(), op=hvd.Sum
     )

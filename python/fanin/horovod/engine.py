@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -90,6 +91,10 @@ class Handle:
         self._done.wait()
         if self._error is not None:
             raise type(self._error)(str(self._error)) from self._error.__cause__
+        for tensor in self.own.results:
+            if tensor.is_cuda and not self.own.in_place:
+                # Of the engine's stream: not free there until this thread's has used it.
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return self._result(self.own, self._said)
 
 
@@ -284,24 +289,32 @@ class Engine:
                 self._groups.remove(operation.number)
 
     def _end(self, reason: str, cause: Exception | None) -> None:
-        """Fail whatever waits, let all ranks know, and leave the groups: others wait there."""
+        """Fail whatever waits, let all ranks know, and leave the groups: others wait there.
+
+        Each part comes about though one before it fails, as somebody waits for each.
+        """
         error = _internal(reason, cause)
-        if cause is not None:
-            self._failed([cause.rank] if isinstance(cause, RankLost) else [])
-        if isinstance(self._words, Followers) and cause is not None:
-            with contextlib.suppress(Gone):
-                self._words.tell([Over(reason, cause)])
         with self._lock:
             self._over = error
             handles, self._handles = self._handles, {}
-            if isinstance(self._words, Followers):
-                self._words.close()
-        if isinstance(self._words, Leader):
-            self._words.close()
         for handle in handles.values():
             handle.fail(error)
+        with contextlib.ExitStack() as parts:  # from the last one to the first
+            parts.callback(self._leave, world=cause is not None)
+            parts.callback(self._words.close)
+            if cause is None:
+                return
+            if isinstance(self._words, Followers):
+                parts.callback(self._tell, self._words, Over(reason, _tellable(cause)))
+            self._failed([cause.rank] if isinstance(cause, RankLost) else [])
+
+    def _tell(self, words: Followers, over: Over) -> None:
+        with contextlib.suppress(Gone):
+            words.tell([over])
+
+    def _leave(self, *, world: bool) -> None:
         with contextlib.suppress(ValueError):  # the program has destroyed them
-            self._groups.close(world=cause is not None)
+            self._groups.close(world=world)
 
     def _explained(self, error: Exception) -> tuple[str, Exception]:
         """Return what happened and why, as fanin knows it: a connection alone says little."""
@@ -319,6 +332,15 @@ class Engine:
         if isinstance(error, Gone):
             error = RankLost(f"rank {error.rank} has ended, or its engine has", rank=error.rank)
         return str(error) or type(error).__name__, error
+
+
+def _tellable(cause: Exception) -> Exception:
+    """Return an error that other ranks can be told: its text, if it cannot travel itself."""
+    try:
+        pickle.loads(pickle.dumps(cause))
+    except Exception:
+        return RuntimeError(f"{type(cause).__name__}: {cause}")
+    return cause
 
 
 def _internal(reason: str, cause: Exception | None) -> HorovodInternalError:

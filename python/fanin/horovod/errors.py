@@ -10,6 +10,10 @@ class HorovodInternalError(RuntimeError):
     """
 
 
+class LaunchIncomplete(ValueError):  # noqa: N818 - what happened
+    """The launcher says that there are other ranks, and not all that is needed to meet them."""
+
+
 class Disagreement(HorovodInternalError):  # noqa: N818 - what happened
     """What ranks asked for cannot be; nobody is gone, and all can go on."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fanin.horovod.errors import Disagreement
 from fanin.horovod.operations import allgather_async, broadcast_, broadcast_async_, synchronize
 from fanin.horovod.process_sets import ProcessSet, global_process_set, set_ranks
 from fanin.horovod.requests import Form
@@ -78,33 +79,54 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the root's object, which must be one that `pickle` takes."""
-    words = torch.empty(0, dtype=torch.uint8)
+    """Return the root's object, which must be one that `pickle` takes.
+
+    Raises `HorovodInternalError` on all ranks if `pickle` does not take it.
+    """
+    words, fails = torch.empty(0, dtype=torch.uint8), None
     if rank() == root_rank:
-        words = _pickled(obj)
-    length = torch.tensor([words.numel()])
-    broadcast_(length, root_rank, name and f"{name}.length", process_set)
+        words, fails = _pickled(obj)
+    head = torch.tensor([words.numel(), fails is not None])
+    broadcast_(head, root_rank, name and f"{name}.length", process_set)
+    length, failed = head.tolist()
     if rank() != root_rank:
-        words = torch.empty(int(length), dtype=torch.uint8)
+        words = torch.empty(length, dtype=torch.uint8)
     broadcast_(words, root_rank, name and f"{name}.bytes", process_set)
+    if failed:
+        raise Disagreement(f"rank {root_rank}'s object {_unpickled(words)}") from fails
     return obj if rank() == root_rank else _unpickled(words)
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, in the ranks' order."""
-    words = _pickled(obj)
-    length = torch.tensor([words.numel()])
-    of_lengths = allgather_async(length, name and f"{name}.length", process_set)
+    """Return the objects of all ranks, in the ranks' order.
+
+    Raises `HorovodInternalError` on all ranks if `pickle` does not take the object of one.
+    """
+    words, fails = _pickled(obj)
+    head = torch.tensor([[words.numel(), fails is not None]])
+    of_heads = allgather_async(head, name and f"{name}.length", process_set)
     of_words = allgather_async(words, name and f"{name}.bytes", process_set)
-    lengths = synchronize(of_lengths).tolist()
-    assert len(lengths) == len(set_ranks(process_set))
-    return [_unpickled(each) for each in torch.split(synchronize(of_words), lengths)]
+    lengths, failed = synchronize(of_heads).unbind(1)
+    ranks = set_ranks(process_set)
+    assert len(lengths) == len(ranks)
+    of_ranks = torch.split(synchronize(of_words), lengths.tolist())
+    for each, of_rank, words in zip(ranks, failed.tolist(), of_ranks, strict=True):
+        if of_rank:
+            raise Disagreement(f"rank {each}'s object {_unpickled(words)}") from fails
+    return [_unpickled(words) for words in of_ranks]
 
 
-def _pickled(obj: Any) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+def _pickled(obj: Any) -> tuple[Tensor, Exception | None]:
+    """Return an object's bytes; those of a text, and the error, if it has none."""
+    fails = None
+    try:
+        words = pickle.dumps(obj)
+    except Exception as error:
+        fails = error
+        words = pickle.dumps(f"cannot be pickled: {type(error).__name__}: {error}")
+    return torch.frombuffer(bytearray(words), dtype=torch.uint8), fails
 
 
 def _unpickled(words: Tensor) -> Any:

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from fanin.horovod.errors import Apart
+from fanin.horovod.launchers import MEETING, launched
 
 SURVIVORS_SECONDS: Final = 10.0
 """How long the survivors of a failure wait for one that no error has named as lost."""
@@ -39,8 +40,9 @@ class Rendezvous:
             # The program's own: what it was made by, the environment need not say.
             self._base: Store = _get_default_store()
             self.place, size = distributed.get_rank(), distributed.get_world_size()
-        elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
-            self._base, self.place, size = next(iter(rendezvous("env://")))
+        elif (said := launched(os.environ)) is not None and all(map(os.environ.get, MEETING)):
+            found = next(iter(rendezvous("env://", said.rank, said.size)))
+            self._base, self.place, size = found
         else:
             self._base, self.place, size = HashStore(), 0, 1
         self.places = list(range(size))

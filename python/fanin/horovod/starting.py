@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 
 from fanin.horovod import process_sets as sets
 from fanin.horovod import world
 
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
+# What is read, what is so without being asked for, and what horovodrun sets for each process.
+_HEEDED = {
+    TIMELINE_VARIABLE,
+    "HOROVOD_DYNAMIC_PROCESS_SETS",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "HOROVOD_GLOO_IFACE",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
+}
 
 
 def init(
@@ -18,9 +36,13 @@ def init(
 ) -> None:
     """Join the job of all ranks, and return once all have; nothing if this process is in it.
 
-    Ranks are what the launcher says (`fanin run`, torchrun: RANK, WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT). A process that nobody launched is a job of one. Where the program has called
+    Ranks are what the launcher says: RANK and WORLD_SIZE (`fanin run`, torchrun), or the variables
+    of `mpirun`, `mpiexec`, `srun` and `jsrun` (`launchers.py`). Several ranks meet at MASTER_ADDR
+    and MASTER_PORT. A process that nobody launched is a job of one. Where the program has called
     `torch.distributed.init_process_group`, the ranks are that group's.
+
+    Raises `LaunchIncomplete`, a `ValueError`, if the launcher says that there are several ranks and
+    nothing says where they meet; the message says how to tell them under that launcher.
 
     Raises `HorovodInternalError` if a rank is gone or does not come
     (`__cause__` says which). What was made until then is undone, and `init` may be called again.
@@ -34,7 +56,23 @@ def init(
     if comm is not None and not isinstance(comm, Sequence):
         raise ValueError(f"comm is {comm!r}: a list of ranks, as there is no MPI")
     if world.begin(comm or []):
+        _warn_of_ignored()
         _begun(listed)
+
+
+def _warn_of_ignored() -> None:
+    """Say on rank 0 which of Horovod's variables somebody has set for nothing."""
+    ignored = sorted(
+        name
+        for name, value in os.environ.items()
+        if name.startswith("HOROVOD_") and value and name not in _HEEDED
+    )
+    if ignored and world.rank() == 0:
+        warnings.warn(
+            f"fanin.horovod reads {TIMELINE_VARIABLE} alone of Horovod's variables, and ignores "
+            f"{', '.join(ignored)}: unset them; docs/horovod.md says what fanin has instead",
+            stacklevel=3,
+        )
 
 
 def init_again() -> None:

@@ -19,7 +19,8 @@ from fanin.horovod.world import size
 class SyncBatchNorm(_BatchNorm):
     """`torch.nn.BatchNorm*d` whose means and variances are those of all ranks' batches together.
 
-    Of tensors on CPUs and GPUs, of shape (N, C, ...). All ranks run it in training, as often.
+    Of tensors on CPUs and GPUs, of shape (N, C, ...). All ranks run it in training, as often; a
+    rank whose batch is empty, too.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
@@ -30,7 +31,9 @@ class SyncBatchNorm(_BatchNorm):
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         output, mean, variance, count = _Normalised.apply(input, self.weight, self.bias, self.eps)
-        if self.running_mean is not None and self.running_var is not None:
+        # All ranks' batches may be empty: then there is nothing to learn.
+        learns = bool(count.any())
+        if learns and self.running_mean is not None and self.running_var is not None:
             momentum = self.momentum
             if momentum is None:
                 assert self.num_batches_tracked is not None
@@ -69,14 +72,18 @@ class _Normalised(Function):
     ) -> Any:
         axes = [axis for axis in range(batch.dim()) if axis != 1]
         values = _precise(batch)
-        variance, mean = torch.var_mean(values, axes, correction=0)
+        if batch.numel():
+            variance, mean = torch.var_mean(values, axes, correction=0)
+        else:  # they would be NaN, and so would be 0 times them
+            variance = mean = values.new_zeros(batch.shape[1])
         count = mean.new_full((1, mean.numel()), batch.numel() / batch.shape[1])
         own = torch.cat([count, mean[None], variance[None]]).double()
         of_all = synchronize(allgather_async(own[None]))
         counts, means, variances = of_all.unbind(1)
         total = counts.sum(0)
-        mean = (counts * means).sum(0) / total
-        variance = (counts * (variances + (means - mean).square())).sum(0) / total
+        some = total.clamp_min(1.0)
+        mean = (counts * means).sum(0) / some
+        variance = (counts * (variances + (means - mean).square())).sum(0) / some
         inverse = (variance + eps).rsqrt()
         normal = (values - _wide(mean, values)) * _wide(inverse, values)
         kept = normal.to(batch.dtype)

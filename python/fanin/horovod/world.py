@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,23 +44,23 @@ class Position:
         """Return the position of a rank, given the machine of each."""
         ours = machines[rank]
         local_rank = machines[:rank].count(ours)
-        names = list(dict.fromkeys(machines))
-        peers = [name for name in names if machines.count(name) > local_rank]
+        sizes = Counter(machines)  # in the order of each one's first rank
+        peers = [name for name, size in sizes.items() if size > local_rank]
         return Position(
             rank=rank,
             size=len(machines),
             local_rank=local_rank,
-            local_size=machines.count(ours),
+            local_size=sizes[ours],
             cross_rank=peers.index(ours),
             cross_size=len(peers),
-            homogeneous=len({machines.count(name) for name in names}) == 1,
+            homogeneous=len(set(sizes.values())) == 1,
         )
 
 
 class World:
     """One `init` of this process. Made by all of them; blocks until all are there."""
 
-    engine: Engine
+    _engine: Engine
 
     def __init__(self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> None:
         if ranks and distributed.is_initialized():
@@ -69,6 +70,7 @@ class World:
                 "a rank of the program's own group is gone: to go on without it, leave "
                 "init_process_group to hvd.init(), or call destroy_process_group() first"
             )
+        self._process = os.getpid()
         self._ours = not distributed.is_initialized()
         self._group: ProcessGroup | None = None
         connected: words.Followers | words.Leader | None = None
@@ -81,7 +83,7 @@ class World:
             self.timeline = Timeline()
             connected = words.connect(PrefixStore("engine", store), rank, size)
             assert self._group is not None
-            self.engine = Engine(
+            self._engine = Engine(
                 self._group, connected, rank, size, self.timeline, meeting.announce
             )
         except BaseException:
@@ -107,6 +109,20 @@ class World:
         assert isinstance(group, ProcessGroup)
         self._group = group
         return store, rank, size
+
+    @property
+    def engine(self) -> Engine:
+        """What executes operations; raises `ValueError` in a child that this process forked."""
+        if self.is_of_parent():
+            raise ValueError(
+                f"this process was forked from rank {self.position.rank}, whose connections are "
+                "not its own: call collectives in the parent alone"
+            )
+        return self._engine
+
+    def is_of_parent(self) -> bool:
+        """Whether this process is a forked child: threads and sockets are its parent's."""
+        return os.getpid() != self._process
 
     def close(self, *, ends: bool) -> None:
         """Let all ranks end, and leave the groups."""
@@ -141,8 +157,10 @@ def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[St
 
 _world: World | None = None
 _comm: list[int] = []
-# By the store of the program's own group, or None where the launcher's is used.
-_meetings: dict[Store | None, Rendezvous] = {}
+# Where the launcher's processes meet. It counts how often, so it is kept.
+_launched: Rendezvous | None = None
+# The store of the program's own group, and where its ranks meet; of the last such group alone.
+_grouped: tuple[Store, Rendezvous] | None = None
 _LOST = (JoinTimeout, RankLost, words.Gone, DistError, OSError, EOFError)
 """What `init` fails with when a rank is gone, or does not come."""
 
@@ -168,10 +186,7 @@ def _begin(comm: list[int], *, again: bool) -> bool:
     global _world, _comm
     if _world is not None:
         return False
-    of_group = _get_default_store() if distributed.is_initialized() else None
-    if of_group not in _meetings:
-        _meetings[of_group] = Rendezvous()
-    meeting = _meetings[of_group]
+    meeting = _meeting()
     try:
         _world = World(meeting, comm, again=again)
     except _LOST as error:
@@ -181,11 +196,23 @@ def _begin(comm: list[int], *, again: bool) -> bool:
     return True
 
 
+def _meeting() -> Rendezvous:
+    global _launched, _grouped
+    if not distributed.is_initialized():
+        _launched = _launched or Rendezvous()
+        return _launched
+    store = _get_default_store()
+    if _grouped is None or _grouped[0] is not store:
+        _grouped = store, Rendezvous()
+    return _grouped[1]
+
+
 def shutdown() -> None:
     """End this process's part, and with it the job of all ranks; nothing before `init`.
 
     What other ranks still wait for fails there with a `HorovodInternalError`. It comes by itself
-    when the interpreter ends. `init` may follow.
+    when the interpreter ends. `init` may follow. A forked child's ends nothing: the job is its
+    parent's.
     """
     _close(ends=False)
 
@@ -197,7 +224,7 @@ def end() -> None:
 
 def _close(*, ends: bool) -> None:
     global _world
-    if _world is not None:
+    if _world is not None and not _world.is_of_parent():
         closing, _world = _world, None
         closing.close(ends=ends)
 

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import IntFlag
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -19,6 +19,8 @@ from fanin.horovod.functions import (
     broadcast_parameters,
 )
 from fanin.horovod.world import rank
+
+_LOADING: Final = ("state_dict", "load_state_dict")
 
 
 class HostUpdateResult(IntFlag):
@@ -96,7 +98,10 @@ class State(ABC):
 
 
 class ObjectState(State):
-    """A state of objects that `pickle` takes; each keyword is an attribute."""
+    """A state of objects that `pickle` takes; each keyword is an attribute.
+
+    `sync` raises `HorovodInternalError` on all ranks if it does not take one of rank 0's.
+    """
 
     def __init__(
         self,
@@ -148,8 +153,10 @@ class ObjectState(State):
 class TorchState(ObjectState):
     """A state of a model, an optimizer and other objects; each is an attribute.
 
-    Of modules, optimizers and `ElasticSampler`s, also among the keywords, a copy of the
-    `state_dict` is saved; what else there is, as in `ObjectState`.
+    Modules, optimizers, learning rate schedulers, `ElasticSampler`s and all else that has
+    `state_dict` and `load_state_dict`, also among the keywords, stay the objects that they are: a
+    copy of their `state_dict` is saved, and rank 0's is loaded into them. All other objects are as
+    in `ObjectState`.
     """
 
     def __init__(
@@ -170,6 +177,11 @@ class TorchState(ObjectState):
                     broadcast_optimizer_state(value, 0)
                 case ElasticSampler():
                     value.unite(allgather_object(value.state_dict()))
+                case _ if self._loads(value):
+                    # Not the object: a scheduler's copy would have a copy of its optimizer.
+                    state = broadcast_object(value.state_dict())
+                    if rank() != 0:
+                        value.load_state_dict(state)
         super().sync()
 
     def reset(self) -> None:
@@ -179,4 +191,4 @@ class TorchState(ObjectState):
                 value.reset()
 
     def _loads(self, value: Any) -> bool:
-        return isinstance(value, torch.nn.Module | torch.optim.Optimizer | ElasticSampler)
+        return all(callable(getattr(value, name, None)) for name in _LOADING)
