@@ -16,7 +16,6 @@ use super::atp::{rack, ranks, server, summing, sums_are_exact};
 use super::http::{fetch, metric};
 use super::*;
 use fanin_controller::JobStatusState;
-use fanin_controller::proto::control_client::ControlClient;
 use fanin_controller::proto::split::Share;
 use fanin_controller::proto::{
     AttendRequest, HeartbeatRequest, JoinRequest, LeaveRequest, Place, Split, join_reply::Outcome,
@@ -403,6 +402,7 @@ fn requests_that_are_begun_take_so_much_memory_of_an_address_and_are_given_up() 
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let codes = runtime.block_on(async {
         let stream = tokio::net::TcpStream::connect(switch.address()).await.expect("a switch");
+        let stream = Trust::default().connect("switch", stream).await.expect("a switch");
         let (calls, connection) = h2::client::handshake(stream).await.expect("a switch");
         tokio::spawn(connection);
         let mut begun = tokio::task::JoinSet::new();
@@ -411,8 +411,7 @@ fn requests_that_are_begun_take_so_much_memory_of_an_address_and_are_given_up() 
             begun.spawn(async move { begin_to_join(&mut calls, 5 << 20).await });
         }
         // Somebody else joins meanwhile.
-        let mut client =
-            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let mut client = control(switch.address());
         let reply = client.join(request("meanwhile", 0, 1, HANG)).await.expect("an answer").into_inner();
         assert!(matches!(reply.outcome, Some(Outcome::Admission(_))), "{reply:?}");
         tokio::time::timeout(HANG, begun.join_all()).await.expect("each has an end")
@@ -428,8 +427,7 @@ fn a_stream_that_never_says_whose_it_is_ends() {
     let switch = switch();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let ended = runtime.block_on(async {
-        let mut client =
-            ControlClient::connect(format!("http://{}", switch.address())).await.expect("a switch");
+        let mut client = control(switch.address());
         tokio::time::timeout(HANG, client.attend(tokio_stream::pending())).await
     });
     assert_eq!(ended.expect("it ends").map(drop).expect_err("of nobody").code(), Code::DeadlineExceeded);
