@@ -321,3 +321,22 @@ def test_every_collective_names_the_rank_that_was_killed(launch: Launch, call: s
         ranks.tell(rank, "go")
     for rank in (0, 1):
         ranks.result(rank)
+
+
+def hooks_of_some(me: Me) -> int:
+    me.init("gloo")
+    pair: Any = dist.new_group([0, 1])
+    of_pair = fanin.torch.HookState(process_group=pair) if me.rank < 2 else None
+    # Torch names these by how many groups each rank has made.
+    everyone = dist.new_group(timeout=timedelta(seconds=20))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=everyone)
+    of_all = fanin.torch.HookState(timeout=20.0)
+    for state in (of_pair, of_all):
+        if state is not None:
+            state.close()
+    return int(tensor.item())
+
+
+def test_a_hook_of_some_ranks_leaves_the_names_of_later_groups_alone(launch: Launch) -> None:
+    assert launch(hooks_of_some, 3, at="").results() == [3, 3, 3]

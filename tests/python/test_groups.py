@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,27 @@ def named(me: Me) -> str:
 
 def test_the_backend_is_called_fanin(launch: Launch) -> None:
     assert launch(named, 2).results() == ["fanin", "fanin"]
+
+
+def lazily(me: Me) -> None:
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    me.init()
+    other = dist.new_group()
+
+    def most(group: Any = None) -> int:
+        tensor = torch.tensor([me.rank])
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)  # by Gloo
+        return int(tensor.item())
+
+    assert most() == 2
+    assert most(other) == 2
+    dist.destroy_process_group(other)
+    del other
+    gc.collect()
+    again = dist.new_group()
+    assert most(again) == 2
+    assert most() == 2
+
+
+def test_groups_whose_gloo_connects_lazily_stay_apart(launch: Launch) -> None:
+    launch(lazily, 3).results()

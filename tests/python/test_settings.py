@@ -297,7 +297,7 @@ def test_a_job_has_a_name_that_people_know_and_no_other_run_has(
     assert re.fullmatch(r"gpt#[0-9a-f]{8}", new_job("gpt", "0"))
     assert re.fullmatch(r"train#[0-9a-f]{8}", new_job(None, "0"))
     assert re.fullmatch(r"gpt/group-1#[0-9a-f]{8}", new_job("gpt", "1"))
-    assert re.fullmatch(r"gpt/ddp-hook#[0-9a-f]{8}", new_job("gpt", "ddp-hook"))
+    assert re.fullmatch(r"gpt/group-0123abcd#[0-9a-f]{8}", new_job("gpt", "0123abcd" * 5))
     assert len({new_job("gpt", "0") for _ in range(100)}) == 100
     for program, name in (("-c", "python"), ("/x/tool/__main__.py", "tool"), ("", "python")):
         monkeypatch.setattr(sys, "argv", [program])

@@ -175,11 +175,14 @@ async fn prove<S: AsyncRead + AsyncWrite + Unpin>(
     let value = of_connection(|out, label, context| connection.export_keying_material(out, label, context))?;
     stream.write_all(&secret.proof(Role::Client, &value)).await?;
     stream.flush().await?;
-    let mut proof = [0; PROOF_BYTES];
-    match stream.read_exact(&mut proof).await {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(Untrusted::SecretWrong),
-        read => read?,
-    };
+    let (mut proof, mut have) = ([0; PROOF_BYTES], 0);
+    while have < PROOF_BYTES {
+        // A connection that breaks says no farewell, and that is an error of the connection.
+        match stream.read(&mut proof[have..]).await? {
+            0 => return Err(Untrusted::SecretWrong),
+            more => have += more,
+        }
+    }
     if secret.is_proof(Role::Server, &value, &proof) { Ok(()) } else { Err(Untrusted::SecretWrong) }
 }
 

@@ -33,6 +33,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from fanin import _fanin
 from fanin.errors import AllReduceTimeout, FaninError
+from fanin.torch import splitting
 from fanin.torch.backend import same_ranks
 from fanin.torch.channel import LOSS_TIMEOUT
 from fanin.torch.steps import Steps, all_but_step, settings_of, with_steps
@@ -645,7 +646,7 @@ def _silence(ranks: list[int], waited: float) -> AllReduceTimeout:
 
 def timeout_of(group: distributed.ProcessGroup) -> float:
     """Return the timeout of a group, in seconds."""
-    options = group._get_backend(group._device_types[0]).options
+    options = splitting.unwrapped(group, group._device_types[0]).options
     return float(options._timeout.total_seconds())
 
 

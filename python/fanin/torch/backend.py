@@ -20,8 +20,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
@@ -146,6 +147,23 @@ def backend_of(group: ProcessGroup | None) -> FaninBackend:
     return found
 
 
+@contextlib.contextmanager
+def named_apart(group: ProcessGroup | None) -> Iterator[None]:
+    """Have a group of this one's ranks named by what they agree on; all of these ranks call it.
+
+    Torch names groups by how many there were before, which must be the same on all ranks of the
+    default group, and the others make no group here.
+    """
+    told = [secrets.randbits(62)]
+    distributed.broadcast_object_list(told, group=group, group_src=0)
+    world = distributed.distributed_c10d._world
+    before, world.group_count = world.group_count, told[0]
+    try:
+        yield
+    finally:
+        world.group_count = before
+
+
 def same_ranks(group: ProcessGroup) -> ProcessGroup:
     """Return another group of the same ranks and timeout, on any backend; all ranks call it.
 
@@ -154,7 +172,8 @@ def same_ranks(group: ProcessGroup) -> ProcessGroup:
     ranks = list(range(group.size()))
     # Torch would take its default timeout.
     timeout = splitting.unwrapped(group, group._device_types[0]).options._timeout
-    split = distributed.split_group(group, [ranks], timeout=timeout)
+    with named_apart(group):
+        split = distributed.split_group(group, [ranks], timeout=timeout)
     return cast(ProcessGroup, split)
 
 

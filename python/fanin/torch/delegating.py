@@ -74,14 +74,20 @@ _shared: weakref.WeakValueDictionary[tuple[int, str | None, str | None], Any] = 
 )
 
 
+# With these Gloo tells a device's connections apart by rank alone, and ends a lazy device with its
+# first group.
+UNSHARED = ("TORCH_GLOO_LAZY_INIT", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER")
+
+
 def _devices(address: str | None) -> list[Any]:
     """Return Gloo's devices at an address; without it, those that Gloo would make."""
+    shares = not any(map(os.environ.get, UNSHARED))
     gloo: Any = ProcessGroupGloo
     named = os.environ.get(GLOO_VARIABLE) if address is None else None
     devices = []
     for interface in named.split(",") if named else [None]:
         key = os.getpid(), address, interface
-        device = _shared.get(key)
+        device = _shared.get(key) if shares else None
         if device is None:
             if address is not None:
                 device = gloo.create_device(hostname=address)
@@ -89,7 +95,8 @@ def _devices(address: str | None) -> list[Any]:
                 device = gloo.create_device(interface=interface)
             else:
                 device = gloo.create_default_device()
-            _shared[key] = device
+            if shares:
+                _shared[key] = device
         devices.append(device)
     return devices
 

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
 from fanin._settings import Said
-from fanin.torch.backend import backend_of
+from fanin.torch.backend import backend_of, named_apart
 from fanin.torch.error_feedback import ErrorFeedback
 from fanin.torch.options import Options
 
@@ -42,16 +42,17 @@ class HookState:
     ) -> None:
         self.process_group = process_group
         options = Options(switch=switch, **settings)
-        made = dist.new_group(
-            dist.get_process_group_ranks(process_group),
-            timedelta(seconds=timeout),
-            backend="fanin",
-            pg_options=options,
-            # The ranks of other groups are not here, and those of this one stay in their order.
-            use_local_synchronization=True,
-            sort_ranks=False,
-            group_desc="ddp-hook",
-        )
+        with named_apart(process_group):
+            made = dist.new_group(
+                dist.get_process_group_ranks(process_group),
+                timedelta(seconds=timeout),
+                backend="fanin",
+                pg_options=options,
+                # The ranks of other groups are not here, and those of this one keep their order.
+                use_local_synchronization=True,
+                sort_ranks=False,
+                group_desc="ddp-hook",
+            )
         self.group = cast(dist.ProcessGroup, made)
         # A rank alone sends nothing.
         rounds = options.settings.travels_as == "int8" and self.group.size() > 1

@@ -39,6 +39,7 @@ class Listed:
         self.store = PrefixStore(f"ranks/{digest}/", store)
         """For those who were given this list."""
         self._lists = None if attempt is None else PrefixStore(f"lists/{attempt}/", store)
+        self._other = f"other/{digest}"
         # Whose list is not known yet: the first one's alone, which looks for those of all others,
         # so that a store is not asked by each rank for each other.
         others = self._ranks[1:] if index == 0 else self._ranks[:1]
@@ -55,12 +56,12 @@ class Listed:
                 continue
             theirs = json.loads(self._lists.get(str(rank)))
             if theirs != self._ranks:
-                self.store.set("other", json.dumps([rank, theirs]))
+                self._lists.set(self._other, json.dumps([rank, theirs]))
                 raise self._mismatch(rank, theirs)
             self._unheard.remove(rank)
         # The first one has found it out.
-        if self._rank != self._ranks[0] and self.store.check(["other"]):
-            raise self._mismatch(*json.loads(self.store.get("other")))
+        if self._rank != self._ranks[0] and self._lists.check([self._other]):
+            raise self._mismatch(*json.loads(self._lists.get(self._other)))
 
     def _mismatch(self, rank: int, theirs: list[int]) -> GroupMismatch:
         lists = {self._rank: self._ranks, rank: theirs}

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 pub(crate) use fanin_guests::explain;
@@ -63,6 +63,7 @@ impl SessionThread {
         let mut started = loop {
             match SESSION_THREAD.try_lock() {
                 Ok(started) => break started,
+                Err(TryLockError::Poisoned(started)) => break started.into_inner(),
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
                 Err(_) => return start(),
             }
@@ -333,6 +334,11 @@ async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Re
 /// Whether a call failed because nobody listens there any more.
 pub(super) fn was_refused(status: &Status) -> bool {
     cause_of::<io::Error>(status).is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Whether who was there is not any more: nobody listens, or somebody else does.
+pub(super) fn is_gone(status: &Status) -> bool {
+    was_refused(status) || matches!(cause_of(status), Some(Untrusted::OtherKey { .. }))
 }
 
 /// What of this kind made a call fail.

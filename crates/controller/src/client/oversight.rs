@@ -11,7 +11,7 @@ use fanin_wire::{IP_UDP_BYTES, Rank, packet_bytes};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
-use super::connection::{Connection, explain, was_refused, with_port};
+use super::connection::{Connection, explain, is_gone, with_port};
 use super::path::route;
 use super::probe::{cut_off_of, too_long};
 use super::shared::Shared;
@@ -212,7 +212,7 @@ impl Oversight {
             let greeting = StatusRequest { job: Some(String::new()), passed_on: 0 };
             asked.spawn(async move {
                 let reply = timeout(STATUS_PATIENCE, client.status(greeting)).await.ok()?;
-                reply.err().filter(was_refused).map(|status| (service, explain(&status)))
+                reply.err().filter(is_gone).map(|status| (service, explain(&status)))
             });
         }
         while let Some(answer) = asked.join_next().await {

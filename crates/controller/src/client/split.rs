@@ -112,7 +112,7 @@ impl From<proto::Split> for Split {
         Self {
             shares: told.shares.into_iter().map(share).collect(),
             prediction: told.seconds_per_byte.map(|seconds_per_byte| Prediction { seconds_per_byte, bound }),
-            links: told.links,
+            links: shown(told.links),
         }
     }
 }

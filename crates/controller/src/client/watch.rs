@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::admission::{Admitted, Memory, join, leave};
 use super::config::SessionConfig;
-use super::connection::{Connection, RETRY, explain, was_refused};
+use super::connection::{Connection, RETRY, explain, is_gone};
 use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
@@ -129,7 +129,7 @@ impl Watch {
                 return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
             }
             Ok(Err(status)) => {
-                let is_dead = was_refused(&status);
+                let is_dead = is_gone(&status);
                 if is_dead && !self.is_dead && self.may_be_taken_over() {
                     // Until now it only did not answer, which may last longer.
                     self.shared.lane(self.service).silent = None;

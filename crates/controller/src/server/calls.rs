@@ -19,6 +19,8 @@ use super::secured::Caller;
 const CALLS_A_SECOND: u32 = 4096;
 /// And at once, when it has made none for a while: two for each of these ranks as their jobs begin.
 const CALLS_AT_ONCE: u32 = 8192;
+/// A handshake costs more than a call, and counts as so many.
+pub(super) const HANDSHAKE_COUNTS: u32 = 2;
 /// A question about all jobs counts as so many.
 pub(super) const STATUS_COUNTS: u32 = 8;
 /// Calls of one address that are open at once, and of all.
@@ -66,6 +68,15 @@ impl Default for Callers {
 }
 
 impl Callers {
+    /// Waits until it is the turn of so many calls of an address; whether that is soon.
+    pub async fn turn(&self, address: IpAddr, counts: u32) -> bool {
+        let Some(wait) = self.one_more(address, Instant::now(), counts) else { return false };
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        true
+    }
+
     /// One more of somebody, as [`Calls::one_more`] has it.
     fn one_more(&self, address: IpAddr, now: Instant, counts: u32) -> Option<Duration> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,11 +102,7 @@ impl Toll {
     /// # Errors
     /// When that would be for too long.
     pub async fn pay(&self, counts: u32) -> Result<(), Status> {
-        let wait = self.callers.one_more(self.address, Instant::now(), counts).ok_or_else(too_many)?;
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
-        }
-        Ok(())
+        if self.callers.turn(self.address, counts).await { Ok(()) } else { Err(too_many()) }
     }
 }
 

@@ -51,6 +51,9 @@ const HEADERS_BYTES_MAX: u32 = 4 << 10;
 /// Calls of one connection that are open at once: an ATP switch passes those of all ranks below it on, a stream and a question each.
 pub(super) const CALLS_MAX: u32 = 2 * 64 * 256;
 
+/// Calls of one connection that may be given up before this process has looked at them.
+const RESETS_MAX: usize = 1024;
+
 /// The metrics, or that they could not be written.
 type Scraped = Result<String, std::fmt::Error>;
 
@@ -152,25 +155,28 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
             .max_decoding_message_size(bytes)
             .max_encoding_message_size(REPLY_BYTES_MAX)
     };
+    let callers = Callers::default();
     let router = Routes::new(taking(REQUEST_BYTES_MAX))
         .into_axum_router()
         .route_service(JOIN, taking(JOIN_BYTES_MAX))
         .route_service(ATTEND, taking(ATTEND_BYTES_MAX))
         .route(HEALTH, get(async move || told(health())))
         .route(METRICS, get(async move || scraped(scrape().await)))
-        .layer(from_fn_with_state(Callers::default(), in_turn))
-        .layer(from_fn(in_the_clear));
+        .layer(from_fn(in_the_clear))
+        .layer(from_fn_with_state(callers.clone(), in_turn));
     let connections = connections_max(CONNECTIONS_MAX);
     let of_one = CONNECTIONS_OF_ONE_MAX.min(connections.div_ceil(2));
     let guests = guests(door(listener), connections, of_one);
     let served = tonic::transport::Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
+        // The sessions of a process share a connection, and give their calls up together where this process stands still.
+        .http2_max_pending_accept_reset_streams(Some(RESETS_MAX))
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
         .http2_max_header_list_size(HEADERS_BYTES_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(secured(guests, acceptor), async {
+        .serve_with_incoming_shutdown(secured(guests, acceptor, callers), async {
             let _ = hung_up.await;
         })
         .await;

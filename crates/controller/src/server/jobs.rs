@@ -481,7 +481,8 @@ impl Jobs {
     /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody who would.
     pub fn route(&self, job: JobId, rank: Rank) -> Option<proto::Route> {
         // It has as many lines as there are switches.
-        let plan = self.lock().plans.get(&job).cloned().map(|plan| plan.route(rank));
+        let plan = self.lock().plans.get(&job).cloned();
+        let plan = plan.map(|plan| plan.route(rank));
         let state = self.lock();
         let limits = state.registry.config();
         let (key, protocol) = match limits.protocol {

@@ -1,6 +1,7 @@
 //! The connections of a switch behind TLS; in the clear one may ask how the switch fares, and nothing else.
 
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::extract::Request;
@@ -17,6 +18,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 use tonic::transport::server::Connected;
 
+use super::calls::{Callers, HANDSHAKE_COUNTS};
 use crate::guarded::Guarded;
 
 /// What dashboards ask for, who have no certificate to look at.
@@ -56,6 +58,7 @@ impl Connected for Secured {
 pub(super) fn secured(
     incoming: impl Stream<Item = io::Result<Connection>> + Send + 'static,
     acceptor: Acceptor,
+    callers: Callers,
 ) -> impl Stream<Item = io::Result<Secured>> {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -65,14 +68,14 @@ pub(super) fn secured(
                 () = sender.closed() => return,
                 accepted = incoming.next() => accepted,
             };
-            let (sender, acceptor) = (sender.clone(), acceptor.clone());
+            let (sender, acceptor, callers) = (sender.clone(), acceptor.clone(), callers.clone());
             match accepted {
                 None => return,
                 // Whoever serves may have ended.
                 Some(Err(error)) => drop(sender.send(Err(error)).await),
                 Some(Ok(connection)) => drop(tokio::spawn(async move {
                     let peer = connection.guest().connection.remote_addr();
-                    match tokio::time::timeout(GREETING, greet(connection, &acceptor)).await {
+                    match tokio::time::timeout(GREETING, greet(connection, &acceptor, &callers)).await {
                         Ok(Ok(secured)) => drop(sender.send(Ok(secured)).await),
                         Ok(Err(error)) => tracing::debug!(?peer, %error, "a connection is refused"),
                         Err(_) => tracing::debug!(?peer, "a connection says nothing"),
@@ -84,17 +87,21 @@ pub(super) fn secured(
     ReceiverStream::new(receiver)
 }
 
-async fn greet(mut connection: Connection, acceptor: &Acceptor) -> io::Result<Secured> {
+async fn greet(connection: Connection, acceptor: &Acceptor, callers: &Callers) -> io::Result<Secured> {
     let mut caller = Caller { guest: connection.guest().clone(), is_secured: false };
-    let mut first = [0];
-    if connection.peek(&mut first).await? == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
     // A helper that outlives this process would keep the connection open, and its peer waiting.
     let guard = NotInherited::new(&connection);
-    let guest = Guarded::new(connection, guard);
+    let mut guest = Guarded::new(connection, guard);
+    let mut first = [0];
+    if guest.stream.peek(&mut first).await? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     if first != [HANDSHAKE] {
         return Ok(Guarded::new(Box::new(guest), caller));
+    }
+    let address = caller.guest.connection.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+    if !callers.turn(address, HANDSHAKE_COUNTS).await {
+        return Err(io::ErrorKind::ResourceBusy.into());
     }
     let stream = acceptor.accept(guest).await?;
     caller.is_secured = true;

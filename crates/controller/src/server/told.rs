@@ -49,7 +49,7 @@ impl Word {
 /// Of memory.
 fn bytes_of(split: &proto::Split) -> usize {
     let share = |share: &proto::split::Share| size_of_val(share) + share.service.len();
-    size_of_val(split) + split.bound.len() + split.shares.iter().map(share).sum::<usize>()
+    size_of_val(split) + split.bound.len() + split.links.len() + split.shares.iter().map(share).sum::<usize>()
 }
 
 fn bytes_of_place(place: &proto::Place) -> usize {
