@@ -24,7 +24,7 @@ from test_run import clean_environment, fanin
     ("flags", "error"),
     [
         (["-np", "2", "-H", "a:1,a:1"], "-H has 'a' twice"),
-        (["-np", "2", "-H", "-oProxyCommand=x:2"], "HOST:SLOTS"),
+        (["-np", "2", "-H", "-oProxyCommand=x:2"], "-H: expected one argument"),
         (["-np", "2", "-H", "a:0,b:2"], "HOST:SLOTS"),
         (["-np", "2", "-H", "::1"], "give the machine's name"),
         (["-np", "2", "-H", "[::1]:2"], "give the machine's name"),

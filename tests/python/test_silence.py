@@ -23,7 +23,9 @@ LISTEN = f"{SWITCH_ADDRESS}:4800"
 TIMEOUT = "45"
 
 SUMS = f"""
-group = connect(job="silence", timeout={TIMEOUT})
+# Where ranks may sum themselves, the switch is to sum all the same.
+plan = "switch" if os.environ.get("FANIN_PROTOCOL", "switchml") == "switchml" else None
+group = connect(job="silence", timeout={TIMEOUT}, plan=plan)
 say("joined")
 while True:
     array = np.full(int(os.environ["ELEMENTS"]), rank + 1, np.float32)

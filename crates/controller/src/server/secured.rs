@@ -24,6 +24,8 @@ use crate::guarded::Guarded;
 /// What dashboards ask for, who have no certificate to look at.
 pub(super) const METRICS: &str = "/metrics";
 pub(super) const HEALTH: &str = "/healthz";
+/// Where all calls are.
+const CONTROL: &str = "/fanin.v1.Control/";
 /// How long a connection may take to say what it is, and to show that it may be here.
 const GREETING: Duration = Duration::from_secs(10);
 /// What somebody hears who asks for more in the clear.
@@ -111,11 +113,14 @@ async fn greet(connection: Connection, acceptor: &Acceptor, callers: &Callers) -
 /// Refuses what is asked in the clear and is not for everybody.
 pub(super) async fn in_the_clear(request: Request, next: Next) -> Response {
     let is_secured = request.extensions().get().is_some_and(|caller: &Caller| caller.is_secured);
-    if is_secured || [METRICS, HEALTH].contains(&request.uri().path()) {
+    // What nobody has here is nobody's secret: who takes this for another kind of service hears so.
+    let is_call = request.method() == Method::POST;
+    let is_unknown = is_call && !request.uri().path().starts_with(CONTROL);
+    if is_secured || is_unknown || [METRICS, HEALTH].contains(&request.uri().path()) {
         return next.run(request).await;
     }
     // Who asks for a page knows nothing of gRPC's statuses.
-    if request.method() == Method::POST {
+    if is_call {
         return Status::failed_precondition(SPEAK_TLS).into_http();
     }
     (StatusCode::UPGRADE_REQUIRED, SPEAK_TLS).into_response()
