@@ -720,6 +720,6 @@ def test_a_training_is_the_same_again_and_learns() -> None:
 def test_what_trains_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(
-        ReproduceError, match="sklearn.datasets; install with: pip install scikit-learn"
+        ReproduceError, match=r"sklearn\.datasets; install with: pip install scikit-learn"
     ):
         training.tasks()

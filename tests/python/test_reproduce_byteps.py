@@ -211,7 +211,7 @@ def test_without_root_figure_12_is_refused_with_what_can_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ReproduceError, match="sudo .*; without Figure 12: --only theorem"):
+    with pytest.raises(ReproduceError, match=r"sudo .*; without Figure 12: --only theorem"):
         goodput.run(cast(Lab, None))
 
 
