@@ -328,7 +328,7 @@ def hooks_of_some(me: Me) -> int:
     pair: Any = dist.new_group([0, 1])
     of_pair = fanin.torch.HookState(process_group=pair) if me.rank < 2 else None
     # Torch names these by how many groups each rank has made.
-    everyone = dist.new_group(timeout=timedelta(seconds=20))
+    everyone: Any = dist.new_group(timeout=timedelta(seconds=20))
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=everyone)
     of_all = fanin.torch.HookState(timeout=20.0)
