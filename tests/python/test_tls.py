@@ -279,7 +279,7 @@ def test_a_launcher_s_own_switch_has_the_secret_of_its_ranks(
         "dist.init_process_group('fanin')\n"
         "tensor = torch.ones(10)\n"
         "dist.all_reduce(tensor)\n"
-        "print('summed', tensor[0].item())\n"
+        "print(f'summed {tensor[0].item()}\\n', end='')\n"
         "dist.destroy_process_group()\n"
     )
     ran = fanin_command(

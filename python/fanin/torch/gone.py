@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -19,6 +20,10 @@ from fanin.torch.delegated_work import DelegatedWork
 
 # How often the thread looks, in seconds.
 PAUSE: Final = 0.1
+
+# How long Gloo has before all that it does is broken off, in seconds. A connection that is refused has
+# ended by then. Gloo aborts the process when one that was broken off is refused.
+GRACE: Final = 1.0
 
 
 class Watch:
@@ -65,6 +70,7 @@ class Watch:
             self._is_watching = True
 
     def _watch(self) -> None:
+        known_at = None
         while True:
             with self._changed:
                 self._changed.wait(PAUSE)
@@ -77,4 +83,6 @@ class Watch:
             if isinstance(failure, RankLost | RankLeft) and (
                 self._collectives or failure.rank in self._peers
             ):
-                self._break_off()
+                known_at = known_at or time.monotonic()
+                if time.monotonic() >= known_at + GRACE:
+                    self._break_off()
