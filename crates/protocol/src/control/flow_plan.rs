@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn machines_take_what_is_planned() {
-        let who = (JobId(1), Key(1), Generation(0));
+        let who = (JobId(1), Key::new(1), Generation(0));
         for (workers, elements, paths) in [(1, 32, 0), (8, 352, 8), (64, 2048, u32::MAX)] {
             let config = plan(workers, elements).over(paths).job_config(who, workers, elements);
             assert!(config.check().is_ok());
