@@ -187,7 +187,9 @@ mod tests {
             (0..PATHS).map(|_| TrainSocket::new(connect(address, PATHS).unwrap(), Offload::Detect).unwrap());
         let first = Ports::from(sockets.next().unwrap());
         let mut worker = first.and(sockets);
-        [&mut worker, &mut server].map(|ports| ports.seals.add(JobId(0), Key::new(0)));
+        for ports in [&mut worker, &mut server] {
+            ports.seals.add(JobId(0), Key::new(0));
+        }
         let paths = [0, 1, 2, 1, 2, 1];
         paths.iter().for_each(|path| worker.send([address.into()], &packet(*path), 64));
         let came = come(&mut server, paths.len()).remove(0);
@@ -218,7 +220,9 @@ mod tests {
         let mut server = Ports::from(TrainSocket::new(sockets.remove(0), Offload::Detect).unwrap());
         let socket = || TrainSocket::new(connect(address, 2).unwrap(), Offload::Detect).unwrap();
         let mut worker = Ports::from(socket()).and([socket()]);
-        [&mut worker, &mut server].map(|ports| ports.seals.add(JobId(0), Key::new(0)));
+        for ports in [&mut worker, &mut server] {
+            ports.seals.add(JobId(0), Key::new(0));
+        }
         let reads = |ports: &mut Ports| {
             let mut reads = 0;
             ports.receive(ROUND_BYTES, |_, _, limit| {
