@@ -37,7 +37,7 @@ impl Meddling {
             heard.push(datagram.to_vec());
         }
         let changes = self.changes.load(Ordering::Relaxed);
-        if changes > 0 && heard.len() % changes == 0 {
+        if changes > 0 && heard.len().is_multiple_of(changes) {
             let at = datagram.len() - 1 - heard.len() / changes % (datagram.len() / 2);
             datagram[at] ^= 1;
         }
