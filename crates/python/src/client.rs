@@ -313,10 +313,9 @@ impl Client {
         counters.set_item("sleeps", io.sleeps)?;
         counters.set_item("outstanding", outstanding)?;
         for reason in Reason::ALL {
-            counters.set_item(
-                format!("dropped_{}", reason.name()),
-                statistics.received.dropped[reason as usize],
-            )?;
+            let unread = if reason == Reason::Forged { io.forged } else { 0 };
+            let dropped = statistics.received.dropped[reason as usize] + unread;
+            counters.set_item(format!("dropped_{}", reason.name()), dropped)?;
         }
         Ok(counters)
     }

@@ -120,7 +120,8 @@ impl Ports {
 
     /// Counters of all of them.
     pub(crate) fn statistics(&self) -> IoStatistics {
-        self.sockets.iter().fold(IoStatistics::default(), |mut sum, socket| {
+        let all = IoStatistics { forged: self.seals.forged, ..IoStatistics::default() };
+        self.sockets.iter().fold(all, |mut sum, socket| {
             sum += socket.statistics;
             sum
         })
@@ -128,7 +129,7 @@ impl Ports {
 
     /// Others take their place, and go on with their counters and their seals.
     pub(crate) fn replace(&mut self, mut others: Self) {
-        others.sockets[0].statistics = self.statistics();
+        others.sockets[0].statistics = IoStatistics { forged: 0, ..self.statistics() };
         std::mem::swap(&mut self.seals, &mut others.seals);
         *self = others;
     }

@@ -22,6 +22,8 @@ const PURPOSE: &[u8] = b"fanin data path, AES-128-GCM";
 /// The jobs of a thread, and how their packets are secured.
 pub(crate) struct Seals {
     jobs: BTreeMap<JobId, Seal>,
+    /// Whether any of them is more than tagged.
+    is_any_secured: bool,
     nonces: Nonces,
     /// The train that was secured last.
     sealed: Vec<u8>,
@@ -45,18 +47,24 @@ struct Nonces {
 impl Seals {
     pub(crate) fn new() -> Self {
         let nonces = Nonces { drawn: [0; DRAWN_BYTES], next: None };
-        Self { jobs: BTreeMap::new(), nonces, sealed: Vec::new(), forged: 0 }
+        Self { jobs: BTreeMap::new(), is_any_secured: false, nonces, sealed: Vec::new(), forged: 0 }
     }
 
     /// The packets of a job are secured as its key says, from now on.
     pub(crate) fn add(&mut self, job: JobId, key: Key) {
         let aead = (key.security() != Security::Tag).then(|| derived(key));
         self.jobs.insert(job, Seal { key, aead });
+        self.look();
     }
 
     /// A job is over: none of its packets leaves any more.
     pub(crate) fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
+        self.look();
+    }
+
+    fn look(&mut self) {
+        self.is_any_secured = self.jobs.values().any(|seal| seal.aead.is_some());
     }
 
     /// A train of one job as it is to leave, and how long its packets are. `None` where it must not: of a job that is not known, or without random bytes
@@ -83,6 +91,9 @@ impl Seals {
 
     /// A packet that came as its sender wrote it; `None`, and counted, where it is of a secured job and not authentic.
     pub(crate) fn open<'packet>(&mut self, packet: &'packet mut [u8]) -> Option<&'packet [u8]> {
+        if !self.is_any_secured {
+            return Some(packet);
+        }
         let seal = job_of(packet).and_then(|job| self.jobs.get(&job));
         let Some(Seal { key, aead: Some(aead) }) = seal else { return Some(packet) };
         let opened = check(aead, key.security(), packet).ok().and_then(|()| end_sealed(*key, packet));
