@@ -240,6 +240,33 @@ def test_what_callbacks_begin_is_not_taken_for_what_the_program_begins_meanwhile
     assert ranks.results() == [[[3.0], *both]] * 2
 
 
+class OnGloo:
+    """A work that Gloo ends when the test says so; it must not be waited for."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def is_over(self) -> bool:
+        return self.over
+
+    def is_completed(self) -> bool:
+        raise AssertionError("it waits for services, to name who is gone")
+
+    def get_future(self) -> torch.futures.Future[object]:
+        return torch.futures.Future()
+
+
+def test_turns_do_not_wait_for_what_is_on_gloo() -> None:
+    turns = Turns()
+    works = [OnGloo(), OnGloo()]
+    for work in works:
+        turns.beside(work)
+        assert not turns._rests()
+    for work in works:
+        work.over = True
+    assert turns._rests()
+
+
 def chained(me: Me) -> tuple[float, float]:
     """Callbacks of what callbacks began, and a destroyed group, and a new one."""
     sums = []
