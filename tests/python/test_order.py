@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fake_device import plug_in
+from fanin import errors
 from fanin.torch import callbacks
+from fanin.torch.backend import backend_of
 from fanin.torch.channel import Channel
 from fanin.torch.turns import Turns
 from ranks import DEADLINE, Me, sums_on_switch, wait_until
@@ -336,6 +339,37 @@ def test_a_callback_that_waits_for_ranks_that_do_not_come_is_told_when_it_is_in_
         assert "Closed: the process group was destroyed" in ranks.result(0)
         ranks.tell(1, "go")
         ranks.result(1)
+
+
+def ended_in_callbacks(me: Me) -> int:
+    me.init(timeout=timedelta(minutes=10))
+
+    def in_a_callback() -> Any:
+        work: Any = dist.all_reduce(torch.ones(3), async_op=True)
+        return work.get_future().then(lambda _: dist.all_reduce(torch.ones(3))).wait()
+
+    in_a_callback()
+    if me.rank == 1:
+        # As if its connections had failed: rank 0 hears that it is gone, there alone.
+        backend_of(None)._of_callbacks.abort()  # type: ignore[union-attr]
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(3))
+        me.hear()
+        return 0
+    with pytest.raises(RuntimeError, match="RankLeft: rank 1 left"):
+        in_a_callback()
+    with pytest.raises(RuntimeError, match="RankLeft: rank 1 left"):
+        in_a_callback()
+    with pytest.raises(errors.RankLeft, match="the group ended, here, because rank 1 left") as left:
+        dist.all_reduce(torch.ones(3))
+    return left.value.rank
+
+
+def test_a_group_ends_with_what_its_callbacks_begin(launch: Launch) -> None:
+    ranks = launch(ended_in_callbacks, 2)
+    assert ranks.result(0) == 1
+    ranks.tell(1, "leave")
+    ranks.result(1)
 
 
 POWER_STEPS = 200

@@ -47,6 +47,7 @@ from fanin.torch.interface import gloo_address
 from fanin.torch.listed import Listed
 from fanin.torch.membership import Failures, Patience, agree, naming_absent
 from fanin.torch.options import Options, settings_of
+from fanin.torch.under_way import with_message
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
@@ -493,6 +494,9 @@ class FaninBackend(DelegatingBackend):
                 made = self._make_of_callbacks()
                 self._channel.turns.set_inner(made._channel.turns)
                 self._of_callbacks = made
+            elif (reason := self._of_callbacks._channel.ended_by()) is not None:
+                # Not all ranks know it yet: in a new one they could sum what does not belong together.
+                self._channel.end(reason)
             return self._of_callbacks
 
     def _make_of_callbacks(self) -> FaninBackend:
@@ -556,8 +560,7 @@ class FaninBackend(DelegatingBackend):
             return super().explain(error, peer)
         if cause is None:
             return error
-        fields = {name: value for name, value in vars(cause).items() if name != "message"}
-        return type(cause)(f"{cause.message}; on Gloo: {error}", **fields)
+        return with_message(cause, f"{cause.message}; on Gloo: {error}")
 
     @property
     def supports_splitting(self) -> bool:

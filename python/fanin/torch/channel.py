@@ -213,6 +213,14 @@ class Channel:
         """Return why the job is over, if it is, and was not closed here."""
         return None if self._client is None else self._client.failure()
 
+    def ended_by(self) -> object:
+        """Return why the job is over for this rank, if it is, and was not just closed."""
+        return self.failure() or self._under_way.ended_by
+
+    def end(self, reason: object) -> None:
+        """End the job for this rank; what fails by that says that it is because of `reason`."""
+        self._under_way.end(reason)
+
     def left(self) -> list[int]:
         """Return the ranks that have left, in the order in which this one was told."""
         left = [] if self._client is None else self._client.left()
@@ -247,7 +255,7 @@ class Channel:
         if leaving is None:
             return None
         deadline = time.monotonic() + LOSS_TIMEOUT
-        while leaving.alive and not self._under_way.ended:
+        while leaving.alive and self._under_way.ended_by is None:
             cause = self.gone(peer)
             if cause is not None:
                 return cause
