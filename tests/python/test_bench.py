@@ -384,7 +384,8 @@ def test_a_step_of_fsdp_is_measured_beside_gloo() -> None:
 @needs_lab
 def test_steps_that_overlap_are_measured_beside_ddp() -> None:
     program = Path(__file__).parents[2] / "benches" / "overlap.py"
-    few = ["--workers", "2", "--rate-bps", str(10**9), "--rounds", "1", "--steps", "6"]
+    few = ["--model", "small", "--workers", "2", "--rate-bps", str(10**9)]
+    few += ["--rounds", "1", "--steps", "6"]
     done = subprocess.run(
         [sys.executable, str(program), *few, "--computing", "0.1", "--only", "order"],
         timeout=2 * DEADLINE,
