@@ -66,7 +66,11 @@ def vgg(part: int = 16) -> Iterator[Layer]:
         yield [before * after // part, after], work
 
 
-MODELS: dict[str, Callable[[], Iterator[Layer]]] = {"gpt": gpt, "vgg": vgg}
+MODELS: dict[str, Callable[[], Iterator[Layer]]] = {
+    "gpt": gpt,
+    "vgg": vgg,
+    "small": lambda: gpt(blocks=2),  # to see that all runs
+}
 
 
 def main() -> int:

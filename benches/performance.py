@@ -11,6 +11,8 @@ target that was missed is no failure.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import shlex
 import subprocess
@@ -27,6 +29,7 @@ import kernels
 import rows
 from fanin import _signals
 from fanin.bench import machine
+from fanin.bench.command import main as run_bench
 from fanin.bench.progress import Advance, progress
 from fanin.netlab import NetlabError
 from fanin.netlab.kernel import require_root, require_tools
@@ -128,7 +131,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
                     continue
                 say(bar, f"round {number + 1} of {rounds}: {command.what}")
                 try:
-                    result = bench(command.arguments())
+                    result = bench(command.arguments(), here=measured.quick)
                 except FailedError as error:
                     measured.broken[command] = f"failed: {error}"
                     continue
@@ -175,15 +178,41 @@ def no_laboratory() -> str | None:
     return None
 
 
-def bench(arguments: Sequence[str], fanin: Sequence[str] = FANIN, name: str = "allreduce") -> Any:
+def bench(
+    arguments: Sequence[str],
+    fanin: Sequence[str] = FANIN,
+    name: str = "allreduce",
+    here: bool = False,
+) -> Any:
     """Run `fanin bench NAME` and return its JSON.
+
+    With ``here`` this process does it: all commands' ranks are then forked from one server, which
+    imports torch once. Without, a command finds nothing that the one before has warmed.
 
     Raises `FailedError`.
     """
     with tempfile.TemporaryDirectory(prefix="fanin-performance-") as folder:
         result = Path(folder) / "result.json"
-        _output([*fanin, "bench", name, *arguments, "--json", str(result)])
+        options = [*arguments, "--json", str(result)]
+        if here:
+            _run_here(name, options)
+        else:
+            _output([*fanin, "bench", name, *options])
         return json.loads(result.read_text())
+
+
+def _run_here(name: str, options: list[str]) -> None:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        status = run_bench(name, options)
+    if status == 130:
+        raise KeyboardInterrupt
+    if status != 0:
+        raise FailedError(_last_line(said.getvalue(), status))
+
+
+def _last_line(said: str, status: int) -> str:
+    return (said.strip().splitlines() or [f"exit status {status}"])[-1]
 
 
 def _sweep(measured: document.Measured, into: Path, bar: Advance) -> Any:
@@ -240,8 +269,7 @@ def _output(command: Sequence[str]) -> str:
         process.wait()
         raise
     if process.returncode != 0:
-        lines = said.strip().splitlines() or [f"exit status {process.returncode}"]
-        raise FailedError(lines[-1])
+        raise FailedError(_last_line(said, process.returncode))
     return printed
 
 

@@ -22,8 +22,7 @@ from typing import Any
 from fanin.netlab import INTERFACE, Netlab
 
 WIDTH = 1024
-LAYERS = 8
-"""Of WIDTH x WIDTH each: 4 MiB of float32, which FSDP2 gathers one by one."""
+"""A layer is WIDTH x WIDTH: 4 MiB of float32. FSDP2 gathers layers one by one."""
 BACKENDS = ("fanin", "gloo")
 
 
@@ -34,6 +33,7 @@ def main() -> int:
     parser.add_argument("--ranks-per-machine", type=int, default=1)
     parser.add_argument("--rate-bps", type=int, default=10**9)
     parser.add_argument("--steps", type=int, default=7, help="of each backend; the first warms up")
+    parser.add_argument("--layers", type=int, default=8, help="of the model, 4 MiB each")
     args = parser.parse_args()
     grouped = args.ranks_per_machine
     if args.workers % grouped:
@@ -46,7 +46,7 @@ def main() -> int:
         ranks = []
         for rank in range(args.workers):
             command = [sys.executable, __file__, "rank", str(rank), str(args.workers)]
-            command += [str(meeting), str(args.rate_bps), str(args.steps)]
+            command += [str(meeting), str(args.rate_bps), str(args.steps), str(args.layers)]
             machine = f"w{rank // grouped}"
             ranks.append(lab.popen(machine, command, stdout=subprocess.PIPE, text=True))
         said = [rank.communicate()[0] for rank in ranks]
@@ -70,7 +70,9 @@ def main() -> int:
     return 0
 
 
-def be_rank(rank: int, world_size: int, meeting: str, rate_bps: int, steps: int) -> dict[str, Any]:
+def be_rank(
+    rank: int, world_size: int, meeting: str, rate_bps: int, steps: int, layers: int
+) -> dict[str, Any]:
     """Train both models, and return the seconds of each step."""
     import torch
     import torch.distributed as dist
@@ -94,7 +96,7 @@ def be_rank(rank: int, world_size: int, meeting: str, rate_bps: int, steps: int)
         model = torch.nn.Sequential(
             *[
                 layer
-                for _ in range(LAYERS)
+                for _ in range(layers)
                 for layer in (torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.ReLU())
             ]
         )
@@ -128,8 +130,8 @@ def be_rank(rank: int, world_size: int, meeting: str, rate_bps: int, steps: int)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        rank, world_size, meeting, rate_bps, steps = sys.argv[2:]
-        found = be_rank(int(rank), int(world_size), meeting, int(rate_bps), int(steps))
+        rank, world_size, meeting, *numbers = sys.argv[2:]
+        found = be_rank(int(rank), int(world_size), meeting, *map(int, numbers))
         print(json.dumps(found), flush=True)
         os._exit(0)  # PyTorch may abort a process that is taken apart
     else:

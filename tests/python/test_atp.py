@@ -240,8 +240,9 @@ def test_who_speaks_another_protocol_is_told_what_to_set(switch: str, atp: str) 
 def test_an_upstream_that_is_gone_is_named(chain: Chain) -> None:
     chain.server.kill()
     with pytest.raises(fanin.errors.SwitchUnreachable, match=chain.server.address):
+        # Twice as long as a switch gives its upstream to answer.
         fanin.connect(
-            chain.switch.address, job="gone", rank=0, world_size=1, timeout=20, protocol="atp"
+            chain.switch.address, job="gone", rank=0, world_size=1, timeout=6, protocol="atp"
         )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
+import multiprocessing.forkserver
 import os
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from typing import Any
 import pytest
 from fanin import _units
 from fanin._settings import Settings
-from fanin.bench import BenchError, message, rank
+from fanin.bench import BenchError, command, message, rank
 from fanin.bench.plan import Machine, planned
 from fanin.bench.result import Setting, error_allowed, figures
 from fanin.bench.stage import Links, Sample, background
@@ -25,27 +28,29 @@ from ranks import DEADLINE
 from test_netlab import needs_lab
 
 
-def bench(directory: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    command = [sys.executable, "-m", "fanin", "bench", "allreduce", "--json", "result.json"]
-    done = subprocess.run(
-        [*command, *arguments],
-        timeout=2 * DEADLINE,
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=directory,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads((directory / "result.json").read_text())
+def bench(
+    directory: Path, *arguments: str, name: str = "allreduce"
+) -> tuple[str, list[dict[str, Any]]]:
+    """What it shows, and the runs that it writes; ranks are forked from this process's server."""
+    multiprocessing.forkserver.ensure_running()  # with all that ranks.py has it import
+    file, shown, said = directory / "result.json", io.StringIO(), io.StringIO()
+    options = ["--json", str(file), "--timeout", f"{DEADLINE:.0f}"]
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
+        status = command.main(name, [*options, *arguments])
+    assert status == 0, said.getvalue()
+    return shown.getvalue(), json.loads(file.read_text())["runs"]
 
 
 def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason='the plot needs pip install "fanin[lab]"')
-    shown, written = bench(
-        tmp_path,
-        *("--sweep", "--workers", "2,3", "--size", "4KB,1MB"),
-        *("--repeat", "2", "--warmup", "1", "--plot", "time.png"),
+    line = [sys.executable, "-m", "fanin", "bench", "allreduce", "--json", "result.json"]
+    line += ["--sweep", "--workers", "2,3", "--size", "4KB,1MB"]
+    line += ["--repeat", "2", "--warmup", "1", "--plot", "time.png"]
+    done = subprocess.run(
+        line, timeout=2 * DEADLINE, check=False, capture_output=True, text=True, cwd=tmp_path
     )
+    assert done.returncode == 0, done.stderr
+    shown, written = done.stdout, json.loads((tmp_path / "result.json").read_text())
     assert shown.count("times as fast as Gloo") == 4
     for head in ("median", "min", "max", "elements/s", "of bound", "ranks", "switch"):
         assert f" {head} " in shown
@@ -77,26 +82,26 @@ def test_a_sweep_over_loopback_writes_all_samples_and_a_plot(tmp_path: Path) -> 
 
 
 def test_buckets_of_another_dtype_are_checked_too(tmp_path: Path) -> None:
-    _, written = bench(
+    _, runs = bench(
         tmp_path,
         *("--workers", "2", "--size", "40KB", "--buckets", "4", "--dtype", "bfloat16"),
         *("--repeat", "1", "--warmup", "0", "--calls", "2"),
     )
-    (run,) = written["runs"]
+    (run,) = runs
     assert run["wire_dtype"] == "native"
     assert (run["buckets"], run["calls"], run["payload_bytes"]) == (4, 2, 40_000)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_floats_sent_as_bfloat16_are_checked_by_their_own_bound(tmp_path: Path, dtype: str) -> None:
-    shown, written = bench(
+    shown, runs = bench(
         tmp_path,
         *("--workers", "3", "--size", "40KB", "--dtype", dtype, "--wire-dtype", "bfloat16"),
         # In the last call there are sums of more than 256, of which bfloat16 has not all.
         *("--repeat", "1", "--warmup", "0", "--calls", "23"),
     )
     assert f"of {dtype} sent as bfloat16" in shown
-    (run,) = written["runs"]
+    (run,) = runs
     assert run["wire_dtype"] == "bfloat16"
     error = run["backends"]["fanin"]["error_max"]
     # As they are it would be next to nothing.
@@ -105,12 +110,12 @@ def test_floats_sent_as_bfloat16_are_checked_by_their_own_bound(tmp_path: Path, 
 
 @needs_lab
 def test_a_bench_in_the_laboratory_knows_its_links(tmp_path: Path) -> None:
-    _, written = bench(
+    _, runs = bench(
         tmp_path,
         *("--workers", "2", "--rate", "200mbit", "--loss", "1%", "--mtu", "1400"),
         *("--size", "100KB", "--repeat", "1", "--warmup", "0", "--baseline", "none"),
     )
-    (run,) = written["runs"]
+    (run,) = runs
     assert run["place"] == "laboratory"
     assert run["links"] == asdict(Links(rate_bps=200_000_000, loss=0.01, mtu=1400))
     assert run["bound_s"] == pytest.approx(0.004)
@@ -140,32 +145,32 @@ def test_others_traffic_goes_through_the_switchs_end_of_a_link(tmp_path: Path) -
             most = 15_000_000 / 8 * (time.monotonic() - began) + 100 * 1414
         assert 1350 < length / packets <= 1414
         assert length < most
-    shown, written = bench(
+    shown, runs = bench(
         tmp_path,
         *("--workers", "2", "--rate", "20mbit", "--background", "5mbit", "--size", "50KB"),
         *("--repeat", "1", "--warmup", "0", "--baseline", "none"),
     )
     assert "5mbit of others' traffic to w0" in shown
-    assert written["runs"][0]["links"]["background_bps"] == 5_000_000
+    assert runs[0]["links"]["background_bps"] == 5_000_000
 
 
 @needs_lab
 @pytest.mark.parametrize("protocol", ["switchml", "atp"])
 def test_a_bench_of_two_racks_sums_in_both(tmp_path: Path, protocol: str) -> None:
-    shown, written = bench(
+    shown, runs = bench(
         tmp_path,
         *("--workers", "3", "--racks", "2", "--protocol", protocol),
         *("--size", "100KB", "--repeat", "1", "--warmup", "0", "--baseline", "none"),
     )
     assert "2 racks" in shown
-    (run,) = written["runs"]
+    (run,) = runs
     assert (run["links"]["racks"], run["protocol"]) == (2, protocol)
     assert run["backends"]["fanin"]["error_max"] == 0
 
 
 @needs_lab
 def test_ranks_share_machines_and_a_spare_machine_sums_for_them(tmp_path: Path) -> None:
-    shown, written = bench(
+    shown, runs = bench(
         tmp_path,
         *("--workers", "4", "--ranks-per-machine", "2", "--rate", "200mbit"),
         *("--spares", "1", "--spare-rate", "100mbit", "--rate-of", "w1=400mbit"),
@@ -173,7 +178,7 @@ def test_ranks_share_machines_and_a_spare_machine_sums_for_them(tmp_path: Path) 
     )
     assert "4 workers, 2 on each machine, 200mbit links" in shown
     assert "plan: s0 100 %; all wait for the link out of s0" in shown
-    (run,) = written["runs"]
+    (run,) = runs
     assert (run["ranks_per_machine"], run["with_switch"]) == (2, False)
     links = Links(200_000_000, spares=1, spare_rate_bps=100_000_000, rates={"w1": 400_000_000})
     assert run["links"] == asdict(links)
@@ -187,22 +192,22 @@ def test_ranks_share_machines_and_a_spare_machine_sums_for_them(tmp_path: Path) 
 
 @needs_lab
 def test_services_of_their_own_and_a_spare_machine_share_the_sums(tmp_path: Path) -> None:
-    shown, written = bench(
+    shown, runs = bench(
         tmp_path,
         *("--workers", "3", "--rate", "200mbit", "--own-services", "--spares", "1"),
         *("--size", "1MB", "--repeat", "2", "--warmup", "0", "--baseline", "none"),
     )
     # BytePS, Eqs. 1, 2 and 6, for n = 3 and k = 1.
     assert "plan: w0 .. w2 20 % each, s0 40 %" in shown
-    (run,) = written["runs"]
+    (run,) = runs
     assert run["bound_s"] == pytest.approx(1.2 * 0.04)
     found = run["backends"]["fanin"]
     assert found["error_max"] == 0
     # The spare machine sums its share and no more: all three send it 40 %.
     assert 0 < found["switch_cpu_s_per_gb"] < found["ranks_cpu_s_per_gb"]
     alone = ("--workers", "3", "--mtu", "1500", "--own-services", "--size", "1MB")
-    _, written = bench(tmp_path, *alone, *("--repeat", "1", "--warmup", "0", "--calls", "2"))
-    (run,) = written["runs"]
+    _, runs = bench(tmp_path, *alone, *("--repeat", "1", "--warmup", "0", "--calls", "2"))
+    (run,) = runs
     assert run["plan"] is None, "nobody says what the links carry"
     assert run["switch_peak_bytes"] is None
     assert run["backends"]["fanin"]["switch_cpu_s_per_gb"] == 0
@@ -343,19 +348,14 @@ sys.exit(command.main("allreduce", ["--plot", "time.png"]))
 
 @pytest.mark.parametrize("name", ["reduce", "broadcast", "reducescatter", "allgather"])
 def test_the_other_collectives_are_measured_and_checked(tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-m", "fanin", "bench", name, "--json", "result.json"]
-    command += ["--workers", "3", "--size", "10KB,100KB", "--repeat", "1", "--warmup", "0"]
-    done = subprocess.run(
-        command, timeout=2 * DEADLINE, check=False, capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
+    few = ("--workers", "3", "--size", "10KB,100KB", "--repeat", "1", "--warmup", "0")
+    shown, runs = bench(tmp_path, *few, name=name)
     assert [run["payload_bytes"] for run in runs] == (
         [9_996, 99_996] if name in ("reducescatter", "allgather") else [10_000, 100_000]
     )
     assert all(run["ratio_to_gloo"] > 0 and run["bound_s"] is None for run in runs)
     torch_name = {"reducescatter": "reduce_scatter", "allgather": "all_gather"}.get(name, name)
-    assert f"loopback: {torch_name} of" in done.stdout
+    assert f"loopback: {torch_name} of" in shown
 
 
 def test_a_wrong_slice_is_found() -> None:
@@ -370,7 +370,7 @@ def test_a_wrong_slice_is_found() -> None:
 def test_a_step_of_fsdp_is_measured_beside_gloo() -> None:
     program = Path(__file__).parents[2] / "benches" / "sharded.py"
     done = subprocess.run(
-        [sys.executable, str(program), "--workers", "2", "--steps", "2"],
+        [sys.executable, str(program), "--workers", "2", "--steps", "2", "--layers", "2"],
         timeout=2 * DEADLINE,
         check=False,
         capture_output=True,
@@ -384,7 +384,8 @@ def test_a_step_of_fsdp_is_measured_beside_gloo() -> None:
 @needs_lab
 def test_steps_that_overlap_are_measured_beside_ddp() -> None:
     program = Path(__file__).parents[2] / "benches" / "overlap.py"
-    few = ["--workers", "2", "--rate-bps", str(10**9), "--rounds", "1", "--steps", "6"]
+    few = ["--model", "small", "--workers", "2", "--rate-bps", str(10**9)]
+    few += ["--rounds", "1", "--steps", "6"]
     done = subprocess.run(
         [sys.executable, str(program), *few, "--computing", "0.1", "--only", "order"],
         timeout=2 * DEADLINE,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
@@ -18,8 +18,14 @@ COMPILING = 150.0
 STEPS = 5
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where all compile: what one rank's compiler asked the machine for, no other one's asks."""
+    return str(tmp_path_factory.mktemp("inductor"))
+
+
 def prepare(folder: str) -> None:
-    """Compile here, in this process, into a folder of the test's own."""
+    """Compile here, in this process, into the folder."""
     import os
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
@@ -27,6 +33,8 @@ def prepare(folder: str) -> None:
 
     inductor.compile_threads = 1
     inductor.fx_graph_cache = False
+    # Without vectors, as Inductor would first compile a program for each kind to try it.
+    inductor.cpp.vec_isa_ok = False
 
 
 class Inductor:
@@ -48,7 +56,7 @@ class Inductor:
 
 
 def compiled_function(me: Me, folder: str) -> list[int]:
-    prepare(f"{folder}/{me.rank}")
+    prepare(folder)
     me.init()
     group = dist.group.WORLD
     assert group is not None
@@ -70,9 +78,9 @@ def compiled_function(me: Me, folder: str) -> list[int]:
     return [len(inductor.graphs), inductor.all_reduces(), sums_on_switch()]
 
 
-def test_a_compiled_function_sums_on_the_switch(launch: Launch, tmp_path: Path) -> None:
+def test_a_compiled_function_sums_on_the_switch(launch: Launch, folder: str) -> None:
     # One graph, which has both all-reduces in it, and both sums for each of three calls.
-    results = launch(compiled_function, 2, str(tmp_path)).results(COMPILING)
+    results = launch(compiled_function, 2, folder).results(COMPILING)
     assert results == [[1, 2, 6]] * 2
 
 
@@ -106,7 +114,7 @@ def train(me: Me, inductor: Inductor | None) -> tuple[list[torch.Tensor], int]:
 
 
 def compiled_ddp(me: Me, folder: str) -> tuple[float, int, int]:
-    prepare(f"{folder}/{me.rank}")
+    prepare(folder)
     (eager, _), _ = me.on_both(train, None)
     inductor = Inductor()
     me.init()
@@ -115,10 +123,8 @@ def compiled_ddp(me: Me, folder: str) -> tuple[float, int, int]:
     return difference, sums, len(inductor.graphs)
 
 
-def test_a_compiled_ddp_model_trains_as_an_eager_one_on_gloo(
-    launch: Launch, tmp_path: Path
-) -> None:
-    for difference, sums, graphs in launch(compiled_ddp, 2, str(tmp_path)).results(COMPILING):
+def test_a_compiled_ddp_model_trains_as_an_eager_one_on_gloo(launch: Launch, folder: str) -> None:
+    for difference, sums, graphs in launch(compiled_ddp, 2, folder).results(COMPILING):
         assert difference <= 1e-6
         assert graphs == 2  # one a bucket, so that sums begin before backward ends
         assert sums >= STEPS * graphs - 1  # in the first step DDP has yet to learn the order

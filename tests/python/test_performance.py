@@ -96,7 +96,7 @@ def test_without_root_the_laboratory_rows_are_skipped_with_the_reason(
     def refuse() -> None:
         raise NetlabError("needs root")
 
-    def bench(arguments: Any) -> Any:
+    def bench(arguments: Any, **_: Any) -> Any:
         assert "--rate" not in arguments
         return {"runs": [run(0.1)]}
 
@@ -120,7 +120,7 @@ def test_a_row_whose_option_is_not_there_is_skipped_and_names_it() -> None:
 def test_a_command_that_fails_says_why_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def bench(arguments: list[str]) -> Any:
+    def bench(arguments: list[str], **_: Any) -> Any:
         if "40KB" in arguments:
             raise performance.FailedError("rank 1 died")
         return {"runs": [run(0.1)]}

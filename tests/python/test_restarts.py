@@ -7,14 +7,13 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from conftest import SwitchProcess, free_address
-from fanin import _fanin
+from fanin import _fanin, launch
 from programs import BY_NUMPY, BY_TORCH, Program, Start
 from ranks import DEADLINE, wait_until
 
@@ -442,17 +441,20 @@ def test_control_c_of_fanin_run_leaves_no_process(tmp_path: Path) -> None:
         run.end()
 
 
-def test_the_switch_of_fanin_run_takes_its_heartbeat_timeout(tmp_path: Path) -> None:
-    (tmp_path / "nothing.py").write_text("")
-    run = [sys.executable, "-m", "fanin", "run", "--heartbeat-timeout"]
-    for options, said in [
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         (["3", "--switch", "box:1"], "--heartbeat-timeout is for the switch of this launcher"),
         (["0"], "no positive number of seconds"),
         (["five"], "no positive number of seconds"),
-    ]:
-        command = [*run, *options, str(tmp_path / "nothing.py")]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
-        assert done.returncode == 2
-        assert said in done.stderr
+    ],
+)
+def test_the_switch_of_fanin_run_takes_its_heartbeat_timeout(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "nothing.py"
+    program.write_text("")
+    with pytest.raises(SystemExit) as ended:
+        launch.run(["--heartbeat-timeout", *options, str(program)])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

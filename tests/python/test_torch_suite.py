@@ -77,7 +77,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     """What became of each of `TESTS`. The suite goes by the environment: hence the process."""
     file = tmp_path_factory.mktemp("torch_suite") / "fanin.json"
     command = [sys.executable, str(RUN), "--backend", "fanin", "--world-size", "2"]
-    command += ["--timeout", "60", "--json", str(file)]
+    command += ["--timeout", "60", "--jobs", "2", "--json", str(file)]
     for test in TESTS:
         command += ["--only", test]
     subprocess.run(command, check=True, timeout=600)

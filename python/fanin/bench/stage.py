@@ -397,12 +397,9 @@ def _ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # Not asked to end: a service would wait for ranks to hear of it, and they are gone by now.
+        process.kill()
+        process.wait()
         if process.stdout is not None:
             process.stdout.close()
 
