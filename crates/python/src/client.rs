@@ -298,7 +298,7 @@ impl Client {
         });
         let counters = PyDict::new(py);
         counters.set_item("packets_sent", statistics.packets_sent)?;
-        counters.set_item("packets_received", statistics.received.packets)?;
+        counters.set_item("packets_received", statistics.received.packets + io.forged)?;
         counters.set_item("retransmissions", statistics.retransmissions)?;
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;

@@ -131,7 +131,8 @@ where
 
     fn transmit(&mut self, now: Instant, train: &mut [u8], mut others: Others<'_>) -> bool {
         let mut any = false;
-        while let Some(transmit) = self.shard.machine().poll_transmit(now, train) {
+        let most = self.ports.seals.train_bytes().min(train.len());
+        while let Some(transmit) = self.shard.machine().poll_transmit(now, &mut train[..most]) {
             any = true;
             let (bytes, segment_bytes) = (&train[..transmit.bytes], transmit.segment_bytes);
             let away = transmit.to.iter().filter(|to| {

@@ -102,7 +102,8 @@ impl Ports {
         let path = tag.map_or(0, |tag| usize::from(tag.path)) % self.sockets.len();
         let socket = &mut self.sockets[path];
         let Some((train, segment_bytes)) = self.seals.seal(train, segment_bytes) else {
-            socket.statistics.packets_given_up += train.len().div_ceil(segment_bytes.max(1)) as u64;
+            let packets = train.len().div_ceil(segment_bytes.max(1)) as u64;
+            socket.statistics.packets_given_up += packets * to.count() as u64;
             return;
         };
         to.for_each(|to| socket.send(to, train, segment_bytes, tag));

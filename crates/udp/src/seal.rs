@@ -4,6 +4,7 @@
 //! A nonce is never used twice under a key, whoever sends and however often it is started again: each thread draws 8 bytes at random for it and counts
 //! its packets in the other 4, and draws again when the count is at its end.
 
+use crate::train_socket::{DATAGRAM_BYTES_MAX, TRAIN_BYTES};
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::error::Unspecified;
 use aws_lc_rs::{hkdf, rand};
@@ -15,6 +16,9 @@ use std::collections::BTreeMap;
 
 /// Bytes of a nonce that are drawn.
 const DRAWN_BYTES: usize = 8;
+
+/// Of a train whose packets are short, 128 of a system call: each is longer when it is secured.
+const SECURED_TRAIN_BYTES: usize = DATAGRAM_BYTES_MAX - 128 * SEAL_BYTES;
 
 /// What the keys of packets are derived for: no other use of a job's key makes the same.
 const PURPOSE: &[u8] = b"fanin data path, AES-128-GCM";
@@ -67,21 +71,29 @@ impl Seals {
         self.is_any_secured = self.jobs.values().any(|seal| seal.aead.is_some());
     }
 
-    /// A train of one job as it is to leave, and how long its packets are. `None` where it must not: of a job that is not known, or without random bytes
-    /// to be had.
+    /// Bytes of a train that a machine may write: secured, it is to be no longer than the kernel takes at once.
+    pub(crate) const fn train_bytes(&self) -> usize {
+        if self.is_any_secured { SECURED_TRAIN_BYTES } else { TRAIN_BYTES }
+    }
+
+    /// A train of one job as it is to leave, and how long its packets are. `None` where it must not: of several jobs, of one that is not known, or without
+    /// random bytes to be had.
     pub(crate) fn seal<'train>(
         &'train mut self,
         train: &'train [u8],
         segment_bytes: usize,
     ) -> Option<(&'train [u8], usize)> {
-        let Seal { key, aead } = self.jobs.get(&job_of(train)?)?;
-        let Some(aead) = aead else { return Some((train, segment_bytes)) };
         let segment_bytes = segment_bytes.max(1);
+        let job = job_of(train)?;
+        let Seal { key, aead } = self.jobs.get(&job)?;
+        if self.is_any_secured && !train.chunks(segment_bytes).all(|packet| job_of(packet) == Some(job)) {
+            return None;
+        }
+        let Some(aead) = aead else { return Some((train, segment_bytes)) };
         let count = train.len().div_ceil(segment_bytes);
         self.sealed.resize(train.len() + count * SEAL_BYTES, 0);
         let sealed_bytes = segment_bytes + SEAL_BYTES;
         for (packet, out) in train.chunks(segment_bytes).zip(self.sealed.chunks_mut(sealed_bytes)) {
-            debug_assert_eq!(job_of(packet), job_of(train), "a train is of one job");
             let nonce = self.nonces.next()?;
             begin_sealed(packet, nonce, out)?;
             finish(aead, key.security(), nonce, out).ok()?;
@@ -334,6 +346,13 @@ mod tests {
         assert_eq!(seals.open(&mut packet), Some(&before[..]));
         seals.add(JOB, Key::new(SECRET).with(Security::Encrypt));
         assert_eq!(seals.open(&mut packet), None);
+        seals.add(JobId(1), Key::new(SECRET));
+        let mut other = packet.clone();
+        other[4..8].copy_from_slice(&1u32.to_le_bytes());
+        assert!(seals.seal(&other, other.len()).is_some());
+        for train in [[other.clone(), packet.clone()].concat(), [packet.clone(), other.clone()].concat()] {
+            assert!(seals.seal(&train, other.len()).is_none(), "of two jobs");
+        }
         seals.forget(JOB);
         assert!(seals.seal(&packet, packet.len()).is_none());
     }

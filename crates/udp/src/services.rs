@@ -202,8 +202,7 @@ where
     pub fn add_job(&self, job: M::Job) -> io::Result<()> {
         let added = self.ask_shards(move |shard, ports| {
             let (id, key) = M::identity(&job);
-            ports.seals.add(id, key);
-            shard.machine.add_job(job.clone()).inspect_err(|_| ports.seals.forget(id))
+            shard.machine.add_job(job.clone()).inspect(|()| ports.seals.add(id, key))
         });
         for added in added {
             added.ok_or_else(stopped)?.map_err(invalid)?;

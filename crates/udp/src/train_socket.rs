@@ -21,7 +21,7 @@ const PACKET_BYTES: usize = 8448;
 const RECEIVE_BYTES: usize = 4 * TRAIN_BYTES;
 
 /// Most bytes that one IPv4 datagram carries, and so one train: the kernel segments it only on its way out.
-const DATAGRAM_BYTES_MAX: usize = 65_507;
+pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
 
 /// How long a full socket may take to drain before a train is given up. The protocol sends it again after a timeout that is
 /// no shorter; to wait longer would only stop the thread from receiving.

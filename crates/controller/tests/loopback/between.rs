@@ -22,6 +22,7 @@ struct Meddling {
     swallows: AtomicBool,
     /// Of every so many datagrams one is changed; none where it is zero.
     changes: AtomicUsize,
+    passed: AtomicUsize,
     /// Those that passed, both ways, before any change.
     heard: Mutex<Vec<Vec<u8>>>,
 }
@@ -36,9 +37,10 @@ impl Meddling {
         if heard.len() < HEARD_MAX {
             heard.push(datagram.to_vec());
         }
-        let changes = self.changes.load(Ordering::Relaxed);
-        if changes > 0 && heard.len().is_multiple_of(changes) {
-            let at = datagram.len() - 1 - heard.len() / changes % (datagram.len() / 2);
+        let (passed, changes) =
+            (self.passed.fetch_add(1, Ordering::Relaxed), self.changes.load(Ordering::Relaxed));
+        if changes > 0 && passed.is_multiple_of(changes) {
+            let at = datagram.len() - 1 - passed / changes % (datagram.len() / 2);
             datagram[at] ^= 1;
         }
     }

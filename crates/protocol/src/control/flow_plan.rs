@@ -86,7 +86,8 @@ impl FlowPlan {
         workers: u16,
         elements: u16,
     ) -> JobConfig {
-        let packet_bytes = block_packet_bytes(4 * usize::from(elements)) as u32 + FRAMING_BYTES;
+        let own_bytes = block_packet_bytes(4 * usize::from(elements)) + key.security().extra_bytes();
+        let packet_bytes = own_bytes as u32 + FRAMING_BYTES;
         JobConfig {
             id,
             key,
