@@ -97,6 +97,7 @@ def test_overlapping_groups_sum_at_the_same_time_each_as_a_job_of_its_own(launch
 def of_a_list(me: Me, lists: list[list[int]]) -> Any:
     """What a rank sums in the group of its list, or which lists it is told of."""
     me.init()
+    dist.barrier()  # who is told leaves, and others might still connect to it
     try:
         group: Any = dist.new_group(lists[me.rank])
     except errors.GroupMismatch as mismatch:
