@@ -238,8 +238,7 @@ def _model(torch: Any, layers: list[Layer], computing: float) -> Any:
             self.seconds = seconds
 
         def forward(self, x: Any) -> Any:
-            # Torch's own functions read parameters; `apply` hands them on.
-            return Computed.apply(x, self.seconds, *(each.view(-1) for each in self.weights))
+            return Computed.apply(x, self.seconds, *self.weights)
 
     work = sum(part for _, part in layers)
     return torch.nn.Sequential(

@@ -170,3 +170,52 @@ def test_a_rank_that_leaves_takes_along_what_it_sent_and_is_named(
     ranks.processes[1].join()
     ranks.tell(0, "go")
     assert ranks.result(0) == 1
+
+
+def receives_from_anybody(me: Me, machine: str) -> list[float]:
+    init(me, machine.format(me.rank))
+    got = torch.zeros(1)
+    if me.rank > 0:
+        me.say("there")
+        while me.hear() == "send":
+            dist.send(torch.tensor([float(me.rank)]), dst=0)
+        dist.destroy_process_group()
+        return []
+    found: list[float] = []
+    while True:
+        me.say("receives")
+        try:
+            dist.recv(got, src=None)
+        except (errors.RankLost, errors.RankLeft) as gone:
+            me.say(type(gone))
+            return [*found, float(gone.rank)]
+        found.append(got.item())
+
+
+@pytest.mark.parametrize("machine", ["one for all", "machine {}"])
+@pytest.mark.parametrize("ends", [errors.RankLost, errors.RankLeft])
+def test_a_receive_from_anybody_ends_when_nobody_is_left(
+    launch: Launch, machine: str, ends: type[Exception]
+) -> None:
+    ranks = launch(receives_from_anybody, 3, machine, at="")
+    for rank in (1, 2):
+        assert ranks.hear(rank) == "there"
+    assert ranks.hear(0) == "receives"
+
+    def end(rank: int) -> None:
+        if ends is errors.RankLost:
+            ranks.kill(rank)
+        else:
+            ranks.tell(rank, "leave")
+            ranks.result(rank)
+            ranks.processes[rank].join()
+
+    end(2)
+    for _ in range(2):
+        ranks.tell(1, "send")
+        assert ranks.hear(0) == "receives"
+    end(1)
+    assert ranks.hear(0) is ends
+    *found, gone = ranks.result(0)
+    assert found == [1.0, 1.0]
+    assert gone in (1.0, 2.0)

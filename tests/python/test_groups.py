@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
 from fanin._settings import Settings
+from fanin.torch import DistributedOptimizer
+from fanin.torch.listed import Listed
 from fanin.torch.membership import Patience, agree
 from ranks import Me, sums_on_switch
-from torch import nn
-from torch._C._distributed_c10d import FileStore
+from torch import nn, optim
+from torch._C._distributed_c10d import FileStore, HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -94,6 +97,7 @@ def test_overlapping_groups_sum_at_the_same_time_each_as_a_job_of_its_own(launch
 def of_a_list(me: Me, lists: list[list[int]]) -> Any:
     """What a rank sums in the group of its list, or which lists it is told of."""
     me.init()
+    dist.barrier()  # who is told leaves, and others might still connect to it
     try:
         group: Any = dist.new_group(lists[me.rank])
     except errors.GroupMismatch as mismatch:
@@ -117,6 +121,36 @@ def test_ranks_that_were_given_other_lists_are_told(launch: Launch) -> None:
     for rank in range(2):
         ranks.tell(rank, "go")
     assert [ranks.result(rank) for rank in range(2)] == [3, 3]
+
+
+def test_lists_of_an_attempt_that_ended_are_not_told_to_the_next() -> None:
+    store = HashStore()
+
+    def listed(attempt: str, index: int, ranks: list[int]) -> Listed:
+        return Listed(store, ranks, index, "a group", attempt)
+
+    every, pair = [0, 1, 2], [0, 1]
+    first, other, last = listed("1", 0, every), listed("1", 1, pair), listed("1", 2, every)
+    for each in (first, other, last):
+        with pytest.raises(errors.GroupMismatch):
+            each.look()
+    for each in [listed("2", index, every) for index in range(3)]:
+        each.look()
+
+
+def of_some(me: Me) -> int:
+    me.init()
+    pair: Any = dist.new_group([0, 1])
+    if me.rank < 2:
+        net = nn.Linear(2, 2)
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, pair)
+        optimizer.close()
+    # Torch names it by how many groups each rank has made.
+    return total(1, dist.new_group(timeout=timedelta(seconds=20)))
+
+
+def test_an_optimizer_of_some_ranks_leaves_the_names_of_later_groups_alone(launch: Launch) -> None:
+    assert launch(of_some, 3).results() == [3, 3, 3]
 
 
 def test_groups_of_one_name_and_other_ranks_never_meet(launch: Launch) -> None:

@@ -193,6 +193,43 @@ def test_what_reads_past_torchs_functions_gets_an_error_with_the_cure(launch: La
         assert same == [True] * 3
 
 
+class Linear(torch.autograd.Function):
+    """As an extension in C++ does it, which torch's Python functions do not see."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(values)
+        with torch._C.DisableTorchFunctionSubclass():
+            return values @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return None, gradient.t() @ ctx.saved_tensors[0]
+
+
+def trained_by_functions(me: Me) -> list[Tensors]:
+    me.init()
+    found = []
+    for name in ("linear", "apply"):
+        net = layers(1)
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.05), net)
+        weight = net[0].weight
+        apply: Any = getattr(nn.functional if name == "linear" else Linear, name)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            values = torch.full((1, 400), 1.0 + me.rank + step)
+            apply(values, weight).square().sum().mul(1e-3).backward()
+            optimizer.step()
+        found.append([weight.detach().clone()])
+        optimizer.close()
+    return found
+
+
+def test_a_function_of_autograd_is_applied_to_what_the_step_has_made(launch: Launch) -> None:
+    for (theirs,), (ours,) in launch(trained_by_functions, 2).results():
+        assert torch.equal(theirs, ours)
+
+
 class Noting(TorchDispatchMode):
     """What checkpoints do that choose what to compute again: they look at all that is computed."""
 

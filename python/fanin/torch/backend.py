@@ -37,7 +37,7 @@ from torch.distributed import DistError
 from fanin import _fanin
 from fanin._membership import Connected
 from fanin._settings import Settings
-from fanin.errors import Closed, FaninError
+from fanin.errors import Closed, FaninError, RankLeft, RankLost
 from fanin.torch import callbacks, collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
 from fanin.torch.delegated_work import DelegatedWork
@@ -495,7 +495,8 @@ class FaninBackend(DelegatingBackend):
                 self._channel.turns.set_inner(made._channel.turns)
                 self._of_callbacks = made
             elif (reason := self._of_callbacks._channel.ended_by()) is not None:
-                # Not all ranks know it yet: in a new one they could sum what does not belong together.
+                # Not all ranks know it yet: in a new one they could sum what does not belong
+                # together.
                 self._channel.end(reason)
             return self._of_callbacks
 
@@ -550,6 +551,16 @@ class FaninBackend(DelegatingBackend):
         if not self._is_lazy:
             return {}  # Gloo notices by itself
         return {rank: _begun(self._store, rank) for rank in self._channel.left()}
+
+    def is_alone(self) -> bool:
+        others = {*range(self.size())} - {self.rank()}
+        failure, gone = self._channel.failure(), set(self._channel.left())
+        if isinstance(failure, RankLost | RankLeft):
+            gone.add(failure.rank)
+        # After a failure no more is heard of the others. A Gloo that connects lazily might wait for
+        # one that lives.
+        unheard = failure is not None and not self._is_lazy
+        return bool(gone) and (unheard or others <= gone) and all(map(self._is_cut_off, others))
 
     def explain(self, error: Exception, peer: int | None) -> Exception:
         if LOST_PEER.search(str(error)):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -28,8 +27,8 @@ class Owner(Protocol):
     def explain(self, error: Exception, peer: int | None) -> Exception:
         """Make of an error of Gloo one that says more, or return it."""
 
-    def awaiting(self, peer: int | None) -> AbstractContextManager[None]:
-        """Say that this thread waits for a rank meanwhile, or for all."""
+    def wait(self, inner: Work, timeout: timedelta, peer: int | None) -> bool:
+        """Wait for a work on Gloo."""
 
     def over(self, work: DelegatedWork) -> None:
         """Hear that nothing is left to do for a work."""
@@ -53,8 +52,7 @@ class DelegatedWork(FindableWork):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         try:
-            with self._owner.awaiting(self._peer):
-                done = self._inner.wait(timeout)
+            done = self._owner.wait(self._inner, timeout, self._peer)
         except RuntimeError as error:
             if WAITED_TOO_LONG in str(error):
                 raise

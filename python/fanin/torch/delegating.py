@@ -218,11 +218,14 @@ class DelegatingBackend(c10d.Backend):
             return contextlib.nullcontext()
         return self._watch.connecting(peer)
 
-    def awaiting(self, peer: int | None) -> AbstractContextManager[None]:
-        """Watch over what this thread does meanwhile, for which `peer` is needed."""
-        if peer is None or peer == ANYONE or self._watch is None:
-            return contextlib.nullcontext()
-        return self._watch.awaiting(peer)
+    def wait(self, inner: Work, timeout: timedelta, peer: int | None) -> bool:
+        """Wait for a work on Gloo, for which `peer` is needed."""
+        if peer is None or self._watch is None:
+            return inner.wait(timeout)
+        if peer == ANYONE:
+            return self._watch.wait_for_anyone(inner, timeout)
+        with self._watch.awaiting(peer):
+            return inner.wait(timeout)
 
     def over(self, work: DelegatedWork) -> None:
         """Hear that nothing is left to do for a work."""
@@ -235,6 +238,19 @@ class DelegatingBackend(c10d.Backend):
     def left(self) -> dict[int, int]:
         """Return what `Watch` asks for."""
         return {}
+
+    def is_alone(self) -> bool:
+        """Return what `Watch` asks for."""
+        return False
+
+    def _is_cut_off(self, rank: int) -> bool:
+        """Whether Gloo's connection to a rank has ended."""
+        try:
+            with self._connecting(rank):
+                self._gloo.recv([torch.zeros(1)], rank, TAG)
+        except RuntimeError:
+            return True
+        return False
 
     def receive(self) -> Work:
         """Begin a receive on Gloo that nobody answers."""

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent import futures
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Final, Protocol
@@ -42,6 +43,9 @@ class Group(Protocol):
 
     def left(self) -> dict[int, int]:
         """Return the ranks that left in order: how many collectives on Gloo each took part in."""
+
+    def is_alone(self) -> bool:
+        """Whether no other rank is left that could send something on Gloo."""
 
     def receive(self) -> Work:
         """Begin a receive on Gloo that nobody answers."""
@@ -79,6 +83,25 @@ class Watch:
     def awaiting(self, peer: int) -> AbstractContextManager[None]:
         """Watch over what this thread does meanwhile, for which one rank is needed."""
         return self._on(self._awaited, peer)
+
+    def wait_for_anyone(self, receive: Work, timeout: timedelta) -> bool:
+        """Wait for a receive from any rank: Gloo would not end it when nobody is left."""
+        outcome: futures.Future[bool] = futures.Future()
+
+        def wait() -> None:
+            try:
+                outcome.set_result(receive.wait(timeout))
+            except BaseException as error:  # for who waits
+                outcome.set_exception(error)
+
+        threading.Thread(target=wait, name="fanin-receive", daemon=True).start()
+        while not futures.wait([outcome], PAUSE).done:
+            group = self._group()
+            # What came before the last connection ended is there a moment later.
+            alone = group is not None and group.is_alone()
+            if alone and not futures.wait([outcome], GRACE).done:
+                raise RuntimeError("Connection closed by all ranks that could have sent something")
+        return outcome.result()
 
     @contextlib.contextmanager
     def _on(self, peers: list[int], peer: int) -> Iterator[None]:

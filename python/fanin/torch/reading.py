@@ -4,6 +4,9 @@ Modules, lists, `param_groups` and closures all have the same `Parameter` object
 stepped, it is of a class whose `__torch_function__` lets it step first, and then does what was
 asked. Torch calls that for each operation, method and attribute of a tensor.
 
+An `autograd.Function` is none of these, nor is what it calls in C++. Whoever applies one to a
+parameter waits for it, too; but not by an `apply` that was kept from before (`install`).
+
 Code that is handed the object past torch's Python functions does not see the class: an extension
 in C++, TorchScript, `torch.func`. So the object's memory is away, too. Meanwhile it has memory that
 raises an error when it is read.
@@ -15,11 +18,14 @@ out of reach: `is_kept_elsewhere` tells, and such a parameter may not wait.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+
+from fanin.torch.installed import once
 
 UNREADABLE = (
     "this parameter has not stepped, and is read past torch's Python functions (by an extension in "
@@ -66,6 +72,7 @@ class Reading:
     """Lets `tell` be called before parameters are read that were put away or marked."""
 
     def __init__(self, tell: Callable[[Sequence[Tensor] | None], None]) -> None:
+        install()
         self._tell = tell
         self._classes: dict[type[Tensor], type[Tensor]] = {}
         self._away: dict[Tensor, Tensor] = {}
@@ -130,6 +137,21 @@ def is_kept_elsewhere(parameter: Tensor) -> bool:
 
 # By a tensor, and by the object for it that was asked for.
 _USES = 2
+
+
+@once("a parameter that an autograd.Function is applied to must be read by torch before")
+def install() -> None:
+    """Let parameters step that an `autograd.Function` is applied to."""
+    function: Any = torch.autograd.Function
+    apply = vars(function)["apply"]
+
+    @functools.wraps(apply)
+    def reading(cls: Any, *arguments: Any, **keywords: Any) -> Any:
+        for parameter in _unread((arguments, keywords), Unread):
+            cast(Any, type(parameter)).tell([parameter])
+        return apply.__get__(None, cls)(*arguments, **keywords)
+
+    function.apply = classmethod(reading)
 
 
 def _unread(values: Any, kind: type[Unread]) -> Iterator[Tensor]:
