@@ -17,7 +17,7 @@ use libfuzzer_sys::fuzz_target;
 
 const AGGREGATORS: u32 = 3;
 const UP: u8 = 200;
-const KEY: Key = Key(1);
+const KEY: Key = Key::new(1);
 /// Bytes of one operation.
 const OPERATION: usize = 8;
 
@@ -144,7 +144,7 @@ fuzz_target!(|bytes: &[u8]| {
         let level = if operation[7] == 11 { operation[1] & 3 } else { machine.min(2) as u8 };
         let length = packet(operation, level, &mut out);
         if operation[0] & 224 == 224 {
-            Key(0).seal(&mut out); // a stranger's
+            Key::new(0).seal(&mut out); // a stranger's
         }
         let from = if operation[0] & 4 != 0 { UP } else { operation[1] };
         let verdict = match machine {

@@ -13,7 +13,7 @@ use fanin_wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-const KEY: Key = Key(1);
+const KEY: Key = Key::new(1);
 /// Bytes of one operation.
 const OPERATION: usize = 8;
 const WORKERS: u16 = 3;
@@ -119,7 +119,7 @@ fn packet(operation: &[u8; OPERATION]) -> Vec<u8> {
     };
     bytes.truncate(length);
     if key == 255 {
-        Key(0).seal(&mut bytes); // a stranger's
+        Key::new(0).seal(&mut bytes); // a stranger's
     }
     bytes
 }

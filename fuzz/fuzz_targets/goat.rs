@@ -21,7 +21,7 @@ use libfuzzer_sys::fuzz_target;
 const AGGREGATORS: u32 = 3;
 const WORKERS: usize = 5;
 const UP: u8 = 200;
-const KEY: Key = Key(1);
+const KEY: Key = Key::new(1);
 /// Bytes of one operation.
 const OPERATION: usize = 8;
 /// The parts of the model: four fragments.
@@ -194,7 +194,7 @@ fuzz_target!(|bytes: &[u8]| {
         let job = JobId(1 + u32::from(operation[0] >> 4 & 1));
         let length = packet(operation, plan, &mut out);
         if operation[0] & 224 == 224 {
-            Key(0).seal(&mut out); // a stranger's
+            Key::new(0).seal(&mut out); // a stranger's
         }
         let from = if operation[0] & 4 != 0 { UP } else { operation[1] };
         let verdict = match machine {

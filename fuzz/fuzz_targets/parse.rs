@@ -7,7 +7,7 @@ use fanin_wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-const KEY: Key = Key(1);
+const KEY: Key = Key::new(1);
 
 fn parse(bytes: &[u8]) {
     let _ = KEY.authenticates(bytes);

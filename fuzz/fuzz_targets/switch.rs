@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 
 const SLOTS: u16 = 3;
 const WORKERS: u16 = 2;
-const KEY: Key = Key(1);
+const KEY: Key = Key::new(1);
 
 /// Inputs, and packets that reached a slot: a driver whose packets are all foreign would test nothing.
 static INPUTS: AtomicU64 = AtomicU64::new(0);
@@ -52,7 +52,7 @@ fuzz_target!(|bytes: &[u8]| {
         packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 7), 1 + (at(5) >> 7), 100, 0, 0, 0]);
         packet[26] |= u8::from(bfloat16) << 7 | u8::from(native) << 6;
         // A stranger's, now and then.
-        let key = if choice & 192 == 192 { Key(0) } else { KEY };
+        let key = if choice & 192 == 192 { Key::new(0) } else { KEY };
         key.seal(&mut packet);
         packet[40..44].copy_from_slice(&[at(5), if bfloat16 { at(3) } else { 0 }, 0, 0]);
         packet[44] = at(5);

@@ -8,6 +8,7 @@ from fanin.errors import FaninError
 Collective = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
 WireDtype = Literal["native", "shared_exponent", "bfloat16", "int8"]
+Security = Literal["tag", "authenticate", "encrypt"]
 Protocol = Literal["switchml", "atp", "goat"]
 
 version: str
@@ -159,6 +160,7 @@ class Client:
         slots: int | None = None,
         window: int | None = None,
         wire_dtype: WireDtype | None = None,
+        security: Security = "tag",
         protocol: Protocol = "switchml",
         congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
@@ -368,7 +370,9 @@ def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
 
-def cut_off(address: str, timeout: float, trust: Trust | None = None) -> str | None:
+def cut_off(
+    address: str, timeout: float, trust: Trust | None = None, security: Security = "tag"
+) -> str | None:
     """Return what keeps this machine from a service over TCP or UDP, `timeout` seconds for each.
 
     None where nothing does, or where it cannot be told.

@@ -75,6 +75,7 @@ def join(
         window=settings.window,
         sub_models=[int(part) for part in (settings.sub_models or "").split(",") if part],
         wire_dtype=settings.wire_dtype,
+        security=settings.security,
         protocol=settings.protocol,
         congestion_control=settings.congestion_control,
         trace=None if settings.trace is None else timeline(settings.trace, rank),

@@ -170,7 +170,7 @@ class Ranks:
 
             if len(services(mine)) > 1:
                 # What is between two machines is between all of their columns.
-                self._check_ways(places, services(jobs[0]), gather, deadline)
+                self._check_ways(places, services(jobs[0]), settings, gather, deadline)
             switch = hosted.switch if hosted is not None else None
             connected = Connected(enter(services(mine), planned, switch), hosted)
             self._compare_keys(places, here, connected, gather)
@@ -192,6 +192,7 @@ class Ranks:
         self,
         places: Sequence[Place],
         services: Sequence[Service],
+        settings: Settings,
         gather: Callable[[str, str], list[str]],
         deadline: float,
     ) -> None:
@@ -209,7 +210,9 @@ class Ranks:
         patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 2), 1.0)
 
         def cut_off(index: int) -> str | None:
-            return _fanin.cut_off(services[index][0], patience, self.trust)
+            return _fanin.cut_off(
+                services[index][0], patience, self.trust, settings.security
+            )
 
         with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
             causes = dict(zip(others, threads.map(cut_off, others), strict=True))

@@ -120,9 +120,10 @@ def place(settings: Settings, address: str) -> Place:
 
 
 def _local(settings: Settings) -> str | None:
-    # ATP's ranks are each a child of a switch, and a bound is on what each rank contributes.
+    # ATP's ranks are each a child of a switch, and a bound is on what each rank contributes. Of ranks
+    # that are told unlike things none sums for another: they are refused where they join.
     is_possible = settings.protocol == "switchml" and settings.loss_bound == 0
-    return settings.travels_as if is_possible else None
+    return f"{settings.travels_as}, {settings.security}" if is_possible else None
 
 
 def may_sum(settings: Settings) -> bool:

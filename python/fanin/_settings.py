@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, Unpack, get_args
 
 WireDtype: TypeAlias = Literal["native", "shared_exponent", "bfloat16", "int8"]
+Security: TypeAlias = Literal["tag", "authenticate", "encrypt"]
 TravelsAs: TypeAlias = WireDtype | Literal["integers"]
 """ATP and GOAT have integers of their own."""
 Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
@@ -44,6 +45,7 @@ class Said(TypedDict, total=False):
     window: int | None
     sub_models: str | None
     wire_dtype: WireDtype | None
+    security: Security | None
     protocol: Protocol | None
     loss_bound: float | None
     paths: int | None
@@ -215,6 +217,13 @@ class Settings:
         "of 32 neighbours",
         "switchml",
         others="which adds integers, and makes them of floats by a factor of its own",
+    )
+    security: Security = _row(
+        _one_of(*get_args(Security)),
+        "tag",
+        "|".join(get_args(Security)),
+        "how packets are secured: tag, who has not the job's key sends none that counts; "
+        "authenticate, and nobody changes one on its way; encrypt, and nobody reads one",
     )
     protocol: Protocol = _row(
         _one_of("switchml", "atp", "goat"),

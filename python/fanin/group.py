@@ -168,7 +168,7 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `sub_models`, `wire_dtype`, `protocol`, `loss_bound`, `paths`,
+    `slots`, `window`, `sub_models`, `wire_dtype`, `security`, `protocol`, `loss_bound`, `paths`,
     `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`, `tls_ca`,
     `secret_file`. What is not given, the environment says (FANIN_SWITCH, FANIN_JOB, ...):
     docs/settings.md lists them. A switch and a job must be said. All ranks say the same, but for

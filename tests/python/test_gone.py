@@ -13,6 +13,7 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
 from fanin.torch import Options
+from fanin.torch.gone import Watch
 from ranks import Me
 
 # As much as no socket holds.
@@ -60,6 +61,66 @@ def test_a_first_connection_to_a_rank_that_died_ends_at_once(
     for rank in range(2):
         ranks.tell(rank, "go")
     assert [ranks.result(rank) for rank in range(2)] == [2, 2]
+
+
+def waits_for_who_left(me: Me, what: str, machine: str) -> None:
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    init(me, machine.format(me.rank))
+    if me.rank == 2:
+        dist.destroy_process_group()
+        return
+    me.hear()
+    with pytest.raises(errors.RankLeft) as left:
+        WAITS[what]()
+    me.say(left.value.rank)
+    me.hear()  # who leaves now would be named, too
+
+
+@pytest.mark.parametrize("machine", ["one for all", "machine {}"])
+@pytest.mark.parametrize("what", WAITS)
+def test_a_first_connection_to_a_rank_that_left_ends_soon(
+    launch: Launch, what: str, machine: str
+) -> None:
+    ranks = launch(waits_for_who_left, 3, what, machine, at="")
+    ranks.result(2)
+    ranks.processes[2].join()
+    for rank in range(2):
+        ranks.tell(rank, "go")
+    assert [ranks.hear(rank) for rank in range(2)] == [2, 2]
+    for rank in range(2):
+        ranks.tell(rank, "leave")
+        ranks.result(rank)
+
+
+class Group:
+    """A group of which rank 2 left when it had begun two collectives on Gloo."""
+
+    def failure(self) -> None:
+        return None
+
+    def left(self) -> dict[int, int]:
+        return {2: 2}
+
+    def receive(self) -> Any:
+        raise RuntimeError("there is no Gloo here")
+
+
+class UnderWay:
+    """A work that Gloo is not done with."""
+
+    def is_over(self) -> bool:
+        return False
+
+
+def test_what_a_rank_took_part_in_before_it_left_is_not_broken_off() -> None:
+    group: Any = Group()
+    watch = Watch(group)
+    works: list[Any] = [UnderWay() for _ in range(3)]
+    found = []
+    for work in works:
+        watch.add(work)
+        found.append(watch.is_in_vain(group))
+    assert found == [False, False, True]
 
 
 def between_the_living(me: Me) -> float:

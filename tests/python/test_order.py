@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fake_device import plug_in
+from fanin import errors
 from fanin.torch import callbacks
+from fanin.torch.backend import backend_of
 from fanin.torch.channel import Channel
 from fanin.torch.turns import Turns
 from ranks import DEADLINE, Me, sums_on_switch, wait_until
@@ -240,6 +243,33 @@ def test_what_callbacks_begin_is_not_taken_for_what_the_program_begins_meanwhile
     assert ranks.results() == [[[3.0], *both]] * 2
 
 
+class OnGloo:
+    """A work that Gloo ends when the test says so; it must not be waited for."""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def is_over(self) -> bool:
+        return self.over
+
+    def is_completed(self) -> bool:
+        raise AssertionError("it waits for services, to name who is gone")
+
+    def get_future(self) -> torch.futures.Future[object]:
+        return torch.futures.Future()
+
+
+def test_turns_do_not_wait_for_what_is_on_gloo() -> None:
+    turns = Turns()
+    works = [OnGloo(), OnGloo()]
+    for work in works:
+        turns.beside(work)
+        assert not turns._rests()
+    for work in works:
+        work.over = True
+    assert turns._rests()
+
+
 def chained(me: Me) -> tuple[float, float]:
     """Callbacks of what callbacks began, and a destroyed group, and a new one."""
     sums = []
@@ -309,6 +339,37 @@ def test_a_callback_that_waits_for_ranks_that_do_not_come_is_told_when_it_is_in_
         assert "Closed: the process group was destroyed" in ranks.result(0)
         ranks.tell(1, "go")
         ranks.result(1)
+
+
+def ended_in_callbacks(me: Me) -> int:
+    me.init(timeout=timedelta(minutes=10))
+
+    def in_a_callback() -> Any:
+        work: Any = dist.all_reduce(torch.ones(3), async_op=True)
+        return work.get_future().then(lambda _: dist.all_reduce(torch.ones(3))).wait()
+
+    in_a_callback()
+    if me.rank == 1:
+        # As if its connections had failed: rank 0 hears that it is gone, there alone.
+        backend_of(None)._of_callbacks.abort()  # type: ignore[union-attr]
+        dist.all_reduce(torch.ones(3))
+        dist.all_reduce(torch.ones(3))
+        me.hear()
+        return 0
+    with pytest.raises(RuntimeError, match="RankLeft: rank 1 left"):
+        in_a_callback()
+    with pytest.raises(RuntimeError, match="RankLeft: rank 1 left"):
+        in_a_callback()
+    with pytest.raises(errors.RankLeft, match="the group ended, here, because rank 1 left") as left:
+        dist.all_reduce(torch.ones(3))
+    return left.value.rank
+
+
+def test_a_group_ends_with_what_its_callbacks_begin(launch: Launch) -> None:
+    ranks = launch(ended_in_callbacks, 2)
+    assert ranks.result(0) == 1
+    ranks.tell(1, "leave")
+    ranks.result(1)
 
 
 POWER_STEPS = 200

@@ -123,6 +123,7 @@ enum State<'a> {
         window: Option<u16>,
         elements: u16,
         wire_dtype: &'static str,
+        security: &'static str,
         in_use: u32,
         waiting_for: Vec<Waiting>,
         left: Vec<u16>,
@@ -310,6 +311,7 @@ fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
             in_flight,
             elements,
             wire_dtype,
+            security,
             in_use,
             waiting_for,
             completed,
@@ -329,6 +331,7 @@ fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
             window: protocol.has_fragments().then_some(*in_flight),
             elements: *elements,
             wire_dtype: if protocol.has_fragments() { "integers" } else { wire_dtype.name() },
+            security: security.name(),
             in_use: *in_use,
             waiting_for: waiting_for
                 .iter()
@@ -415,7 +418,7 @@ mod tests {
     use super::*;
     use fanin_controller::{Place, Prediction, Share};
     use fanin_protocol::control::Ranks;
-    use fanin_wire::{Generation, JobId, WireDtype};
+    use fanin_wire::{Generation, JobId, Security, WireDtype};
 
     fn status() -> SwitchStatus {
         let job = |name: &str, state| JobStatus { name: name.into(), world_size: 3, state };
@@ -425,6 +428,7 @@ mod tests {
             in_flight: 64,
             elements: 352,
             wire_dtype: WireDtype::Bfloat16,
+            security: Security::Encrypt,
             in_use: 12,
             waiting_for: vec![(Rank(2), 12)],
             completed: 1000,
@@ -697,6 +701,7 @@ mod tests {
         assert_eq!(json["pool"]["free"], 896);
         assert_eq!(json["jobs"][0]["state"], "running");
         assert_eq!(json["jobs"][0]["wire_dtype"], "bfloat16");
+        assert_eq!(json["jobs"][0]["security"], "encrypt");
         let of_atp = SwitchStatus { protocol: Protocol::Atp, ..self::status() };
         let of_atp = serde_json::to_value(report("box:4800", &of_atp)).expect("serialisable");
         assert_eq!(of_atp["jobs"][0]["wire_dtype"], "integers", "of its own");

@@ -7,7 +7,7 @@ use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField, is_unprinta
 use fanin_protocol::goat::GoatJobConfig;
 use fanin_wire::{
     AbortReason, Collective, Generation, JobId, Key, LossBound, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX,
-    Rank, WireDtype, WorkerId,
+    Rank, Security, WireDtype, WorkerId,
 };
 
 use crate::error::ChainError;
@@ -35,7 +35,7 @@ pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result
 
 /// The key of a job as it came.
 pub(crate) fn key(bytes: &[u8]) -> Result<Key, Malformed> {
-    bytes.try_into().map(Key::from_bytes).map_err(|_| Malformed("key"))
+    Key::from_bytes(bytes).ok_or(Malformed("key"))
 }
 
 /// A rank as it came.
@@ -72,6 +72,25 @@ pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
         proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
         proto::WireDtype::Native => Ok(WireDtype::Native),
         proto::WireDtype::Int8 => Ok(WireDtype::Int8),
+    }
+}
+
+impl From<Security> for proto::Security {
+    fn from(security: Security) -> Self {
+        match security {
+            Security::Tag => Self::Tag,
+            Security::Authenticate => Self::Authenticate,
+            Security::Encrypt => Self::Encrypt,
+        }
+    }
+}
+
+/// How packets are secured, as it came: a number that we do not know must not be taken for the weakest.
+pub(crate) fn security(number: i32) -> Result<Security, Malformed> {
+    match proto::Security::try_from(number).map_err(|_| Malformed("security"))? {
+        proto::Security::Tag => Ok(Security::Tag),
+        proto::Security::Authenticate => Ok(Security::Authenticate),
+        proto::Security::Encrypt => Ok(Security::Encrypt),
     }
 }
 
@@ -271,6 +290,18 @@ impl Field for WireDtype {
 
     fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
         wire_dtype(message)
+    }
+}
+
+impl Field for Security {
+    type Message = i32;
+
+    fn to_message(self) -> i32 {
+        proto::Security::from(self).into()
+    }
+
+    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
+        security(message)
     }
 }
 
@@ -510,6 +541,12 @@ mod tests {
                 asked: WireDtype::Bfloat16,
                 other_rank: 2,
                 job_has: WireDtype::SharedExponent,
+            },
+            Refusal::SecurityMismatch {
+                rank: 1,
+                asked: Security::Tag,
+                other_rank: 2,
+                job_has: Security::Encrypt,
             },
             Refusal::PlanMismatch { rank: 1, asked: 7, other_rank: 0, job_has: 0 },
             Refusal::MtuTooSmall { mtu: 200, need: 216 },

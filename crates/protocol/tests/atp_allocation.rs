@@ -74,7 +74,7 @@ fn carry<M: Endpoint<Address = u8>>(
 
 const CONFIG: AtpJobConfig = AtpJobConfig {
     id: JobId(1),
-    key: Key(1),
+    key: Key::new(1),
     generation: Generation(0),
     workers: 2,
     elements: ELEMENTS as u16,

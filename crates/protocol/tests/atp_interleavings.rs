@@ -19,7 +19,7 @@ use fanin_wire::{Directions, Generation, JobId, Key, Op};
 const ELEMENTS: usize = 64;
 const SERVER: usize = 0;
 const JOB: JobId = JobId(7);
-const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 
 #[derive(Debug)]
 struct Floats(Vec<f32>);

@@ -40,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 const UNIT_BYTES: usize = 2200;
 /// What a job has besides its slots.
 const JOB_BYTES: usize = 16 << 10;
-const KEY: Key = Key(7);
+const KEY: Key = Key::new(7);
 
 /// A chunk of a tensor that travels so.
 fn packet(config: &JobConfig, wire_dtype: WireDtype, worker: u8, slot: u16, exchange: u32) -> Vec<u8> {

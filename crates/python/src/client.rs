@@ -14,7 +14,7 @@ use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionErr
 use fanin_protocol::Reason;
 use fanin_protocol::control::Protocol;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
-use fanin_wire::{Dtype, LossBound, Op, PATHS_MAX, WireDtype, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, PATHS_MAX, Security, WireDtype, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -33,7 +33,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
 /// later each all-reduce. `slots` is the number of slots a shard, `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where it is None. `wire_dtype` says how
 /// large float tensors travel, "native", "shared_exponent", "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed, "switchml", "atp" or
-/// "goat": the same on all ranks; of the last, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
+/// "goat": the same on all ranks, as is how packets are secured by `security`, "tag", "authenticate" or "encrypt"; of the last, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
 /// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, `links` says what the links were told to carry, and `machine` names this machine: all are told by
 /// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
 /// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
@@ -51,7 +51,7 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (
-        services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype=None,
+        services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype=None, security=None,
         protocol="switchml", congestion_control=true, trace=None, prediction=None, links=None, machine=None, local=None,
         hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new(), trust=None
     ))]
@@ -66,6 +66,7 @@ impl Client {
         slots: Option<u16>,
         window: Option<u16>,
         wire_dtype: Option<&str>,
+        security: Option<&str>,
         protocol: &str,
         congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
@@ -100,6 +101,7 @@ impl Client {
             })
         });
         let wire_dtype: Option<WireDtype> = wire_dtype.transpose()?;
+        let security = security_of(security)?;
         // DLCP's blocks carry floats as they are, in no slots.
         let as_they_are = wire_dtype.is_none_or(|wire_dtype| wire_dtype == WireDtype::Native);
         if loss_bound != LossBound::RELIABLE && !(as_they_are && slots.is_none()) {
@@ -119,6 +121,7 @@ impl Client {
             window,
             sub_models,
             wire_dtype,
+            security,
             loss_bound,
             paths,
             protocol,
@@ -295,7 +298,7 @@ impl Client {
         });
         let counters = PyDict::new(py);
         counters.set_item("packets_sent", statistics.packets_sent)?;
-        counters.set_item("packets_received", statistics.received.packets)?;
+        counters.set_item("packets_received", statistics.received.packets + io.forged)?;
         counters.set_item("retransmissions", statistics.retransmissions)?;
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;
@@ -310,10 +313,9 @@ impl Client {
         counters.set_item("sleeps", io.sleeps)?;
         counters.set_item("outstanding", outstanding)?;
         for reason in Reason::ALL {
-            counters.set_item(
-                format!("dropped_{}", reason.name()),
-                statistics.received.dropped[reason as usize],
-            )?;
+            let unread = if reason == Reason::Forged { io.forged } else { 0 };
+            let dropped = statistics.received.dropped[reason as usize] + unread;
+            counters.set_item(format!("dropped_{}", reason.name()), dropped)?;
         }
         Ok(counters)
     }
@@ -417,6 +419,17 @@ impl Drop for Client {
 pub(crate) fn protocol_of(name: &str) -> PyResult<Protocol> {
     name.parse()
         .map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml, atp and goat")))
+}
+
+/// How packets are secured, by its name; tagged where none is said.
+pub(crate) fn security_of(name: Option<&str>) -> PyResult<Security> {
+    let Some(name) = name else { return Ok(Security::Tag) };
+    Security::from_name(name).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "security {name:?}: one of {}",
+            Security::ALL.map(Security::name).join(", ")
+        ))
+    })
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.

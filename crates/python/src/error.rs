@@ -150,6 +150,7 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         }
         // No class of their own.
         Refusal::BoundMismatch { .. }
+        | Refusal::SecurityMismatch { .. }
         | Refusal::BoundUnserved { .. }
         | Refusal::JobName { .. }
         | Refusal::TooManyJobs { .. }

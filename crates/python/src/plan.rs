@@ -1,6 +1,6 @@
 //! `plan` and what it has to be told: who is where, and how fast the links are.
 
-use crate::client::limit;
+use crate::client::{limit, security_of};
 use crate::error::to_python;
 use crate::interruptible::on_a_thread;
 use crate::trust::Trust;
@@ -82,18 +82,20 @@ pub(crate) fn switch_rate(
 }
 
 /// What keeps this machine from the service at `address`, host:port, over TCP or UDP, in `timeout` seconds for each; None where nothing does, or it cannot be
-/// told.
+/// told. Packets are secured as those of the job that is to be there.
 #[pyfunction]
-#[pyo3(signature = (address, timeout, trust=None))]
+#[pyo3(signature = (address, timeout, trust=None, security=None))]
 pub(crate) fn cut_off(
     py: Python<'_>,
     address: String,
     timeout: f64,
     trust: Option<&Trust>,
+    security: Option<&str>,
 ) -> PyResult<Option<String>> {
+    let security = security_of(security)?;
     let trust = Trust::of(trust);
     let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
-    Ok(py.detach(|| fanin_controller::cut_off(&address, patience, &trust)))
+    Ok(py.detach(|| fanin_controller::cut_off(&address, patience, &trust, security)))
 }
 
 /// An address of an interface of this machine, IPv4 where it has one.

@@ -29,7 +29,7 @@ struct Running<M: Endpoint> {
     lease: Lease,
 }
 
-type Question<M> = Box<dyn FnOnce(&mut HostShard<M>, IoStatistics) + Send>;
+type Question<M> = Box<dyn FnOnce(&mut HostShard<M>, &mut Ports) + Send>;
 
 pub(crate) enum Command<M: Endpoint> {
     Ask(Question<M>),
@@ -92,20 +92,20 @@ where
         &self,
         question: impl Fn(&mut M, IoStatistics) -> R + Clone + Send + 'static,
     ) -> Vec<Option<R>> {
-        self.ask_shards(move |shard, io| question(&mut shard.machine, io))
+        self.ask_shards(move |shard, ports| question(&mut shard.machine, ports.statistics()))
     }
 
     /// As [`Self::ask_all`], of all that is on the threads.
     pub(crate) fn ask_shards<R: Send + 'static>(
         &self,
-        question: impl Fn(&mut HostShard<M>, IoStatistics) -> R + Clone + Send + 'static,
+        question: impl Fn(&mut HostShard<M>, &mut Ports) -> R + Clone + Send + 'static,
     ) -> Vec<Option<R>> {
         let asked = self.shards.iter().map(|shard| {
             let question = question.clone();
             let (reply, answer) = mpsc::sync_channel(1);
-            let ask = move |shard: &mut HostShard<M>, io| {
+            let ask = move |shard: &mut HostShard<M>, ports: &mut Ports| {
                 // Fails when nobody waits for it any more; that is no concern of the machine's.
-                let _ = reply.send(question(shard, io));
+                let _ = reply.send(question(shard, ports));
             };
             shard.post.send(Command::Ask(Box::new(ask))).is_ok().then_some(answer)
         });
@@ -182,7 +182,7 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
 
     fn command(&mut self, command: Command<M>, ports: &mut Ports) -> ControlFlow<()> {
         match command {
-            Command::Ask(question) => question(self, ports.statistics()),
+            Command::Ask(question) => question(self, ports),
             Command::Stop => return ControlFlow::Break(()),
         }
         ControlFlow::Continue(())

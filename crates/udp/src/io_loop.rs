@@ -7,6 +7,7 @@
 use crate::clock::Clock;
 use crate::mailbox::{Bell, Mailbox};
 use crate::ports::Ports;
+use crate::seal::Seals;
 use crate::train_socket::{Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
 use fanin_protocol::{Endpoint, Instant, Verdict};
 use fanin_wire::PATHS_MAX;
@@ -110,7 +111,9 @@ where
     fn receive(&mut self, buffers: &mut ReceiveBuffers, clock: Clock) -> bool {
         let Self { shard, ports, .. } = self;
         let before = ports.trains_received();
-        ports.receive(ROUND_BYTES, |socket, limit_bytes| receive(shard, socket, limit_bytes, buffers, clock));
+        ports.receive(ROUND_BYTES, |socket, seals, limit_bytes| {
+            receive(shard, (socket, seals), limit_bytes, buffers, clock)
+        });
         ports.trains_received() > before
     }
 
@@ -128,16 +131,17 @@ where
 
     fn transmit(&mut self, now: Instant, train: &mut [u8], mut others: Others<'_>) -> bool {
         let mut any = false;
-        while let Some(transmit) = self.shard.machine().poll_transmit(now, train) {
+        let most = self.ports.seals.train_bytes().min(train.len());
+        while let Some(transmit) = self.shard.machine().poll_transmit(now, &mut train[..most]) {
             any = true;
             let (bytes, segment_bytes) = (&train[..transmit.bytes], transmit.segment_bytes);
-            for &to in transmit.to {
-                match others.iter_mut().flat_map(|others| others.iter_mut()).find(|other| other.peer() == to)
-                {
-                    Some(other) => other.take(now, self.peer, bytes, segment_bytes),
-                    None => self.ports.send(to, bytes, segment_bytes),
-                }
-            }
+            let away = transmit.to.iter().filter(|to| {
+                let mut all = others.iter_mut().flat_map(|others| others.iter_mut());
+                let Some(other) = all.find(|other| other.peer() == **to) else { return true };
+                other.take(now, self.peer, bytes, segment_bytes);
+                false
+            });
+            self.ports.send(away.copied(), bytes, segment_bytes);
         }
         any
     }
@@ -232,7 +236,7 @@ fn transmit(tenants: &mut [Box<dyn Tenant>], index: usize, now: Instant, train: 
 /// Hands the machine what the socket has, up to a limit; whether there may be more.
 fn receive<S: Shard>(
     shard: &mut S,
-    socket: &mut TrainSocket,
+    (socket, seals): (&mut TrainSocket, &mut Seals),
     limit_bytes: usize,
     buffers: &mut ReceiveBuffers,
     clock: Clock,
@@ -243,6 +247,7 @@ fn receive<S: Shard>(
         more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
             if shard.takes(peer, packet)
+                && let Some(packet) = seals.open(packet)
                 && !matches!(shard.machine().handle_packet(now, *peer, packet), Verdict::Drop(_))
             {
                 counted = true;
@@ -341,9 +346,12 @@ mod tests {
         let (mut sockets, address) = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
         let mut server = TrainSocket::new(sockets.remove(0), Offload::Detect).unwrap();
         let mut client = TrainSocket::new(connect(address, 1).unwrap(), Offload::Detect).unwrap();
-        client.send(address.into(), &[0; SENT], 1);
+        client.send(address.into(), &[0; SENT], 1, None);
         let (mut counter, mut buffers) = (Counter(0), ReceiveBuffers::new());
-        assert!(receive(&mut counter, &mut server, ROUND_BYTES, &mut buffers, Clock), "there are more");
+        assert!(
+            receive(&mut counter, (&mut server, &mut Seals::new()), ROUND_BYTES, &mut buffers, Clock),
+            "there are more"
+        );
         // A round ends between two system calls, of which each takes a few trains of at most 128 packets.
         assert!((1..SENT / 2).contains(&counter.0), "{} of {SENT} packets in one round", counter.0);
     }

@@ -22,6 +22,7 @@ mod probe;
 mod raw_tensor;
 mod registered;
 mod root;
+mod seal;
 mod services;
 mod socket;
 mod statistics;

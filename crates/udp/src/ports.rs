@@ -2,6 +2,7 @@
 //! addresses and ports send them over all that they have (DLCP §3.2.3).
 
 use crate::IoStatistics;
+use crate::seal::Seals;
 use crate::train_socket::{Peer, TrainSocket};
 use fanin_wire::{PATHS_MAX, Tag};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,11 +16,14 @@ pub(crate) struct Ports {
     may_have: Cell<u32>,
     /// Whether the others may, too: of several, the kernel is asked which do before any is read.
     may_all: Cell<bool>,
+    /// How what goes through them is secured.
+    pub(crate) seals: Seals,
 }
 
 impl From<TrainSocket> for Ports {
     fn from(socket: TrainSocket) -> Self {
-        Self { sockets: vec![socket], may_have: Cell::new(1), may_all: Cell::new(false) }
+        let seals = Seals::new();
+        Self { sockets: vec![socket], may_have: Cell::new(1), may_all: Cell::new(false), seals }
     }
 }
 
@@ -76,25 +80,33 @@ impl Ports {
     pub(crate) fn receive(
         &mut self,
         limit_bytes: usize,
-        mut read: impl FnMut(&mut TrainSocket, usize) -> bool,
+        mut read: impl FnMut(&mut TrainSocket, &mut Seals, usize) -> bool,
     ) {
         let (mut ready, limit_bytes) = (self.ready(), limit_bytes / self.sockets.len());
         while ready != 0 {
             let number = ready.trailing_zeros() as usize;
             ready &= ready - 1;
-            if !read(&mut self.sockets[number], limit_bytes) {
+            if !read(&mut self.sockets[number], &mut self.seals, limit_bytes) {
                 self.may_have.set(self.may_have.get() & !(1 << number));
             }
         }
     }
 
-    /// Sends a train by the path that its first packet names, of a machine that has several.
-    pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize) {
-        let number = match self.sockets.len() {
-            1 => 0,
-            count => Tag::of_any(train).map_or(0, |tag| usize::from(tag.path)) % count,
+    /// Sends a train of one job, by the path that its first packet names, of a machine that has several.
+    pub(crate) fn send(&mut self, to: impl IntoIterator<Item = Peer>, train: &[u8], segment_bytes: usize) {
+        let mut to = to.into_iter().peekable();
+        if to.peek().is_none() {
+            return;
+        }
+        let tag = Tag::of_any(train);
+        let path = tag.map_or(0, |tag| usize::from(tag.path)) % self.sockets.len();
+        let socket = &mut self.sockets[path];
+        let Some((train, segment_bytes)) = self.seals.seal(train, segment_bytes) else {
+            let packets = train.len().div_ceil(segment_bytes.max(1)) as u64;
+            socket.statistics.packets_given_up += packets * to.count() as u64;
+            return;
         };
-        self.sockets[number].send(to, train, segment_bytes);
+        to.for_each(|to| socket.send(to, train, segment_bytes, tag));
     }
 
     /// The thread slept.
@@ -109,15 +121,18 @@ impl Ports {
 
     /// Counters of all of them.
     pub(crate) fn statistics(&self) -> IoStatistics {
-        self.sockets.iter().fold(IoStatistics::default(), |mut sum, socket| {
+        let all = IoStatistics { forged: self.seals.forged, ..IoStatistics::default() };
+        self.sockets.iter().fold(all, |mut sum, socket| {
             sum += socket.statistics;
             sum
         })
     }
 
-    /// Takes the place of others, whose counters go on here.
-    pub(crate) fn take_over(&mut self, statistics: IoStatistics) {
-        self.sockets[0].statistics = statistics;
+    /// Others take their place, and go on with their counters and their seals.
+    pub(crate) fn replace(&mut self, mut others: Self) {
+        others.sockets[0].statistics = IoStatistics { forged: 0, ..self.statistics() };
+        std::mem::swap(&mut self.seals, &mut others.seals);
+        *self = others;
     }
 }
 
@@ -128,15 +143,17 @@ mod tests {
     use crate::io_loop::ROUND_BYTES;
     use crate::socket::{bind, connect};
     use crate::train_socket::ReceiveBuffers;
-    use fanin_wire::Kind;
+    use fanin_wire::{Generation, JobId, Key, Kind, Preamble, ShardId, WorkerId};
     use std::collections::BTreeMap;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::os::fd::AsRawFd;
 
     /// A signal of a path.
     fn packet(path: u8) -> Vec<u8> {
-        let mut packet = vec![0; 64];
-        (packet[3], packet[19]) = (Kind::Signal as u8, path);
+        let (kind, generation) = (Kind::Signal, Generation(0));
+        let preamble = Preamble { kind, job: JobId(0), generation, worker: WorkerId(0), shard: ShardId(0) };
+        let mut packet = [&preamble.to_bytes()[..], &[0; 52]].concat();
+        packet[19] = path;
         assert_eq!(Tag::of_any(&packet).map(|tag| tag.path), Some(path));
         packet
     }
@@ -150,7 +167,7 @@ mod tests {
             let mut fds: Vec<_> = ports.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             poll(&mut fds, None).unwrap();
             ports.look_again();
-            ports.receive(ROUND_BYTES, |socket, _| {
+            ports.receive(ROUND_BYTES, |socket, _, _| {
                 let fd = socket.as_fd().as_raw_fd();
                 let number = numbers.iter().position(|other| *other == fd).unwrap();
                 socket.receive(&mut buffers, |peer, packet| {
@@ -172,8 +189,11 @@ mod tests {
             (0..PATHS).map(|_| TrainSocket::new(connect(address, PATHS).unwrap(), Offload::Detect).unwrap());
         let first = Ports::from(sockets.next().unwrap());
         let mut worker = first.and(sockets);
+        for ports in [&mut worker, &mut server] {
+            ports.seals.add(JobId(0), Key::new(0));
+        }
         let paths = [0, 1, 2, 1, 2, 1];
-        paths.iter().for_each(|path| worker.send(address.into(), &packet(*path), 64));
+        paths.iter().for_each(|path| worker.send([address.into()], &packet(*path), 64));
         let came = come(&mut server, paths.len()).remove(0);
         assert_eq!(came.len(), PATHS, "as many ports as paths");
         let mut counts: Vec<_> = came.values().map(Vec::len).collect();
@@ -184,7 +204,7 @@ mod tests {
         }
         // Back to each port, as many as came from there.
         for (port, packets) in &came {
-            packets.iter().for_each(|packet| server.send((*port).into(), packet, 64));
+            packets.iter().for_each(|packet| server.send([(*port).into()], packet, 64));
         }
         let back = come(&mut worker, paths.len());
         for (path, packets) in back.iter().enumerate() {
@@ -202,9 +222,12 @@ mod tests {
         let mut server = Ports::from(TrainSocket::new(sockets.remove(0), Offload::Detect).unwrap());
         let socket = || TrainSocket::new(connect(address, 2).unwrap(), Offload::Detect).unwrap();
         let mut worker = Ports::from(socket()).and([socket()]);
+        for ports in [&mut worker, &mut server] {
+            ports.seals.add(JobId(0), Key::new(0));
+        }
         let reads = |ports: &mut Ports| {
             let mut reads = 0;
-            ports.receive(ROUND_BYTES, |_, limit| {
+            ports.receive(ROUND_BYTES, |_, _, limit| {
                 assert_eq!(limit, ROUND_BYTES / 2);
                 reads += 1;
                 false
@@ -216,9 +239,9 @@ mod tests {
         worker.look_again();
         assert_eq!(reads(&mut worker), 0, "the kernel says that both are empty");
         // To the second.
-        worker.send(address.into(), &packet(1), 64);
+        worker.send([address.into()], &packet(1), 64);
         let (port, _) = come(&mut server, 1).remove(0).pop_first().unwrap();
-        server.send(port.into(), &packet(1), 64);
+        server.send([port.into()], &packet(1), 64);
         let mut fds: Vec<_> = worker.fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         poll(&mut fds, None).unwrap();
         worker.look_again();

@@ -6,7 +6,7 @@ use crate::train_socket::Peer;
 use fanin_protocol::dlcp::{self, Server, ServerJob};
 use fanin_protocol::switchml::{self, Switch, SwitchJob};
 use fanin_protocol::{Endpoint, Instant, JobAborted, JobProgress, Received, Summer, Transmit, Verdict};
-use fanin_wire::{AbortReason, JobId, Kind, Preamble, ShardId};
+use fanin_wire::{AbortReason, JobId, Key, Kind, Preamble, ShardId};
 
 /// One shard of a root.
 #[derive(Debug)]
@@ -77,6 +77,13 @@ impl Endpoint for Root {
 impl Summer for Root {
     type Job = RootJob;
     type Error = RootError;
+
+    fn identity(job: &RootJob) -> (JobId, Key) {
+        match job {
+            RootJob::Slots(job) => Switch::<Peer>::identity(job),
+            RootJob::Flows(job) => Server::<Peer>::identity(job),
+        }
+    }
 
     fn add_job(&mut self, job: RootJob) -> Result<(), RootError> {
         match job {

@@ -2,6 +2,7 @@
 
 use crate::failure::invalid;
 use crate::host::{Host, HostShard, stopped};
+use crate::ports::Ports;
 use crate::root::Root;
 use crate::socket::check_shards;
 use crate::train_socket::Peer;
@@ -199,7 +200,11 @@ where
     /// # Errors
     /// When the machine refuses the job, or has stopped.
     pub fn add_job(&self, job: M::Job) -> io::Result<()> {
-        for added in self.ask_all(move |machine, _| machine.add_job(job.clone())) {
+        let added = self.ask_shards(move |shard, ports| {
+            let (id, key) = M::identity(&job);
+            shard.machine.add_job(job.clone()).inspect(|()| ports.seals.add(id, key))
+        });
+        for added in added {
             added.ok_or_else(stopped)?.map_err(invalid)?;
         }
         Ok(())
@@ -219,9 +224,10 @@ where
 
     /// Forgets a job, in every shard. When this returns its packets are unknown.
     pub fn remove_job(&self, job: JobId) {
-        self.ask_shards(move |shard, _| {
+        self.ask_shards(move |shard, ports| {
             shard.machine.remove_job(job);
             shard.registered.forget(job);
+            ports.seals.forget(job);
         });
     }
 
@@ -244,10 +250,11 @@ where
     #[must_use]
     pub fn received(&self) -> Received {
         let mut sum = Received::default();
-        let received = |shard: &mut HostShard<M>, _| {
+        let received = |shard: &mut HostShard<M>, ports: &mut Ports| {
             let mut received = shard.machine.received();
-            received.packets += shard.registered.foreign;
+            received.packets += shard.registered.foreign + ports.seals.forged;
             received.dropped[Reason::Foreign as usize] += shard.registered.foreign;
+            received.dropped[Reason::Forged as usize] += ports.seals.forged;
             received
         };
         self.ask_shards(received).into_iter().flatten().for_each(|shard| sum += shard);

@@ -19,6 +19,8 @@ pub struct IoStatistics {
     pub too_long: u64,
     /// System calls that failed in any other way.
     pub failed: u64,
+    /// Packets of secured jobs that came and are not authentic.
+    pub forged: u64,
     /// Times that the thread went to sleep.
     pub sleeps: u64,
 }
@@ -33,6 +35,7 @@ impl std::ops::AddAssign for IoStatistics {
         self.unreachable += other.unreachable;
         self.too_long += other.too_long;
         self.failed += other.failed;
+        self.forged += other.forged;
         self.sleeps += other.sleeps;
     }
 }

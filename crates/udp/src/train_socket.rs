@@ -21,7 +21,7 @@ const PACKET_BYTES: usize = 8448;
 const RECEIVE_BYTES: usize = 4 * TRAIN_BYTES;
 
 /// Most bytes that one IPv4 datagram carries, and so one train: the kernel segments it only on its way out.
-const DATAGRAM_BYTES_MAX: usize = 65_507;
+pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
 
 /// How long a full socket may take to drain before a train is given up. The protocol sends it again after a timeout that is
 /// no shorter; to wait longer would only stop the thread from receiving.
@@ -127,7 +127,7 @@ impl TrainSocket {
     pub(crate) fn receive(
         &mut self,
         buffers: &mut ReceiveBuffers,
-        mut take: impl FnMut(&Peer, &[u8]),
+        mut take: impl FnMut(&Peer, &mut [u8]),
     ) -> bool {
         let count = (RECEIVE_BYTES / self.buffer_bytes).min(BATCH_SIZE);
         let mut memory = buffers.memory.chunks_exact_mut(self.buffer_bytes);
@@ -144,15 +144,16 @@ impl TrainSocket {
             }
         };
         self.statistics.trains_received += trains as u64;
-        for (meta, bytes) in buffers.meta.iter().zip(&slices).take(trains) {
+        for (meta, bytes) in buffers.meta.iter().zip(&mut slices).take(trains) {
             let local = if self.wildcard { meta.dst_ip } else { None };
             let peer = Peer::At { remote: meta.addr, local };
-            let train = &bytes[..meta.len.min(bytes.len())];
+            let length = meta.len.min(bytes.len());
+            let train = &mut bytes[..length];
             if train.is_empty() {
                 self.statistics.packets_received += 1;
                 take(&peer, train);
             }
-            for packet in train.chunks(meta.stride.max(1)) {
+            for packet in train.chunks_mut(meta.stride.max(1)) {
                 self.statistics.packets_received += 1;
                 take(&peer, packet);
             }
@@ -160,9 +161,9 @@ impl TrainSocket {
         trains == count
     }
 
-    /// Sends a run of packets of `segment_bytes`, the last perhaps shorter, in as few system calls as the kernel allows.
-    /// What cannot be sent is counted and forgotten: the protocol sends it again.
-    pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize) {
+    /// Sends a run of packets of `segment_bytes`, the last perhaps shorter, in as few system calls as the kernel allows. Routers treat them as
+    /// `tag` says. What cannot be sent is counted and forgotten: the protocol sends it again.
+    pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize, tag: Option<Tag>) {
         let segment_bytes = segment_bytes.clamp(1, DATAGRAM_BYTES_MAX);
         let mut rest = train;
         let Peer::At { remote, local } = to else {
@@ -173,7 +174,7 @@ impl TrainSocket {
         while !rest.is_empty() {
             let (now, later) =
                 rest.split_at((self.segments_max(segment_bytes) * segment_bytes).min(rest.len()));
-            match self.send_train((remote, local), now, segment_bytes) {
+            match self.send_train((remote, local), now, segment_bytes, tag) {
                 Sent::Yes => {
                     self.statistics.trains_sent += 1;
                     self.statistics.packets_sent += now.len().div_ceil(segment_bytes) as u64;
@@ -201,6 +202,7 @@ impl TrainSocket {
         (destination, src_ip): (SocketAddr, Option<IpAddr>),
         train: &[u8],
         segment_bytes: usize,
+        tag: Option<Tag>,
     ) -> Sent {
         let transmit = quinn_udp::Transmit {
             destination,
@@ -211,7 +213,7 @@ impl TrainSocket {
         };
         for _ in 0..SEND_ATTEMPTS {
             let segments_before = self.state.max_gso_segments();
-            let Err(error) = self.try_send(&transmit, segment_bytes) else {
+            let Err(error) = self.try_send(&transmit, segment_bytes, tag) else {
                 return Sent::Yes;
             };
             if error.kind() == ErrorKind::WouldBlock {
@@ -235,9 +237,14 @@ impl TrainSocket {
 
     /// Of packets of DLCP, how routers may treat them goes into their headers (§4.2): the queue, and that those which matter are marked by a
     /// full one and not dropped. Nobody answers a mark: rates follow from what arrives.
-    fn try_send(&mut self, transmit: &quinn_udp::Transmit<'_>, segment_bytes: usize) -> io::Result<()> {
+    fn try_send(
+        &mut self,
+        transmit: &quinn_udp::Transmit<'_>,
+        segment_bytes: usize,
+        tag: Option<Tag>,
+    ) -> io::Result<()> {
         let plainly = || self.state.try_send((&self.socket).into(), transmit);
-        let Some(tag) = Tag::of_any(transmit.contents).filter(|_| self.treats) else { return plainly() };
+        let Some(tag) = tag.filter(|_| self.treats) else { return plainly() };
         match send_treated(&self.socket, transmit, segment_bytes, tag.traffic_class()) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                 // Either a driver cannot segment, of which quinn-udp takes note, or the treatment is what is refused.
@@ -366,7 +373,7 @@ mod tests {
                 [(1056usize, 60 * 1056), (1440, 45 * 1440 - 7), (8224, 7 * 8224), (32, 64), (48, 48)]
             {
                 let train: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
-                client.send(address.into(), &train, packet_bytes);
+                client.send(address.into(), &train, packet_bytes, None);
                 let received = packets(&mut server, train.chunks(packet_bytes).count());
                 let expected: Vec<_> = train.chunks(packet_bytes).collect();
                 assert_eq!(received.iter().map(|(_, packet)| &packet[..]).collect::<Vec<_>>(), expected);
@@ -389,10 +396,10 @@ mod tests {
     #[test]
     fn the_answer_comes_from_the_address_that_was_asked() {
         let (mut server, mut client, address) = pair(Ipv4Addr::UNSPECIFIED, Offload::Detect);
-        client.send(address.into(), b"question", 8);
+        client.send(address.into(), b"question", 8, None);
         let (peer, _) = packets(&mut server, 1).remove(0);
         assert!(matches!(peer, Peer::At { local, .. } if local == Some(address.ip())));
-        server.send(peer, b"answer", 6);
+        server.send(peer, b"answer", 6, None);
         // The client is connected: it hears `address` alone.
         assert_eq!(packets(&mut client, 1)[0].1, b"answer");
     }
@@ -445,7 +452,7 @@ mod tests {
                 address.set_ip(shown);
                 let mut server = TrainSocket::new(sockets.remove(0), offload).unwrap();
                 let mut client = TrainSocket::new(connect(address, 1).unwrap(), offload).unwrap();
-                client.send(address.into(), b"hello", 5);
+                client.send(address.into(), b"hello", 5, None);
                 let (peer, _) = packets(&mut server, 1).remove(0);
                 // (a packet, the class selector of its queue, whether it is ECN-capable)
                 for (packet, queue, capable) in [
@@ -455,8 +462,8 @@ mod tests {
                     (of(gradient, 0x83), 0, 0),
                 ] {
                     let train = packet.repeat(3);
-                    client.send(address.into(), &train, BYTES);
-                    server.send(peer, &train, BYTES);
+                    client.send(address.into(), &train, BYTES, Tag::of_any(&train));
+                    server.send(peer, &train, BYTES, Tag::of_any(&train));
                     for socket in [&server, &client] {
                         let classes = traffic_classes(socket, train.len());
                         assert!(!classes.is_empty());
@@ -476,7 +483,7 @@ mod tests {
         let (server, mut client, address) = pair(Ipv4Addr::LOCALHOST, Offload::Detect);
         drop(server);
         for _ in 0..3 {
-            client.send(address.into(), b"hello", 5);
+            client.send(address.into(), b"hello", 5, None);
         }
         assert!(client.statistics.unreachable > 0);
         assert_eq!((client.statistics.failed, client.statistics.packets_given_up), (0, 0));

@@ -185,6 +185,8 @@ impl WorkerDriver {
                 Some(Lane { peer, job, shard, machine: machine(service, shard)? })
             };
             let lanes: Vec<_> = theirs.iter().filter_map(lane).collect();
+            let jobs: Vec<_> =
+                theirs.iter().map(|(service, _)| driver.services[*service].job.identity()).collect();
             let services: Vec<usize> = theirs.into_iter().map(|(service, _)| service).collect();
             let peers: Vec<SocketAddr> =
                 services.iter().map(|service| driver.services[*service].switch).collect();
@@ -193,7 +195,8 @@ impl WorkerDriver {
             let elsewhere =
                 elsewhere.filter(|service| host.is_none_or(|host| host.address != service.switch));
             let paths = elsewhere.map(|service| service.job.paths()).max().unwrap_or(1);
-            let ports = driver.ports(&peers, paths)?;
+            let mut ports = driver.ports(&peers, paths)?;
+            jobs.into_iter().for_each(|(job, key)| ports.seals.add(job, key));
             let (lanes, shared) = (Lanes::new(lanes), Arc::clone(&driver.shared));
             let shard = WorkerShard { lanes, services, shared, progress: 0 };
             let lease = room.move_in(shard, ports, mailbox, None, format!("fanin-worker-{thread}"))?;
@@ -598,7 +601,7 @@ mod tests {
     fn job() -> JobConfig {
         JobConfig {
             id: JobId(1),
-            key: Key(1),
+            key: Key::new(1),
             generation: Generation(1),
             workers: 1,
             slots: 1,

@@ -15,7 +15,7 @@ use fanin_protocol::dlcp;
 use fanin_protocol::goat::{GoatJobConfig, GoatWorker, GoatWorkerPlan};
 use fanin_protocol::switchml::{JobConfig, Worker, WorkerPlan};
 use fanin_protocol::{Lanes, WorkerEvent, WorkerMachine, WorkerStatistics};
-use fanin_wire::{JobId, Operation, ShardId, SlotIndex};
+use fanin_wire::{JobId, Key, Operation, ShardId, SlotIndex};
 use std::any::Any;
 use std::io;
 use std::ops::ControlFlow;
@@ -62,8 +62,17 @@ pub(crate) type ThreadStatistics = (Vec<WorkerStatistics>, IoStatistics);
 /// What a thread is told that runs lanes of `M`.
 pub(crate) enum Command<M: WorkerMachine> {
     Any(AnyCommand),
-    Suspend { place: usize, reply: SyncSender<M::Memory> },
-    Resume { place: usize, plan: M::Plan, at: (Peer, JobId), ports: Option<Ports>, reply: SyncSender<()> },
+    Suspend {
+        place: usize,
+        reply: SyncSender<M::Memory>,
+    },
+    Resume {
+        place: usize,
+        plan: M::Plan,
+        at: (Peer, (JobId, Key)),
+        ports: Option<Ports>,
+        reply: SyncSender<()>,
+    },
 }
 
 /// What a thread is told whatever it runs.
@@ -141,7 +150,7 @@ impl Posts {
         ports: Option<Ports>,
         restore: &[SlotIndex],
     ) -> io::Result<()> {
-        let at = (switch, job.id());
+        let at = (switch, job.identity());
         let resumed = match (self, job) {
             (Self::SwitchMl(posts), WorkerJob::SwitchMl { config, place: worker, .. }) => {
                 let config = JobConfig { shard, ..config };
@@ -241,12 +250,13 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
                 }
             }
             Command::Resume { place, plan, at, ports: new, reply } => {
-                if let Some(mut new) = new {
-                    new.take_over(ports.statistics());
-                    *ports = new;
+                if let Some(new) = new {
+                    ports.replace(new);
                 }
                 if let Some(lane) = self.lanes.lane(place) {
-                    (lane.peer, lane.job) = at;
+                    let (peer, (job, key)) = at;
+                    (lane.peer, lane.job) = (peer, job);
+                    ports.seals.add(job, key);
                     lane.machine.resume(Clock.now(), plan);
                     let _ = reply.send(());
                 }

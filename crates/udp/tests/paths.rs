@@ -29,7 +29,7 @@ fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
     let switch = socket.local_addr().unwrap();
     // Slow enough for buffers of any kernel.
     let plan = FlowPlan::new(LossBound::RELIABLE, WORKERS, 256, 200_000_000).over(PATHS.into());
-    let config = plan.job_config((JobId(7), Key(7), Generation(0)), WORKERS, 256);
+    let config = plan.job_config((JobId(7), Key::new(7), Generation(0)), WORKERS, 256);
     let worker = |rank: u16| {
         let job = WorkerJob::Dlcp { config, place: WorkerId(rank as u8) };
         let services = vec![Service { job, switch, shards: 1, share: 1.0, home: None }];

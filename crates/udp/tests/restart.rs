@@ -103,7 +103,7 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
 fn atp_job(id: JobId, workers: u16) -> WorkerJob {
     let config = AtpJobConfig {
         id,
-        key: Key(3),
+        key: Key::new(3),
         generation: Generation(2),
         workers,
         elements: 256,

@@ -4,7 +4,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::{
     ABORT_BYTES, BLOCK_HEADER_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, Rank,
-    SLOT_HEADER_BYTES,
+    SLOT_HEADER_BYTES, Security,
 };
 
 /// Length of the tag that ends the header of every packet, and a DLCP signal as a whole.
@@ -14,24 +14,56 @@ const LINEAGE: &[u8] = b"lineage";
 
 /// The key of a job: drawn at random when it is admitted, told to its ranks over control, and to the switches between them.
 ///
-/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control calls.
+/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control calls. It comes with how the packets are
+/// secured beyond that: nobody knows the one without the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Key(pub u128);
+pub struct Key {
+    secret: u128,
+    security: Security,
+}
 
 impl Key {
     /// Its length as bytes.
-    pub const BYTES: usize = 16;
+    pub const BYTES: usize = 17;
 
-    /// The key whose bytes these are.
+    /// A key of packets that are tagged alone.
     #[must_use]
-    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
-        Self(u128::from_le_bytes(bytes))
+    pub const fn new(secret: u128) -> Self {
+        Self { secret, security: Security::Tag }
+    }
+
+    /// The same, of packets that are secured so.
+    #[must_use]
+    pub const fn with(self, security: Security) -> Self {
+        Self { security, ..self }
+    }
+
+    /// How packets under it are secured.
+    #[must_use]
+    pub const fn security(self) -> Security {
+        self.security
+    }
+
+    /// What nobody outside the job knows.
+    #[must_use]
+    pub const fn secret(self) -> u128 {
+        self.secret
+    }
+
+    /// The key whose bytes these are: its secret, and the number of how packets are secured.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let (secret, security) = (bytes.first_chunk()?, bytes.last()?);
+        Some(Self { secret: u128::from_le_bytes(*secret), security: Security::from_number(*security)? })
     }
 
     /// The key as bytes.
     #[must_use]
-    pub const fn to_bytes(self) -> [u8; Self::BYTES] {
-        self.0.to_le_bytes()
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [self.security as u8; Self::BYTES];
+        bytes[..16].copy_from_slice(&self.secret.to_le_bytes());
+        bytes
     }
 
     /// What a rank shows in its control calls, to be taken for this rank of the job.
@@ -65,39 +97,51 @@ impl Key {
         }
     }
 
-    /// Where a packet's tag stands, and what it is to be.
+    /// Where the tag of a packet stands.
+    pub(crate) fn tag_offset(packet: &[u8]) -> Option<usize> {
+        Self::tag_offset_in(*packet.get(Kind::OFFSET)?, packet.len())
+    }
+
+    /// Where the tag of a packet of this kind and length stands.
     #[inline]
-    fn tag_of(self, packet: &[u8]) -> Option<(usize, u64)> {
+    pub(crate) fn tag_offset_in(kind: u8, packet_bytes: usize) -> Option<usize> {
         const GRADIENT: u8 = Kind::Gradient as u8;
         const PLANNED: u8 = Kind::Planned as u8;
         const ABORT: u8 = Kind::Abort as u8;
         const BLOCK: u8 = Kind::Block as u8;
         const SIGNAL: u8 = Kind::Signal as u8;
-        match *packet.get(Kind::OFFSET)? {
+        let bytes = match kind {
+            GRADIENT | PLANNED => GRADIENT_HEADER_BYTES,
+            ABORT => ABORT_BYTES,
+            BLOCK => BLOCK_HEADER_BYTES,
+            // All of it: what it says decides, and is short.
+            SIGNAL => packet_bytes,
+            _ => SLOT_HEADER_BYTES,
+        };
+        bytes.checked_sub(TAG_BYTES)
+    }
+
+    /// Where a packet's tag stands, and what it is to be.
+    #[inline]
+    fn tag_of(self, packet: &[u8]) -> Option<(usize, u64)> {
+        const GRADIENT: u8 = Kind::Gradient as u8;
+        const PLANNED: u8 = Kind::Planned as u8;
+        let at = Self::tag_offset(packet)?;
+        let tag = match packet[Kind::OFFSET] {
             GRADIENT | PLANNED => {
-                const AT: usize = GRADIENT_HEADER_BYTES - TAG_BYTES;
-                let mut header: [u8; AT] = *packet.first_chunk()?;
+                let mut header: [u8; GRADIENT_HEADER_BYTES - TAG_BYTES] = *packet.first_chunk()?;
                 // The one bit that a queue on the way may set (ATP §3.7).
                 header[GradientHeader::FLAGS_OFFSET] &= !Flags::ECN;
-                Some((AT, self.hash(&header)))
+                self.hash(&header)
             }
-            kind => {
-                let bytes = match kind {
-                    ABORT => ABORT_BYTES,
-                    BLOCK => BLOCK_HEADER_BYTES,
-                    // All of it: what it says decides, and is short.
-                    SIGNAL => packet.len(),
-                    _ => SLOT_HEADER_BYTES,
-                };
-                let at = bytes.checked_sub(TAG_BYTES)?;
-                Some((at, self.hash(packet.get(..at)?)))
-            }
-        }
+            _ => self.hash(packet.get(..at)?),
+        };
+        Some((at, tag))
     }
 
     #[inline]
     fn hash(self, bytes: &[u8]) -> u64 {
-        SipHasher13::new_with_key(&self.to_bytes()).hash(bytes)
+        SipHasher13::new_with_key(&self.secret.to_le_bytes()).hash(bytes)
     }
 }
 

@@ -16,6 +16,7 @@ mod gradient;
 mod ids;
 mod key;
 mod preamble;
+mod security;
 mod signal;
 mod slot;
 mod wire_dtype;
@@ -36,6 +37,9 @@ pub use ids::{
 };
 pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};
+pub use security::{
+    NONCE_BYTES, SEAL_BYTES, SEAL_TAG_BYTES, SEALED_HEAD_BYTES, Security, begin_sealed, end_sealed,
+};
 pub use signal::{REQUEST_BLOCKS, Report, SIGNAL_BYTES_MAX, Signal, SignalPacket, Start};
 pub use slot::{
     CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, Operation, Pattern,

@@ -17,7 +17,7 @@ fn golden() -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Of bytes 0, 1, ... 15.
-const KEY: Key = Key(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100);
+const KEY: Key = Key::new(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100);
 
 fn preamble(kind: Kind, worker: WorkerId) -> Preamble {
     Preamble { kind, job: JobId(0xdead_beef), generation: Generation(0x0102), worker, shard: ShardId(1) }
@@ -683,14 +683,21 @@ fn only_the_key_of_its_job_makes_a_header_authentic() {
                 [GRADIENT, PLANNED].contains(&packet[3]) && bit == 8 * GradientHeader::FLAGS_OFFSET + 2;
             assert_eq!(KEY.authenticates(&forged), is_ecn, "{name}: bit {bit}");
         }
-        let other = Key(KEY.0 ^ 1 << 127);
+        let other = Key::new(KEY.secret() ^ 1 << 127);
         assert!(!other.authenticates(&packet), "{name}");
         let mut sealed = packet.clone();
         sealed[header - TAG_BYTES..header].fill(0);
         KEY.seal(&mut sealed);
         assert_eq!(sealed, packet, "{name}");
     }
-    assert_eq!(Key::from_bytes(core::array::from_fn(|i| i as u8)), KEY);
+    let mut bytes: [u8; Key::BYTES] = core::array::from_fn(|i| i as u8);
+    for (number, security) in (0..).zip(Security::ALL) {
+        bytes[16] = number;
+        assert_eq!(Key::from_bytes(&bytes), Some(KEY.with(security)));
+        assert_eq!(KEY.with(security).to_bytes(), bytes);
+    }
+    bytes[16] = 3;
+    assert_eq!((Key::from_bytes(&bytes), Key::from_bytes(&bytes[..16])), (None, None));
     assert_eq!(format!("{KEY:?}"), "Key(..)", "it does not get into a log");
 }
 

@@ -19,17 +19,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, distributed
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ReduceOp, Store, Work
+from torch.distributed import DistError
 
 from fanin import _fanin
 from fanin._membership import Connected
@@ -38,11 +41,13 @@ from fanin.errors import Closed, FaninError
 from fanin.torch import callbacks, collectives, handles, handshake, splitting
 from fanin.torch.channel import Channel
 from fanin.torch.delegated_work import DelegatedWork
-from fanin.torch.delegating import ANYONE, DelegatingBackend, TensorLists, untraced
+from fanin.torch.delegating import ANYONE, LAZY, DelegatingBackend, TensorLists, untraced
+from fanin.torch.gone import Watch
 from fanin.torch.interface import gloo_address
 from fanin.torch.listed import Listed
 from fanin.torch.membership import Failures, Patience, agree, naming_absent
 from fanin.torch.options import Options, settings_of
+from fanin.torch.under_way import with_message
 from fanin.torch.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
@@ -221,8 +226,9 @@ class FaninBackend(DelegatingBackend):
             if connected is not None:
                 connected.close()
             raise
-        self._channel = Channel(None) if connected is None else _channel(connected)
         self._store = membership.store
+        self._is_lazy = bool(os.environ.get(LAZY))
+        self._channel = Channel(None) if connected is None else self._joins(connected)
         self.attempt = membership.attempt
         self._replanned = 0
         self._timeout = timeout
@@ -448,11 +454,18 @@ class FaninBackend(DelegatingBackend):
             raise
         before = self._channel
         self._lost_before = self.lost()
-        self._channel = _channel(connected)
+        self._channel = self._joins(connected)
         self.settings = settings
         # The backend for callbacks is made anew, by the new plan, when it is next needed.
         self._end_of_callbacks(FaninBackend.shutdown)
         before.close()
+
+    def _joins(self, connected: Connected) -> Channel:
+        hosted, watch = connected.hosted, self._watch
+        leaving = None
+        if self._is_lazy and watch is not None:
+            leaving = partial(_say_begun, self._store, self.rank(), watch)
+        return Channel(connected.client, hosted.release if hosted else None, leaving)
 
     def _joined(
         self, store: Store, switch: str | None, patience: Patience
@@ -481,6 +494,9 @@ class FaninBackend(DelegatingBackend):
                 made = self._make_of_callbacks()
                 self._channel.turns.set_inner(made._channel.turns)
                 self._of_callbacks = made
+            elif (reason := self._of_callbacks._channel.ended_by()) is not None:
+                # Not all ranks know it yet: in a new one they could sum what does not belong together.
+                self._channel.end(reason)
             return self._of_callbacks
 
     def _make_of_callbacks(self) -> FaninBackend:
@@ -527,8 +543,13 @@ class FaninBackend(DelegatingBackend):
         inner = [] if of_callbacks is None else of_callbacks._under_way()
         return [*self._channel.under_way(), *super()._under_way(), *inner]
 
-    def _failure(self) -> FaninError | None:
+    def failure(self) -> FaninError | None:
         return self._channel.failure()
+
+    def left(self) -> dict[int, int]:
+        if not self._is_lazy:
+            return {}  # Gloo notices by itself
+        return {rank: _begun(self._store, rank) for rank in self._channel.left()}
 
     def explain(self, error: Exception, peer: int | None) -> Exception:
         if LOST_PEER.search(str(error)):
@@ -539,8 +560,7 @@ class FaninBackend(DelegatingBackend):
             return super().explain(error, peer)
         if cause is None:
             return error
-        fields = {name: value for name, value in vars(cause).items() if name != "message"}
-        return type(cause)(f"{cause.message}; on Gloo: {error}", **fields)
+        return with_message(cause, f"{cause.message}; on Gloo: {error}")
 
     @property
     def supports_splitting(self) -> bool:
@@ -657,9 +677,19 @@ def _attempt() -> str | None:
     return None
 
 
-def _channel(connected: Connected) -> Channel:
-    hosted = connected.hosted
-    return Channel(connected.client, hosted.release if hosted else None)
+def _say_begun(store: Store, rank: int, watch: Watch) -> None:
+    with contextlib.suppress(DistError):  # the store is gone
+        store.set(f"begun/{rank}", str(watch.begun))
+
+
+def _begun(store: Store, rank: int) -> int:
+    """Return how many collectives on Gloo a rank had begun when it left."""
+    key = f"begun/{rank}"
+    with contextlib.suppress(DistError):
+        if store.check([key]):
+            return int(store.get(key))
+    # Its store went with it, or before it.
+    return -1
 
 
 def _average(op: ReduceOp | ReduceOp.RedOpType) -> bool | None:

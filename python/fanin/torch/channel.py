@@ -48,13 +48,18 @@ LEAST_WAIT = 1e-3
 
 
 class Channel:
-    """One client with its completion threads; `closed` is called once it is closed.
+    """One client with its completion threads.
+
+    `leaving` is called before it is closed, and `closed` once it is.
 
     Without a client (a group of one rank) every sum is what it was, and completes at once.
     """
 
     def __init__(
-        self, client: _fanin.Client | None, closed: Callable[[], None] | None = None
+        self,
+        client: _fanin.Client | None,
+        closed: Callable[[], None] | None = None,
+        leaving: Callable[[], None] | None = None,
     ) -> None:
         backward.install()
         callbacks.install()
@@ -82,11 +87,12 @@ class Channel:
         )
         # Why the job is over, once it was asked for.
         self._lost: FaninError | None = None
+        self._left: dict[int, None] = {}
         # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
         # the other ranks are to hear that this one left, in place of losing it.
         self._close = (
             weakref.finalize(
-                self, _close, os.getpid(), client, self._staging, self._completions, closed
+                self, _close, os.getpid(), client, self._staging, self._completions, closed, leaving
             )
             if client is not None and self._staging is not None and self._completions is not None
             else None
@@ -207,6 +213,20 @@ class Channel:
         """Return why the job is over, if it is, and was not closed here."""
         return None if self._client is None else self._client.failure()
 
+    def ended_by(self) -> object:
+        """Return why the job is over for this rank, if it is, and was not just closed."""
+        return self.failure() or self._under_way.ended_by
+
+    def end(self, reason: object) -> None:
+        """End the job for this rank; what fails by that says that it is because of `reason`."""
+        self._under_way.end(reason)
+
+    def left(self) -> list[int]:
+        """Return the ranks that have left, in the order in which this one was told."""
+        left = [] if self._client is None else self._client.left()
+        self._left.update(dict.fromkeys(left))
+        return [rank for rank in self._left.copy() if rank in left]
+
     def gone(self, peer: int | None) -> FaninError | None:
         """Return why this rank may wait in vain for `peer`, or for some rank (None)."""
         if self._client is None:
@@ -214,7 +234,7 @@ class Channel:
         self._lost = self._lost or self._client.failure()
         if self._lost is not None:
             return self._lost
-        left = next((rank for rank in self._client.left() if peer in (None, rank)), None)
+        left = next((rank for rank in self.left() if peer in (None, rank)), None)
         if left is None:
             return None
         # No collective of the services waits for it: they know of nothing that fails.
@@ -235,7 +255,7 @@ class Channel:
         if leaving is None:
             return None
         deadline = time.monotonic() + LOSS_TIMEOUT
-        while leaving.alive and not self._under_way.ended:
+        while leaving.alive and self._under_way.ended_by is None:
             cause = self.gone(peer)
             if cause is not None:
                 return cause
@@ -276,12 +296,15 @@ def _close(
     staging: Staging,
     completions: Completions,
     closed: Callable[[], None] | None,
+    leaving: Callable[[], None] | None,
 ) -> None:
     if os.getpid() != owner:
         # A forked child: the membership is its parent's, and the threads and what they had locked
         # at the fork are not here.
         return
     try:
+        if leaving is not None:
+            leaving()
         client.close()
         staging.close(CLOSE_TIMEOUT)
         completions.join(CLOSE_TIMEOUT)

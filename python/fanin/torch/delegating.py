@@ -28,7 +28,7 @@ from torch._compile import _disable_dynamo
 from fanin.errors import AllReduceTimeout, Closed, FaninError, RankLeft, RankLost, SwitchLost
 from fanin.torch.delegated_work import DelegatedWork
 from fanin.torch.forked import never_destroy_in_child
-from fanin.torch.gone import Watch
+from fanin.torch.gone import TAG, Watch
 from fanin.torch.handed import Handed
 from fanin.torch.interface import GLOO_VARIABLE
 from fanin.torch.work import WorkGroup
@@ -44,10 +44,6 @@ GROUP_OVER = (AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost)
 
 # In place of a peer, where any rank may be it.
 ANYONE = -1
-
-# Of a receive that nobody answers.
-TAG = 0x0FA171
-A_MOMENT = timedelta(milliseconds=1)
 
 _Method = TypeVar("_Method", bound=Callable[..., Work])
 
@@ -74,9 +70,12 @@ _shared: weakref.WeakValueDictionary[tuple[int, str | None, str | None], Any] = 
 )
 
 
+# With this Gloo connects to a rank when something is first sent to it or received from it.
+LAZY = "TORCH_GLOO_LAZY_INIT"
+
 # With these Gloo tells a device's connections apart by rank alone, and ends a lazy device with its
 # first group.
-UNSHARED = ("TORCH_GLOO_LAZY_INIT", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER")
+UNSHARED = (LAZY, "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER")
 
 
 def _devices(address: str | None) -> list[Any]:
@@ -124,8 +123,7 @@ class DelegatingBackend(c10d.Backend):
         self._region_max = REGION_MAX
         # Those that have something left to do when Gloo is done.
         self._unfinished: set[DelegatedWork] = set()
-        failure, break_off = _weakly(self._failure), _weakly(self._break_off)
-        self._watch = Watch(failure, break_off) if size > 1 else None
+        self._watch = Watch(self) if size > 1 else None
 
     def getBackendName(self) -> str:
         return "fanin"
@@ -168,7 +166,7 @@ class DelegatingBackend(c10d.Backend):
         """
         handed = handed or Handed()
         try:
-            with self.awaiting(peer):
+            with self._connecting(peer):
                 inner: Work = getattr(self._gloo, name)(*args)
         except RuntimeError as error:
             explained = self.explain(error, peer)
@@ -215,6 +213,11 @@ class DelegatingBackend(c10d.Backend):
             return RuntimeError(f"neither the switch nor Gloo takes tensors of this dtype: {error}")
         return error
 
+    def _connecting(self, peer: int | None) -> AbstractContextManager[None]:
+        if peer is None or peer == ANYONE or self._watch is None:
+            return contextlib.nullcontext()
+        return self._watch.connecting(peer)
+
     def awaiting(self, peer: int | None) -> AbstractContextManager[None]:
         """Watch over what this thread does meanwhile, for which `peer` is needed."""
         if peer is None or peer == ANYONE or self._watch is None:
@@ -225,14 +228,18 @@ class DelegatingBackend(c10d.Backend):
         """Hear that nothing is left to do for a work."""
         self._unfinished.discard(work)
 
-    def _failure(self) -> FaninError | None:
-        """Return why the group is over, if it is."""
+    def failure(self) -> FaninError | None:
+        """Return why the group's job is over, if it is."""
         return None
 
-    def _break_off(self) -> None:
-        """Fail all that is on Gloo, in whatever state: a receive that runs out of time does."""
-        with contextlib.suppress(RuntimeError):
-            self._gloo.recv_anysource([torch.zeros(1)], TAG).wait(A_MOMENT)
+    def left(self) -> dict[int, int]:
+        """Return what `Watch` asks for."""
+        return {}
+
+    def receive(self) -> Work:
+        """Begin a receive on Gloo that nobody answers."""
+        received: Work = self._gloo.recv_anysource([torch.zeros(1)], TAG)
+        return received
 
     def _under_way(self) -> list[Work]:
         """Return what a barrier must wait for besides what is Gloo's own."""
@@ -426,17 +433,6 @@ def _succeeded(work: Work) -> bool:
         return work.wait()
     except RuntimeError:
         return False
-
-
-def _weakly(method: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a method that does not keep its object alive, and does nothing once that is gone."""
-    weak = weakref.WeakMethod(method)
-
-    def call() -> Any:
-        found = weak()
-        return None if found is None else found()
-
-    return call
 
 
 def _is_integral(dtype: torch.dtype) -> bool:

@@ -12,54 +12,84 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Final, Protocol
 
-from fanin.errors import RankLeft, RankLost
+from torch._C._distributed_c10d import Work
+
+from fanin.errors import FaninError, RankLeft, RankLost
 from fanin.torch.delegated_work import DelegatedWork
 
 # How often the thread looks, in seconds.
 PAUSE: Final = 0.1
 
-# How long Gloo has before all that it does is broken off, in seconds. A connection that is refused has
-# ended by then. Gloo aborts the process when one that was broken off is refused.
+# How long Gloo has before all that it does is broken off, in seconds. A connection that is refused
+# has ended by then. Gloo aborts the process when one that was broken off is refused.
 GRACE: Final = 1.0
+
+# Of a receive that nobody answers.
+TAG: Final = 0x0FA171
+A_MOMENT: Final = timedelta(milliseconds=1)
+
+
+class Group(Protocol):
+    """The group, as its watch knows it."""
+
+    def failure(self) -> FaninError | None:
+        """Return why the group's job is over, if it is."""
+
+    def left(self) -> dict[int, int]:
+        """Return the ranks that left in order: how many collectives on Gloo each took part in."""
+
+    def receive(self) -> Work:
+        """Begin a receive on Gloo that nobody answers."""
 
 
 class Watch:
-    """What a group has on Gloo; `failure` returns why its job is over, if it is.
+    """What a group has on Gloo. It does not keep the group alive."""
 
-    `break_off` fails all that the group has on Gloo. Neither must keep the group alive.
-    """
-
-    def __init__(
-        self, failure: Callable[[], Exception | None], break_off: Callable[[], None]
-    ) -> None:
-        self._failure = failure
-        self._break_off = break_off
+    def __init__(self, group: Group) -> None:
+        self._group = weakref.ref(group)
         # Re-entrant: the garbage collector may run in here, and end a work.
         self._changed = threading.Condition()
-        self._collectives: weakref.WeakSet[DelegatedWork] = weakref.WeakSet()
-        self._peers: list[int] = []
+        # By how many there were until then: the same number on all ranks.
+        self._collectives: weakref.WeakKeyDictionary[DelegatedWork, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.begun = 0
+        """How many collectives this rank has begun."""
+        # Ranks that threads are connecting to, and those that threads wait for.
+        self._connecting: list[int] = []
+        self._awaited: list[int] = []
         self._is_watching = False
 
     def add(self, collective: DelegatedWork) -> None:
         """Watch over a work for which all ranks are needed, until Gloo is done with it."""
         with self._changed:
-            self._collectives.add(collective)
+            self.begun += 1
+            self._collectives[collective] = self.begun
             self._start()
 
-    @contextlib.contextmanager
-    def awaiting(self, peer: int) -> Iterator[None]:
+    def connecting(self, peer: int) -> AbstractContextManager[None]:
+        """Watch over a call that needs a connection to a rank."""
+        return self._on(self._connecting, peer)
+
+    def awaiting(self, peer: int) -> AbstractContextManager[None]:
         """Watch over what this thread does meanwhile, for which one rank is needed."""
+        return self._on(self._awaited, peer)
+
+    @contextlib.contextmanager
+    def _on(self, peers: list[int], peer: int) -> Iterator[None]:
         with self._changed:
-            self._peers.append(peer)
+            peers.append(peer)
             self._start()
         try:
             yield
         finally:
             with self._changed:
-                self._peers.remove(peer)
+                peers.remove(peer)
 
     def _start(self) -> None:
         if self._is_watching:
@@ -70,19 +100,44 @@ class Watch:
             self._is_watching = True
 
     def _watch(self) -> None:
-        known_at = None
+        unanswered: Work | None = None
+        until = 0.0
         while True:
             with self._changed:
                 self._changed.wait(PAUSE)
                 for work in [work for work in self._collectives if work.is_over()]:
-                    self._collectives.discard(work)
-                if not self._collectives and not self._peers:
+                    self._collectives.pop(work, None)
+                if not (self._collectives or self._connecting or self._awaited):
                     self._is_watching = False
                     return
-            failure = self._failure()
-            if isinstance(failure, RankLost | RankLeft) and (
-                self._collectives or failure.rank in self._peers
-            ):
-                known_at = known_at or time.monotonic()
-                if time.monotonic() >= known_at + GRACE:
-                    self._break_off()
+            group = self._group()
+            if group is None or not self.is_in_vain(group):
+                unanswered = None
+            elif unanswered is None:
+                # It connects to all ranks, which must be over before all is broken off.
+                with contextlib.suppress(RuntimeError):
+                    unanswered = group.receive()
+                    until = time.monotonic() + GRACE
+            elif time.monotonic() >= until:
+                # A receive that runs out of time fails all that is on Gloo.
+                with contextlib.suppress(RuntimeError):
+                    unanswered.wait(A_MOMENT)
+                unanswered = None
+            del group
+
+    def is_in_vain(self, group: Group) -> bool:
+        """Whether something waits for a rank that is gone, and Gloo may not notice."""
+        failure = group.failure()
+        with self._changed:
+            connecting, awaited = list(self._connecting), list(self._awaited)
+            last = max(self._collectives.values(), default=0)
+        if isinstance(failure, RankLost | RankLeft):
+            return last > 0 or failure.rank in (*connecting, *awaited)
+        if not last and not connecting:
+            return False
+        # What a rank sent before it left may still arrive, by a connection that is there: Gloo
+        # notices the end of that.
+        left = group.left()
+        return not left.keys().isdisjoint(connecting) or any(
+            last > begun for begun in left.values()
+        )

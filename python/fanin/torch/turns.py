@@ -33,7 +33,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from torch._C._distributed_c10d import Work
 
 from fanin.torch.callbacks import here
 
@@ -48,6 +47,16 @@ class Deliverable(Protocol):
 
     def deliver(self) -> None:
         """Complete the future, if somebody asked for one. Runs the callbacks: may block."""
+
+
+class Beside(Protocol):
+    """A work of Gloo."""
+
+    def is_over(self) -> bool:
+        """Whether Gloo is done. `is_completed` may wait for services, to name who is gone."""
+
+    def get_future(self) -> torch.futures.Future[object]:
+        """Return the future that Gloo completes."""
 
 
 class Turns:
@@ -65,7 +74,7 @@ class Turns:
         # Callbacks that wait for a future: whether that is complete.
         self._paused: list[Callable[[], bool]] = []
         # Works of Gloo that were begun beside these.
-        self._others: list[Work] = []
+        self._others: list[Beside] = []
         self._inner: Turns | None = None
         self._outer: Turns | None = None
 
@@ -80,7 +89,7 @@ class Turns:
         with self._changed:
             self._works[work] = False
 
-    def beside(self, work: Work) -> None:
+    def beside(self, work: Beside) -> None:
         """Note a work of Gloo that a callback may wait for."""
         with self._changed:
             self._others = [*filter(_is_under_way, self._others), work]
@@ -186,5 +195,5 @@ class Turns:
             work.get_future().add_done_callback(told)
 
 
-def _is_under_way(work: Work) -> bool:
-    return not work.is_completed()
+def _is_under_way(work: Beside) -> bool:
+    return not work.is_over()

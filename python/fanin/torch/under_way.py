@@ -7,7 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 
-from fanin.errors import AllReduceTimeout, Closed
+from fanin.errors import AllReduceTimeout, Closed, FaninError, RankLeft, RankLost, SwitchLost
 from fanin.torch.handles import FindableWork
 from fanin.torch.turns import Turns
 
@@ -84,9 +84,9 @@ class UnderWay:
         self._adjust()
 
     @property
-    def ended(self) -> bool:
-        """Whether `end` was called."""
-        return self._ended_by is not None
+    def ended_by(self) -> object:
+        """The reason that `end` was first given; None if it was not called."""
+        return self._ended_by
 
     def end(self, reason: object) -> None:
         """End the membership; what fails by that says that it is because of `reason`."""
@@ -96,9 +96,12 @@ class UnderWay:
 
     def explain(self, error: Exception) -> Exception:
         """Say more about an error of the network than the network knows."""
-        if isinstance(error, Closed) and self._ended_by is not None:
-            return Closed(f"the group ended, here, because {self._ended_by}")
-        return hinted(error)
+        reason = self._ended_by
+        if not isinstance(error, Closed) or reason is None:
+            return hinted(error)
+        if isinstance(reason, RankLost | RankLeft | SwitchLost):
+            return with_message(reason, f"the group ended, here, because {reason.message}")
+        return Closed(f"the group ended, here, because {reason}")
 
     def _adjust(self) -> None:
         """Let the network wait as long as the most patient all-reduce does."""
@@ -142,5 +145,10 @@ def hinted(error: Exception) -> Exception:
         return error
     called = "the collective" if error.tensor is None else error.tensor.collective
     hint = f"or that rank called {called} with a dtype, op or device that the services do not take"
+    return with_message(error, f"{error.message}, {hint}")
+
+
+def with_message(error: FaninError, message: str) -> FaninError:
+    """Return an error with the fields of another one."""
     fields = {name: value for name, value in vars(error).items() if name != "message"}
-    return AllReduceTimeout(f"{error.message}, {hint}", **fields)
+    return type(error)(message, **fields)

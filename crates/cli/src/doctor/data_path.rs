@@ -259,7 +259,7 @@ mod tests {
             job: WorkerJob::SwitchMl {
                 config: JobConfig {
                     id: JobId(1),
-                    key: Key(1),
+                    key: Key::new(1),
                     generation: Generation(0),
                     workers: 1,
                     slots: 8,

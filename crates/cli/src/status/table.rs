@@ -44,6 +44,7 @@ pub(super) fn table(report: &Report<'_>) -> String {
             }
             State::Running {
                 wire_dtype,
+                security,
                 slots,
                 window,
                 in_use,
@@ -53,7 +54,10 @@ pub(super) fn table(report: &Report<'_>) -> String {
                 ..
             } => {
                 row.push(Cell::new("running"));
-                row.push(Cell::new(wire_dtype));
+                row.push(Cell::new(match *security {
+                    "tag" => (*wire_dtype).to_owned(),
+                    security => format!("{wire_dtype}, {security}"),
+                }));
                 let in_flight = slots.or(*window).unwrap_or_default();
                 let numbers = [u64::from(in_flight), u64::from(*in_use), *completed, *retransmitted];
                 row.extend(numbers.map(number));

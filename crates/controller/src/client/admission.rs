@@ -99,6 +99,7 @@ pub(super) async fn join(
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         wire_dtype: proto::WireDtype::from(config.travels_as()).into(),
+        security: proto::Security::from(config.security).into(),
         hops: Vec::new(),
         plan: service.plan,
         split: Some(Split::of(config).told(here.unwrap_or_default())),
@@ -230,6 +231,7 @@ fn taken(
     };
     let unknown = match &admitted.job {
         job if of(job) != config.protocol => format!("protocol {}", config.protocol.name()),
+        job if job.key().security() != config.security => format!("security {}", config.security.name()),
         job if bound_of(job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
         WorkerJob::Dlcp { config: job, .. } if job.paths < config.paths => format!("{} paths", config.paths),
         WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.travels_as() => {

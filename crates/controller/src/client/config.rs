@@ -6,7 +6,7 @@ use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::{Protocol, Ranks};
 use fanin_tls::Trust;
 use fanin_udp::HostThreads;
-use fanin_wire::{LossBound, Rank, WireDtype};
+use fanin_wire::{LossBound, Rank, Security, WireDtype};
 
 use super::split::Prediction;
 use super::trace::TraceConfig;
@@ -93,6 +93,8 @@ pub struct SessionConfig {
     pub protocol: Protocol,
     /// How the elements of large float tensors travel, the same on every rank; the protocol's own where it is `None`.
     pub wire_dtype: Option<WireDtype>,
+    /// How packets are secured; the same on every rank.
+    pub security: Security,
     /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, DLCP sums the tensors, which then travel as they are.
     pub loss_bound: LossBound,
     /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a
@@ -162,6 +164,7 @@ impl SessionConfig {
             sub_models: Vec::new(),
             protocol: Protocol::SwitchMl,
             wire_dtype: None,
+            security: Security::Tag,
             loss_bound: LossBound::RELIABLE,
             paths: 1,
             congestion_control: true,

@@ -259,11 +259,12 @@ impl Oversight {
 
     /// Looks whether one of these is cut off, the first of them.
     fn look_at(&mut self, suspects: Vec<Suspect>) {
+        let security = self.shared.config.security;
         let look = move || {
             suspects.into_iter().find_map(|suspect| {
                 let here = route(suspect.address).map(|route| route.local.to_string()).unwrap_or_default();
-                let cause =
-                    cut_off_of(&suspect.switch, WAY_PATIENCE, &suspect.trust, Some(suspect.elements))?;
+                let Suspect { switch, trust, elements, .. } = &suspect;
+                let cause = cut_off_of(switch, WAY_PATIENCE, trust, security, Some(*elements))?;
                 Some(CutOff { suspect, cause: format!("{cause}, from {here}") })
             })
         };
@@ -307,7 +308,8 @@ impl Oversight {
         }
         for service in 0..self.shared.members.len() {
             let Suspect { switch, address, elements, .. } = self.suspect(service);
-            let bytes = packet_bytes(usize::from(elements));
+            let extra = self.shared.config.security.extra_bytes();
+            let bytes = packet_bytes(usize::from(elements)) + extra;
             let carried = path_mtu(address).unwrap_or_default();
             if self.shared.members.len() == 1 || carried < bytes + IP_UDP_BYTES {
                 let text = format!(

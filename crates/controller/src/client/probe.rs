@@ -11,7 +11,7 @@ use fanin_protocol::control::Protocol;
 use fanin_tls::Trust;
 use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
 use fanin_wire::{
-    IP_UDP_BYTES, Op, Rank, WireDtype, chunk_packet_bytes, fragment_packet_bytes, packet_bytes,
+    IP_UDP_BYTES, Op, Rank, Security, WireDtype, chunk_packet_bytes, fragment_packet_bytes, packet_bytes,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -44,6 +44,8 @@ pub struct Probe {
     patience: Duration,
     /// Of its packets, where they are not to be as long as can be.
     elements: Option<u16>,
+    /// How they are secured.
+    security: Security,
     runtime: Option<Runtime>,
 }
 
@@ -106,10 +108,10 @@ pub fn resolve_switch(switch: &str, patience: Duration) -> Result<(String, Vec<S
 }
 
 /// What keeps this machine from the service at `switch`, over TCP or UDP, in so much time for each; `None` where nothing does, or where it cannot be told: its process may be
-/// stopped.
+/// stopped. Packets are secured as those of the job that is to be there.
 #[must_use]
-pub fn cut_off(switch: &str, patience: Duration, trust: &Trust) -> Option<String> {
-    cut_off_of(switch, patience, trust, None)
+pub fn cut_off(switch: &str, patience: Duration, trust: &Trust, security: Security) -> Option<String> {
+    cut_off_of(switch, patience, trust, security, None)
 }
 
 /// The same for a job under way there, whose packets have so many elements: they must still pass, whatever is the longest that passes now.
@@ -117,6 +119,7 @@ pub(super) fn cut_off_of(
     switch: &str,
     patience: Duration,
     trust: &Trust,
+    security: Security,
     elements: Option<u16>,
 ) -> Option<String> {
     let mut probe = match Probe::open(switch, patience, trust) {
@@ -125,10 +128,10 @@ pub(super) fn cut_off_of(
         Err(SessionError::Untrusted { cause, .. }) => return Some(cause),
         Err(_) => return None,
     };
-    probe.elements = elements;
+    (probe.elements, probe.security) = (elements, security);
     let report = probe.all_reduce().ok()?;
     let elements = elements.unwrap_or(report.job.elements());
-    let bytes = packet_bytes(usize::from(elements));
+    let bytes = packet_bytes(usize::from(elements)) + security.extra_bytes();
     let is_alive = report.heartbeats_lost == 0 && !report.heartbeats.is_empty();
     if report.job.elements() < elements && is_alive {
         // The service let in what its own interface, and those on the way, carry now.
@@ -169,7 +172,10 @@ impl Probe {
     pub fn open(switch: &str, patience: Duration, trust: &Trust) -> Result<Self, SessionError> {
         let runtime = runtime("fanin-probe")?;
         match runtime.block_on(Connection::open(switch, patience, trust)) {
-            Ok((connection, _)) => Ok(Self { connection, patience, elements: None, runtime: Some(runtime) }),
+            Ok((connection, _)) => {
+                let (elements, security) = (None, Security::Tag);
+                Ok(Self { connection, patience, elements, security, runtime: Some(runtime) })
+            }
             Err(error) => {
                 runtime.shutdown_background();
                 Err(error)
@@ -204,7 +210,7 @@ impl Probe {
     /// When the switch refuses the job or does not answer in time. What goes wrong on the data path is in the report.
     pub fn all_reduce(&mut self) -> Result<ProbeReport, SessionError> {
         let Some(runtime) = &self.runtime else { return Err(SessionError::Closed) };
-        runtime.block_on(all_reduce(&mut self.connection, self.patience, self.elements))
+        runtime.block_on(all_reduce(&mut self.connection, self.patience, self.security, self.elements))
     }
 }
 
@@ -235,11 +241,13 @@ async fn status(
 async fn all_reduce(
     connection: &mut Connection,
     patience: Duration,
+    security: Security,
     elements: Option<u16>,
 ) -> Result<ProbeReport, SessionError> {
+    let beside = IP_UDP_BYTES + security.extra_bytes();
     let need = |elements: u16| match connection.protocol {
-        Protocol::SwitchMl => chunk_packet_bytes(elements.into(), WireDtype::SharedExponent) + IP_UDP_BYTES,
-        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements.into()) + IP_UDP_BYTES,
+        Protocol::SwitchMl => chunk_packet_bytes(elements.into(), WireDtype::SharedExponent) + beside,
+        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements.into()) + beside,
     };
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
     let config = SessionConfig {
@@ -249,6 +257,7 @@ async fn all_reduce(
         protocol: connection.protocol,
         // Its exponents are agreed on in packets without payload first: where only long packets are lost, it shows.
         wire_dtype: Some(WireDtype::SharedExponent),
+        security,
         mtu: elements.map(need),
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
     };

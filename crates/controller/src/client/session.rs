@@ -191,6 +191,7 @@ impl Session {
                 in_flight = admitted.job.in_flight(),
                 elements = admitted.job.elements(),
                 wire_dtype = config.travels_as().name(),
+                security = config.security.name(),
                 "joined"
             );
         }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use fanin_protocol::control::{Protocol, Ranks};
 use fanin_tls::Trust;
-use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, WireDtype};
+use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, Security, WireDtype};
 
 use super::connection::{Connection, no_status, runtime};
 use super::session::Cancel;
 use super::split::{MemberStatus, Split};
 use super::warnings::say;
 use crate::SessionError;
-use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, shown, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, security, shown, wire_dtype};
 use crate::proto;
 
 /// What a switch does.
@@ -111,6 +111,8 @@ pub enum JobStatusState {
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,
+        /// How its packets are secured.
+        security: Security,
         /// Slots, or ATP's fragments, that gather contributions now, over all shards.
         in_use: u32,
         /// Ranks that they wait for, and how many of them.
@@ -250,6 +252,7 @@ impl TryFrom<proto::Job> for JobStatus {
                 in_flight: narrow(running.in_flight, "in_flight")?,
                 elements: narrow(running.elements, "elements")?,
                 wire_dtype: wire_dtype(running.wire_dtype)?,
+                security: security(running.security)?,
                 in_use: running.in_use,
                 waiting_for: (0..RANKS_MAX as u16)
                     .map(Rank)

@@ -332,7 +332,7 @@ mod tests {
     use super::*;
 
     const JOB: JobId = JobId(7);
-    const KEY: Key = Key(9);
+    const KEY: Key = Key::new(9);
 
     fn route(generation: u16, levels: u32) -> Route {
         let message = proto::Route {
@@ -396,14 +396,14 @@ mod tests {
     fn a_job_that_is_resumed_has_the_place_of_its_own_and_leaves_another_of_its_name_alone() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         let mut over = |job, key, lineage| {
-            let route = Route { key: Key(key), lineage, ..route(0, 1) };
+            let route = Route { key: Key::new(key), lineage, ..route(0, 1) };
             learn(&mut routes, JobId(job), 0, route, now).expect("consistent").1
         };
         // Somebody took the name while the switch was started again, and then its ranks came back.
         assert_eq!(over(1, 1, None), []);
-        assert_eq!(over(2, 2, Some(Key(9).lineage())), []);
+        assert_eq!(over(2, 2, Some(Key::new(9).lineage())), []);
         assert_eq!(over(1, 1, None), [], "both are heard");
-        assert_eq!(over(3, 3, Some(Key(2).lineage())), [JobId(2)], "it was resumed again");
+        assert_eq!(over(3, 3, Some(Key::new(2).lineage())), [JobId(2)], "it was resumed again");
         assert_eq!(routes.names().len(), 2);
     }
 

@@ -26,7 +26,7 @@ use super::jobs::{Agreed, Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Sta
 use super::meetings::{NotHeard, Pieces};
 use super::told::Measured;
 use crate::client::path::{mtu_at, rate_bps_at};
-use crate::convert::{Malformed, loss_bound, narrow, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, security, wire_dtype};
 use crate::proto::{self, control_server::Control};
 
 /// What the ranks that meet said, in pieces.
@@ -398,6 +398,7 @@ fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
         wire_dtype: wire_dtype(message.wire_dtype)?,
+        security: security(message.security)?,
         loss_bound: loss_bound(message.loss_bound_millionths)?,
         paths: message.paths,
         plan: message.plan,
@@ -481,7 +482,16 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.words().to_vec() }),
-        JobState::Running { job: id, generation, in_flight, elements, wire_dtype, loss_bound, left } => {
+        JobState::Running {
+            job: id,
+            generation,
+            in_flight,
+            elements,
+            wire_dtype,
+            security,
+            loss_bound,
+            left,
+        } => {
             let progress = figures.jobs.get(&id).cloned().unwrap_or_default();
             let told = jobs.told(id);
             State::Running(Running {
@@ -495,6 +505,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 completed: progress.completed,
                 retransmitted: progress.retransmitted,
                 wire_dtype: proto::WireDtype::from(wire_dtype).into(),
+                security: proto::Security::from(security).into(),
                 aggregations: progress.aggregations,
                 collisions: progress.collisions,
                 members: told.described(),

@@ -46,7 +46,7 @@ impl Process {
             let mut client = control(switch);
             let reply = client.join(request).await.expect("an answer").into_inner();
             let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
-            let key = Key::from_bytes(admission.key.try_into().expect("16 bytes"));
+            let key = Key::from_bytes(&admission.key).expect("17 bytes");
             let who = AttendRequest {
                 job_id: admission.job_id,
                 rank,
@@ -373,7 +373,7 @@ fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionE
                 let Some(Outcome::Admission(Admission { job_id, key, .. })) = reply.outcome else {
                     panic!("{reply:?}")
                 };
-                let secret = Key::from_bytes(key.try_into().expect("16 bytes")).secret_of(Rank(rank as u16));
+                let secret = Key::from_bytes(&key).expect("17 bytes").secret_of(Rank(rank as u16));
                 client.leave(LeaveRequest { job_id, rank, passed_on: 0, secret }).await.expect("it leaves");
             });
         })

@@ -11,6 +11,7 @@ mod meetings;
 mod ports;
 mod racks;
 mod scripted;
+mod secured;
 mod strangers;
 mod sums;
 mod tls;

@@ -98,7 +98,7 @@ fn forge(address: SocketAddr, packets: impl Fn(Key) -> Vec<Vec<u8>>) {
     let mut guess = 0;
     while metric(&fetch(address, "/metrics"), counter) < 100 {
         assert!(began.elapsed() < HANG, "forged packets are not counted");
-        for packet in packets(Key(guess)) {
+        for packet in packets(Key::new(guess)) {
             stranger.send_to(&packet, address).expect("sent");
         }
         guess += 1;

@@ -64,8 +64,8 @@ fn who_listens_to_control_hears_neither_key_nor_secret_nor_name() {
         let mut client = control(tapped(switch.address(), heard.clone()).await);
         let reply = client.join(request("overheard", 0, 1, HANG)).await.expect("an answer").into_inner();
         let Some(Outcome::Admission(admission)) = reply.outcome else { panic!("{reply:?}") };
-        let key: [u8; 16] = admission.key.try_into().expect("16 bytes");
-        let secret = Key::from_bytes(key).secret_of(Rank(0));
+        let key = Key::from_bytes(&admission.key).expect("17 bytes");
+        let secret = key.secret_of(Rank(0));
         let (job_id, generation) = (admission.job_id, admission.generation);
         let beat = HeartbeatRequest { job_id, generation, secret, ..HeartbeatRequest::default() };
         client.heartbeat(beat).await.expect("a member");
@@ -76,8 +76,13 @@ fn who_listens_to_control_hears_neither_key_nor_secret_nor_name() {
         let status = client.status(StatusRequest::default()).await.expect("an answer").into_inner();
         assert!(status.jobs.iter().any(|job| job.name.starts_with("overheard")), "{status:?}");
         assert!(!heard.0.lock().expect("no panic").is_empty());
-        let words: [&[u8]; 5] =
-            [b"overheard", &key, &secret.to_le_bytes(), b"HTTP/2.0", b"/fanin.v1.Control"];
+        let words: [&[u8]; 5] = [
+            b"overheard",
+            &key.secret().to_le_bytes(),
+            &secret.to_le_bytes(),
+            b"HTTP/2.0",
+            b"/fanin.v1.Control",
+        ];
         for words in words {
             assert!(!heard.has(words), "{:?} was heard", String::from_utf8_lossy(words));
         }

@@ -727,6 +727,11 @@ impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
     type Job = R;
     type Error = ConfigError;
 
+    fn identity(route: &R) -> (JobId, Key) {
+        let (job, key, _) = route.job();
+        (job, key)
+    }
+
     fn add_job(&mut self, route: R) -> Result<(), ConfigError> {
         route.check()?;
         let id = route.job().0;

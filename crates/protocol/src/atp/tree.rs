@@ -6,7 +6,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
-use fanin_wire::{CHILDREN_MAX, Directions, GradientHeader, LEVELS_MAX};
+use fanin_wire::{CHILDREN_MAX, Directions, GradientHeader, JobId, Key, LEVELS_MAX};
 
 use super::AtpConfigError;
 use super::ServerJob;
@@ -173,6 +173,10 @@ impl Tree {
 impl<A> Roster<A> for Tree {
     type Label = Directions;
     type Job = ServerJob;
+
+    fn identity(job: &ServerJob) -> (JobId, Key) {
+        (job.config.id, job.config.key)
+    }
 
     fn admit(job: ServerJob) -> Result<Admitted<Self, A>, AtpConfigError> {
         let config = job.config.check()?;

@@ -86,7 +86,8 @@ impl FlowPlan {
         workers: u16,
         elements: u16,
     ) -> JobConfig {
-        let packet_bytes = block_packet_bytes(4 * usize::from(elements)) as u32 + FRAMING_BYTES;
+        let own_bytes = block_packet_bytes(4 * usize::from(elements)) + key.security().extra_bytes();
+        let packet_bytes = own_bytes as u32 + FRAMING_BYTES;
         JobConfig {
             id,
             key,
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn machines_take_what_is_planned() {
-        let who = (JobId(1), Key(1), Generation(0));
+        let who = (JobId(1), Key::new(1), Generation(0));
         for (workers, elements, paths) in [(1, 32, 0), (8, 352, 8), (64, 2048, u32::MAX)] {
             let config = plan(workers, elements).over(paths).job_config(who, workers, elements);
             assert!(config.check().is_ok());

@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use fanin_wire::{
     CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, Generation, IP_UDP_BYTES, LEVELS_MAX, LossBound, PLANNED_WORKERS_MAX,
-    RANKS_MAX, Rank, VERSION, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
+    RANKS_MAX, Rank, Security, VERSION, WireDtype, chunk_elements_for_mtu, chunk_packet_bytes,
     fragment_elements_for_mtu, fragment_packet_bytes,
 };
 
@@ -33,6 +33,7 @@ struct Waiting {
     in_flight: Option<u16>,
     elements: u16,
     wire_dtype: WireDtype,
+    security: Security,
     loss_bound: LossBound,
     paths: u32,
     plan: u64,
@@ -64,6 +65,7 @@ pub(super) struct Plan {
     pub in_flight: u16,
     pub elements: u16,
     pub wire_dtype: WireDtype,
+    pub security: Security,
     pub resumed: bool,
     pub hierarchy: Option<Hierarchy>,
     pub switches: Option<SwitchTree>,
@@ -115,9 +117,10 @@ pub(super) fn check(request: &JoinRequest, served: Protocol, shards: u8) -> Resu
     if let Some(asked) = request.in_flight.filter(|asked| *asked == 0 || *asked > SLOTS_MAX) {
         return Err(Refusal::InFlightOutOfRange { asked });
     }
+    let beside = IP_UDP_BYTES + request.security.extra_bytes();
     let need = |elements: usize| match served {
-        Protocol::SwitchMl => chunk_packet_bytes(elements, request.wire_dtype) + IP_UDP_BYTES,
-        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements) + IP_UDP_BYTES,
+        Protocol::SwitchMl => chunk_packet_bytes(elements, request.wire_dtype) + beside,
+        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements) + beside,
     };
     let mtu = path_mtu(request);
     let too_small = |need: usize| Refusal::MtuTooSmall {
@@ -146,7 +149,7 @@ fn path_mtu(request: &JoinRequest) -> usize {
 
 /// The most elements that a packet on a rank's way can have.
 fn elements_for(request: &JoinRequest) -> Option<usize> {
-    let mtu = path_mtu(request);
+    let mtu = path_mtu(request).saturating_sub(request.security.extra_bytes());
     match request.protocol {
         Protocol::SwitchMl => chunk_elements_for_mtu(mtu, request.wire_dtype),
         Protocol::Atp | Protocol::Goat => {
@@ -236,6 +239,14 @@ impl Gathering {
                     job_has: other.wire_dtype,
                 });
             }
+            if request.security != other.security {
+                return Err(Refusal::SecurityMismatch {
+                    rank: asked_by,
+                    asked: request.security,
+                    other_rank: other_rank.0.into(),
+                    job_has: other.security,
+                });
+            }
             if request.plan != other.plan {
                 return Err(Refusal::PlanMismatch {
                     rank: asked_by,
@@ -262,6 +273,7 @@ impl Gathering {
                 in_flight: request.in_flight,
                 elements,
                 wire_dtype: request.wire_dtype,
+                security: request.security,
                 loss_bound: request.loss_bound,
                 paths: request.paths,
                 plan: request.plan,
@@ -326,6 +338,7 @@ impl Gathering {
     pub fn plan(&self, shards: u8, receive_buffer_bytes: usize) -> Result<Plan, Refusal> {
         // `join` let no rank in that asks for another.
         let wire_dtype = self.waiting.values().next().map(|waiting| waiting.wire_dtype).unwrap_or_default();
+        let security = self.waiting.values().next().map(|waiting| waiting.security).unwrap_or_default();
         // `check` let no rank in that asks for another protocol.
         let protocol = self.waiting.values().next().map(|waiting| waiting.protocol).unwrap_or_default();
         let paths: Vec<&[Hop]> = self.waiting.values().map(|waiting| waiting.hops.as_slice()).collect();
@@ -349,6 +362,7 @@ impl Gathering {
                 in_flight: first.in_flight,
                 elements: first.elements,
                 wire_dtype,
+                security,
                 resumed: true,
                 hierarchy,
                 switches,
@@ -419,6 +433,7 @@ impl Gathering {
             in_flight,
             elements,
             wire_dtype: if loses { WireDtype::Native } else { wire_dtype },
+            security,
             resumed: false,
             hierarchy,
             switches,

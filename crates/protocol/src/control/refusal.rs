@@ -5,7 +5,7 @@
 
 use core::net::SocketAddr;
 
-use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, LossBound, PLACES_MAX, Rank, WireDtype};
+use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, LossBound, PLACES_MAX, Rank, Security, WireDtype};
 
 use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, NAMED_SUB_MODELS_MAX, Protocol, Ranks};
 use crate::switchml::SLOTS_MAX;
@@ -142,6 +142,25 @@ macro_rules! for_each_refusal {
                     f,
                     "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
                      FANIN_WIRE_DTYPE), or for none",
+                    asked.name(),
+                    job_has.name()
+                );
+
+            /// The ranks ask for packets that are secured differently. None would read another's, so the ranks that wait are refused as well.
+            SecurityMismatch = "security_mismatch" {
+                /// The rank that came last.
+                rank: u32,
+                /// How it asked for packets to be secured.
+                asked: Security,
+                /// A rank that waited for it.
+                other_rank: u32,
+                /// How the waiting ranks asked for it.
+                job_has: Security,
+            }
+                |f| write!(
+                    f,
+                    "rank {rank} asks for security \"{}\", rank {other_rank} for \"{}\"; set the same for all ranks (security, or \
+                     FANIN_SECURITY), or for none",
                     asked.name(),
                     job_has.name()
                 );

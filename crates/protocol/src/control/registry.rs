@@ -6,7 +6,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, Rank, ShardId, WireDtype, WorkerId};
+use fanin_wire::{
+    AbortReason, Generation, JobId, Key, LossBound, Rank, Security, ShardId, WireDtype, WorkerId,
+};
 
 use super::gathering::{Gathering, check};
 use super::pool_size::pool_units;
@@ -177,6 +179,8 @@ pub enum JobState {
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,
+        /// How its packets are secured.
+        security: Security,
         /// Which part of a rank's contributions may be lost.
         loss_bound: LossBound,
         /// Ranks that left it.
@@ -327,6 +331,7 @@ impl Registry {
             // All are of one program, started differently: those that wait would wait in vain.
             Err(
                 reason @ (Refusal::WireDtypeMismatch { .. }
+                | Refusal::SecurityMismatch { .. }
                 | Refusal::PlanMismatch { .. }
                 | Refusal::SubModelsMismatch { .. }
                 | Refusal::BoundMismatch { .. }),
@@ -370,7 +375,8 @@ impl Registry {
         }
         self.free -= asked;
         let id = self.unused_id();
-        let key = Key(u128::from((self.generator)()) << 64 | u128::from((self.generator)()));
+        let secret = u128::from((self.generator)()) << 64 | u128::from((self.generator)());
+        let key = Key::new(secret).with(plan.security);
         let admission = Admission {
             job: id,
             key,
@@ -698,6 +704,7 @@ impl Registry {
                     in_flight: job.in_flight,
                     elements: job.elements,
                     wire_dtype: job.wire_dtype,
+                    security: job.key.security(),
                     loss_bound: job.loss_bound,
                     left: job.left.clone(),
                 },

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, ShardId, SlotIndex, WireDtype};
+use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Security, ShardId, SlotIndex, WireDtype};
 
 use super::{FlowPlan, Hierarchy, Racks, Ranks, SwitchTree};
 use crate::dlcp;
@@ -131,6 +131,8 @@ pub struct JoinRequest {
     pub rtt: Duration,
     /// How the elements of the job's large float tensors travel, as the asking rank wishes.
     pub wire_dtype: WireDtype,
+    /// How the job's packets are secured, as the asking rank wishes.
+    pub security: Security,
     /// What it believes that each rank's part of a tensor may lose; above nothing the job is summed by DLCP.
     pub loss_bound: LossBound,
     /// Source ports that its packets are to be spread over, where something may be lost; a job has as many as the rank that asks for most.

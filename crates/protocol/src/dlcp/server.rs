@@ -1,7 +1,7 @@
 //! The server: a table of jobs. One machine is one shard.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{AbortReason, BlockPacket, JobId, Kind, Preamble, ShardId, SignalPacket};
+use fanin_wire::{AbortReason, BlockPacket, JobId, Key, Kind, Preamble, ShardId, SignalPacket};
 
 mod addresses;
 mod flow;
@@ -113,6 +113,10 @@ impl<A: Copy> Endpoint for Server<A> {
 impl<A: Copy> Summer for Server<A> {
     type Job = ServerJob;
     type Error = ConfigError;
+
+    fn identity(job: &ServerJob) -> (JobId, Key) {
+        (job.config.id, job.config.key)
+    }
 
     fn add_job(&mut self, job: ServerJob) -> Result<(), ConfigError> {
         // As all its shards are told of it: each puts its own number in.

@@ -2,7 +2,7 @@
 //! refuses what is labelled by another plan.
 
 use alloc::vec::Vec;
-use fanin_wire::{AggregationNode, Generation, JobId, PlannedDirections, PlannedHeader};
+use fanin_wire::{AggregationNode, Generation, JobId, Key, PlannedDirections, PlannedHeader};
 
 use super::GoatServer;
 use super::plan::{GoatJobConfig, SubModels};
@@ -79,6 +79,10 @@ impl Groups {
 impl<A: Copy> Roster<A> for Groups {
     type Label = PlannedDirections;
     type Job = GoatServerJob<A>;
+
+    fn identity(job: &GoatServerJob<A>) -> (JobId, Key) {
+        (job.config.id, job.config.key)
+    }
 
     fn admit(job: GoatServerJob<A>) -> Result<Admitted<Self, A>, ConfigError> {
         job.config.check(&job.plan.sub_models)?;

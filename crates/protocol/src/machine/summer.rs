@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 use core::time::Duration;
-use fanin_wire::{AbortReason, JobId};
+use fanin_wire::{AbortReason, JobId, Key};
 
 use super::{Endpoint, Received};
 
@@ -12,6 +12,9 @@ pub trait Summer: Endpoint<Event = JobAborted> {
     type Job: Clone;
     /// Why it does not take a job in.
     type Error: core::error::Error;
+
+    /// Which job that is, and the key of its packets.
+    fn identity(job: &Self::Job) -> (JobId, Key);
 
     /// Takes a job in; one of the same id is forgotten. The memory of its slots, places or aggregators is taken here; what
     /// only some tensors need (contributions that are kept side by side) is taken with the first of them, and then kept.

@@ -4,7 +4,7 @@
 mod tests;
 
 use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{Abort, AbortReason, JobId, Kind, Preamble, ShardId, SlotPacket};
+use fanin_wire::{Abort, AbortReason, JobId, Key, Kind, Preamble, ShardId, SlotPacket};
 
 use super::config::{ConfigError, JobConfig, SwitchJob};
 use super::slot_pool::SlotPool;
@@ -101,6 +101,10 @@ impl<A: Copy + PartialEq> Summer for Switch<A> {
     /// As all its shards are told of it: each puts its own number in.
     type Job = SwitchJob<A>;
     type Error = ConfigError;
+
+    fn identity(job: &SwitchJob<A>) -> (JobId, Key) {
+        (job.config.id, job.config.key)
+    }
 
     fn add_job(&mut self, job: SwitchJob<A>) -> Result<(), ConfigError> {
         let config = JobConfig { shard: self.shard, ..job.config };

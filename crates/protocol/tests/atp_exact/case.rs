@@ -200,7 +200,7 @@ impl Case {
     pub fn config(&self, job: usize, generation: u16) -> AtpJobConfig {
         AtpJobConfig {
             id: JobId(100 + job as u32),
-            key: Key(100 + job as u128),
+            key: Key::new(100 + job as u128),
             generation: Generation(generation),
             workers: self.workers as u16,
             elements: ELEMENTS as u16,

@@ -8,7 +8,7 @@ use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Op, Pattern, ShardId,
 
 /// Words of a block.
 pub const ELEMENTS: usize = 32;
-pub const KEY: Key = Key(77);
+pub const KEY: Key = Key::new(77);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {

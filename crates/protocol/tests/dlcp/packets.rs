@@ -333,7 +333,7 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
     hand(&mut server, 10, &announced, None);
     hand(&mut server, 11, &on_path(1, 0), None);
     let mut forged = on_path(1, 1);
-    Key(1).seal(&mut forged);
+    Key::new(1).seal(&mut forged);
     hand(&mut server, 98, &forged, Some(Reason::Forged));
     // A path that the job has not.
     hand(&mut server, 97, &on_path(7, 1), None);
@@ -397,11 +397,11 @@ fn strangers_and_the_dead_change_nothing() {
         bytes
     };
     let mut forged = signal(0, 0, 0, Signal::Start(start(64)));
-    Key(1).seal(&mut forged);
+    Key::new(1).seal(&mut forged);
     let mut changed = signal(0, 0, 0, Signal::Start(start(64)));
     changed[20] ^= 1;
     let mut foreign_block = block(0, 0, 0, 32);
-    Key(1).seal(&mut foreign_block);
+    Key::new(1).seal(&mut foreign_block);
     take(
         &mut server,
         &[
@@ -588,7 +588,7 @@ fn a_rank_of_a_ring_takes_from_each_neighbour_what_that_one_may_say() {
     };
     let report = Signal::Report(Report { number: 1, packets: 0, period_us: 200 });
     let mut forged = signal(2, 0, 0, Signal::Start(start(192)));
-    Key(1).seal(&mut forged);
+    Key::new(1).seal(&mut forged);
     hand_over(
         &mut ring,
         &[

@@ -226,7 +226,7 @@ impl Case {
     pub fn config(&self, generation: u16) -> GoatJobConfig {
         GoatJobConfig {
             id: JobId(100),
-            key: Key(100),
+            key: Key::new(100),
             generation: Generation(generation),
             workers: self.workers() as u16,
             elements: ELEMENTS as u16,

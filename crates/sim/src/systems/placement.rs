@@ -10,7 +10,9 @@ use fanin_protocol::Instant;
 use fanin_protocol::control::{
     Admission, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Refusal, Registry, RegistryConfig,
 };
-use fanin_wire::{CHILDREN_MAX, IP_UDP_BYTES, JobId, Key, LossBound, PLACES_MAX, VERSION, WireDtype};
+use fanin_wire::{
+    CHILDREN_MAX, IP_UDP_BYTES, JobId, Key, LossBound, PLACES_MAX, Security, VERSION, WireDtype,
+};
 
 use crate::net::{NodeId, NodeKind, Topology};
 
@@ -75,7 +77,8 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
         pool_units: u32::MAX,
         ..RegistryConfig::default()
     };
-    let mut drawn = [request.id.0.into(), (request.key.0 >> 64) as u64, request.key.0 as u64].into_iter();
+    let mut drawn =
+        [request.id.0.into(), (request.key.secret() >> 64) as u64, request.key.secret() as u64].into_iter();
     let draw = move || drawn.next().unwrap_or_default();
     let mut registry = Registry::new(config, Box::new(draw)).expect("no limit is zero");
     let hop = |node: &NodeId| Hop {
@@ -101,6 +104,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                 rate_bps: None,
                 rtt: Duration::ZERO,
                 wire_dtype: WireDtype::SharedExponent,
+                security: Security::Tag,
                 loss_bound: LossBound::RELIABLE,
                 paths: 1,
                 plan: 0,

@@ -48,7 +48,7 @@ impl Tenant {
     /// The key of one part, which is not another's.
     #[must_use]
     pub fn key(&self, part: usize) -> Key {
-        Key(u128::from(self.id(part).0) << 64 | 1)
+        Key::new(u128::from(self.id(part).0) << 64 | 1)
     }
 
     /// Whether all of its workers have vanished.

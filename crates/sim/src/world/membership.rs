@@ -249,6 +249,7 @@ impl World<'_> {
                     hops,
                     wire_version: fanin_wire::VERSION,
                     wire_dtype: self.scenario.wire_dtype,
+                    security: fanin_wire::Security::Tag,
                     loss_bound: LossBound::RELIABLE,
                     paths: 1,
                     resume,

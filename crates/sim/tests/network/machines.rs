@@ -75,7 +75,7 @@ fn all_reduce(seed: u64, loss: f64, classify: fn(&SimWorker, &[u8]) -> Class) ->
     }
     let config = JobConfig {
         id: JobId(7),
-        key: Key(7),
+        key: Key::new(7),
         generation: Generation(0),
         workers: WORKERS.into(),
         slots: 16,
@@ -201,7 +201,8 @@ fn gradient(sequence: u64) -> Vec<u8> {
         next_exponent: 0,
     };
     let mut out = vec![0; 2000];
-    let bytes = GradientPacket::write(&mut out, Key(1), &preamble, &header, 64, |payload| payload.fill(1));
+    let bytes =
+        GradientPacket::write(&mut out, Key::new(1), &preamble, &header, 64, |payload| payload.fill(1));
     out.truncate(bytes);
     out
 }

@@ -19,7 +19,7 @@ pub struct Cluster {
 pub fn job(workers: usize) -> JobConfig {
     JobConfig {
         id: JobId(0x0fa1_1000 + workers as u32),
-        key: Key(workers as u128),
+        key: Key::new(workers as u128),
         generation: Generation(1),
         workers: workers as u16,
         slots: 16,

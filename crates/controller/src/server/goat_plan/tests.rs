@@ -32,7 +32,7 @@ fn address(switch: usize) -> SocketAddr {
 fn admission(job: u32, ranks: usize, window: u16, sub_models: &[u64]) -> Admission {
     Admission {
         job: JobId(job),
-        key: Key(7),
+        key: Key::new(7),
         generation: Generation(0),
         world_size: ranks as u16,
         in_flight: window,

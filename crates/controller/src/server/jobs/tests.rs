@@ -29,6 +29,7 @@ fn request(job: &str) -> JoinRequest {
         rate_bps: None,
         rtt: Duration::ZERO,
         wire_dtype: fanin_wire::WireDtype::SharedExponent,
+        security: fanin_wire::Security::Tag,
         loss_bound: fanin_wire::LossBound::RELIABLE,
         paths: 1,
         protocol: Protocol::SwitchMl,

@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 use core::ops::Range;
-use fanin_wire::{FragmentHeader, Label};
+use fanin_wire::{FragmentHeader, JobId, Key, Label};
 
 use crate::aggregation::{ConfigError, JobConfig, WORKERS_MAX};
 use crate::machine::Reason;
@@ -86,6 +86,9 @@ pub trait Roster<A>: Sized + core::fmt::Debug {
     type Label: Label;
     /// What a server is told of a job.
     type Job: Clone;
+
+    /// Which job that is, and the key of its packets.
+    fn identity(job: &Self::Job) -> (JobId, Key);
 
     /// A job that was checked.
     fn admit(job: Self::Job) -> Result<Admitted<Self, A>, ConfigError>;

@@ -8,7 +8,7 @@ mod job;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use fanin_wire::{AbortReason, FragmentPacket, Generation, JobId, Label, Preamble, ShardId};
+use fanin_wire::{AbortReason, FragmentPacket, Generation, JobId, Key, Label, Preamble, ShardId};
 
 pub use self::coverage::{Admitted, Coverage, Roster, Workers};
 use self::job::Job;
@@ -156,6 +156,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Endpoint for Server<A, R> {
 impl<A: Copy + PartialEq, R: Roster<A>> Summer for Server<A, R> {
     type Job = R::Job;
     type Error = ConfigError;
+
+    fn identity(job: &R::Job) -> (JobId, Key) {
+        R::identity(job)
+    }
 
     /// What overflows need is not taken yet.
     fn add_job(&mut self, job: R::Job) -> Result<(), ConfigError> {

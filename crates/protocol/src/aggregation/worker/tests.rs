@@ -14,7 +14,7 @@ use super::*;
 use crate::machine::{Elements, Instant};
 
 const ELEMENTS: usize = 64;
-const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 const UPSTREAM: u8 = 7;
 /// Before anything was measured: the ceiling.
 const TIMEOUT_MS: u64 = 40;
@@ -586,7 +586,7 @@ fn a_stranger_with_the_servers_address_changes_nothing() {
     let preamble = Preamble { kind: Kind::Abort, ..line.worker.preamble() };
     let abort = Abort { preamble, reason: AbortReason::SwitchStopped }.to_bytes(KEY).to_vec();
     for mut packet in [parameters.clone(), request, abort] {
-        for key in [Key(0), Key(KEY.0 ^ 1)] {
+        for key in [Key::new(0), Key::new(KEY.secret() ^ 1)] {
             key.seal(&mut packet);
             assert_eq!(line.hear(&packet), Verdict::Drop(Reason::Forged));
         }

@@ -14,7 +14,7 @@ use fanin_wire::*;
 use crate::machine::{Endpoint, Instant, Verdict};
 
 const ELEMENTS: usize = 64;
-const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 /// The next machine on the way to the server, wherever a test needs one.
 const UP: u16 = 100;
 

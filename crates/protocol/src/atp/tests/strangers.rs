@@ -20,7 +20,11 @@ fn forged(packet: &[u8]) -> [Vec<u8>; 3] {
         key.seal(&mut packet);
         packet
     };
-    [zeros(packet.to_vec()), sealed(Key(0), packet.to_vec()), sealed(Key(KEY.0 ^ 1 << 100), packet.to_vec())]
+    [
+        zeros(packet.to_vec()),
+        sealed(Key::new(0), packet.to_vec()),
+        sealed(Key::new(KEY.secret() ^ 1 << 100), packet.to_vec()),
+    ]
 }
 
 /// From the stranger's own address, and from one that it only says is its own.
@@ -94,7 +98,7 @@ fn a_stranger_takes_no_aggregators_and_frees_none() {
 fn a_stranger_with_the_upstreams_address_ends_no_job() {
     let mut switch = switch();
     fragment(0, 0, 1).to(&mut switch, 1);
-    for key in [Key(0), Key(KEY.0 ^ 1)] {
+    for key in [Key::new(0), Key::new(KEY.secret() ^ 1)] {
         let verdict = switch.handle_packet(Instant(0), UP, &abort(key));
         assert_eq!(verdict, Verdict::Drop(Reason::Forged));
     }

@@ -49,6 +49,7 @@ fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
         hops: Vec::new(),
         wire_version: VERSION,
         wire_dtype: WireDtype::SharedExponent,
+        security: Security::Tag,
         loss_bound: LossBound::RELIABLE,
         paths: 1,
         resume: None,
@@ -232,7 +233,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     let decision = registry.join(at(2), JoinRequest { mtu: 9000, ..ask("a", 1, 3) });
     let admission = Admission {
         job: JobId(41),
-        key: Key(42 << 64 | 43),
+        key: Key::new(42 << 64 | 43),
         generation: Generation(0),
         world_size: 3,
         in_flight: 64,
@@ -611,7 +612,7 @@ fn a_call_without_the_ranks_own_secret_has_no_effect() {
     let (victim, other) = (Rank(1), Rank(0));
     registry.attends(at(0), job, other, generation);
     for second in 1..=5 {
-        for secret in [0, u64::MAX, key.secret_of(other), key.lineage(), key.0 as u64] {
+        for secret in [0, u64::MAX, key.secret_of(other), key.lineage(), key.secret() as u64] {
             let denied = Err(Denied { rank: victim });
             assert_eq!(registry.heartbeat(at(second), job, victim, generation, secret), denied);
             assert_eq!(registry.leave(at(second), job, victim, secret), Err(Denied { rank: victim }));

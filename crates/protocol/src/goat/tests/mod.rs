@@ -15,7 +15,7 @@ use crate::aggregation::{Overflow, Scaling};
 use crate::machine::{Endpoint, Instant, Reason, Summer, Verdict};
 
 const ELEMENTS: usize = 64;
-const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 /// Of the switch S1: towards the server, and towards S2.
 const UP: u16 = 100;
 const TO_S2: u16 = 102;

@@ -8,7 +8,7 @@ const ELSEWHERE: u16 = 66;
 
 /// From the stranger's own address, and from those that it only says are its own.
 fn have_no_effect<E: Endpoint<Address = u16, Event = JobAborted>>(machine: &mut E, packet: Packet) {
-    for key in [Key(0), Key(KEY.0 ^ 1 << 100)] {
+    for key in [Key::new(0), Key::new(KEY.secret() ^ 1 << 100)] {
         for from in [ELSEWHERE, UP, TO_S2, 10] {
             let verdict = machine.handle_packet(Instant(0), from, &packet.bytes(key));
             assert_eq!(verdict, Verdict::Drop(Reason::Forged));
@@ -74,7 +74,7 @@ fn a_stranger_with_the_upstreams_address_ends_no_job() {
         };
         Abort { preamble, reason: AbortReason::Expelled(Rank(1)) }.to_bytes(key)
     };
-    let verdict = switch.handle_packet(Instant(0), UP, &abort(Key(KEY.0 ^ 1)));
+    let verdict = switch.handle_packet(Instant(0), UP, &abort(Key::new(KEY.secret() ^ 1)));
     assert_eq!((verdict, switch.poll_event()), (Verdict::Drop(Reason::Forged), None));
     assert_eq!(switch.handle_packet(Instant(0), UP, &abort(KEY)), Verdict::Multicast);
 }

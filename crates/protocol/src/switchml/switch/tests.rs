@@ -17,7 +17,7 @@ use crate::switchml::Worker;
 use crate::transport::RetransmissionConfig;
 
 const ELEMENTS: usize = 256;
-const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 
 fn config(workers: u8, slots: u16) -> JobConfig {
     JobConfig {

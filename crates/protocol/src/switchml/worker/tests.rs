@@ -18,7 +18,7 @@ use crate::machine::{Elements, Summer};
 use crate::switchml::Switch;
 
 const ELEMENTS: usize = 256;
-const KEY: Key = Key(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 
 #[derive(Debug, Clone, PartialEq)]
 enum Numbers {
@@ -490,7 +490,7 @@ fn a_stranger_makes_up_no_result_and_ends_no_worker() {
     let preamble = Preamble { worker: WorkerId::ALL, ..Preamble::parse(update).unwrap() };
     let header = SlotPacket::parse(preamble, update).unwrap().header;
     let mut forgeries = Vec::new();
-    for key in [Key(0), Key(KEY.0 ^ 1)] {
+    for key in [Key::new(0), Key::new(KEY.secret() ^ 1)] {
         let mut result = vec![0; packet_bytes()];
         let of_result = Preamble { kind: Kind::Result, ..preamble };
         SlotPacket::write(&mut result, key, &of_result, &header, ELEMENTS, |payload| payload.fill(66));

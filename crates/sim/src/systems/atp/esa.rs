@@ -74,7 +74,7 @@ mod tests {
     };
     use std::time::Duration;
 
-    const KEY: Key = Key(7);
+    const KEY: Key = Key::new(7);
     const ELEMENTS: usize = 64;
 
     /// A fragment of one of two workers, that uses the only aggregator.

@@ -38,7 +38,7 @@ impl Atp {
     pub(crate) fn fits(&self, topology: &Topology, workers: &[NodeId]) -> Result<(), PlacementError> {
         let servers: &[NodeId] = if self.server.is_some() { &[] } else { workers };
         for server in servers.iter().chain(&self.server) {
-            self.place(topology, workers, *server, (JobId(0), Key(0)))?;
+            self.place(topology, workers, *server, (JobId(0), Key::new(0)))?;
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ mod tests {
             congestion_control: true,
             timeout: Duration::from_millis(1),
         };
-        atp.place(topology, workers, server, (JobId(1), Key(2)))
+        atp.place(topology, workers, server, (JobId(1), Key::new(2)))
     }
 
     fn parts() -> Parts {

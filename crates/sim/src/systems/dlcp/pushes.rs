@@ -117,7 +117,7 @@ impl Pushes {
         let id = JobId(self.senders.len() as u32);
         let config = JobConfig {
             id,
-            key: Key(u128::from(id.0)),
+            key: Key::new(u128::from(id.0)),
             generation: Generation(0),
             workers: 1,
             shard: ShardId(0),

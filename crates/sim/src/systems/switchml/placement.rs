@@ -32,7 +32,7 @@ pub(super) struct Pool {
 impl SwitchMl {
     /// Whether workers have a place.
     pub(crate) fn fits(&self, topology: &Topology, workers: &[NodeId]) -> Result<(), PlacementError> {
-        self.place(topology, workers, (JobId(0), Key(0))).map(|_| ())
+        self.place(topology, workers, (JobId(0), Key::new(0))).map(|_| ())
     }
 
     /// The job's pools, as the registry has them.
@@ -83,7 +83,7 @@ mod tests {
     fn pools(topology: &Topology, workers: &[NodeId]) -> Result<Placement, PlacementError> {
         let timeout = Duration::from_millis(1);
         let system = SwitchMl { elements: 256, slots: 16, timeout, timeouts_only: false };
-        system.place(topology, workers, (JobId(1), Key(2)))
+        system.place(topology, workers, (JobId(1), Key::new(2)))
     }
 
     fn parts() -> Parts {

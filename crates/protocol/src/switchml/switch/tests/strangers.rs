@@ -16,7 +16,11 @@ fn forged(contribution: Contribution) -> [Vec<u8>; 3] {
         packet
     };
     let packet = contribution.packet();
-    [zeros(packet.clone()), sealed(Key(0), packet.clone()), sealed(Key(KEY.0 ^ 1 << 100), packet)]
+    [
+        zeros(packet.clone()),
+        sealed(Key::new(0), packet.clone()),
+        sealed(Key::new(KEY.secret() ^ 1 << 100), packet),
+    ]
 }
 
 fn have_no_effect(switch: &mut Switch<u8>, contribution: Contribution) {
@@ -89,7 +93,7 @@ fn a_stranger_takes_no_slots_turn_and_hands_no_sum_back() {
 #[test]
 fn a_packet_of_another_job_or_of_the_switch_is_not_a_workers() {
     let mut switch = switch(config(2, 1));
-    switch.add_job(JobConfig { id: JobId(8), key: Key(8), ..config(2, 1) }.into()).unwrap();
+    switch.add_job(JobConfig { id: JobId(8), key: Key::new(8), ..config(2, 1) }.into()).unwrap();
     let mut of_another = Contribution::default().packet();
     of_another[4..8].copy_from_slice(&8u32.to_le_bytes());
     let verdict = switch.handle_packet(Instant(0), ELSEWHERE, &of_another);

@@ -1,0 +1,114 @@
+"""Packets that are authenticated or encrypted, as a program asks for it (docs/security.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch
+from fanin.torch import Options
+from ranks import DEADLINE, Failure, Me
+
+# Of a tensor's elements; no packet has their bytes by chance.
+PATTERN = [3.14159274, -2.71828175, 1.41421354, 0.57721567]
+BYTES = torch.tensor(PATTERN).numpy().tobytes()
+ETH_P_ALL = 3
+Security = Literal["tag", "authenticate", "encrypt"]
+
+
+class Listener:
+    """Keeps what passes on the loopback interface."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        self.socket.bind(("lo", 0))
+        self.socket.settimeout(0.2)
+        self.heard: set[bytes] = set()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                frame = self.socket.recv(1 << 16)
+                if BYTES in frame:
+                    self.heard.add(BYTES)
+
+    def stop(self) -> bool:
+        """Return whether gradients were readable."""
+        self._stopped.set()
+        self._thread.join()
+        self.socket.close()
+        return bool(self.heard)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """Listen, where that is allowed."""
+    try:
+        listener = Listener()
+    except PermissionError:
+        pytest.skip("only root may listen")
+    yield listener
+    listener.stop()
+
+
+def summed(me: Me, security: Security | None, by: str, machine: str) -> float:
+    settings: dict[str, Any] = {} if security is None else {"security": security}
+    if by == "environment":
+        os.environ["FANIN_SECURITY"] = settings.pop("security")
+    me.init(pg_options=Options(machine=machine.format(me.rank), **settings))
+    tensor = torch.tensor(PATTERN * 10_000)
+    for _ in range(3):
+        sums = tensor.clone()
+        dist.all_reduce(sums)
+        assert torch.equal(sums, 2 * tensor)
+    halves = torch.zeros(20_000)
+    dist.reduce_scatter_tensor(halves, tensor.clone())
+    assert torch.equal(halves, 2 * tensor[:20_000])
+    me.say("summed")
+    me.hear()
+    return 1.0
+
+
+@pytest.mark.parametrize("by", ["argument", "environment"])
+@pytest.mark.parametrize("security", ["tag", "authenticate", "encrypt"])
+def test_a_listener_reads_gradients_unless_they_are_encrypted(
+    launch: Launch, switch: str, listener: Listener, security: str, by: str
+) -> None:
+    ranks = launch(summed, 2, security, by, "machine {}")
+    for rank in range(2):
+        assert ranks.hear(rank) == "summed"
+    assert listener.stop() == (security != "encrypt")
+    command = [sys.executable, "-m", "fanin", "status", "--switch", switch, "--json"]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    jobs = json.loads(status.stdout)["jobs"]
+    assert [job["security"] for job in jobs if job["state"] == "running"] == [security]
+    for rank in range(2):
+        ranks.tell(rank, "go")
+    assert ranks.results() == [1.0, 1.0]
+
+
+def differs(me: Me) -> None:
+    me.init(pg_options=Options(security="encrypt" if me.rank else "tag"))
+
+
+def test_ranks_that_disagree_all_hear_it(launch: Launch) -> None:
+    ranks = launch(differs, 2)
+    for rank in range(2):
+        outcome = ranks.outcome(rank)
+        assert isinstance(outcome, Failure)
+        assert outcome.kind == "JoinRefused", outcome.text
+        assert "FANIN_SECURITY" in outcome.message
+        assert '"encrypt"' in outcome.message
