@@ -210,9 +210,7 @@ class Ranks:
         patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 2), 1.0)
 
         def cut_off(index: int) -> str | None:
-            return _fanin.cut_off(
-                services[index][0], patience, self.trust, settings.security
-            )
+            return _fanin.cut_off(services[index][0], patience, self.trust, settings.security)
 
         with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
             causes = dict(zip(others, threads.map(cut_off, others), strict=True))
@@ -258,7 +256,7 @@ class Ranks:
         seen = {
             switch: key
             for switch in here.switches
-            # One that each machine calls so is another one on each.
+            # Such an address is another service on each machine.
             if not is_own(switch) and (key := self.trust.fingerprint(switch)) is not None
         }
         try:

@@ -120,8 +120,8 @@ def place(settings: Settings, address: str) -> Place:
 
 
 def _local(settings: Settings) -> str | None:
-    # ATP's ranks are each a child of a switch, and a bound is on what each rank contributes. Of ranks
-    # that are told unlike things none sums for another: they are refused where they join.
+    # With ATP each rank is a child of a switch, and a loss bound is on each rank's contributions.
+    # Ranks that are told unlike things never sum for each other: they are refused as they join.
     is_possible = settings.protocol == "switchml" and settings.loss_bound == 0
     return f"{settings.travels_as}, {settings.security}" if is_possible else None
 
@@ -175,8 +175,8 @@ def asked(places: Sequence[Place]) -> list[str]:
 
 
 def _are_alike(places: Sequence[Place]) -> bool:
-    # Where ranks name others, these may be racks, each with a link for its own ranks alone; or one
-    # switch by two addresses.
+    # Ranks that name different switches may be in racks, each with a link for its own ranks
+    # alone; or they reach one switch by two addresses.
     return all(place.switches == places[0].switches for place in places if place.switches)
 
 

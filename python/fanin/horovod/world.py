@@ -157,7 +157,7 @@ def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[St
 
 _world: World | None = None
 _comm: list[int] = []
-# Where the launcher's processes meet. It counts how often, so it is kept.
+# The meeting of the launcher's processes. It counts how often they met, so it is kept.
 _launched: Rendezvous | None = None
 # The store of the program's own group, and where its ranks meet; of the last such group alone.
 _grouped: tuple[Store, Rendezvous] | None = None
