@@ -1,4 +1,4 @@
-"""What errors suggest: the word that was meant, and what installs what is missing."""
+"""Cures that errors suggest: the word that was meant, and the command that installs a package."""
 
 from __future__ import annotations
 
