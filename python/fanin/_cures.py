@@ -1,4 +1,4 @@
-"""What errors suggest: the word that was meant, and what installs what is missing."""
+"""Cures that errors suggest: the word that was meant, and the command that installs a package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 # The laboratory's wheel, as `make wheel` leaves it.
 _LAB: Final = "target/wheels/fanin_lab-*.whl"
-# What a module needs that is not called as it is, or needs more: fanin's extra `torch`.
+# Modules whose package has another name, or that need more packages (fanin's extra `torch`).
 _PACKAGES: Final = {"sklearn": "scikit-learn", "torch": '"torch>=2.14" numpy'}
 
 

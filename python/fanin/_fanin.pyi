@@ -62,12 +62,12 @@ class Parameters:
         """Be done. Once all are, the services forget the model."""
 
 class Exchange:
-    """One end of an exchange through a place that others read, too, such as a store of torch's."""
+    """An end of an exchange of keys through a place that others read, such as torch's store."""
 
     def __new__(cls) -> Exchange: ...
     @property
     def public(self) -> str:
-        """What everybody may read: no other end has the same."""
+        """Public key of this end alone: everybody may read it."""
 
     def key(self, public: str) -> bytes:
         """Return 32 bytes that this end and the one with that `public` have alone."""
@@ -126,7 +126,7 @@ class Meeting:
         """Hang up. Idempotent."""
 
 class ServiceShare(TypedDict):
-    """What one service has of a job."""
+    """A service's part of a job."""
 
     service: str
     share: float
@@ -143,7 +143,7 @@ class JobPlan(TypedDict):
     imbalance: float
 
 class Client:
-    """One membership of one rank in one job, which one service sums or several.
+    """A rank's membership in a job, which one or several services sum.
 
     `services` are address, share, rate in bits a second and hosting rank of each. The constructor
     blocks, without the GIL, until all ranks have joined.
@@ -279,20 +279,20 @@ class Switch:
         """End it, once nobody is in any job, after `linger` seconds at the latest. Idempotent."""
 
 class Traffic(TypedDict):
-    """What the contributions of one step make of a network."""
+    """The traffic of the contributions of one step."""
 
     server_bytes: int
-    """That reach the server."""
+    """Bytes that reach the server."""
     in_network_bytes: int
-    """That workers send, and that do not reach it."""
+    """Bytes that workers send, and that do not reach the server."""
     hop_bytes: int
     """Bytes times the links that they pass."""
 
 class Schedule(Traffic):
-    """Where gradients are summed."""
+    """The places where gradients are summed."""
 
     direct_bytes: int
-    """Of `server_bytes`, those that no switch has summed."""
+    """The part of `server_bytes` that no switch has summed."""
     slowest_s: float
     """How long the slowest link takes."""
     nodes: list[list[str]]

@@ -21,7 +21,7 @@ from fanin import _signals
 
 LOOPBACK = ("localhost", "127.0.0.1")
 PORTS = range(20_000, 30_000)
-"""Where rank 0's store may listen: below those that connections begin at."""
+"""The ports at which rank 0's store may listen: below those that connections begin at."""
 LOOK_S = 0.1
 END_S = 15.0
 """How long a machine's `fanin run` may take to end, once it has ended its ranks."""

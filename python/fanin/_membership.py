@@ -60,20 +60,20 @@ class Ranks:
     job: str
     """Its name at the services."""
     name: str
-    """One that no other attempt at any job has: of the machines' shared memory."""
+    """The name of the machines' shared memory: no other attempt at any job has it."""
     who: str
-    """What the job is called in errors, such as "group 'train'"."""
+    """The job's name in errors, such as "group 'train'"."""
     rank: int
     world_size: int
     address: str
-    """Of this machine, as the others reach it, as far as is known."""
+    """This machine's address, as the others reach it, as far as is known."""
     cure: str
-    """What to do where that is one by which every machine means itself."""
+    """The cure if that address means itself on every machine."""
     gather: Gather
     trust: _fanin.Trust
     """By what services are known."""
     meeting: _fanin.Meeting | None = None
-    """Where they say it, if at a switch, which tells them as long as they join who began anew."""
+    """The meeting, if it is at a switch: it tells ranks that join who began anew."""
     look: Callable[[], None] | None = None
     """Called now and then while they join; what it raises ends that."""
     tell: Callable[[BaseException], None] | None = None
@@ -210,9 +210,7 @@ class Ranks:
         patience = max(min(WAY_PATIENCE, (deadline - time.monotonic()) / 2), 1.0)
 
         def cut_off(index: int) -> str | None:
-            return _fanin.cut_off(
-                services[index][0], patience, self.trust, settings.security
-            )
+            return _fanin.cut_off(services[index][0], patience, self.trust, settings.security)
 
         with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
             causes = dict(zip(others, threads.map(cut_off, others), strict=True))
@@ -258,7 +256,7 @@ class Ranks:
         seen = {
             switch: key
             for switch in here.switches
-            # One that each machine calls so is another one on each.
+            # Such an address is another service on each machine.
             if not is_own(switch) and (key := self.trust.fingerprint(switch)) is not None
         }
         try:

@@ -30,20 +30,20 @@ in whose process it is."""
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is, and what it was told."""
+    """A rank's place, and its settings."""
 
     machine: str
     """Equal for ranks of one machine."""
     name: str
     """Its name, for people."""
     address: str
-    """Of this machine, as the others reach it."""
+    """This machine's address, as the others reach it."""
     rate_bps: int | None
-    """What its link carries, if that is known."""
+    """Its link's rate, if that is known."""
     switches: list[str]
     """The switches that it was told of."""
     switch_rates: list[int | None]
-    """What their links carry, once rank 0 has asked."""
+    """The rates of their links, once rank 0 has asked."""
     own_services: bool
     plan: Plan
     local: str | None
@@ -61,23 +61,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Split:
-    """What is summed where: the same on every rank."""
+    """The machines and switches that sum, and their shares: the same on every rank."""
 
     machines: list[int]
-    """Those of which ranks' own services sum."""
+    """The machines whose ranks' own services sum."""
     own_shares: list[float]
-    """Of each of these machines."""
+    """The share of each of these machines."""
     switch_shares: list[float]
-    """Of each of rank 0's switches; zero for one that is not used."""
+    """The share of each of rank 0's switches; zero for one that is not used."""
     rates_bps: list[int | None]
-    """Of the lanes to the machines, then to the switches."""
+    """The rates of the lanes to the machines, then to the switches."""
     prediction: tuple[float, str] | None
-    """What it takes to sum a byte, in seconds, headers apart, and what takes that long; None where
-    no link's rate is known, where ranks name unlike switches, and for one machine. One service that
-    was told to sum alone has a prediction if all rates are known."""
+    """The seconds to sum a byte, without headers, and the link that takes so long. None if no
+    link's rate is known, if ranks name different switches, and for one machine. A service that was
+    told to sum alone has a prediction if all rates are known."""
     links: str | None = None
-    """What the links were told to carry, and what was taken for those of which nothing was told;
-    None where no share follows from it."""
+    """The rates that the links were told, and those that were assumed for the others; None if no
+    share follows from them."""
     is_assumed: bool = False
     """Whether a share follows from something that nobody told."""
 
@@ -120,8 +120,8 @@ def place(settings: Settings, address: str) -> Place:
 
 
 def _local(settings: Settings) -> str | None:
-    # ATP's ranks are each a child of a switch, and a bound is on what each rank contributes. Of ranks
-    # that are told unlike things none sums for another: they are refused where they join.
+    # With ATP each rank is a child of a switch, and a loss bound is on each rank's contributions.
+    # Ranks that are told unlike things never sum for each other: they are refused as they join.
     is_possible = settings.protocol == "switchml" and settings.loss_bound == 0
     return f"{settings.travels_as}, {settings.security}" if is_possible else None
 
@@ -175,8 +175,8 @@ def asked(places: Sequence[Place]) -> list[str]:
 
 
 def _are_alike(places: Sequence[Place]) -> bool:
-    # Where ranks name others, these may be racks, each with a link for its own ranks alone; or one
-    # switch by two addresses.
+    # Ranks that name different switches may be in racks, each with a link for its own ranks
+    # alone; or they reach one switch by two addresses.
     return all(place.switches == places[0].switches for place in places if place.switches)
 
 

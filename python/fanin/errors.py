@@ -1,4 +1,4 @@
-"""What can go wrong, as types: one class for each variant of the Rust enums, with its fields.
+"""Errors as types: one class for each variant of the Rust enums, with its fields.
 
 Each error is made as ``Class(message, **fields)`` (the binding does so); fields are attributes.
 """
@@ -22,7 +22,7 @@ class Tensor(NamedTuple):
     number: int
     """Its number among the job's (a torch group's) collectives, from 0; empty tensors count."""
     elements: int
-    """Of all its slices together, if it has slices."""
+    """The number of its elements; if it has slices, of all slices together."""
     dtype: str
     """"uint8" where bytes are only moved."""
     op: str
@@ -157,7 +157,7 @@ class GroupMismatch(FaninError):
         super().__init__(message, lists=dict(lists or {}), **fields)
 
     lists: dict[int, list[int]]
-    """What this rank, and one with another list, were given: ranks of the default group."""
+    """The lists of this rank and of one with another list: ranks of the default group."""
 
 
 class _OneRank(FaninError):

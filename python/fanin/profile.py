@@ -1,4 +1,4 @@
-"""What a training script says to `fanin profile`: how well the model does, after each epoch."""
+"""A training script's word to `fanin profile`: how well the model does, after each epoch."""
 
 from __future__ import annotations
 

@@ -18,11 +18,25 @@ from fanin import _fanin
 from programs import Program, Start
 from ranks import Ranks
 
-# Of more than a run of all tests needs: a port is not soon another one's again.
+# More than a run of all tests needs, so that a port is not soon given again.
 PORTS_OF_A_WORKER = 1000
 PORTS_PRIVILEGED = 1024
-# Few tests that take minutes: at the end one worker would wait for them alone.
-LONG = ("test_performance", "test_reproduce", "test_restarts", "test_torch_suite", "test_examples")
+# Files that take more than half a minute. If one of them came last, the other worker would idle.
+LONG = (
+    "test_restarts",
+    "test_reproduce",
+    "test_run",
+    "test_silence",
+    "test_services",
+    "test_profile",
+    "test_hosts",
+    "test_tutorial",
+    "test_netlab",
+    "test_layouts",
+    "test_replan",
+    "test_examples",
+    "test_performance",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

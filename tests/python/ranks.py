@@ -90,7 +90,7 @@ def sums_on_switch(group: Any = None) -> int:
     backend: Any = chosen._get_backend(torch.device("cpu"))
     if isinstance(backend, dist.ProcessGroupGloo):
         return 0
-    # What callbacks began has a backend of its own.
+    # Collectives that callbacks begin have a backend of their own.
     lanes = [backend, backend._of_callbacks] if backend._of_callbacks else [backend]
     return sum(int(lane._channel._client.statistics()["completed"]) for lane in lanes)
 

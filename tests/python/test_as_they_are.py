@@ -28,11 +28,11 @@ FLOATS = {
     torch.float16: (11, 2.0**-24),
     torch.bfloat16: (8, 2.0**-133),
 }
-# More elements than travel as they are in every job, in several packets for each of four ranks.
+# A tensor too long to travel in its own type in every job: several packets for each of 4 ranks.
 ELEMENTS = 20_012
 # The longest packets are loopback's.
 PACKET_MAX = 2048
-# Where the elements of an Ethernet packet begin: each of them a neighbour of what is small.
+# An Ethernet packet begins at each multiple: its large element is a neighbour of small ones.
 STRIDE = 352
 
 

@@ -104,7 +104,7 @@ def test_floats_sent_as_bfloat16_are_checked_by_their_own_bound(tmp_path: Path, 
     (run,) = runs
     assert run["wire_dtype"] == "bfloat16"
     error = run["backends"]["fanin"]["error_max"]
-    # As they are it would be next to nothing.
+    # In their own type the error would be next to nothing.
     assert error == 0 if dtype == "int32" else 0.1 < error < 4
 
 

@@ -419,7 +419,7 @@ def as_an_optimizer(me: Me, service: str) -> dict[str, Any]:
         for step in range(4):
             optimizer.zero_grad(set_to_none=False)
             assert all(each.grad is None or not each.grad.any() for each in model.parameters())
-            # One rank alone changes the parameters, so that nobody's order counts.
+            # Only rank 0 changes the parameters, so that the ranks' order does not count.
             give(model, 0.0 if me.rank else 4.0 * (step + 1))
             if step == 2:
                 state = copy.deepcopy(optimizer.state_dict())

@@ -135,7 +135,7 @@ def play(dice: random.Random) -> None:
     assert len({process.terms for process in processes}) == 1
     assert processes[0].terms is not None
     assert processes[0].terms.job == f"job of {id(processes[0])}"
-    # Who reads the store does not learn by which name a rank joins.
+    # A reader of the store does not learn by which name a rank joins.
     assert not any("job of" in said for said in world.keys.values())
 
 

@@ -172,7 +172,7 @@ def forked(me: Me) -> tuple[int, float]:
     if child == 0:
         status = 1
         try:
-            # What a data loader's worker may ask.
+            # A data loader's worker may ask these.
             assert (hvd.rank(), hvd.size()) == (me.rank, me.world_size)
             for call in (hvd.barrier, lambda: hvd.allreduce(torch.ones(1)), hvd.join):
                 with pytest.raises(ValueError, match="forked from rank"):

@@ -27,7 +27,7 @@ from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 SHAPE = (2, 3, 2, 4)
-# Where a tensor has no element.
+# Fills the memory between a tensor's elements, and around them.
 BESIDE = 7
 
 SUMMED = (
@@ -153,7 +153,7 @@ class Case:
         self._layout = layout
         self._layouts = laid
         self._dtype = dtype
-        # What was handed over, and the same memory as it is to be.
+        # The memory that was handed over, and the memory that it is to equal in the end.
         self._laid: list[tuple[Laid, Laid]] = []
 
     def values(self, rank: int, part: int = 0) -> Tensor:
@@ -264,7 +264,7 @@ def all_to_all(case: Case, **how: Any) -> Any:
 def all_to_all_single(case: Case, **how: Any) -> Any:
     parts = [case.values(case.rank, part) for part in range(case.n)]
     whole = torch.cat(case.everybody(case.rank))
-    # What is sent has to lie in one piece.
+    # The input has to lie in one piece.
     return dist.all_to_all_single(case.lay(torch.zeros_like(whole), whole), torch.cat(parts), **how)
 
 

@@ -42,7 +42,7 @@ def groups(me: Me, backend: str) -> Held:
             assert tensor[0] == me.world_size
         return made
 
-    # What a first group alone brings, and what the default one sums with.
+    # The first group brings threads of its own, and the default one sums for the first time.
     first = all_of(1)
     dist.barrier()
     before = held()

@@ -123,7 +123,7 @@ def test_a_future_that_is_asked_for_late_waits_for_its_turn_too(
     client.end(0)
     wait_until(after.done, "the callback was called")
     assert told == ["first", "second"]
-    # Whoever was told that a work is done has its future at once.
+    # A work that is done has its future at once.
     client.end(2)
     third.wait()
     assert third.get_future().done()

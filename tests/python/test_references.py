@@ -436,7 +436,7 @@ def begun(me: Me) -> tuple[int, bool]:
 def test_all_begin_alike_after_few_broadcasts(launch: Launch) -> None:
     for broadcasts, alike in launch(begun, 2).results():
         assert alike
-        # One for each dtype of what is trained (two), and of what is not (three).
+        # A broadcast for each dtype of trained tensors (two), and of others (three).
         assert broadcasts == 5
 
 

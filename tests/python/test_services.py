@@ -73,8 +73,8 @@ def test_each_column_of_the_machines_ranks_is_summed_by_its_own() -> None:
     assert [found.hosts(column) for column in columns([0, 0, 1, 1])] == [[0, 2], [1, 3]]
 
 
-# Once such a switch summed alone: with n machines that takes n^2 / (2 (n - 1)) times as long as a
-# ring where its link is like theirs, and nobody was told.
+# Once such a switch summed alone, and nobody was told. With n machines, and a link like theirs,
+# that takes n^2 / (2 (n - 1)) times as long as a ring.
 @pytest.mark.parametrize(
     ("rates", "switch_rate", "links"),
     [

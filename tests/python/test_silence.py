@@ -23,7 +23,7 @@ LISTEN = f"{SWITCH_ADDRESS}:4800"
 TIMEOUT = "45"
 
 SUMS = f"""
-# Where ranks may sum themselves, the switch is to sum all the same.
+# The switch is to sum also with protocols in which ranks may sum themselves.
 plan = "switch" if os.environ.get("FANIN_PROTOCOL", "switchml") == "switchml" else None
 group = connect(job="silence", timeout={TIMEOUT}, plan=plan)
 say("joined")
@@ -108,7 +108,7 @@ def is_cut_off(rank: Program, cause: str) -> None:
 
 @needs_lab
 def test_answers_that_are_lost_to_all_ranks_are_told_and_end_the_job(lab: Netlab) -> None:
-    # Of so few elements nothing else is under way that would wait for a rank.
+    # With so few elements, nothing else is under way that would wait for a rank.
     with two_ranks(lab, elements=10) as ranks:
         drops(lab.namespace(SWITCH), "udp sport 4800", "output")
         for rank in ranks:

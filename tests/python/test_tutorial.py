@@ -25,7 +25,7 @@ MACHINES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
 BRIDGE = "bridge"
 DEADLINE = 120.0
 
-# What the page says is open on each, and the answers to what a machine asks for itself.
+# The ports that the page has open on each machine.
 PORTS = "tcp dport 32768-60999 accept; udp dport 32768-60999 accept;"
 OPEN = {
     "a": f"tcp dport 29500 accept; {PORTS}",

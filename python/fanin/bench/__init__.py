@@ -28,7 +28,7 @@ COLLECTIVES: Final[Mapping[str, str]] = {
     "reducescatter": "reduce_scatter",
     "allgather": "all_gather",
 }
-"""What the commands are called, and torch's functions."""
+"""The names of the commands, and of torch's functions."""
 
 DTYPES: Final[Mapping[str, tuple[int, float]]] = {
     "float32": (4, 2.0**-23),
@@ -36,7 +36,7 @@ DTYPES: Final[Mapping[str, tuple[int, float]]] = {
     "bfloat16": (2, 2.0**-7),
     "int32": (4, 0.0),
 }
-"""What may be measured, by torch's name: bytes, and how far the next number is from 1."""
+"""The dtypes to measure, by torch's name: bytes, and how far the next number is from 1."""
 
 
 class BenchError(FaninError):

@@ -17,7 +17,7 @@ HEADERS_BYTES = 28
 FRAME_BYTES = 14
 _TICK_S = 0.001
 _BEHIND_S = 0.01
-"""What could not be sent for longer than that is not sent in one burst later on."""
+"""Traffic that could not be sent for longer than that is not made up for in a burst."""
 
 
 def send(address: str, rate_bps: int, datagram_bytes: int) -> None:

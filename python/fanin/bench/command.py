@@ -21,7 +21,7 @@ from fanin.errors import FaninError
 from fanin.netlab.command import add_link_arguments, add_machine_arguments
 
 FORMAT = 1
-"""Of the JSON. A field may be added without a new number."""
+"""The JSON's version. A field may be added without a new number."""
 
 WORKERS_DEFAULT = [4]
 WORKERS_SWEEP = [2, 4, 8]

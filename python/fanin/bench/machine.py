@@ -1,4 +1,4 @@
-"""Where a benchmark ran: what a reader needs to judge its figures."""
+"""The machine of a benchmark: what a reader needs to judge its figures."""
 
 from __future__ import annotations
 

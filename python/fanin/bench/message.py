@@ -1,4 +1,4 @@
-"""What the ranks of the benchmark are told, and tell; without torch, which only they need."""
+"""The words between a benchmark and its ranks; without torch, which only the ranks need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATTERN_MAX = 127
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs, and with whom."""
+    """A rank's place, and the ranks that it runs with."""
 
     rank: int
     world_size: int
@@ -27,7 +27,7 @@ class Place:
     switch: str | None
     """None: there are the ranks' own services alone."""
     rate_bps: int | None
-    """Of this machine's link: a virtual one does not say it. None: unshaped."""
+    """The rate of this machine's link: a virtual one does not say it. None: unshaped."""
     timeout_s: float
     backends: tuple[str, ...]
     settings: Settings
@@ -36,12 +36,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Round:
-    """What all ranks do next."""
+    """The next round of all ranks."""
 
     backend: str
     dtype: str
     elements: int
-    """Of each tensor."""
+    """The elements of each tensor."""
     buckets: int
     """Tensors in flight at once."""
     calls: int
@@ -52,21 +52,21 @@ class Round:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a rank saw of its round. Times are the machine's monotonic clock, in seconds."""
+    """A round, as a rank saw it. Times are the machine's monotonic clock, in seconds."""
 
     began: float
     ended: float
     cpu_s: float
     retransmissions: int
     contributions: int = 0
-    """That the sums of a job with a loss bound would have."""
+    """The contributions that belong in the sums of a job with a loss bound."""
     lost: int = 0
-    """Those that are not in them."""
+    """The contributions that are not in them."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rank's sums were."""
+    """A check of a rank's sums."""
 
     digest: str
     error_max: float

@@ -1,4 +1,4 @@
-"""What the planner says of a stage: what is summed where, and how long its links take for that."""
+"""A stage's plan: who sums which shares, and how long its links take for that."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is planned; times are of the payload, without headers."""
+    """A plan; times are of the payload, without headers."""
 
     asked: _settings.Plan
     time_s: float
     bound: str
-    """What all wait for, such as "the link out of w0"."""
+    """The bottleneck, such as "the link out of w0"."""
     shares: Mapping[str, float]
-    """Of every tensor, by machine."""
+    """The share of every tensor, by machine."""
     lower_bound_s: float
     """No way to sum on these machines takes less."""
     ring_s: float
-    """What a ring takes over the machines that train."""
+    """The time of a ring over the machines that train."""
 
 
 def planned(machines: Sequence[Machine], size_bytes: int, asked: _settings.Plan) -> Plan:

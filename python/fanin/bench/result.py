@@ -1,4 +1,4 @@
-"""What a benchmark found, and the figures that follow from it."""
+"""The samples of a benchmark, and the figures that follow from them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SLICED = ("reduce_scatter", "all_gather")
 
 @dataclass(frozen=True)
 class Setting:
-    """What was measured."""
+    """The setting that was measured."""
 
     workers: int
     size_bytes: int
-    """Of all tensors of a call together."""
+    """The size of all tensors of a call together."""
     dtype: str
     wire_dtype: TravelsAs
     """How fanin's floats travel."""
@@ -42,13 +42,13 @@ class Setting:
     collective: str = "all_reduce"
     """By torch's name."""
     loss_bound: float = 0.0
-    """Of the backend "bounded"; 0: there is none."""
+    """The loss bound of the backend "bounded"; 0: there is none."""
     plan: Plan | None = None
     """None: the planner does not know the links."""
 
     @property
     def elements(self) -> int:
-        """Of each tensor; of slices all together, and as many for each rank."""
+        """The elements of each tensor; slices count together, and each rank has as many."""
         elements = max(1, self.size_bytes // self.element_bytes // self.buckets)
         if self.collective in SLICED:
             elements = max(1, elements // self.workers) * self.workers
@@ -77,7 +77,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Figures:
-    """One backend in one setting."""
+    """A backend's figures in a setting."""
 
     samples: Sequence[Sample]
     median_s: float

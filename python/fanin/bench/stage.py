@@ -53,11 +53,11 @@ class Links:
     spare_rate_bps: int | None = None
     """None: as the others'."""
     rates: Mapping[str, int] = field(default_factory=dict)
-    """Of machines whose link has another rate, in bits a second."""
+    """The rates of machines whose link has another one, in bits a second."""
     queue_bytes: int | None = None
-    """What may wait at each end of a link; None: 50 ms of its rate."""
+    """The bytes that may wait at each end of a link; None: 50 ms of its rate."""
     background_bps: int | None = None
-    """What others send to `w0` all the time, through the switch's end of its link."""
+    """The rate at which others send to `w0` all the time, through the switch's end of its link."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -66,7 +66,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Sample:
-    """One round, over all ranks."""
+    """A round, over all ranks."""
 
     time_s: float
     """From the first rank's beginning to the last one's completion, for one call."""
@@ -76,7 +76,7 @@ class Sample:
     retransmissions: int
     error_max: float
     digest: str
-    """Of the sums, equal on all ranks. What a round's inputs are depends on its number alone."""
+    """The sums' digest, equal on all ranks. A round's inputs depend on its number alone."""
     lost_share: float = 0.0
     """Which part of the contributions is not in the sums, by fanin's own account."""
 
@@ -295,11 +295,11 @@ def _sweep() -> None:
 
 @dataclass(frozen=True)
 class _Services:
-    """What sums beside the ranks' own services."""
+    """The services beside the ranks' own."""
 
     pids: Sequence[int]
     addresses: Mapping[str, str]
-    """What the ranks below each rack's switch are told."""
+    """The addresses that the ranks below each rack's switch are told."""
 
     def named(self, rack: str) -> str | None:
         """Return FANIN_SWITCH of the ranks there; None: there is nothing but their own."""

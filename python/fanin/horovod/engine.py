@@ -93,7 +93,7 @@ class Handle:
             raise type(self._error)(str(self._error)) from self._error.__cause__
         for tensor in self.own.results:
             if tensor.is_cuda and not self.own.in_place:
-                # Of the engine's stream: not free there until this thread's has used it.
+                # The engine's stream owns the memory, and keeps it until this thread's has used it.
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return self._result(self.own, self._said)
 

@@ -1,4 +1,4 @@
-"""What elastic training recovers from; their names are Horovod's."""
+"""Errors that elastic training recovers from; their names are Horovod's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LaunchIncomplete(ValueError):  # noqa: N818 - what happened
 
 
 class Disagreement(HorovodInternalError):  # noqa: N818 - what happened
-    """What ranks asked for cannot be; nobody is gone, and all can go on."""
+    """The ranks asked for something impossible; nobody is gone, and all can go on."""
 
 
 class Apart(HorovodInternalError):  # noqa: N818 - what happened

@@ -14,7 +14,7 @@ from typing import Final
 from fanin.horovod.errors import LaunchIncomplete
 
 MEETING: Final = ("MASTER_ADDR", "MASTER_PORT")
-"""Where ranks meet: a host of rank 0, and a port that is free there."""
+"""The place where ranks meet: a host of rank 0, and a port that is free there."""
 # Steps from here on are none that a user starts by srun, but the shell of an allocation or a batch
 # script (SLURM_MAX_NORMAL_STEP_ID in slurm.h).
 _SLURM_STEPS: Final = 0xFFFFFFF0
@@ -34,7 +34,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher has said."""
+    """The words of a launcher."""
 
     rank: int
     size: int

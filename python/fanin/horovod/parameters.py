@@ -1,4 +1,4 @@
-"""What distributed optimizers share: names of parameters, and passes."""
+"""Names of parameters, and passes: distributed optimizers share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks ask for, and what rank 0 answers: the words between engines."""
+"""Requests of ranks and answers of rank 0: the words between engines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReduceOp(IntEnum):
 
 
 class Kind(Enum):
-    """What a request asks for; a name is of one operation at a time for each kind."""
+    """The kind of a request; a name is of one operation at a time for each kind."""
 
     ALLREDUCE = "allreduce"
     ALLGATHER = "allgather"
@@ -39,7 +39,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Form:
-    """What is known of a tensor without its values."""
+    """A tensor without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -53,12 +53,12 @@ class Form:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its elements."""
+        """The size of all its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def row_bytes(self) -> int:
-        """Of what has one index in the first dimension."""
+        """The size of a row: all that has one index in the first dimension."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
@@ -67,7 +67,7 @@ Key = tuple[int, Kind, str]
 
 @dataclass(frozen=True)
 class Request:
-    """One operation, as one rank asks for it."""
+    """An operation, as a rank asks for it."""
 
     rank: int
     kind: Kind
@@ -80,30 +80,30 @@ class Request:
     """Factors before and after the sum."""
     root: int = 0
     splits: tuple[int, ...] = ()
-    """Of an alltoall: how many rows each rank of the process set gets."""
+    """The rows that each rank of the process set gets, in an alltoall."""
     ranks: tuple[int, ...] = ()
-    """Of a new process set."""
+    """The ranks of a new process set."""
     sparse: bool = False
     """Whether what is gathered is a sparse tensor: an allreduce, which others ask for as one."""
 
     @property
     def key(self) -> Key:
-        """What it has in common with the same operation's requests of other ranks."""
+        """The part that it has in common with other ranks' requests for the operation."""
         return self.process_set, Kind.ALLREDUCE if self.sparse else self.kind, self.name
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on which all ranks agree."""
+    """An operation on which all ranks agree."""
 
     request: Request
-    """Of the first rank of them; the others' are like it, but for what `of_all` has."""
+    """The first rank's request; the others' differ from it in `of_all` alone."""
     since: float
     """When the first rank asked, by rank 0's clock."""
     of_all: tuple[tuple[int, ...], ...] = ()
-    """Of each rank of the process set: first dimensions (allgather), or splits (alltoall)."""
+    """For each rank of the process set, first dimensions (allgather) or splits (alltoall)."""
     number: int = 0
-    """Of a process set that is made."""
+    """The number of a process set that is made."""
 
 
 @dataclass(frozen=True)

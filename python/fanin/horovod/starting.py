@@ -11,7 +11,7 @@ from fanin.horovod import process_sets as sets
 from fanin.horovod import world
 
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
-# What is read, what is so without being asked for, and what horovodrun sets for each process.
+# Variables that fanin reads, that ask for what fanin does anyway, or that horovodrun sets.
 _HEEDED = {
     TIMELINE_VARIABLE,
     "HOROVOD_DYNAMIC_PROCESS_SETS",

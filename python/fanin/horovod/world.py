@@ -58,7 +58,7 @@ class Position:
 
 
 class World:
-    """One `init` of this process. Made by all of them; blocks until all are there."""
+    """An `init` of this process. All ranks make it; it blocks until all are there."""
 
     _engine: Engine
 
@@ -112,7 +112,7 @@ class World:
 
     @property
     def engine(self) -> Engine:
-        """What executes operations; raises `ValueError` in a child that this process forked."""
+        """The engine of operations; raises `ValueError` in a child that this process forked."""
         if self.is_of_parent():
             raise ValueError(
                 f"this process was forked from rank {self.position.rank}, whose connections are "
@@ -157,12 +157,12 @@ def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[St
 
 _world: World | None = None
 _comm: list[int] = []
-# Where the launcher's processes meet. It counts how often, so it is kept.
+# The meeting of the launcher's processes. It counts how often they met, so it is kept.
 _launched: Rendezvous | None = None
 # The store of the program's own group, and where its ranks meet; of the last such group alone.
 _grouped: tuple[Store, Rendezvous] | None = None
 _LOST = (JoinTimeout, RankLost, words.Gone, DistError, OSError, EOFError)
-"""What `init` fails with when a rank is gone, or does not come."""
+"""The error of `init` when a rank is gone, or does not come."""
 
 
 def world() -> World:

@@ -1,4 +1,4 @@
-"""What the laboratory asks of the system: root, three tools, and what they are called with."""
+"""The laboratory's needs of the system: root, and three tools with their arguments."""
 
 from __future__ import annotations
 

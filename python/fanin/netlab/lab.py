@@ -31,7 +31,7 @@ SWITCH_ADDRESS = "10.77.0.254"
 """The bridge's: what the switch listens on, and all workers reach."""
 SERVER = "server"
 SERVER_ADDRESS = SWITCH_ADDRESS
-"""Of a laboratory with several racks, where it stands above their switches."""
+"""The server's address; in a laboratory with several racks it stands above their switches."""
 WORKERS_MAX = 208
 SPARES_MAX = 32
 RACKS_MAX = 10
@@ -114,7 +114,7 @@ class Netlab:
         self.racks = racks
         self.rate_bps = rate_bps
         self.rates: dict[str, int | None] = dict.fromkeys(_named("w", workers), rate_bps)
-        """Of each machine's link, both ways; None: unshaped. Workers first, in their order."""
+        """The rates of the machines' links, both ways; None: unshaped. Workers come first."""
         self.rates |= dict.fromkeys(_named("s", spares), spare_rate_bps or rate_bps)
         if unknown := (rates or {}).keys() - self.rates.keys():
             raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(self.rates)}")

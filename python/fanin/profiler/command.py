@@ -25,7 +25,7 @@ from fanin.sweep.progress import Progress, progress
 from fanin.sweep.spread import BOUNDING, Spread, in_brackets
 
 FORMAT = 1
-"""Of the JSON. A field may be added without a new number."""
+"""The JSON's version. A field may be added without a new number."""
 PROBABILITIES = (0.003, 0.01, 0.03, 0.1, 0.3)
 
 DESCRIPTION = """\

@@ -34,7 +34,7 @@ from fanin.sweep.progress import progress
 from fanin.sweep.spread import in_brackets
 
 FORMAT = 3
-"""Of the JSON. A field may be added without a new number."""
+"""The JSON's version. A field may be added without a new number."""
 
 SEEDS_OF_REASONS = 3
 """As many scenarios again, and more, are played for reasons; three seeds show what seeds do."""

@@ -1,4 +1,4 @@
-"""What an experiment found, beside what the paper says, and why it differs."""
+"""The findings of an experiment, beside those of the paper, and why they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIFTH = 0.2
-"""What a figure may differ by and still agree."""
+"""The most that a figure may differ and still agree."""
 EFFECT = 1.5
 """How many times stronger or weaker an effect may be and still agree."""
 NONE = 0.05
@@ -36,7 +36,7 @@ Verdict = Literal[
 
 @dataclass(frozen=True)
 class Range:
-    """Where a figure agrees with the paper, its ends included."""
+    """The range in which a figure agrees with the paper, its ends included."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -98,26 +98,26 @@ def like(paper: float, unit: str) -> Range:
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure of the paper's, and ours."""
+    """A figure of the paper's, and ours."""
 
     figure: str
-    """Where it stands in the paper."""
+    """Its place in the paper."""
     what: str
     paper: float | str
     """A number, or what the paper says or shows in words."""
     ours: Spread
     """NaN where it was not measured."""
     holds: Range | None = None
-    """Where ours is what the words say; None where the paper has a number."""
+    """The range in which ours is what the paper's words say; None if the paper has a number."""
     unit: str = ""
     swept: str = ""
-    """What the paper does not give, and `ours` is therefore the spread over."""
+    """The settings that the paper does not give; `ours` is the spread over them."""
     cannot_fail: str = ""
     """Why this is no evidence, and not counted: it was fitted, or it is arithmetic."""
 
     @property
     def range(self) -> Range:
-        """Where it agrees."""
+        """The range in which it agrees."""
         if isinstance(self.paper, str):
             assert self.holds is not None, f"{self.what}: no number says when the words hold"
             return self.holds
@@ -165,7 +165,7 @@ class Reason:
     ours: Spread
     """The same figure as the finding's."""
     contradicts: str = ""
-    """What the paper gives, and this changes: its section and words. Then it explains nothing."""
+    """The paper's section and words that this contradicts, if any. Then it explains nothing."""
 
     def explains(self, finding: Finding) -> bool:
         """Return whether the change makes a finding that differs agree, by the finding's rule."""
@@ -186,17 +186,17 @@ class Outcome:
     findings: Sequence[Finding]
     draw: Callable[[Figure], None]
     series: dict[str, Any] = field(default_factory=dict)
-    """What is drawn, for programs."""
+    """The data of the plot, for programs."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table of a paper."""
+    """A figure or table of a paper."""
 
     name: str
     """On the command line, and of its files."""
     title: str
-    """Of the plot."""
+    """The title of the plot."""
     run: Callable[[Lab], Outcome]
     why: Callable[[Lab], Sequence[Reason]] = lambda _: ()
     """Plays the scenarios that may explain where it differs."""
@@ -206,11 +206,11 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Paper:
-    """What is made again of a paper."""
+    """The figures of a paper that are made again."""
 
     experiments: Sequence[Experiment]
     repeated: str
-    """What the repetitions of a run differ by, in the plural."""
+    """The difference between repetitions of a run, in the plural."""
     repetitions: int
     missing: Sequence[str] = ()
     """Figures of it that are not made again, each with the reason."""

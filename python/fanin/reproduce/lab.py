@@ -42,7 +42,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Runs:
-    """One scenario, played with every seed."""
+    """A scenario, played with every seed."""
 
     reports: Sequence[Report]
 
@@ -56,7 +56,7 @@ class Runs:
 
 
 class Lab:
-    """Where an experiment's scenarios are played."""
+    """The place where an experiment's scenarios are played."""
 
     def __init__(self, out: Path, seeds: Sequence[int], jobs: int, quick: bool, progress: Progress):
         self.out = out

@@ -48,7 +48,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Point:
-    """One of the combinations of values."""
+    """A combination of values."""
 
     values: Mapping[str, str]
     """By the parameters' paths, as they were given."""
@@ -56,7 +56,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Of its files: as legible as files' names can be, and no other point's."""
+        """The name of its files: as legible as files' names can be, and no other point's."""
         exact = ",".join(f"{path}={value}" for path, value in self.values.items()) or "as-it-is"
         legible = re.sub(r"[^A-Za-z0-9_.,=+-]", "_", exact)[:_NAME_MAX]
         return legible if legible == exact else f"{legible}-{_short_digest(exact)}"

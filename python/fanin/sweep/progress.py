@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What is told how far the work is, from any thread."""
+    """A display of how far the work is; any thread may tell it."""
 
     def expect(self, runs: int) -> None:
         """So many more runs will come."""

@@ -22,7 +22,7 @@ _Found = TypeVar("_Found")
 
 
 class Place(Protocol):
-    """Where simulations run: `fanin._simulation.Processes`, or a cluster."""
+    """The place where simulations run: `fanin._simulation.Processes`, or a cluster."""
 
     def simulate(self, name: str, text: str, seed: int) -> tuple[bytes, str]:
         """Play a scenario file's text; return the JSON, and what is wrong: nothing, if empty."""
@@ -38,7 +38,7 @@ class Run:
     scenario: Path
     seed: int
     result: Path
-    """Where the JSON is; not there when a rule was broken."""
+    """The JSON's path; the file is missing when a rule was broken."""
     wrong: str
     """Why it failed; empty if it did not."""
 

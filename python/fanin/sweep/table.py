@@ -20,17 +20,17 @@ class PointPlayed:
 
     @property
     def names(self) -> list[str]:
-        """Of the rows: jobs, then background flows."""
+        """The names of the rows: jobs, then background flows."""
         return [row.name for row in self._rows[0]] if self._rows else []
 
     @property
     def spreads(self) -> list[dict[str, Spread]]:
-        """Of each row the figures, over the runs that came to their end."""
+        """The figures of each row, over the runs that came to their end."""
         return spreads(self._rows)
 
     @property
     def enough(self) -> list[bool]:
-        """Of each row, whether its throughputs were measured for long enough with every seed."""
+        """Whether the throughputs of each row were measured for long enough with every seed."""
         return [all(row.enough for row in of_one) for of_one in zip(*self._rows, strict=True)]
 
     @property
@@ -147,4 +147,4 @@ def document(
 
 
 FORMAT = 1
-"""Of the JSON. A field may be added without a new number."""
+"""The JSON's version. A field may be added without a new number."""

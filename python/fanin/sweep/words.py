@@ -51,7 +51,7 @@ def axis(path: str) -> str:
     if key not in _NAMES:
         return path
     name, unit = _NAMES[key]
-    # `job.NAME.key`, or `job.NAME.SYSTEM.key`: a table of which there are several.
+    # `job.NAME.key`, or `job.NAME.SYSTEM.key`: there are several tables of that kind.
     owner = f", {tables[0]} {tables[1]}" if len(tables) > 1 else ""
     return name + owner + (f" ({unit})" if unit else "")
 

@@ -28,7 +28,7 @@ from fanin.bench.progress import progress
 from fanin.errors import FaninError
 
 FORMAT = 1
-"""Of the JSON. A field may be added without a new number."""
+"""The JSON's version. A field may be added without a new number."""
 RATES_BPS = [100_000_000, 1_000_000_000]
 HEADERS = 1.058
 """Bytes on Ethernet for a byte of payload, at an MTU of 1500 (docs/protocols/byteps.md)."""

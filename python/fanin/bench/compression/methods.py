@@ -20,7 +20,8 @@ UNCOMPRESSED_STEPS: Final = 2
 """Of every method alike: PowerSGD of torch has at least two."""
 AS_THEY_ARE: Final = "float32"
 
-# Of an element. Of int8, 32 of them have a byte for their step. Shared exponents save none.
+# Bytes of an element. Each 32 elements of int8 have a byte more for their step. Shared exponents
+# save none.
 _WIRE_BYTES: Final[Mapping[WireDtype, float]] = {"native": 4, "bfloat16": 2, "int8": 33 / 32}
 # By what packets bring, and what the wire dtype is called.
 _WIRE: Final[Mapping[str, WireDtype]] = {

@@ -1,4 +1,4 @@
-"""What all ranks have alike, and go back to when some of them are gone."""
+"""State that all ranks have alike, and go back to when some of them are gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HostUpdateResult(IntFlag):
 
 
 class State(ABC):
-    """What a training function is given by `run`; subclasses say what it consists of."""
+    """The state that `run` gives a training function; subclasses say what it consists of."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         del get_rank  # `bcast_object` knows whose object counts

@@ -71,7 +71,7 @@ def run(lab: Lab) -> Outcome:
             places = [names.index(name) + 0.4 * at for name in there]
             axes.bar(places, medians, 0.38, label=label)
         axes.axhline(NIC_GBPS, **PAPER, label="the paper's NIC")
-        # One bar of a copy, two of each sum: the name is below the middle of what is there.
+        # A copy has one bar and a sum has two: the name is below their middle.
         middles = [
             place + (0.2 if f"{name}, all" in found else 0) for place, name in enumerate(names)
         ]
