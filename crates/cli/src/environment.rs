@@ -18,6 +18,7 @@ pub const VARIABLES: [&str; 21] = [
     "FANIN_PROTOCOL",
     "FANIN_RATE",
     "FANIN_SECRET_FILE",
+    "FANIN_SECURITY",
     "FANIN_SLOTS",
     "FANIN_SUB_MODELS",
     "FANIN_SWITCH",
