@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from fanin import _fanin
 from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
-from test_faults import Sum, both_ways, exact_loop
+from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
 from test_netlab import NAME, needs_lab, sums_over_the_laboratory
 
 
@@ -58,7 +58,11 @@ def sums(me: Me) -> list[Any]:
 
 
 def test_sums_are_right_and_alike_on_all_ranks(launch: Launch, atp: str) -> None:
-    first, *others = launch(by_atp, 3, sums, at=atp).results()
+    sums_are_right(launch(by_atp, 3, sums, at=atp).results())
+
+
+def sums_are_right(by_rank: Sequence[list[Any]]) -> None:
+    first, *others = by_rank
     assert all(other == first for other in others)
     wrong, error_32, error_16, error_b16 = first[0::7], first[1::7], first[3::7], first[5::7]
     assert wrong == [0, 0, 0]
@@ -88,8 +92,12 @@ def metrics(me: Me) -> list[list[float]]:
 def test_each_element_of_a_small_tensor_is_right_to_its_own_magnitude(
     launch: Launch, atp: str
 ) -> None:
+    metrics_are_right(launch(by_atp, 3, metrics, at=atp).results())
+
+
+def metrics_are_right(by_rank: Sequence[list[list[float]]]) -> None:
     tenths = sum(torch.tensor(0.1 + rank).double() for rank in range(3))
-    for single, double, ones, tokens in launch(by_atp, 3, metrics, at=atp).results():
+    for single, double, ones, tokens in by_rank:
         expected = torch.tensor([float(tenths), 3e9, 3e-30])
         torch.testing.assert_close(torch.tensor(single), expected, rtol=2.0**-24, atol=0.0)
         assert double == pytest.approx([3.3, 3e9, 3e-30], rel=1e-15)
@@ -184,17 +192,7 @@ def test_sums_are_exact_across_a_restart(
     launch: Launch, chain: Chain, way: Callable[[Me, float], Sum], killed: str
 ) -> None:
     ranks = launch(by_atp, 2, exact_loop, way, at=chain.switch.address)
-    for _ in range(3):
-        for rank in range(2):
-            assert ranks.hear(rank) == "running"
-    process: SwitchProcess = getattr(chain, killed)
-    process.kill()
-    process.start()
-    ranks.tell(0, "it was restarted")
-    for rank in range(2):
-        while (outcome := ranks.next(rank))[0] == "said":
-            pass
-        assert outcome == ("ended", 0)
+    exact_across_a_restart(ranks, getattr(chain, killed))
 
 
 def test_the_protocol_is_taken_from_the_argument_then_the_environment(

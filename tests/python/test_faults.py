@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _fanin, errors
-from ranks import DEADLINE, Failure, Me, wait_until
+from ranks import DEADLINE, Failure, Me, Ranks, wait_until
 from test_wire import PREAMBLE, SLOT
 
 
@@ -460,12 +460,17 @@ def test_sums_are_exact_across_a_restart_of_the_switch(
     launch: Launch, switch_process: SwitchProcess, way: Callable[[Me, float], Sum]
 ) -> None:
     ranks = launch(exact_loop, 2, way, at=switch_process.address)
+    exact_across_a_restart(ranks, switch_process)
+
+
+def exact_across_a_restart(ranks: Ranks, process: SwitchProcess) -> None:
+    """Kills the process while two ranks are in `exact_loop`, and starts it again."""
     for _ in range(3):
         for rank in range(2):
             assert ranks.hear(rank) == "running"
-    switch_process.kill()
-    switch_process.start()
-    ranks.tell(0, "the switch was restarted")
+    process.kill()
+    process.start()
+    ranks.tell(0, "it was restarted")
     for rank in range(2):
         while (outcome := ranks.next(rank))[0] == "said":
             pass

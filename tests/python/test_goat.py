@@ -22,9 +22,18 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import _fanin
 from ranks import Me
-from test_atp import TINY, large, metrics, sums, tiny, told
+from test_atp import (
+    TINY,
+    large,
+    metrics,
+    metrics_are_right,
+    sums,
+    sums_are_right,
+    tiny,
+    told,
+)
 from test_ddp import BOUNDS, differences, train
-from test_faults import Sum, both_ways, exact_loop
+from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
 
 
 class Tree:
@@ -82,25 +91,13 @@ def in_racks(me: Me, racks: list[str], body: Callable[..., Any], *args: Any) -> 
 def test_sums_through_two_racks_and_a_spine_are_right_and_alike_on_all_ranks(
     launch: Launch, tree: Tree
 ) -> None:
-    first, *others = launch(in_racks, 3, tree.addresses, sums).results()
-    assert all(other == first for other in others)
-    wrong, error_32, error_16, error_b16 = first[0::7], first[1::7], first[3::7], first[5::7]
-    assert wrong == [0, 0, 0]
-    assert max(error_32) < 1e-5
-    assert max(error_16) <= 0.0625 / 2
-    assert max(error_b16) <= 0.5 / 2
+    sums_are_right(launch(in_racks, 3, tree.addresses, sums).results())
 
 
 def test_each_element_of_a_small_tensor_is_right_to_its_own_magnitude(
     launch: Launch, goat: str
 ) -> None:
-    for single, double, ones, tokens in launch(by_goat, 3, metrics, at=goat).results():
-        tenths = sum(torch.tensor(0.1 + rank).double() for rank in range(3))
-        expected = torch.tensor([float(tenths), 3e9, 3e-30])
-        torch.testing.assert_close(torch.tensor(single), expected, rtol=2.0**-24, atol=0.0)
-        assert double == pytest.approx([3.3, 3e9, 3e-30], rel=1e-15)
-        assert ones == [4.5, 4.5]
-        assert tokens == [3 * 2**53 + 3, -3]
+    metrics_are_right(launch(by_goat, 3, metrics, at=goat).results())
 
 
 def test_large_and_small_gradients_in_one_tensor_are_summed(launch: Launch, goat: str) -> None:
@@ -160,17 +157,8 @@ def test_sums_are_exact_across_a_restart(
     launch: Launch, tree: Tree, way: Callable[[Me, float], Sum], killed: str
 ) -> None:
     ranks = launch(in_racks, 2, tree.addresses, exact_loop, way)
-    for _ in range(3):
-        for rank in range(2):
-            assert ranks.hear(rank) == "running"
     process = {"rack": tree.racks[1], "spine": tree.spine, "root": tree.root}[killed]
-    process.kill()
-    process.start()
-    ranks.tell(0, "it was restarted")
-    for rank in range(2):
-        while (outcome := ranks.next(rank))[0] == "said":
-            pass
-        assert outcome == ("ended", 0)
+    exact_across_a_restart(ranks, process)
 
 
 def gone(me: Me) -> str:

@@ -15,7 +15,7 @@ from conftest import Launch, SwitchProcess
 from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
 from fanin.torch import Options
 from ranks import Me
-from test_faults import Sum, both_ways, exact_loop
+from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
 from test_netlab import NAME, needs_lab, sums_over_the_laboratory
 
 SHARDS = ("--shards", "1")
@@ -45,17 +45,7 @@ def test_sums_are_exact_across_a_restart(
     launch: Launch, chain: Chain, way: Callable[[Me, float], Sum], killed: str
 ) -> None:
     ranks = launch(one_in_the_rack, 2, [chain.rack.address, chain.root.address], exact_loop, way)
-    for _ in range(3):
-        for rank in range(2):
-            assert ranks.hear(rank) == "running"
-    process: SwitchProcess = getattr(chain, killed)
-    process.kill()
-    process.start()
-    ranks.tell(0, "it was restarted")
-    for rank in range(2):
-        while (outcome := ranks.next(rank))[0] == "said":
-            pass
-        assert outcome == ("ended", 0)
+    exact_across_a_restart(ranks, getattr(chain, killed))
 
 
 def one_in_the_rack(me: Me, switches: list[str], body: Callable[..., Any], *args: Any) -> Any:

@@ -10,11 +10,19 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin._settings import WireDtype
 from ranks import Me
-from test_all_reduce import values
 
 WORLD_SIZE = 3
 Bound = Callable[[list[torch.Tensor], int], torch.Tensor]
 """``bound(parts, divisor)``: how far off each element may be, in float64."""
+
+
+def values(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
+    dice = torch.Generator().manual_seed(rank)
+    if dtype == torch.int32:
+        return torch.randint(-(2**28), 2**28, (length,), generator=dice, dtype=dtype)
+    # Magnitudes over many powers of two, as gradients have.
+    scale = torch.exp2(torch.randint(-12, 3, (length,), generator=dice).float())
+    return (torch.randn(length, generator=dice) * scale).to(dtype)
 
 
 def reduce(
