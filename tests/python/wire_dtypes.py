@@ -1,4 +1,4 @@
-"""What tests of floats that travel in another dtype share: sums by real ranks, held to a bound."""
+"""Sums by real ranks, held to a bound: tests of dtypes, of tensors and on the wire, share them."""
 
 from __future__ import annotations
 
