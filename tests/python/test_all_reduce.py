@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,14 +14,12 @@ from fanin._settings import WireDtype
 from fanin.torch import channel, collectives
 from ranks import Me
 from torch._C._distributed_c10d import HashStore
-from wire_dtypes import held_to
+from wire_dtypes import WORLD_SIZE, held, reduce
 
 FLOATS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of the significand
 
 
-def error_bound(
-    parts: list[torch.Tensor], divisor: int, wire_dtype: str = "native"
-) -> torch.Tensor:
+def error_bound(parts: list[torch.Tensor], divisor: int, wire_dtype: WireDtype) -> torch.Tensor:
     """The rounding to the tensor's own dtype, and what docs/protocols/switchml.md adds to it.
 
     Where exponents are shared that is SwitchML's Theorem 1: |sum - result| <= n / f with
@@ -41,12 +42,21 @@ def error_bound(
 def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
     launch: Launch, wire_dtype: WireDtype, dtype: torch.dtype, average: bool
 ) -> None:
-    def bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
-        return error_bound(parts, divisor, wire_dtype)
-
     lengths = [1, 2, 255, 256, 257, 100_003]
-    held = list(held_to(bound, launch, wire_dtype, lengths, dtype, average))
-    assert len(held) == (0 if dtype == torch.int32 else len(lengths))
+    by_rank = launch(reduce, WORLD_SIZE, wire_dtype, lengths, dtype, average).results()
+    are_right(by_rank, lengths, dtype, average, wire_dtype)
+
+
+def are_right(
+    by_rank: Sequence[Sequence[torch.Tensor]],
+    lengths: Sequence[int],
+    dtype: torch.dtype,
+    average: bool,
+    wire_dtype: WireDtype = "native",
+) -> None:
+    bound = functools.partial(error_bound, wire_dtype=wire_dtype)
+    floats = list(held(by_rank, bound, lengths, dtype, average))
+    assert len(floats) == (0 if dtype == torch.int32 else len(lengths))
 
 
 def awkward(me: Me) -> None:

@@ -15,6 +15,7 @@ import pytest
 import test_all_reduce
 import torch
 import torch.distributed as dist
+import wire_dtypes
 from conftest import Launch
 from fanin import errors
 from fanin.torch import staging
@@ -45,7 +46,7 @@ def every_dtype(me: Me, dtype: torch.dtype, lengths: list[int], average: bool) -
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
     results = []
     for length in lengths:
-        tensor = test_all_reduce.values(dtype, length, me.rank).to(device)
+        tensor = wire_dtypes.values(dtype, length, me.rank).to(device)
         dist.all_reduce(tensor, op=op)
         results.append(tensor.cpu())
     return results
@@ -58,18 +59,8 @@ def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
 ) -> None:
     segment = staging.SEGMENT_BYTES // dtype.itemsize
     lengths = [1, 257, segment, 2 * segment + 3]
-    by_rank = launch(every_dtype, 3, dtype, lengths, average).results()
-    divisor = 3 if average else 1
-    for index, length in enumerate(lengths):
-        parts = [test_all_reduce.values(dtype, length, rank) for rank in range(3)]
-        result = by_rank[0][index]
-        assert all(torch.equal(result, other[index]) for other in by_rank[1:])
-        exact = torch.stack(parts).double().sum(0) / divisor
-        if dtype == torch.int32:
-            assert torch.equal(result.double(), exact.trunc())
-        else:
-            bound = test_all_reduce.error_bound(parts, divisor)
-            assert ((result.double() - exact).abs() <= bound).all()
+    by_rank = launch(every_dtype, wire_dtypes.WORLD_SIZE, dtype, lengths, average).results()
+    test_all_reduce.are_right(by_rank, lengths, dtype, average)
 
 
 def streams(me: Me) -> None:

@@ -21,6 +21,7 @@ import test_delegated
 import test_futures
 import torch
 import torch.distributed as dist
+import wire_dtypes
 from conftest import Launch
 from fake_device import FakeDevice, Mark, plug_in
 from fanin import _fanin, errors
@@ -468,18 +469,9 @@ def test_every_dtype_is_the_same_on_all_ranks_and_close_to_the_sum(
     launch: Launch, dtype: torch.dtype, average: bool
 ) -> None:
     lengths = [1, ELEMENTS, ELEMENTS + 1, 10 * ELEMENTS + 3]
-    by_rank = launch(on_a_device, 3, test_all_reduce.reduce, dtype, lengths, average).results()
-    for index, length in enumerate(lengths):
-        parts = [test_all_reduce.values(dtype, length, rank) for rank in range(3)]
-        result = by_rank[0][index]
-        assert all(torch.equal(result, other[index]) for other in by_rank[1:])
-        divisor = 3 if average else 1
-        exact = torch.stack(parts).double().sum(0) / divisor
-        if dtype == torch.int32:
-            assert torch.equal(result.double(), exact.trunc())
-        else:
-            bound = test_all_reduce.error_bound(parts, divisor)
-            assert ((result.double() - exact).abs() <= bound).all()
+    body = wire_dtypes.reduce, None, lengths, dtype, average
+    by_rank = launch(on_a_device, wire_dtypes.WORLD_SIZE, *body).results()
+    test_all_reduce.are_right(by_rank, lengths, dtype, average)
 
 
 @pytest.mark.parametrize("hook", ["none", "powersgd", "fanin"])

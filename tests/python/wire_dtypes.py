@@ -1,4 +1,4 @@
-"""What tests of floats that travel in another dtype share: sums by real ranks, held to a bound."""
+"""Sums by real ranks, held to a bound: tests of dtypes, of tensors and on the wire, share them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def values(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
 
 
 def reduce(
-    me: Me, wire_dtype: WireDtype, lengths: Sequence[int], dtype: torch.dtype, average: bool
+    me: Me,
+    wire_dtype: WireDtype | None,
+    lengths: Sequence[int],
+    dtype: torch.dtype,
+    average: bool,
 ) -> list[torch.Tensor]:
     me.init(pg_options=fanin.torch.Options(wire_dtype=wire_dtype))
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
@@ -44,11 +48,22 @@ def held_to(
     dtype: torch.dtype,
     average: bool,
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Sum, and hold every rank to the same bits, integers to exact sums, and floats to the bound.
+    """Sum, and hold the sums as `held` does."""
+    by_rank = launch(reduce, WORLD_SIZE, wire_dtype, lengths, dtype, average).results()
+    return held(by_rank, bound, lengths, dtype, average)
+
+
+def held(
+    by_rank: Sequence[Sequence[torch.Tensor]],
+    bound: Bound,
+    lengths: Sequence[int],
+    dtype: torch.dtype,
+    average: bool,
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Hold every rank to the same bits, integers to exact sums, and floats to the bound.
 
     Yields the length, the exact sum and how far off the one found is, for floats.
     """
-    by_rank = launch(reduce, WORLD_SIZE, wire_dtype, lengths, dtype, average).results()
     for index, length in enumerate(lengths):
         parts = [values(dtype, length, rank) for rank in range(WORLD_SIZE)]
         result = by_rank[0][index]
