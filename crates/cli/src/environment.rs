@@ -5,7 +5,7 @@ use std::sync::Once;
 use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
-pub const VARIABLES: [&str; 21] = [
+pub const VARIABLES: [&str; 22] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_JOB",
