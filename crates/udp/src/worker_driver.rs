@@ -362,7 +362,7 @@ impl WorkerDriver {
         for (shard, restore) in restore.iter().enumerate() {
             let lane = self.lane(service, shard);
             let is_alone = self.lanes_of(lane.thread).len() == 1;
-            let ports = is_alone.then(|| self.ports(&[switch], job.paths())).transpose()?;
+            let ports = is_alone.then(|| self.ports(&[switch], job.paths())).transpose()?.map(Box::new);
             self.shared.posts.resume(
                 lane,
                 job.clone(),

@@ -70,7 +70,7 @@ pub(crate) enum Command<M: WorkerMachine> {
         place: usize,
         plan: M::Plan,
         at: (Peer, (JobId, Key)),
-        ports: Option<Ports>,
+        ports: Option<Box<Ports>>,
         reply: SyncSender<()>,
     },
 }
@@ -147,7 +147,7 @@ impl Posts {
         job: WorkerJob,
         shard: ShardId,
         switch: Peer,
-        ports: Option<Ports>,
+        ports: Option<Box<Ports>>,
         restore: &[SlotIndex],
     ) -> io::Result<()> {
         let at = (switch, job.identity());
@@ -251,7 +251,7 @@ impl<M: WorkerMachine<Address = Peer, Tensor = Part>> Shard for WorkerShard<M> {
             }
             Command::Resume { place, plan, at, ports: new, reply } => {
                 if let Some(new) = new {
-                    ports.replace(new);
+                    ports.replace(*new);
                 }
                 if let Some(lane) = self.lanes.lane(place) {
                     let (peer, (job, key)) = at;
