@@ -100,13 +100,16 @@ def test_a_listener_reads_gradients_unless_they_are_encrypted(
     assert ranks.results() == [1.0, 1.0]
 
 
-def differs(me: Me) -> None:
-    me.init(pg_options=Options(security="encrypt" if me.rank else "tag"))
+def differs(me: Me, machines: str) -> None:
+    security: Security = "encrypt" if me.rank % 2 else "tag"
+    me.init(pg_options=Options(security=security, machine=machines[me.rank]))
 
 
-def test_ranks_that_disagree_all_hear_it(launch: Launch) -> None:
-    ranks = launch(differs, 2)
-    for rank in range(2):
+# With two ranks a machine, those that sum with each other over machines agree.
+@pytest.mark.parametrize("machines", ["aa", "ab", "aabb"])
+def test_ranks_that_disagree_all_hear_it(launch: Launch, machines: str) -> None:
+    ranks = launch(differs, len(machines), machines)
+    for rank in range(len(machines)):
         outcome = ranks.outcome(rank)
         assert isinstance(outcome, Failure)
         assert outcome.kind == "JoinRefused", outcome.text
