@@ -52,9 +52,8 @@ class Stream:
         self._passes.release(operations)
 
     def go(self) -> None:
-        """Runs freely again."""
+        """Runs freely again, as soon as the thread looks: a step might be left for after `stop`."""
         self._stopped = False
-        self.step()
 
     def _run(self) -> None:
         while True:
