@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::TcpListener;
 
 use fanin_protocol::control::{Ranks, Refusal};
-use fanin_wire::WireDtype;
+use fanin_wire::{Key, Security, WireDtype};
 
 use super::scripted::{Admitted, ONE_SLOT, Script, SwitchMl, admission};
 use super::*;
@@ -78,7 +78,7 @@ fn a_switch_that_admits_to_another_wire_dtype_is_not_taken_for_one_that_knows_it
 
 #[test]
 fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
-    let joins: [fn(proto::JoinRequest) -> Outcome; 3] = [
+    let joins: [fn(proto::JoinRequest) -> Outcome; 4] = [
         // More shards than a data path has threads.
         |request| {
             let protocol = Some(Admitted::Switchml(SwitchMl { shards: 65, ..ONE_SLOT }));
@@ -90,9 +90,14 @@ fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
             let protocol = Some(Admitted::Switchml(SwitchMl { wire_dtype, ..ONE_SLOT }));
             Outcome::Admission(Admission { protocol, ..admission(&request) })
         },
+        |request| {
+            let key = Key::new(7).with(Security::Encrypt).to_bytes().into();
+            Outcome::Admission(Admission { key, ..admission(&request) })
+        },
         |request| Outcome::Admission(Admission { heartbeat_timeout_ms: 0, ..admission(&request) }),
     ];
-    for (join, cause) in joins.into_iter().zip(["65 shards", "wire dtype native", "heartbeat_timeout_ms"]) {
+    let causes = ["65 shards", "wire dtype native", "security tag", "heartbeat_timeout_ms"];
+    for (join, cause) in joins.into_iter().zip(causes) {
         let scripted = Script { join, ..Script::default() }.play();
         let config = SessionConfig::new(scripted.address.to_string(), "unfit", 2, 3);
         let error = Session::connect(config).expect_err("it does not fit");

@@ -12,6 +12,7 @@ use fanin_controller::proto::{
     join_reply::Outcome,
 };
 use fanin_tls::Acceptor;
+use fanin_wire::Key;
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -53,7 +54,7 @@ pub fn admission(request: &JoinRequest) -> Admission {
         world_size: request.world_size,
         heartbeat_timeout_ms: 250,
         switch_instance: INSTANCE,
-        key: vec![7; 16],
+        key: Key::new(7).to_bytes().into(),
         protocol: Some(Admitted::Switchml(ONE_SLOT)),
         ..Admission::default()
     }
