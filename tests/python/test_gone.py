@@ -14,7 +14,7 @@ from conftest import Launch
 from fanin import errors
 from fanin.torch import Options
 from fanin.torch.gone import Watch
-from ranks import Me
+from ranks import Me, Ranks
 
 # As much as no socket holds.
 MANY = 5_000_000
@@ -39,6 +39,15 @@ WAITS: dict[str, Callable[[], Any]] = {
 }
 
 
+def lose_rank_2(ranks: Ranks) -> None:
+    """Kill it once all three are there, and let the others go on."""
+    for rank in range(3):
+        assert ranks.hear(rank) == "there"
+    ranks.kill(2)
+    for rank in range(2):
+        ranks.tell(rank, "go")
+
+
 def waits_for_the_dead(me: Me, what: str, machine: str) -> int:
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     init(me, machine.format(me.rank))
@@ -55,11 +64,7 @@ def test_a_first_connection_to_a_rank_that_died_ends_at_once(
     launch: Launch, what: str, machine: str
 ) -> None:
     ranks = launch(waits_for_the_dead, 3, what, machine, at="")
-    for rank in range(3):
-        assert ranks.hear(rank) == "there"
-    ranks.kill(2)
-    for rank in range(2):
-        ranks.tell(rank, "go")
+    lose_rank_2(ranks)
     assert [ranks.result(rank) for rank in range(2)] == [2, 2]
 
 
@@ -139,11 +144,7 @@ def between_the_living(me: Me) -> float:
 
 def test_the_living_send_to_each_other_when_another_is_dead(launch: Launch) -> None:
     ranks = launch(between_the_living, 3, at="")
-    for rank in range(3):
-        assert ranks.hear(rank) == "there"
-    ranks.kill(2)
-    for rank in range(2):
-        ranks.tell(rank, "go")
+    lose_rank_2(ranks)
     assert [ranks.result(rank) for rank in range(2)] == [1.0, 1.0]
 
 

@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch
+from conftest import Launch, SwitchProcess
 from fanin.torch import Options
 from ranks import DEADLINE, Failure, Me
+from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
 
 # Of a tensor's elements; no packet has their bytes by chance.
 PATTERN = [3.14159274, -2.71828175, 1.41421354, 0.57721567]
@@ -98,6 +99,20 @@ def test_a_listener_reads_gradients_unless_they_are_encrypted(
     for rank in range(2):
         ranks.tell(rank, "go")
     assert ranks.results() == [1.0, 1.0]
+
+
+def encrypted(me: Me, way: Callable[[Me, float], Sum]) -> int:
+    os.environ["FANIN_SECURITY"] = "encrypt"
+    return exact_loop(me, way)
+
+
+# The switch comes back without its memory, and the job goes on there under another key.
+@both_ways
+def test_encrypted_sums_are_exact_across_a_restart_of_the_switch(
+    launch: Launch, switch_process: SwitchProcess, way: Callable[[Me, float], Sum]
+) -> None:
+    ranks = launch(encrypted, 2, way, at=switch_process.address)
+    exact_across_a_restart(ranks, switch_process)
 
 
 def differs(me: Me, machines: str) -> None:

@@ -1,8 +1,8 @@
 //! Secures the packets that leave by a thread's sockets, and opens those that come, of the jobs whose members agreed on it
 //! (`docs/security.md`). Machines know nothing of it: what they write and read are packets as `fanin-wire` has them.
 //!
-//! A nonce is never used twice under a key, whoever sends and however often it is started again: each thread draws 8 bytes at random for it and counts
-//! its packets in the other 4, and draws again when the count is at its end.
+//! A nonce is never used twice under a key. Each thread draws 8 bytes of it at random and counts its packets in the other 4. It draws again when it is
+//! started again, and when the count is at its end.
 
 use crate::train_socket::{DATAGRAM_BYTES_MAX, TRAIN_BYTES};
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 /// Bytes of a nonce that are drawn.
 const DRAWN_BYTES: usize = 8;
 
-/// Of a train whose packets are short, 128 of a system call: each is longer when it is secured.
+/// Bytes of a train that is to be secured, so that the kernel still takes it in one call: it grows by so much a packet, and a call takes at most 128.
 const SECURED_TRAIN_BYTES: usize = DATAGRAM_BYTES_MAX - 128 * SEAL_BYTES;
 
-/// What the keys of packets are derived for: no other use of a job's key makes the same.
+/// HKDF derives the keys of packets for this purpose: no other use of a job's key makes the same.
 const PURPOSE: &[u8] = b"fanin data path, AES-128-GCM";
 
 /// The jobs of a thread, and how their packets are secured.
@@ -71,13 +71,13 @@ impl Seals {
         self.is_any_secured = self.jobs.values().any(|seal| seal.aead.is_some());
     }
 
-    /// Bytes of a train that a machine may write: secured, it is to be no longer than the kernel takes at once.
+    /// Bytes of a train that a machine may write.
     pub(crate) const fn train_bytes(&self) -> usize {
         if self.is_any_secured { SECURED_TRAIN_BYTES } else { TRAIN_BYTES }
     }
 
-    /// A train of one job as it is to leave, and how long its packets are. `None` where it must not: of several jobs, of one that is not known, or without
-    /// random bytes to be had.
+    /// A train as it is to leave, and how long its packets are. `None` where it must not leave: it is of several jobs, its job is not known, or the
+    /// operating system has no random bytes.
     pub(crate) fn seal<'train>(
         &'train mut self,
         train: &'train [u8],
@@ -157,7 +157,7 @@ fn derived(key: Key) -> LessSafeKey {
     let made = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&key.secret().to_le_bytes());
     let purpose = [PURPOSE, &[key.security() as u8]];
     let key = made.expand(&purpose, &AES_128_GCM).map(UnboundKey::from);
-    // A key of 16 bytes is shorter than what HKDF can make.
+    // HKDF makes up to 8,160 bytes, and is asked for 16. No packet leads here: keys come with admission.
     LessSafeKey::new(key.expect("HKDF makes 16 bytes"))
 }
 
@@ -210,7 +210,6 @@ mod tests {
         train.to_vec()
     }
 
-    /// Is in the golden file of secured packets, too.
     #[test]
     fn every_kind_of_packet_comes_out_as_it_went_in() {
         for security in Security::ALL {

@@ -14,8 +14,8 @@ const LINEAGE: &[u8] = b"lineage";
 
 /// The key of a job: drawn at random when it is admitted, told to its ranks over control, and to the switches between them.
 ///
-/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control calls. It comes with how the packets are
-/// secured beyond that: nobody knows the one without the other.
+/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control calls. The key also says how the packets are
+/// secured beyond that, so nobody knows the one without the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     secret: u128,
@@ -44,7 +44,7 @@ impl Key {
         self.security
     }
 
-    /// What nobody outside the job knows.
+    /// The part that nobody outside the job knows.
     #[must_use]
     pub const fn secret(self) -> u128 {
         self.secret
@@ -97,12 +97,12 @@ impl Key {
         }
     }
 
-    /// Where the tag of a packet stands.
+    /// Offset of a packet's tag.
     pub(crate) fn tag_offset(packet: &[u8]) -> Option<usize> {
         Self::tag_offset_in(*packet.get(Kind::OFFSET)?, packet.len())
     }
 
-    /// Where the tag of a packet of this kind and length stands.
+    /// Offset of the tag of a packet of this kind and length.
     #[inline]
     pub(crate) fn tag_offset_in(kind: u8, packet_bytes: usize) -> Option<usize> {
         const GRADIENT: u8 = Kind::Gradient as u8;
@@ -121,7 +121,7 @@ impl Key {
         bytes.checked_sub(TAG_BYTES)
     }
 
-    /// Where a packet's tag stands, and what it is to be.
+    /// Offset of a packet's tag, and the tag that is to be there.
     #[inline]
     fn tag_of(self, packet: &[u8]) -> Option<(usize, u64)> {
         const GRADIENT: u8 = Kind::Gradient as u8;

@@ -7,7 +7,7 @@ use crate::{Key, TAG_BYTES};
 pub const NONCE_BYTES: usize = 12;
 /// Bytes of the tag that ends a secured packet.
 pub const SEAL_TAG_BYTES: usize = 16;
-/// What a secured packet begins with: the preamble, which steers it, and the nonce.
+/// Bytes with which a secured packet begins: the preamble, which steers it, and the nonce.
 pub const SEALED_HEAD_BYTES: usize = PREAMBLE_BYTES + NONCE_BYTES;
 /// How much longer a packet is where it is secured: its header's tag is left out, as whoever opens it can make that.
 pub const SEAL_BYTES: usize = NONCE_BYTES + SEAL_TAG_BYTES - TAG_BYTES;
@@ -15,7 +15,7 @@ pub const SEAL_BYTES: usize = NONCE_BYTES + SEAL_TAG_BYTES - TAG_BYTES;
 /// How the packets of a job are secured. All members of a job do alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Security {
-    /// Headers are tagged: who has not the job's key can send nothing that counts. Who can change packets on their way changes payloads.
+    /// Headers are tagged: nobody without the job's key can send a packet that counts. Somebody who changes packets on their way changes payloads.
     #[default]
     Tag = 0,
     /// The whole packet is authenticated (AES-128-GMAC): a packet that was changed on its way is dropped. Payloads are readable.
@@ -38,13 +38,13 @@ impl Security {
         }
     }
 
-    /// The one of a name, or of the number that messages say.
+    /// The security of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|security| security.name() == name)
     }
 
-    /// The one of a number, which is its place in [`Self::ALL`].
+    /// The security of this number, which is its place in [`Self::ALL`].
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()

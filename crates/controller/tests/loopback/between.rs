@@ -1,4 +1,4 @@
-//! What stands between ranks and a switch: it reads what passes, may change it, and may swallow what the switch sends.
+//! Somebody between ranks and a switch, who reads what passes, may change it, and may swallow what the switch sends.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,14 +16,14 @@ pub struct Between {
     meddling: Arc<Meddling>,
 }
 
-/// What becomes of datagrams.
+/// The fate of datagrams.
 #[derive(Default)]
 struct Meddling {
     swallows: AtomicBool,
-    /// Of every so many datagrams one is changed; none where it is zero.
+    /// One of so many datagrams is changed; none where it is zero.
     changes: AtomicUsize,
     passed: AtomicUsize,
-    /// Those that passed, both ways, before any change.
+    /// Datagrams that passed, both ways, before any change.
     heard: Mutex<Vec<Vec<u8>>>,
 }
 

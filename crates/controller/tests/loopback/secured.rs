@@ -151,7 +151,9 @@ fn who_stands_between_changes_no_sum_of_any_protocol_and_reads_none_that_is_encr
             }
             let heard = way.between.heard();
             assert!(heard.len() > 500, "{name}: {} packets passed", heard.len());
-            assert!(forged(&way) > 0, "{name} {security:?}: nothing was seen to be changed");
+            assert!(forged(&way) > 0, "{name} {security:?}: no service saw that packets were changed");
+            let at_ranks: u64 = sessions.iter().map(|session| session.io_statistics().forged).sum();
+            assert!(at_ranks > 0, "{name} {security:?}: no rank saw it");
             assert_eq!(is_readable(&heard), security == Security::Authenticate, "{name} {security:?}");
             let status = switch_status(&way.ends[way.ends.len() - 1].to_string(), HANG).expect("a status");
             let JobStatusState::Running { security: said, .. } = status.jobs[0].state else { panic!() };
