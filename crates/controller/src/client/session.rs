@@ -455,7 +455,8 @@ fn because_of_host(error: SessionError, service: &ServiceConfig) -> SessionError
             Some(rank),
             SessionError::SwitchUnreachable { .. }
             | SessionError::NotASwitch { .. }
-            | SessionError::SwitchLost { .. },
+            | SessionError::SwitchLost { .. }
+            | SessionError::JoinRefused { reason: Refusal::SwitchStopping, .. },
         ) => SessionError::RankLost { rank: Rank(rank) },
         (_, error) => error,
     }

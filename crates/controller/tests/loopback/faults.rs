@@ -398,6 +398,30 @@ fn a_service_that_goes_with_a_rank_that_left_is_not_to_blame() {
     assert!(matches!(error, SessionError::RankLeft { .. }), "{error}");
 }
 
+#[test]
+fn a_service_that_stops_as_ranks_join_is_named_unless_its_rank_went_with_it() {
+    for host in [None, Some(1)] {
+        let switch = switch();
+        let service = (switch.address().to_string(), 1.0, None, host);
+        let services = ServiceConfig::all(vec![service]);
+        let zero = SessionConfig { services, ..config(&switch, "stops", 0, 2) };
+        let zero = thread::spawn(move || Session::connect(zero));
+        wait_until(switch.address(), "nobody joins", |status| !status.jobs.is_empty());
+        switch.stop();
+        let error = zero.join().expect("no panic").expect_err("nobody serves it");
+        match host {
+            None => {
+                let reason = Refusal::SwitchStopping;
+                assert!(
+                    matches!(&error, SessionError::JoinRefused { reason: is, .. } if *is == reason),
+                    "{error}"
+                );
+            }
+            Some(_) => assert_eq!(error, SessionError::RankLost { rank: Rank(1) }),
+        }
+    }
+}
+
 /// Of a job that two services sum alike.
 fn shared_by_two(first: &SwitchServer, second: std::net::SocketAddr, job: &str, rank: u32) -> SessionConfig {
     let services = [first.address(), second].map(|service| (service.to_string(), 0.5, None, None));
