@@ -1,4 +1,6 @@
-"""All of `fanin.torch` where torch wraps its backend, and where that is for CUDA devices alone."""
+"""All of `fanin.torch` where torch wraps its backend, where that is for CUDA devices alone, and
+where the program has tensors made on another device than it trains on.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin.torch.backend import FaninBackend, backend_of
-from fanin.torch.compression import TopK
+from fanin.torch.compression import Dithering, OneBit, RandomK, TopK
 from ranks import Me
 from torch import nn, optim
 from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
-MODES = ["detail", "cuda alone"]
+MODES = ["detail", "cuda alone", "another default device"]
 STEPS = 4
 
 
@@ -29,8 +31,11 @@ def init(me: Me, mode: str) -> None:
         me.init()
         group: Any = dist.group.WORLD
         assert not isinstance(group._get_backend(torch.device("cpu")), FaninBackend)
-    else:
+    elif mode == "cuda alone":
         me.init("cpu:gloo,cuda:fanin")
+    else:  # what is made there holds nothing
+        torch.set_default_device("meta")
+        me.init()
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def train(me: Me, model: nn.Module, optimizer: Any) -> None:
     dice = torch.Generator().manual_seed(me.rank)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        model(torch.randn(8, 40, generator=dice)).square().mean().backward()
+        model(torch.randn(8, 40, generator=dice, device="cpu")).square().mean().backward()
         optimizer.step()
 
 
@@ -63,7 +68,7 @@ def asynchronous(me: Me, model: nn.Module, _: str) -> None:
     dice = torch.Generator().manual_seed(me.rank)
     for _step in range(STEPS):
         inner.zero_grad()
-        model(torch.randn(8, 40, generator=dice)).square().mean().backward()
+        model(torch.randn(8, 40, generator=dice, device="cpu")).square().mean().backward()
         optimizer.step()
     optimizer.close()
 
@@ -74,7 +79,7 @@ def by_deltas(me: Me, model: nn.Module, service: str) -> None:
     dice = torch.Generator().manual_seed(me.rank)
     for _step in range(STEPS):
         inner.zero_grad()
-        model(torch.randn(8, 40, generator=dice)).square().mean().backward()
+        model(torch.randn(8, 40, generator=dice, device="cpu")).square().mean().backward()
         optimizer.step()
     optimizer.close()
 
@@ -94,9 +99,15 @@ WAYS: dict[str, Callable[[Me, nn.Module, str], None]] = {
     "AsynchronousOptimizer": asynchronous,
     "DeltaOptimizer": by_deltas,
     "machine_hook": hooked(lambda: (fanin.torch.MachineState("gloo"), fanin.torch.machine_hook)),
-    "compression_hook": hooked(
-        lambda: (fanin.torch.CompressionState(TopK(0.5), min_bytes=1), fanin.torch.compression_hook)
-    ),
+    **{
+        f"compression_hook by {type(compressor).__name__}": hooked(
+            lambda compressor=compressor: (  # type: ignore[misc]  # mypy infers no lambda's default
+                fanin.torch.CompressionState(compressor, min_bytes=1),
+                fanin.torch.compression_hook,
+            )
+        )
+        for compressor in (TopK(0.5), RandomK(0.5), OneBit(), Dithering(7))
+    },
     "allreduce_hook": hooked(lambda: (fanin.torch.HookState(), fanin.torch.allreduce_hook)),
 }
 
@@ -104,7 +115,8 @@ WAYS: dict[str, Callable[[Me, nn.Module, str], None]] = {
 def trained(me: Me, mode: str, way: str, service: str) -> tuple[list[torch.Tensor], bool]:
     init(me, mode)
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 8))
+    with torch.device("cpu"):
+        model = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 8))
     begun = [parameter.detach().clone() for parameter in model.parameters()]
     WAYS[way](me, model, service)
     ended = [parameter.detach().clone() for parameter in model.parameters()]

@@ -206,6 +206,47 @@ def test_names_in_any_order_and_every_collective(launch: Launch, n: int) -> None
     assert torch.equal(rows, n * torch.arange(10.0).view(5, 2))
 
 
+def with_another_default_device(me: Me) -> dict[str, Any]:
+    torch.set_default_device("meta")  # what is made there holds nothing
+    hvd.init()
+    own = torch.full((2,), float(me.rank), device="cpu")
+    with torch.device("cpu"):
+        model = nn.Sequential(nn.Linear(2, 3), hvd.SyncBatchNorm(3), nn.Linear(3, 1))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    model(own.repeat(4, 1)).square().mean().backward()
+    optimizer.step()
+    sampler = hvd.elastic.ElasticSampler(range(10), seed=3)
+    sampler.record_indices([1, 2])
+    sampler.reset()
+    got = {
+        "weights": [parameter.tolist() for parameter in model.parameters()],
+        "sum": hvd.allreduce(own, op=hvd.Sum).tolist(),
+        "rows": hvd.alltoall(own).tolist(),
+        "object": hvd.broadcast_object({"rank": me.rank}, 1),
+        "objects": hvd.allgather_object("x" * me.rank),
+        "indices": sorted(sampler),
+        "last": hvd.join() >= 0,
+    }
+    hvd.shutdown()
+    return got
+
+
+def test_a_default_device_is_the_programs_alone(launch: Launch) -> None:
+    zero, one = launch(with_another_default_device, 2).results()
+    assert zero["weights"] == one["weights"]
+    assert zero["sum"] == one["sum"] == [1.0, 1.0]
+    assert zero["rows"] == one["rows"] == [0.0, 1.0]
+    assert zero["object"] == one["object"] == {"rank": 1}
+    assert zero["objects"] == one["objects"] == ["", "x"]
+    assert len(zero["indices"]) + len(one["indices"]) >= 8
+    assert zero["last"]
+    assert one["last"]
+
+
 def joining(me: Me) -> dict[str, Any]:
     hvd.init()
     sums = [

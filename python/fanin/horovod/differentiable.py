@@ -48,7 +48,7 @@ class _Allgather(Function):
         options = (Average, 1.0, 1.0, ctx.process_set)
         reduced = _Allreduce.apply(options, None, *gradients)
         place = ctx.process_set.rank()
-        lengths = allgather(torch.tensor([ctx.lengths]), process_set=ctx.process_set)
+        lengths = allgather(torch.tensor([ctx.lengths], device="cpu"), process_set=ctx.process_set)
         begins = lengths[:place].sum(0).tolist()
         cuts = zip(reduced, begins, ctx.lengths, strict=True)
         return None, None, *(each.narrow(0, begin, length) for each, begin, length in cuts)

@@ -219,7 +219,7 @@ class Engine:
 
     def _do(self, decisions: list[Decision]) -> bool:
         if not decisions:
-            distributed.all_reduce(torch.zeros(1), group=self._world)
+            distributed.all_reduce(torch.zeros(1, device="cpu"), group=self._world)
         for decision in decisions:
             match decision:
                 case Batch():
@@ -320,7 +320,9 @@ class Engine:
         """Return what happened and why, as fanin knows it: a connection alone says little."""
         if isinstance(error, Gone):
             try:
-                work = distributed.all_reduce(torch.zeros(1), group=self._world, async_op=True)
+                work = distributed.all_reduce(
+                    torch.zeros(1, device="cpu"), group=self._world, async_op=True
+                )
                 assert work is not None
                 work.wait(timedelta(seconds=LOSS_TIMEOUT))
             except AllReduceTimeout:

@@ -83,14 +83,14 @@ def broadcast_object(
 
     Raises `HorovodInternalError` on all ranks if `pickle` does not take it.
     """
-    words, fails = torch.empty(0, dtype=torch.uint8), None
+    words, fails = torch.empty(0, dtype=torch.uint8, device="cpu"), None
     if rank() == root_rank:
         words, fails = _pickled(obj)
-    head = torch.tensor([words.numel(), fails is not None])
+    head = torch.tensor([words.numel(), fails is not None], device="cpu")
     broadcast_(head, root_rank, name and f"{name}.length", process_set)
     length, failed = head.tolist()
     if rank() != root_rank:
-        words = torch.empty(length, dtype=torch.uint8)
+        words = torch.empty(length, dtype=torch.uint8, device="cpu")
     broadcast_(words, root_rank, name and f"{name}.bytes", process_set)
     if failed:
         raise Disagreement(f"rank {root_rank}'s object {_unpickled(words)}") from fails
@@ -105,7 +105,7 @@ def allgather_object(
     Raises `HorovodInternalError` on all ranks if `pickle` does not take the object of one.
     """
     words, fails = _pickled(obj)
-    head = torch.tensor([[words.numel(), fails is not None]])
+    head = torch.tensor([[words.numel(), fails is not None]], device="cpu")
     of_heads = allgather_async(head, name and f"{name}.length", process_set)
     of_words = allgather_async(words, name and f"{name}.bytes", process_set)
     lengths, failed = synchronize(of_heads).unbind(1)

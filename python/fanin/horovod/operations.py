@@ -230,7 +230,7 @@ def alltoall_async(
     The result is the pair of what this rank got, and of how many rows came from each.
     """
     name = name or world().engine.name(_number(process_set), Kind.ALLTOALL)
-    kind = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32)
+    kind = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32, device="cpu")
     sent = _rows(tensor, splits, len(set_ranks(process_set)))
 
     def result(own: Own, _: object) -> tuple[Tensor, Tensor]:

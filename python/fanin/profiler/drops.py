@@ -46,8 +46,10 @@ class Packets:
             cut = [min(whole, size - start) for start in range(0, size, whole)]
             lengths += cut
             self._layers += [layer] * len(cut)
-        self._lengths = torch.tensor(lengths)
-        self.of_element = torch.repeat_interleave(torch.arange(len(lengths)), self._lengths)
+        self._lengths = torch.tensor(lengths, device="cpu")
+        self.of_element = torch.repeat_interleave(
+            torch.arange(len(lengths), device="cpu"), self._lengths
+        )
         """The number of the packet that each element is in."""
 
     def __len__(self) -> int:
@@ -60,14 +62,14 @@ class Packets:
         """
         import torch
 
-        lost = torch.rand(len(self), generator=dice) < losses.probability
+        lost = torch.rand(len(self), generator=dice, device="cpu") < losses.probability
         if losses.among in LAYERS:
             first, last = _group(LAYERS.index(losses.among), layers)
-            here = torch.tensor(self._layers)
+            here = torch.tensor(self._layers, device="cpu")
             lost &= (first <= here) & (here < last)
         elif losses.among in MAGNITUDES:
             first, last = _group(MAGNITUDES.index(losses.among), len(self))
-            chosen = torch.zeros(len(self), dtype=torch.bool)
+            chosen = torch.zeros(len(self), dtype=torch.bool, device="cpu")
             chosen[self._magnitudes(message).argsort()[first:last]] = True
             lost &= chosen
         return ~lost

@@ -353,7 +353,7 @@ class AsynchronousSteps(Steps):
                 self._changed.notify_all()
         taken = self._rank in epoch.participants
         if not epoch.participants:
-            distributed.all_reduce(torch.zeros(1), group=self._sums)
+            distributed.all_reduce(torch.zeros(1, device="cpu"), group=self._sums)
             return True
         squares = 0.0
         with self._changed:
@@ -402,7 +402,9 @@ class AsynchronousSteps(Steps):
         if isinstance(error, FaninError) or not isinstance(error, (Gone, RuntimeError)):
             return error
         try:
-            work = distributed.all_reduce(torch.zeros(1), group=self._sums, async_op=True)
+            work = distributed.all_reduce(
+                torch.zeros(1, device="cpu"), group=self._sums, async_op=True
+            )
             assert work is not None
             work.wait(timedelta(seconds=LOSS_TIMEOUT))
         except FaninError as cause:

@@ -45,7 +45,7 @@ class CudaCopies:
         return _mark(torch.cuda.current_stream(device))
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True, device="cpu")
 
     def copy_out(
         self, source: torch.Tensor, host: torch.Tensor, after: Sequence[torch.cuda.Event]

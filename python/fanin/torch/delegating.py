@@ -247,14 +247,14 @@ class DelegatingBackend(c10d.Backend):
         """Whether Gloo's connection to a rank has ended."""
         try:
             with self._connecting(rank):
-                self._gloo.recv([torch.zeros(1)], rank, TAG)
+                self._gloo.recv([torch.zeros(1, device="cpu")], rank, TAG)
         except RuntimeError:
             return True
         return False
 
     def receive(self) -> Work:
         """Begin a receive on Gloo that nobody answers."""
-        received: Work = self._gloo.recv_anysource([torch.zeros(1)], TAG)
+        received: Work = self._gloo.recv_anysource([torch.zeros(1, device="cpu")], TAG)
         return received
 
     def _under_way(self) -> list[Work]:

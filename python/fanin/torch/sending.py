@@ -34,7 +34,7 @@ class Sending:
         self._share = 1.0 / group.size()
         self._learns = group.size() > 1 and group.rank() == 0
         # How many ranks have used each parameter: a piece as others, which is there at the end.
-        self._used = Piece((), torch.zeros(0, dtype=torch.int32), 1)
+        self._used = Piece((), torch.zeros(0, dtype=torch.int32, device="cpu"), 1)
         self._counts: list[int] | None = None
         self._seen: dict[Tensor, tuple[int, int] | None] = {}
         self._passes = 0
@@ -117,7 +117,7 @@ class Sending:
             for place in list(piece.left):
                 self._put(piece, place)
         used = [int(parameter.grad is not None) for parameter in self.places]
-        self._used.partitions[0].copy_(torch.tensor(used, dtype=torch.int32))
+        self._used.partitions[0].copy_(torch.tensor(used, dtype=torch.int32, device="cpu"))
         self._all_there = True
         if self._times is not None:
             for piece in [*self.pieces, self._used]:
@@ -161,9 +161,9 @@ class Sending:
 
     def _tell(self) -> None:
         """Let all have the order that rank 0 makes of the last pass, from the next pass on."""
-        made = torch.zeros(len(self._order), dtype=torch.int32)
+        made = torch.zeros(len(self._order), dtype=torch.int32, device="cpu")
         if self._times is not None:
-            made = torch.tensor(self._made(self._times), dtype=torch.int32)
+            made = torch.tensor(self._made(self._times), dtype=torch.int32, device="cpu")
         work = distributed.broadcast(made, group_src=0, group=self._group, async_op=True)
         self._told = made, work
 

@@ -35,7 +35,7 @@ class ElasticSampler(Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, with all samples."""
         self.epoch = epoch
-        self._done = torch.zeros(len(self.dataset), dtype=torch.bool)
+        self._done = torch.zeros(len(self.dataset), dtype=torch.bool, device="cpu")
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
@@ -45,7 +45,7 @@ class ElasticSampler(Sampler[int]):
 
     def record_indices(self, indices: Iterable[int]) -> None:
         """Note samples that this rank has had; the others hear of it when the state is synced."""
-        self._done[torch.tensor(list(indices), dtype=torch.int64)] = True
+        self._done[torch.tensor(list(indices), dtype=torch.int64, device="cpu")] = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the epoch has come."""
@@ -58,10 +58,12 @@ class ElasticSampler(Sampler[int]):
     def unite(self, state_dicts: Sequence[dict[str, Any]]) -> None:
         """Go on in the epoch of the first, without what is done in it by any."""
         self.epoch = state_dicts[0]["epoch"]
-        self._done = torch.zeros(len(self.dataset), dtype=torch.bool)
+        self._done = torch.zeros(len(self.dataset), dtype=torch.bool, device="cpu")
         for each in state_dicts:
             if each["epoch"] == self.epoch:
-                self._done[torch.as_tensor(each["processed_indices"], dtype=torch.int64)] = True
+                self._done[
+                    torch.as_tensor(each["processed_indices"], dtype=torch.int64, device="cpu")
+                ] = True
         self.reset()
 
     def reset(self) -> None:
@@ -80,9 +82,11 @@ class ElasticSampler(Sampler[int]):
 def turns(done: Tensor, seed: int | None, ranks: int) -> Tensor:
     """Return which sample is whose: a row for each turn, and in it a column for each rank."""
     if seed is None:
-        order = torch.arange(len(done))
+        order = torch.arange(len(done), device="cpu")
     else:
-        order = torch.randperm(len(done), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(
+            len(done), generator=torch.Generator().manual_seed(seed), device="cpu"
+        )
     left = order[~done[order]]
     length = -(-len(left) // ranks)
     # Its beginning again, where the last turn is not full.

@@ -32,8 +32,8 @@ def unpack(packed: Tensor, values: tuple[float, ...], bits: int) -> Tensor:
 def _rows(values: tuple[float, ...], bits: int) -> Tensor:
     """Return what each byte stands for."""
     # A code that no compressor writes stands for NaN: it must not pass for a gradient.
-    known = torch.full((2**bits,), torch.nan)
-    known[: len(values)] = torch.tensor(values)
-    bytes_ = torch.arange(256)
-    shifts = torch.arange(0, 8, bits)
+    known = torch.full((2**bits,), torch.nan, dtype=torch.float32, device="cpu")
+    known[: len(values)] = torch.tensor(values, dtype=torch.float32, device="cpu")
+    bytes_ = torch.arange(256, device="cpu")
+    shifts = torch.arange(0, 8, bits, device="cpu")
     return known[(bytes_[:, None] >> shifts) % 2**bits]

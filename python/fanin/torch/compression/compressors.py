@@ -262,9 +262,11 @@ class RandomK(Compressor):
         """Return the indices, in order, and for how many elements each counts."""
         count = count_of(self.k, elements)
         # In whole numbers: k ranges that cover all elements, each once.
-        bounds = torch.arange(count + 1).mul_(elements).div_(count, rounding_mode="floor")
+        bounds = (
+            torch.arange(count + 1, device="cpu").mul_(elements).div_(count, rounding_mode="floor")
+        )
         lengths = bounds.diff()
-        chance = torch.rand(count, generator=dice, dtype=torch.float64)
+        chance = torch.rand(count, generator=dice, dtype=torch.float64, device="cpu")
         return bounds[:-1] + (chance * lengths).long(), lengths
 
 
