@@ -30,6 +30,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 HERE = Path(__file__).parent
 FILE = Path("test/parallel/test_torch.py")
 EXCEPTIONS = HERE / "exceptions.toml"
@@ -87,6 +89,9 @@ def play(case: Case, name: str, world_size: int, limit: float) -> tuple[Outcome,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
+        if 0 < torch.cuda.device_count() < world_size:
+            # Tests take the GPU of their local rank: each rank is the first of a machine.
+            environment["GROUP_RANK"] = str(rank)
         process = _context.Process(target=_rank, args=(case, name, environment, logs[-1], theirs))
         process.start()
         theirs.close()
@@ -144,8 +149,6 @@ def _rank(
     os.environ.update(environment)
     os.dup2(log.fileno(), sys.stdout.fileno())
     os.dup2(log.fileno(), sys.stderr.fileno())
-    import torch
-
     torch.set_num_threads(1)
     result = unittest.TestResult()
     try:

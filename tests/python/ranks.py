@@ -21,11 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.utils._pytree import tree_map_only
 
 DEADLINE = 60.0
-# "cuda": what bodies make lies there, so that suites that know of no device play on one.
-DEVICE_VARIABLE = "FANIN_TEST_DEVICE"
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -194,8 +191,8 @@ class Ranks:
 
 def _send(pipe: Connection, what: tuple[str, Any]) -> None:
     # Pickled by hand: the pipe's own pickler would send tensors as files of a process that has
-    # gone. The test compares on the host.
-    pipe.send_bytes(pickle.dumps(tree_map_only(torch.Tensor, torch.Tensor.cpu, what)))
+    # gone.
+    pipe.send_bytes(pickle.dumps(what))
 
 
 def _play(
@@ -203,11 +200,6 @@ def _play(
 ) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
-    if device := os.environ.get(DEVICE_VARIABLE):
-        # A device of its own, or all share one.
-        of_rank = torch.device(device, me.rank % torch.get_device_module(device).device_count())
-        torch.get_device_module(device).set_device(of_rank)
-        torch.set_default_device(of_rank)
     try:
         outcome: Any = body(me, *args)
     except BaseException as error:

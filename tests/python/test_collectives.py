@@ -45,7 +45,9 @@ def mine(me: Me, length: int, dtype: torch.dtype, rank: int | None = None) -> to
     """Bits that no other rank has."""
     generator = torch.Generator().manual_seed(length * 100 + (me.rank if rank is None else rank))
     size = dtype.itemsize
-    noise = torch.randint(0, 256, (length * size,), dtype=torch.uint8, generator=generator)
+    shape = (length * size,)
+    noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
+    noise = noise.to(torch.get_default_device())
     return (noise % 2).bool() if dtype == torch.bool else noise.view(dtype)
 
 

@@ -370,10 +370,11 @@ def model_of(state: fanin.torch.CompressionState, **keywords: Any) -> Distribute
 
 
 def batches(rank: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    truth = torch.randn(32, 8, generator=dice(99))
+    where = torch.get_default_device()  # the numbers are the same on all
+    truth = torch.randn(32, 8, generator=dice(99), device="cpu").to(where)
     own = dice(rank)
     for _ in range(steps):
-        x = torch.randn(16, 32, generator=own)
+        x = torch.randn(16, 32, generator=own, device="cpu").to(where)
         yield x, x @ truth
 
 

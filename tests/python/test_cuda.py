@@ -13,16 +13,24 @@ from typing import Any
 import fanin.torch
 import pytest
 import test_all_reduce
+import test_collectives
+import test_compression
+import test_debug_modes
+import test_distributed_optimizer
+import test_horovod
+import test_layouts
 import torch
 import torch.distributed as dist
 import wire_dtypes
-from conftest import Launch
+from conftest import Launch, SwitchProcess
 from fanin import errors
 from fanin.torch import staging
+from fanin.torch.compression import Compressor
 from ranks import DEADLINE, Me
 from torch import nn
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -354,3 +362,61 @@ def test_sums_in_the_machine_go_by_nccl(
     mean = (size - 1) / 2
     for found in launch(in_the_machine, size, machines, holders).results():
         assert found == [[mean]] * 3 + [[mean + 1]] * 3
+
+
+# What other suites try of tensors on the host, with all of them on a device.
+
+
+def all_there(me: Me, body: Any, args: tuple[Any, ...]) -> Any:
+    torch.set_default_device(device_of(me))
+    return tree_map_only(torch.Tensor, torch.Tensor.cpu, body(me, *args))
+
+
+@pytest.fixture
+def on_cuda(launch: Launch, switch: str) -> Launch:
+    """`launch`, where bodies make their tensors on a CUDA device."""
+    return lambda body, size, *args, at=switch: launch(all_there, size, body, args, at=at)
+
+
+@pytest.fixture
+def service() -> Any:
+    with SwitchProcess(command="parameters") as process:
+        yield process.address
+
+
+@pytest.mark.parametrize("machines", ["a", "aab", "abc"])
+def test_where_a_tensor_lies_makes_no_difference(on_cuda: Launch, machines: str) -> None:
+    test_layouts.test_where_a_tensor_lies_makes_no_difference(on_cuda, machines)
+
+
+def test_nor_where_switches_leave_much_to_gloo(on_cuda: Launch) -> None:
+    test_layouts.test_nor_where_switches_leave_much_to_gloo(on_cuda)
+
+
+@pytest.mark.parametrize("machines", ["aaa", "abaab"])
+def test_what_is_only_moved_keeps_its_bits(on_cuda: Launch, machines: str) -> None:
+    test_collectives.test_what_is_only_moved_keeps_its_bits_whatever_they_are(on_cuda, machines)
+
+
+@pytest.mark.parametrize("way", test_debug_modes.WAYS)
+@pytest.mark.parametrize("mode", test_debug_modes.MODES)
+def test_every_way_to_train_does(on_cuda: Launch, service: str, mode: str, way: str) -> None:
+    test_debug_modes.test_every_way_to_train_does(on_cuda, service, mode, way)
+
+
+@pytest.mark.parametrize(("compressor", "mode"), test_compression.CASES, ids=str)
+def test_ranks_that_compress_train_with_the_same_bits(
+    on_cuda: Launch, compressor: Compressor, mode: str
+) -> None:
+    test_compression.test_ranks_train_with_the_same_bits(on_cuda, compressor, mode)
+
+
+@pytest.mark.parametrize("passes", ["one", "clipped", "added up"])
+def test_overlapped_steps_are_those_of_ddp(on_cuda: Launch, passes: str) -> None:
+    # A device does not add up in the same order twice.
+    same = test_distributed_optimizer.test_parameters_are_those_of_ddp
+    same(on_cuda, "sgd", None, passes, 1e-5)
+
+
+def test_horovods_names_in_any_order(on_cuda: Launch) -> None:
+    test_horovod.test_names_in_any_order_and_every_collective(on_cuda, 2)

@@ -45,10 +45,12 @@ def service() -> Iterator[str]:
 
 
 def train(me: Me, model: nn.Module, optimizer: Any) -> None:
+    where = next(model.parameters()).device
     dice = torch.Generator().manual_seed(me.rank)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        model(torch.randn(8, 40, generator=dice, device="cpu")).square().mean().backward()
+        inputs = torch.randn(8, 40, generator=dice, device="cpu").to(where)
+        model(inputs).square().mean().backward()
         optimizer.step()
 
 
@@ -63,24 +65,14 @@ def overlapped(me: Me, model: nn.Module, _: str) -> None:
 
 
 def asynchronous(me: Me, model: nn.Module, _: str) -> None:
-    inner = sgd(model)
-    optimizer = fanin.torch.AsynchronousOptimizer(inner, wait_for=me.world_size)
-    dice = torch.Generator().manual_seed(me.rank)
-    for _step in range(STEPS):
-        inner.zero_grad()
-        model(torch.randn(8, 40, generator=dice, device="cpu")).square().mean().backward()
-        optimizer.step()
+    optimizer = fanin.torch.AsynchronousOptimizer(sgd(model), wait_for=me.world_size)
+    train(me, model, optimizer)
     optimizer.close()
 
 
 def by_deltas(me: Me, model: nn.Module, service: str) -> None:
-    inner = sgd(model)
-    optimizer = fanin.torch.DeltaOptimizer(inner, service)
-    dice = torch.Generator().manual_seed(me.rank)
-    for _step in range(STEPS):
-        inner.zero_grad()
-        model(torch.randn(8, 40, generator=dice, device="cpu")).square().mean().backward()
-        optimizer.step()
+    optimizer = fanin.torch.DeltaOptimizer(sgd(model), service)
+    train(me, model, optimizer)
     optimizer.close()
 
 
@@ -113,9 +105,10 @@ WAYS: dict[str, Callable[[Me, nn.Module, str], None]] = {
 
 
 def trained(me: Me, mode: str, way: str, service: str) -> tuple[list[torch.Tensor], bool]:
+    where = torch.get_default_device()
     init(me, mode)
     torch.manual_seed(3)
-    with torch.device("cpu"):
+    with where:
         model = nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 8))
     begun = [parameter.detach().clone() for parameter in model.parameters()]
     WAYS[way](me, model, service)

@@ -55,7 +55,8 @@ class Net(nn.Module):
 def batches(me: Me) -> Any:
     dice = torch.Generator().manual_seed(me.rank)
     for step in range(STEPS):
-        tokens = torch.randint(0, 50, (8, 5), generator=dice)
+        tokens = torch.randint(0, 50, (8, 5), generator=dice, device="cpu")
+        tokens = tokens.to(torch.get_default_device())
         # The ranks never agree, and nobody ever uses the last branch.
         yield tokens, tokens[:, 0], (me.rank + step) % 2
 
