@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -46,8 +47,12 @@ def main() -> None:
     environment = {} if "forgotten" in sys.argv else {"env_vars": told}
     # Its sockets lie there, whose names must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        # Ray writes a file there without making the folder, wherever its head has its own.
+        os.environ["RAY_TMPDIR"] = folder
+        own = Path(folder, "ray")
+        own.mkdir()
         cluster = Cluster(
-            initialize_head=True, head_node_args={"include_dashboard": False, "temp_dir": folder}
+            initialize_head=True, head_node_args={"include_dashboard": False, "temp_dir": str(own)}
         )
         cluster.add_node()
         try:

@@ -190,8 +190,8 @@ def test_lightning_asks_for_a_gpu(tmp_path: Path, switch: str, strategy: str, wh
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_deepspeed(tmp_path: Path, switch: str, stage: str) -> None:
     sums = same_on_both(tmp_path, switch, *TORCHRUN, "deep_speed.py", stage)
-    # Of each step one small sum, and the gradients. Those ZeRO 3 scatters, which is Gloo's to do.
-    assert sums == (4 if stage == "3" else 8)
+    # Of each of the four steps the gradients and one small sum at least.
+    assert sums >= 8
 
 
 def test_deepspeed_by_name(tmp_path: Path, switch: str) -> None:
@@ -203,8 +203,8 @@ def test_deepspeed_by_name(tmp_path: Path, switch: str) -> None:
 def test_distributed_checkpoint(tmp_path: Path, switch: str, kind: str) -> None:
     sums = same_on_both(tmp_path, switch, *TORCHRUN, "checkpointed.py", kind)
     if kind == "fsdp":
-        # As with ZeRO 3: left are the losses that the program itself reduces.
-        assert sums == 10
+        # Besides the losses, which the program reduces itself: what FSDP gathers and scatters.
+        assert sums >= 10 + 10
 
 
 def test_distributed_checkpoint_by_name(tmp_path: Path, switch: str) -> None:

@@ -88,6 +88,8 @@ def play(case: Case, name: str, world_size: int, limit: float) -> tuple[Outcome,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            # Tensors of GPUs are scaled as those of the host are: Horovod without GPU operations.
+            "HOROVOD_MIXED_INSTALL": "1",
         }
         if 0 < torch.cuda.device_count() < world_size:
             # Tests take the GPU of their local rank: each rank is the first of a machine.

@@ -58,6 +58,14 @@ def switch() -> Iterator[str]:
     running.stop()
 
 
+@pytest.fixture
+def atp() -> Iterator[str]:
+    """A switch that leaves much to Gloo."""
+    running = _fanin.Switch(protocol="atp")
+    yield running.address
+    running.stop()
+
+
 Launch = Callable[..., Ranks]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
-from fanin.torch import channel
+from fanin.torch import channel, handed
 from ranks import DEADLINE
 
 Tensors = list[torch.Tensor]
@@ -165,3 +165,11 @@ def plug_in(patch: pytest.MonkeyPatch) -> list[FakeDevice]:
 
     patch.setattr(channel, "CudaCopies", make)
     return made
+
+
+def hands_over() -> list[torch.device]:
+    """From now on Gloo gets copies of all tensors, as of CUDA's; returns the devices waited for."""
+    waited_for: list[torch.device] = []
+    handed._is_on_device = lambda _: True
+    torch.cuda.synchronize = waited_for.append  # type: ignore[assignment]
+    return waited_for

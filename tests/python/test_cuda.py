@@ -16,6 +16,7 @@ import test_all_reduce
 import test_collectives
 import test_compression
 import test_debug_modes
+import test_delegated
 import test_distributed_optimizer
 import test_horovod
 import test_layouts
@@ -389,8 +390,12 @@ def test_where_a_tensor_lies_makes_no_difference(on_cuda: Launch, machines: str)
     test_layouts.test_where_a_tensor_lies_makes_no_difference(on_cuda, machines)
 
 
-def test_nor_where_switches_leave_much_to_gloo(on_cuda: Launch) -> None:
-    test_layouts.test_nor_where_switches_leave_much_to_gloo(on_cuda)
+def test_nor_where_switches_leave_much_to_gloo(on_cuda: Launch, atp: str) -> None:
+    test_layouts.test_nor_where_switches_leave_much_to_gloo(on_cuda, atp)
+
+
+def test_send_and_receive(on_cuda: Launch) -> None:
+    test_delegated.test_send_and_receive(on_cuda)
 
 
 @pytest.mark.parametrize("machines", ["aaa", "abaab"])

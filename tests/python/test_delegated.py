@@ -7,6 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import fake_device
 import pytest
 import torch
 import torch.distributed as dist
@@ -242,6 +243,17 @@ def point_to_point(me: Me) -> None:
 
 def test_send_and_receive(launch: Launch) -> None:
     launch(point_to_point, 2).results()
+
+
+def point_to_point_from_a_device(me: Me) -> int:
+    copies = fake_device.hands_over()
+    point_to_point(me)
+    return len(copies)
+
+
+def test_a_device_sends_and_receives_copies(launch: Launch) -> None:
+    sends, receives = launch(point_to_point_from_a_device, 2).results()
+    assert (sends, receives) == (1, 5), "each device waits for what it received"
 
 
 def unlike(world_size: int) -> None:

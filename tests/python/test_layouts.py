@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import fake_device
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from fanin import _fanin
 from fanin.torch import Options, collectives
 from fanin.torch.handed import Handed
 from ranks import Me, wait_until
@@ -336,13 +336,22 @@ def on_machines(me: Me, machines: str) -> list[str]:
     return every_case(me, {"machine": f"machine {machines[me.rank]}"})
 
 
-def test_nor_where_switches_leave_much_to_gloo(launch: Launch) -> None:
-    running = _fanin.Switch(protocol="atp")
-    try:
-        ranks = launch(every_case, 2, {"protocol": "atp"}, at=running.address)
-        assert ranks.results() == [[]] * 2
-    finally:
-        running.stop()
+def left_to_gloo(me: Me) -> list[str]:
+    return every_case(me, {"protocol": "atp"})
+
+
+def test_nor_where_switches_leave_much_to_gloo(launch: Launch, atp: str) -> None:
+    assert launch(left_to_gloo, 2, at=atp).results() == [[]] * 2
+
+
+def from_a_device(me: Me) -> list[str]:
+    waited_for = fake_device.hands_over()
+    wrong = left_to_gloo(me)
+    return wrong if waited_for else ["nothing was copied back"]
+
+
+def test_nor_where_gloo_gets_copies_of_what_is_on_a_device(launch: Launch, atp: str) -> None:
+    assert launch(from_a_device, 2, at=atp).results() == [[]] * 2
 
 
 def test_a_bit_that_conjugates_or_negates_is_resolved() -> None:

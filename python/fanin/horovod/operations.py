@@ -357,7 +357,7 @@ def _submit(
     if in_place and any(map(_overlaps, tensors)):
         raise ValueError("a tensor is expanded, and cannot be written to: clone() it first")
     if len({tensor.device for tensor in tensors}) > 1:
-        raise ValueError("tensors of a group are on one device")
+        raise RuntimeError("tensors of a group are on one device")  # as Horovod does
     if not tensors and kind is not Kind.BARRIER:
         raise ValueError("a group has one tensor at least")
     request = Request(

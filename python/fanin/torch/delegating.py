@@ -355,8 +355,7 @@ class DelegatingBackend(c10d.Backend):
         args = handed.writes(outputs), handed.reads(inputs), opts
         return self._reduce(name, handed, like, *args)
 
-    # Of what torch refuses here if it does not lie in one piece nothing is copied, so that it stays
-    # refused.
+    # Torch refuses what does not lie in one piece in these calls, and it stays refused.
 
     @untraced
     def all_to_all_single(
@@ -371,23 +370,32 @@ class DelegatingBackend(c10d.Backend):
         return self._hand(
             "all_to_all_single",
             handed.writes(output),
-            source,
+            handed.reads(source, strict=True),
             list(output_split_sizes),
             list(input_split_sizes),
             opts,
             handed=handed,
         )
 
+    @untraced
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllToAllOptions
     ) -> Work:
-        return self._hand("alltoall", outputs, inputs, opts)
+        handed = Handed()
+        args = handed.writes(outputs, strict=True), handed.reads(inputs, strict=True), opts
+        return self._hand("alltoall", *args, handed=handed)
 
+    @untraced
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
-        return self._hand("send", list(tensors), rank, tag, peer=rank)
+        handed = Handed()
+        sent = handed.reads(tensors, strict=True)
+        return self._hand("send", sent, rank, tag, handed=handed, peer=rank)
 
+    @untraced
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
-        return self._hand("recv", list(tensors), rank, tag, peer=rank)
+        handed = Handed()
+        received = handed.writes(tensors, strict=True)
+        return self._hand("recv", received, rank, tag, handed=handed, peer=rank)
 
     @untraced
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> Work:

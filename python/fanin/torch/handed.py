@@ -1,9 +1,10 @@
 """Tensors as Gloo takes them: an address, and how many elements are there.
 
-Gloo looks neither at strides nor at the bits that negate or conjugate a tensor, and it does not
-know every dtype. A tensor that lies in one piece is handed over as it is. Any other is copied; Gloo
-gets the copy, and what Gloo writes there is written to the tensor when the work is done. What is
-only moved crosses as bytes where Gloo does not know its dtype.
+Gloo looks neither at strides nor at the bits that negate or conjugate a tensor, it does not know
+every dtype, and of CUDA tensors it takes some collectives alone. A tensor of the host that lies in
+one piece is handed over as it is. Any other is copied to the host; Gloo gets the copy, and what
+Gloo writes there is written to the tensor when the work is done. What is only moved crosses as
+bytes where Gloo does not know its dtype.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fanin.torch.collectives import copied, is_in_one_piece
+from fanin.torch.collectives import is_in_one_piece
 from fanin.torch.work import write
 
 # What Gloo moves by itself, in every collective.
@@ -54,13 +55,13 @@ class Handed:
         # By the identity of what was handed over in its place, which is kept alive here.
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def reads(self, tensors: _Tensors) -> _Tensors:
-        """Hand over what Gloo reads."""
-        return cast(_Tensors, self._each(tensors, self._read))
+    def reads(self, tensors: _Tensors, *, strict: bool = False) -> _Tensors:
+        """Hand over what Gloo reads. If `strict`, what torch refuses by its layout stays so."""
+        return self._each_but_refused(tensors, self._read, strict)
 
-    def writes(self, tensors: _Tensors) -> _Tensors:
-        """Hand over what Gloo writes, or reads and writes."""
-        return cast(_Tensors, self._each(tensors, self._write))
+    def writes(self, tensors: _Tensors, *, strict: bool = False) -> _Tensors:
+        """Hand over what Gloo writes, or reads and writes. `strict` as above."""
+        return self._each_but_refused(tensors, self._write, strict)
 
     def spoils(self, tensors: _Tensors) -> _Tensors:
         """Hand over what Gloo reads, and writes although nobody is to see it."""
@@ -80,10 +81,6 @@ class Handed:
         with self._lock:
             if not self.is_unfinished:
                 return
-            devices = {tensor.device for tensor in self._written if tensor.device.type == "cuda"}
-            # Whose stream Gloo wrote on, and who reads, is not known here.
-            for device in devices:
-                torch.cuda.synchronize(device)
             # In inference mode also tensors that were made in it may be written to. Detached:
             # writing into a leaf that requires grad is no business of autograd here.
             with torch.inference_mode():
@@ -91,7 +88,8 @@ class Handed:
                     tensor.detach().div_(self._divisor, rounding_mode="trunc")
             for tensor, copy in self._back:
                 write(tensor, copy)
-            for device in devices:
+            # On which stream it is read is not known here.
+            for device in {tensor.device for tensor, _ in self._back if _is_on_device(tensor)}:
                 torch.cuda.synchronize(device)
             self._let_go()
 
@@ -114,6 +112,10 @@ class Handed:
     def _let_go(self) -> None:
         self._written, self._back, self._divisor = [], [], 1
 
+    def _each_but_refused(self, tensors: _Tensors, hand: Any, strict: bool) -> _Tensors:
+        refused = strict and not all(map(is_in_one_piece, _flat([tensors])))
+        return tensors if refused else cast(_Tensors, self._each(tensors, hand))
+
     def _each(self, tensors: Any, hand: Any) -> Any:
         if isinstance(tensors, Tensor):
             return self._handed(tensors, hand(tensors)) if _is_strided(tensors) else tensors
@@ -127,7 +129,8 @@ class Handed:
         return stand
 
     def _read(self, tensor: Tensor) -> Tensor:
-        return tensor if is_in_one_piece(tensor) else copied(tensor)
+        is_there = is_in_one_piece(tensor) and not _is_on_device(tensor)
+        return tensor if is_there else _on_host(tensor)
 
     def _write(self, tensor: Tensor) -> Tensor:
         stand = self._read(tensor)
@@ -137,7 +140,16 @@ class Handed:
         return stand
 
     def _spoil(self, tensor: Tensor) -> Tensor:
-        return copied(tensor)
+        return _on_host(tensor)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return a copy that lies in one piece, once the current stream has made the tensor."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def _is_strided(tensor: Tensor) -> bool:
