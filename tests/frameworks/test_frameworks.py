@@ -190,7 +190,7 @@ def test_lightning_asks_for_a_gpu(tmp_path: Path, switch: str, strategy: str, wh
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_deepspeed(tmp_path: Path, switch: str, stage: str) -> None:
     sums = same_on_both(tmp_path, switch, *TORCHRUN, "deep_speed.py", stage)
-    # Of each of the four steps the gradients and one small sum at least.
+    # Each of the four steps sums its gradients, and one small tensor at least.
     assert sums >= 8
 
 
@@ -203,7 +203,7 @@ def test_deepspeed_by_name(tmp_path: Path, switch: str) -> None:
 def test_distributed_checkpoint(tmp_path: Path, switch: str, kind: str) -> None:
     sums = same_on_both(tmp_path, switch, *TORCHRUN, "checkpointed.py", kind)
     if kind == "fsdp":
-        # Besides the losses, which the program reduces itself: what FSDP gathers and scatters.
+        # The program sums 10 losses itself, and FSDP gathers and scatters besides.
         assert sums >= 10 + 10
 
 

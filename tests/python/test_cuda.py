@@ -365,7 +365,7 @@ def test_sums_in_the_machine_go_by_nccl(
         assert found == [[mean]] * 3 + [[mean + 1]] * 3
 
 
-# What other suites try of tensors on the host, with all of them on a device.
+# Other suites, with all of their tensors on a device.
 
 
 def all_there(me: Me, body: Any, args: tuple[Any, ...]) -> Any:

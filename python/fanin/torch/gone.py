@@ -95,7 +95,10 @@ class Watch:
                 outcome.set_exception(error)
 
         threading.Thread(target=wait, name="fanin-receive", daemon=True).start()
-        while not futures.wait([outcome], PAUSE).done:
+        pause = PAUSE
+        while not futures.wait([outcome], pause).done:
+            # Ever less often: each question to a rank that lives stays with Gloo.
+            pause = min(2 * pause, GRACE)
             group = self._group()
             # What came before the last connection ended is there a moment later.
             alone = group is not None and group.is_alone()
