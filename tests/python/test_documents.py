@@ -1,0 +1,100 @@
+"""What documents name is there: tests, files, flags, variables, commands and targets of make."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRACKED = subprocess.run(
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+CODE = "\n".join(
+    (ROOT / file).read_text(errors="replace")
+    for file in TRACKED
+    if PurePath(file).suffix in (".rs", ".py", ".pyi", ".c", ".toml")
+    or PurePath(file).name == "Makefile"
+)
+# What was tells of names that were.
+PAGES = [file for file in TRACKED if file.endswith(".md") and PurePath(file).name != "CHANGELOG.md"]
+# Horovod's.
+FILES_OF_OTHERS = {"test/parallel/test_torch.py"}
+MADE = (".venv/", "target/")
+# Options of Slurm, Docker and pkg-config.
+FLAGS_OF_OTHERS = {
+    *(
+        "--exclusive",
+        "--nodelist",
+        "--ntasks",
+        "--ntasks-per-node",
+        "--no-kill",
+        "--kill-on-bad-exit",
+    ),
+    *("--shm-size", "--modversion"),
+}
+
+
+def quoted(page: str) -> list[str]:
+    """What stands between backticks in a line."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", (ROOT / page).read_text())
+
+
+def names_of_files() -> Iterator[str]:
+    """Every end of a path: `udp/io_loop.rs` is crates/udp/src/io_loop.rs."""
+    for file in TRACKED:
+        for path in (PurePath(file), *PurePath(file).parents):
+            parts = [part for part in path.parts if part != "src"]
+            for whole in (path.parts, parts):
+                yield from ("/".join(whole[start:]) for start in range(len(whole)))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/protocols/")])
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    known = set(re.findall(r"\b(?:fn|def) (\w+)", CODE))
+    named = {
+        name for name in quoted(page) if re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+){3,}(\.\.)?", name)
+    }
+    for name in named:
+        begin = name.removesuffix("..")
+        is_there = begin in known or (begin != name and any(map(re.compile(begin).match, known)))
+        assert is_there, f"{page} names {name}"
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    known = set(names_of_files())
+    wrong = []
+    for page in PAGES:
+        for name in quoted(page):
+            is_file = re.fullmatch(r"[\w.-]+(/[\w.-]+)+/?|[\w-]+\.(rs|py|toml|proto)", name)
+            is_other = name in FILES_OF_OTHERS or name.startswith(MADE) or name.endswith("/s")
+            if is_file and not is_other and name.rstrip("/").replace("/src/", "/") not in known:
+                wrong.append(f"{page} names {name}")
+    assert wrong == []
+
+
+def test_every_flag_variable_and_target_that_a_page_names_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    # As Python spells them, and as clap makes them of a field or is told.
+    flags = set(re.findall(r"--[a-z][a-z0-9-]+", CODE))
+    fields = re.findall(r"#\[arg\([^\]]*\blong\b[^\]]*\]\s*(?:#\[.*\]\s*)*(?:pub\S* )?(\w+):", CODE)
+    flags |= {"--" + name.replace("_", "-") for name in fields}
+    flags |= {f"--{name}" for name in re.findall(r'long = "([\w-]+)"', CODE)}
+    wrong = []
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - FLAGS_OF_OTHERS:
+            if flag not in flags:
+                wrong.append(f"{page} names {flag}")
+        for variable in set(re.findall(r"\bFANIN_[A-Z0-9_]+\b", text)):
+            if variable not in CODE and variable.removeprefix("FANIN_").lower() not in CODE:
+                wrong.append(f"{page} names {variable}")
+        wrong += [
+            f"{page} names make {target}"
+            for target in re.findall(r"`make ([\w-]+)", text)
+            if target not in targets
+        ]
+    assert wrong == []
