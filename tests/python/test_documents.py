@@ -24,17 +24,10 @@ PAGES = [file for file in TRACKED if file.endswith(".md") and PurePath(file).nam
 # Horovod's.
 FILES_OF_OTHERS = {"test/parallel/test_torch.py"}
 MADE = (".venv/", "target/")
-# Options of Slurm, Docker and pkg-config.
+# Options of Slurm, Docker, pkg-config and perf.
 FLAGS_OF_OTHERS = {
-    *(
-        "--exclusive",
-        "--nodelist",
-        "--ntasks",
-        "--ntasks-per-node",
-        "--no-kill",
-        "--kill-on-bad-exit",
-    ),
-    *("--shm-size", "--modversion"),
+    *("--exclude", "--exclusive", "--nodelist", "--nodes", "--ntasks", "--ntasks-per-node"),
+    *("--no-kill", "--kill-on-bad-exit", "--shm-size", "--modversion", "--sort"),
 }
 
 
