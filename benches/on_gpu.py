@@ -98,6 +98,7 @@ def main() -> None:
                 arguments = (rank, size, store.port, place, theirs)
                 processes.append(context.Process(target=rank_, args=arguments))
                 processes[-1].start()
+                theirs.close()
                 pipes.append(ours)
             for bytes_ in [*(mib * MIB for mib in given.mib), 0]:
                 ways = WAYS if bytes_ else WAYS[:2]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from fanin.torch import channel, handed
+from fanin.torch.delegating import DelegatingBackend
 from ranks import DEADLINE
+from torch.utils._pytree import tree_leaves
 
 Tensors = list[torch.Tensor]
 
@@ -168,8 +171,26 @@ def plug_in(patch: pytest.MonkeyPatch) -> list[FakeDevice]:
 
 
 def hands_over() -> list[torch.device]:
-    """From now on Gloo gets copies of all tensors, as of CUDA's; returns the devices waited for."""
+    """Have Gloo get copies of all tensors, as of CUDA's; return the devices waited for."""
     waited_for: list[torch.device] = []
-    handed._is_on_device = lambda _: True
-    torch.cuda.synchronize = waited_for.append  # type: ignore[assignment]
+    copies: dict[int, torch.Tensor] = {}
+    handing, calling = handed.Handed._handed, DelegatingBackend._hand
+
+    def hand(self: handed.Handed, tensor: torch.Tensor, stand: torch.Tensor) -> torch.Tensor:
+        given = handing(self, tensor, stand)
+        if given is not tensor:
+            copies[given.data_ptr()] = given
+        return given
+
+    def call(self: DelegatingBackend, name: str, *args: Any, **keywords: Any) -> Any:
+        for each in tree_leaves(args):
+            if isinstance(each, torch.Tensor) and each.numel():
+                assert each.data_ptr() in copies, f"{name} of what is on a device"
+        return calling(self, name, *args, **keywords)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(handed, "_is_on_device", lambda _: True)
+    patch.setattr(handed, "_wait_for_stream", waited_for.append)
+    patch.setattr(handed.Handed, "_handed", hand)
+    patch.setattr(DelegatingBackend, "_hand", call)
     return waited_for

@@ -227,6 +227,17 @@ def point_to_point(me: Me) -> None:
         assert work is not None
         work.wait()
         assert tensor.item() == 3
+        work.wait()  # once more
+    # A barrier does not wait for what is only received.
+    if me.rank == 0:
+        dist.barrier()
+        dist.send(torch.tensor([6.0]), dst=1)
+    else:
+        work = dist.irecv(tensor, src=0)
+        assert work is not None
+        dist.barrier()
+        work.wait()
+        assert tensor.item() == 6
     if me.rank == 0:
         dist.send(torch.tensor([4.0, 5.0]), dst=1)
     else:
@@ -253,7 +264,7 @@ def point_to_point_from_a_device(me: Me) -> int:
 
 def test_a_device_sends_and_receives_copies(launch: Launch) -> None:
     sends, receives = launch(point_to_point_from_a_device, 2).results()
-    assert (sends, receives) == (1, 5), "each device waits for what it received"
+    assert (sends, receives) == (1, 6), "each device waits for what it received"
 
 
 def unlike(world_size: int) -> None:

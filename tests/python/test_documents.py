@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 import pytest
+from fanin._settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(
-    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
 ).stdout.split()
-CODE = "\n".join(
-    (ROOT / file).read_text(errors="replace")
-    for file in TRACKED
-    if PurePath(file).suffix in (".rs", ".py", ".pyi", ".c", ".toml")
-    or PurePath(file).name == "Makefile"
-)
+SOURCES = (".rs", ".py", ".pyi", ".c", ".toml")
+
+
+def code(*, tests: bool) -> str:
+    """All sources, or those that are no tests: a flag must not be there because a test has it."""
+    files = [file for file in TRACKED if file.endswith(SOURCES) and (ROOT / file).exists()]
+    kept = [file for file in files if tests or not re.search("^tests/python/|/tests/", file)]
+    return "\n".join((ROOT / file).read_text(errors="replace") for file in kept)
+
+
 # What was tells of names that were.
 PAGES = [file for file in TRACKED if file.endswith(".md") and PurePath(file).name != "CHANGELOG.md"]
+pytestmark = pytest.mark.skipif(not TRACKED, reason="no checkout that git knows")
+
 # Horovod's.
 FILES_OF_OTHERS = {"test/parallel/test_torch.py"}
 MADE = (".venv/", "target/")
-# Options of Slurm, Docker, pkg-config and perf.
+# Options of Slurm, Docker, torchrun, accelerate, cargo's tests, pkg-config and perf.
 FLAGS_OF_OTHERS = {
     *("--exclude", "--exclusive", "--nodelist", "--nodes", "--ntasks", "--ntasks-per-node"),
-    *("--no-kill", "--kill-on-bad-exit", "--shm-size", "--modversion", "--sort"),
+    *("--no-kill", "--kill-on-bad-exit", "--shm-size", "--rdzv-id", "--shutdown-timeout"),
+    *("--multi_gpu", "--num_processes", "--cpu", "--nocapture", "--modversion", "--sort"),
 }
 
 
@@ -47,7 +56,7 @@ def names_of_files() -> Iterator[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/protocols/")])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
-    known = set(re.findall(r"\b(?:fn|def) (\w+)", CODE))
+    known = set(re.findall(r"\b(?:fn|def) (\w+)", code(tests=True)))
     named = {
         name for name in quoted(page) if re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+){3,}(\.\.)?", name)
     }
@@ -71,20 +80,27 @@ def test_every_file_that_a_page_names_exists() -> None:
 
 def test_every_flag_variable_and_target_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    sources = code(tests=False)
+    variables = set(re.findall(r"\bFANIN_[A-Z0-9_]+\b", sources))
+    variables.add("FANIN_SEED")  # of tests
+    variables |= {variable(field.name) for field in dataclasses.fields(Settings)}
     # As Python spells them, and as clap makes them of a field or is told.
-    flags = set(re.findall(r"--[a-z][a-z0-9-]+", CODE))
-    fields = re.findall(r"#\[arg\([^\]]*\blong\b[^\]]*\]\s*(?:#\[.*\]\s*)*(?:pub\S* )?(\w+):", CODE)
+    flags = set(re.findall(r"--[a-z][a-z0-9_-]+", sources))
+    fields = re.findall(
+        r"#\[arg\([^\]]*\blong\b[^\]]*\]\s*(?:#\[.*\]\s*)*(?:pub\S* )?(\w+):", sources
+    )
     flags |= {"--" + name.replace("_", "-") for name in fields}
-    flags |= {f"--{name}" for name in re.findall(r'long = "([\w-]+)"', CODE)}
+    flags |= {f"--{name}" for name in re.findall(r'long = "([\w-]+)"', sources)}
     wrong = []
     for page in PAGES:
         text = (ROOT / page).read_text()
-        for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - FLAGS_OF_OTHERS:
+        for flag in set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", text)) - FLAGS_OF_OTHERS:
             if flag not in flags:
                 wrong.append(f"{page} names {flag}")
-        for variable in set(re.findall(r"\bFANIN_[A-Z0-9_]+\b", text)):
-            if variable not in CODE and variable.removeprefix("FANIN_").lower() not in CODE:
-                wrong.append(f"{page} names {variable}")
+        wrong += [
+            f"{page} names {name}"
+            for name in set(re.findall(r"\bFANIN_[A-Z0-9_]+\b", text)) - variables
+        ]
         wrong += [
             f"{page} names make {target}"
             for target in re.findall(r"`make ([\w-]+)", text)

@@ -49,8 +49,11 @@ class DelegatedWork(FindableWork):
         self._peer = peer
         # Gloo's works of a reduce_scatter, a send or a receive never say so.
         self._is_over = False
+        self._is_done = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if self._is_done:
+            return True  # Gloo tells of a receive once
         try:
             done = self._owner.wait(self._inner, timeout, self._peer)
         except RuntimeError as error:
@@ -62,6 +65,7 @@ class DelegatedWork(FindableWork):
                 raise
             raise explained from error
         self._finish()
+        self._is_done = done
         return done
 
     def _make_future(self) -> torch.futures.Future[Any]:
@@ -92,12 +96,14 @@ class DelegatedWork(FindableWork):
         return True
 
     def is_success(self) -> bool:
+        self.is_completed()  # so that what Gloo wrote is where it belongs
         return self._inner.is_success()
 
     def exception(self) -> Any:
         return self._inner.exception()
 
     def result(self) -> list[torch.Tensor]:
+        self.is_completed()
         restored: list[torch.Tensor] = self._handed.restored(self._inner.result())
         return restored
 

@@ -176,11 +176,11 @@ class DelegatingBackend(c10d.Backend):
         work = DelegatedWork(inner, self, handed, peer)
         if peer is None and self._watch is not None:
             self._watch.add(work)
-        if handed.is_unfinished:
-            if len(self._unfinished) >= REGION_MAX:
-                # Nobody waits for them: what is done is finished here.
-                for known in list(self._unfinished):
-                    known.is_completed()
+        # Nobody may wait for them: what is done is finished here.
+        for known in list(self._unfinished):
+            known.is_completed()
+        # A barrier is for collectives alone.
+        if handed.is_unfinished and peer is None:
             self._unfinished.add(work)
         return self._issued(work)
 
@@ -347,15 +347,15 @@ class DelegatingBackend(c10d.Backend):
 
     def _move(self, name: str, outputs: Any, inputs: Any, opts: Any) -> Work:
         handed = Handed(outputs, inputs)
-        return self._hand(name, handed.writes(outputs), handed.reads(inputs), opts, handed=handed)
+        return self._hand(name, handed.fills(outputs), handed.reads(inputs), opts, handed=handed)
 
     def _reduce_from(self, name: str, outputs: Any, inputs: Any, opts: Any) -> Work:
         handed = Handed()
         like = [outputs] if isinstance(outputs, Tensor) else outputs
-        args = handed.writes(outputs), handed.reads(inputs), opts
+        args = handed.fills(outputs), handed.reads(inputs), opts
         return self._reduce(name, handed, like, *args)
 
-    # Torch refuses what does not lie in one piece in these calls, and it stays refused.
+    # What torch refuses by its layout stays refused.
 
     @untraced
     def all_to_all_single(
@@ -369,8 +369,8 @@ class DelegatingBackend(c10d.Backend):
         handed = Handed()
         return self._hand(
             "all_to_all_single",
-            handed.writes(output),
-            handed.reads(source, strict=True),
+            handed.fills(output),
+            handed.reads(source, as_laid=True),
             list(output_split_sizes),
             list(input_split_sizes),
             opts,
@@ -382,19 +382,19 @@ class DelegatingBackend(c10d.Backend):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllToAllOptions
     ) -> Work:
         handed = Handed()
-        args = handed.writes(outputs, strict=True), handed.reads(inputs, strict=True), opts
+        args = handed.writes(outputs, as_laid=True), handed.reads(inputs, as_laid=True), opts
         return self._hand("alltoall", *args, handed=handed)
 
     @untraced
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
         handed = Handed()
-        sent = handed.reads(tensors, strict=True)
+        sent = handed.reads(tensors, as_laid=True)
         return self._hand("send", sent, rank, tag, handed=handed, peer=rank)
 
     @untraced
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int) -> Work:
         handed = Handed()
-        received = handed.writes(tensors, strict=True)
+        received = handed.writes(tensors, as_laid=True)
         return self._hand("recv", received, rank, tag, handed=handed, peer=rank)
 
     @untraced

@@ -10,7 +10,7 @@ bytes where Gloo does not know its dtype.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -55,17 +55,22 @@ class Handed:
         # By the identity of what was handed over in its place, which is kept alive here.
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def reads(self, tensors: _Tensors, *, strict: bool = False) -> _Tensors:
-        """Hand over what Gloo reads. If `strict`, what torch refuses by its layout stays so."""
-        return self._each_but_refused(tensors, self._read, strict)
+    def reads(self, tensors: _Tensors, *, as_laid: bool = False) -> _Tensors:
+        """Hand over what Gloo reads; if `as_laid`, in its layout, which Gloo may refuse."""
+        return cast(_Tensors, self._each(tensors, _as_laid if as_laid else _in_one_piece))
 
-    def writes(self, tensors: _Tensors, *, strict: bool = False) -> _Tensors:
-        """Hand over what Gloo writes, or reads and writes. `strict` as above."""
-        return self._each_but_refused(tensors, self._write, strict)
+    def writes(self, tensors: _Tensors, *, as_laid: bool = False) -> _Tensors:
+        """Hand over what Gloo writes, or reads and writes; `as_laid` as above."""
+        stand_for = _as_laid if as_laid else _in_one_piece
+        return cast(_Tensors, self._each(tensors, lambda each: self._written_to(each, stand_for)))
+
+    def fills(self, tensors: _Tensors) -> _Tensors:
+        """Hand over what Gloo writes as a whole, and never reads."""
+        return cast(_Tensors, self._each(tensors, lambda each: self._written_to(each, _blank)))
 
     def spoils(self, tensors: _Tensors) -> _Tensors:
         """Hand over what Gloo reads, and writes although nobody is to see it."""
-        return cast(_Tensors, self._each(tensors, self._spoil))
+        return cast(_Tensors, self._each(tensors, _on_host))
 
     def divide(self, divisor: int) -> None:
         """Let what Gloo writes be divided in the end, truncated towards zero."""
@@ -90,7 +95,7 @@ class Handed:
                 write(tensor, copy)
             # On which stream it is read is not known here.
             for device in {tensor.device for tensor, _ in self._back if _is_on_device(tensor)}:
-                torch.cuda.synchronize(device)
+                _wait_for_stream(device)
             self._let_go()
 
     def drop(self) -> None:
@@ -112,10 +117,6 @@ class Handed:
     def _let_go(self) -> None:
         self._written, self._back, self._divisor = [], [], 1
 
-    def _each_but_refused(self, tensors: _Tensors, hand: Any, strict: bool) -> _Tensors:
-        refused = strict and not all(map(is_in_one_piece, _flat([tensors])))
-        return tensors if refused else cast(_Tensors, self._each(tensors, hand))
-
     def _each(self, tensors: Any, hand: Any) -> Any:
         if isinstance(tensors, Tensor):
             return self._handed(tensors, hand(tensors)) if _is_strided(tensors) else tensors
@@ -128,24 +129,45 @@ class Handed:
             self._tensors[id(stand)] = stand, tensor
         return stand
 
-    def _read(self, tensor: Tensor) -> Tensor:
-        is_there = is_in_one_piece(tensor) and not _is_on_device(tensor)
-        return tensor if is_there else _on_host(tensor)
-
-    def _write(self, tensor: Tensor) -> Tensor:
-        stand = self._read(tensor)
+    def _written_to(self, tensor: Tensor, stand_for: Callable[[Tensor], Tensor]) -> Tensor:
+        stand = stand_for(tensor)
         self._written.append(stand)
         if stand is not tensor:
             self._back.append((tensor, stand))
         return stand
 
-    def _spoil(self, tensor: Tensor) -> Tensor:
-        return _on_host(tensor)
+
+def _in_one_piece(tensor: Tensor) -> Tensor:
+    is_there = is_in_one_piece(tensor) and not _is_on_device(tensor)
+    return tensor if is_there else _on_host(tensor)
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    """Return a copy that lies in one piece, once the current stream has made the tensor."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+def _as_laid(tensor: Tensor) -> Tensor:
+    if not (_is_on_device(tensor) or tensor.is_neg() or tensor.is_conj()):
+        return tensor
+    if torch._debug_has_internal_overlap(tensor) == 1:  # expanded
+        return tensor
+    return _on_host(tensor, tensor.stride())
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    if not _is_on_device(tensor):
+        return _in_one_piece(tensor)
+    _wait_for_stream(tensor.device)  # which may still read what was there
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _on_host(tensor: Tensor, stride: Sequence[int] | None = None) -> Tensor:
+    """Return a copy, in one piece or so laid, once the current stream has made the tensor."""
+    if stride is None:
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    else:
+        copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device="cpu")
+    return copy.copy_(tensor.detach())
+
+
+def _wait_for_stream(device: torch.device) -> None:
+    torch.cuda.current_stream(device).synchronize()
 
 
 def _is_on_device(tensor: Tensor) -> bool:

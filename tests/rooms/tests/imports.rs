@@ -36,6 +36,29 @@ const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 8] = [
     ("control", &["machine", "transport", "switchml", "atp", "dlcp"]),
 ];
 
+/// Room of `sim`, and the rooms there that it may import. Three are a circle: a system says how its jobs are written.
+const ALLOWED_IN_SIM: [(&str, &[&str]); 9] = [
+    ("scenario", &[]),
+    ("tensors", &["scenario"]),
+    ("checker", &["scenario", "tensors"]),
+    ("agenda", &[]),
+    ("world", &["agenda", "checker", "scenario", "tensors"]),
+    ("net", &["agenda"]),
+    ("workload", &["net", "systems", "scenario_file"]),
+    ("systems", &["net", "workload", "scenario_file"]),
+    ("scenario_file", &["net", "workload", "systems"]),
+];
+
+/// Room of `controller`, and the rooms there that it may import: who serves also joins others, as a switch below another does.
+const ALLOWED_IN_CONTROLLER: [(&str, &[&str]); 6] = [
+    ("proto", &[]),
+    ("error", &[]),
+    ("guarded", &[]),
+    ("convert", &["proto", "error"]),
+    ("client", &["proto", "error", "guarded", "convert"]),
+    ("server", &["proto", "error", "guarded", "convert", "client"]),
+];
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("tests/rooms is two below the root")
 }
@@ -93,24 +116,35 @@ fn protocol_links_without_an_operating_system() {
 
 #[test]
 fn protocols_do_not_import_each_other() {
-    let source = root().join("crates/protocol/src");
-    let entries =
-        std::fs::read_dir(&source).expect("protocol's source").map(|entry| entry.expect("an entry"));
+    import_only_what_they_may("protocol", &ALLOWED_IN_PROTOCOL);
+}
+
+#[test]
+fn rooms_of_the_simulator_and_of_the_controller_import_only_what_they_may() {
+    import_only_what_they_may("sim", &ALLOWED_IN_SIM);
+    import_only_what_they_may("controller", &ALLOWED_IN_CONTROLLER);
+}
+
+/// Holds the rooms of a crate to a table: a room is a folder, or a file without one.
+fn import_only_what_they_may(of: &str, allowed: &[(&str, &[&str])]) {
+    let source = root().join("crates").join(of).join("src");
+    let entries = std::fs::read_dir(&source).expect("a crate's source").map(|entry| entry.expect("an entry"));
     let rooms: BTreeSet<_> = entries
-        .filter(|entry| entry.path().is_dir())
-        .map(|entry| entry.file_name().into_string().expect("rooms have names in ASCII"))
+        .map(|entry| entry.path().with_extension(""))
+        .map(|path| path.file_name().and_then(|name| name.to_str()).expect("names in ASCII").to_owned())
+        .filter(|room| room != "lib")
         .collect();
-    assert_eq!(
-        rooms,
-        ALLOWED_IN_PROTOCOL.map(|(room, _)| room.to_owned()).into(),
-        "the table names every room"
-    );
-    for (room, may) in ALLOWED_IN_PROTOCOL {
-        for file in rust_files(&source.join(room)) {
+    let named: BTreeSet<_> = allowed.iter().map(|(room, _)| (*room).to_owned()).collect();
+    assert_eq!(rooms, named, "the table names every room of {of}");
+    for (room, may) in allowed {
+        let folder = source.join(room);
+        let mut files = if folder.is_dir() { rust_files(&folder) } else { Vec::new() };
+        files.extend(Some(source.join(format!("{room}.rs"))).filter(|file| file.exists()));
+        for file in files {
             let text = std::fs::read_to_string(&file).expect("a source file");
-            let depth =
-                file.strip_prefix(source.join(room)).expect("a file of the room").components().count();
+            let depth = file.strip_prefix(&source).expect("a file of the crate").components().count() - 1;
             let is_face = file.ends_with("mod.rs");
+            let tests_at = text.lines().position(|line| line == "mod tests {").unwrap_or(usize::MAX);
             for (number, line) in text.lines().enumerate() {
                 let place = || format!("{}:{}: {}", file.display(), number + 1, line.trim());
                 // `crate::{..}` and `crate::Name` would take it from the crate's face, which only hands names on.
@@ -118,15 +152,16 @@ fn protocols_do_not_import_each_other() {
                     let imported =
                         path.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
                     assert!(
-                        imported == room || may.contains(&imported),
+                        imported == *room || may.contains(&imported),
                         "{} must not import {}",
                         room,
                         place()
                     );
                 }
-                // A path upwards ends within the room.
+                // A path upwards ends within the room. Tests at the end of a file begin one lower.
                 let climbs = line.matches("super::").count();
-                assert!(climbs < depth + usize::from(!is_face), "{room} must not leave itself: {}", place());
+                let lower = usize::from(!is_face) + usize::from(number > tests_at);
+                assert!(climbs < depth + lower, "{room} must not leave itself: {}", place());
             }
         }
     }

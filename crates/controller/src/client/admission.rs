@@ -17,8 +17,8 @@ use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
 use super::split::{Split, place};
 use super::warnings::say;
-use crate::SessionError;
 use crate::convert::{Malformed, Refused, atp_job, goat_job, key, loss_bound, narrow, wire_dtype};
+use crate::error::SessionError;
 use crate::proto;
 
 /// How much longer a rank waits that has run out of patience, for what the switch has to say to it.

@@ -14,8 +14,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::socket::{self, Line, Lines};
-use crate::SessionError;
 use crate::convert::protocol;
+use crate::error::SessionError;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{StatusReply, StatusRequest};
 

@@ -15,7 +15,7 @@ use super::config::SessionConfig;
 use super::session::{Cancel, Session};
 use super::split::Split;
 use super::trace::HandOver;
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::error::{AllReduceError, Tensor};
 
 /// What stands for a switch in messages where there is none.

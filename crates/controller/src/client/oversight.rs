@@ -18,7 +18,7 @@ use super::shared::Shared;
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings::say;
 use super::watch::{died, lost};
-use crate::SessionError;
+use crate::error::SessionError;
 use crate::error::{Tensor, named};
 use crate::proto::StatusRequest;
 

@@ -11,8 +11,8 @@ use tonic::{Code, Status, Streaming};
 
 use super::connection::{Connection, RETRY, explain, was_refused};
 use super::shared::Shared;
-use crate::SessionError;
 use crate::error::Member;
+use crate::error::SessionError;
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{AttendRequest, HeartbeatReply};
 

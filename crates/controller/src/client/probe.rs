@@ -23,8 +23,8 @@ use super::connection::{Connection, no_status, runtime, with_port};
 use super::path::route;
 use super::status::{JobStatusState, SwitchStatus};
 use super::watch::HEARTBEATS_PER_TIMEOUT;
-use crate::SessionError;
 use crate::error::Member;
+use crate::error::SessionError;
 use crate::proto::{HeartbeatRequest, StatusRequest};
 
 /// Slots of the probing job: enough for packets to travel in trains.

@@ -12,8 +12,8 @@ use super::config::SessionConfig;
 use super::connection::Connection;
 use super::pending::Pending;
 use super::trace::SessionTrace;
-use crate::SessionError;
 use crate::error::Member;
+use crate::error::SessionError;
 
 /// One rank of a job, as long as it takes part.
 pub(super) struct Shared {

@@ -10,8 +10,8 @@ use super::connection::{Connection, no_status, runtime};
 use super::session::Cancel;
 use super::split::{MemberStatus, Split};
 use super::warnings::say;
-use crate::SessionError;
 use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, security, shown, wire_dtype};
+use crate::error::SessionError;
 use crate::proto;
 
 /// What a switch does.

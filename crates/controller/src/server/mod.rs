@@ -32,7 +32,7 @@ use self::data_path::DataPath;
 use self::http::Served;
 use self::jobs::Jobs;
 use self::service::ControlService;
-use crate::SessionError;
+use crate::error::SessionError;
 
 pub use self::relay::{RackMemory, RackServer, RackServerConfig};
 
@@ -275,7 +275,7 @@ mod tests {
     use fanin_udp::{RootDriver, SwitchConfig};
 
     use super::*;
-    use crate::control_calls;
+    use crate::client::control_calls;
     use crate::proto::{HeartbeatRequest, JoinRequest, join_reply::Outcome};
 
     fn healthz(address: SocketAddr) -> String {

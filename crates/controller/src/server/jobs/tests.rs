@@ -6,7 +6,7 @@ use super::super::http::Served;
 use super::super::metrics;
 use super::super::service::ControlService;
 use super::*;
-use crate::control_calls;
+use crate::client::control_calls;
 use crate::proto::heartbeat_reply::State as Pulse;
 use crate::proto::{HeartbeatRequest, StatusRequest};
 use fanin_protocol::control::{PORTION_WHOLE, Resume};
