@@ -14,8 +14,8 @@ use super::admission::{FOREVER, refused};
 use super::connection::{Connection, RETRY, Waiting, explain, runtime};
 use super::session::{Cancel, PREDECESSOR};
 use super::warnings::say;
+use crate::error::{ChainError, SessionError};
 use crate::proto::{MeetRequest, meet_reply::Met, meet_reply::Outcome};
-use crate::{ChainError, SessionError};
 
 /// The first round: each rank says at each switch at which place it names it.
 const FIRST: &str = "switch";

@@ -26,7 +26,7 @@ use super::trace::{HandOver, SessionTrace};
 use super::warnings::say;
 use super::watch::{substitute, watch};
 use crate::error::{AllReduceError, Member, Tensor};
-use crate::{ChainError, SessionError};
+use crate::error::{ChainError, SessionError};
 
 /// How long a new session waits at most until the switch has its stream.
 const GREETED: Duration = Duration::from_secs(1);

@@ -17,10 +17,10 @@ use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
 use crate::convert::ranks;
+use crate::error::{ChainError, SessionError};
 use crate::error::{Member, absent};
 use crate::proto::heartbeat_reply::State;
 use crate::proto::{HeartbeatReply, HeartbeatRequest};
-use crate::{ChainError, SessionError};
 
 /// How long a service may be gone before another one of the job takes over.
 const TAKE_OVER: Duration = Duration::from_secs(3);

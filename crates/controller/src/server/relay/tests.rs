@@ -2,8 +2,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use super::*;
+use crate::client::control_calls;
 use crate::proto::heartbeat_reply::State;
-use crate::{SwitchServer, SwitchServerConfig, control_calls};
+use crate::server::{SwitchServer, SwitchServerConfig};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
