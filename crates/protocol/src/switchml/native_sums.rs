@@ -97,17 +97,19 @@ impl NativeSums {
                 return;
             }
         };
-        let (count, bytes) = (usize::from(self.count), self.payload_bytes);
-        let contributions = self.keep(*slot, worker, payload);
-        if last {
-            let mut payloads = [&[][..]; PLACES_MAX as usize];
-            payloads
-                .iter_mut()
-                .zip(contributions.chunks_exact(bytes))
-                .for_each(|(to, from)| *to = &from[..payload.len()]);
-            sum_of(&payloads[..count], divisor, sum);
-            self.release(*slot);
+        if !last {
+            self.keep(*slot, worker, payload);
+            return;
         }
+        // The last one is summed from where it is.
+        let kept = self.contributions[slot.index()].as_deref().unwrap_or_default();
+        let mut payloads = [&[][..]; PLACES_MAX as usize];
+        for (to, from) in payloads.iter_mut().zip(kept.chunks_exact(self.payload_bytes)) {
+            *to = &from[..payload.len()];
+        }
+        payloads[usize::from(worker.0)] = payload;
+        sum_of(&payloads[..usize::from(self.count)], divisor, sum);
+        self.release(*slot);
     }
 
     /// Forgets everything: the job is over.
@@ -121,13 +123,12 @@ impl NativeSums {
         self.spare.extend(self.contributions[slot.index()].take());
     }
 
-    /// Puts a contribution beside the others, and returns all.
-    fn keep(&mut self, slot: SlotIndex, worker: WorkerId, payload: &[u8]) -> &[u8] {
+    /// Puts a contribution beside the others.
+    fn keep(&mut self, slot: SlotIndex, worker: WorkerId, payload: &[u8]) {
         let bytes = usize::from(self.count) * self.payload_bytes;
         let contributions = self.contributions[slot.index()]
             .get_or_insert_with(|| self.spare.pop().unwrap_or_else(|| vec![0; bytes].into_boxed_slice()));
         let at = usize::from(worker.0) * self.payload_bytes;
         contributions[at..at + payload.len()].copy_from_slice(payload);
-        contributions
     }
 }
