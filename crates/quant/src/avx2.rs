@@ -6,7 +6,7 @@
 use core::arch::x86_64::*;
 
 use crate::integer::ELEMENT_BYTES;
-use crate::native::{sum_blocks, to_odd};
+use crate::native::{CANONICAL_NAN, sum_blocks, to_odd};
 use crate::scalar;
 use crate::scale::Finite;
 
@@ -234,7 +234,40 @@ pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
 
 #[target_feature(enable = "avx2,f16c")]
 pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
-    scalar::sum_f32(payloads, divisor, sum);
+    let Some((first, others)) = payloads.split_first() else { return };
+    let widen = |x: &[u8; 4 * STEP]| {
+        // SAFETY: `x` is 16 readable bytes; the load needs no alignment.
+        _mm256_cvtps_pd(unsafe { _mm_loadu_ps(x.as_ptr().cast()) })
+    };
+    let divisor = divisor.map(|n| _mm256_set1_pd(n));
+    let nan = _mm256_set1_pd(CANONICAL_NAN);
+    // The sums stay in registers while the payloads go by; the specification's go through memory.
+    let (iterations, rest) = sum.as_chunks_mut::<ITERATION>();
+    assert!(rest.is_empty(), "a payload is a multiple of 32 words");
+    for (at, out) in iterations.iter_mut().enumerate() {
+        let mut totals = [_mm256_setzero_pd(); ITERATION / STEP];
+        for (total, x) in totals.iter_mut().zip(steps(first, at)) {
+            *total = widen(x);
+        }
+        for payload in others {
+            for (total, x) in totals.iter_mut().zip(steps(payload, at)) {
+                *total = _mm256_add_pd(*total, widen(x));
+            }
+        }
+        for (total, out) in totals.into_iter().zip(out.as_chunks_mut::<STEP>().0) {
+            let mean = divisor.map_or(total, |n| _mm256_div_pd(total, n));
+            let is_nan = _mm256_cmp_pd::<_CMP_UNORD_Q>(mean, mean);
+            let narrow = _mm256_cvtpd_ps(_mm256_blendv_pd(mean, nan, is_nan));
+            // SAFETY: `out` is 16 writable bytes; the store needs no alignment.
+            unsafe { _mm_storeu_ps(out.as_mut_ptr().cast(), narrow) };
+        }
+    }
+}
+
+/// The bytes of one iteration over a payload of four bytes an element, a register of elements each.
+fn steps(payload: &[u8], iteration: usize) -> &[[u8; 4 * STEP]] {
+    let (steps, _) = payload.as_chunks();
+    &steps[iteration * (ITERATION / STEP)..][..ITERATION / STEP]
 }
 
 #[target_feature(enable = "avx2,f16c")]

@@ -4,6 +4,7 @@ use core::arch::x86_64::*;
 
 use crate::avx2::{self, prefetch_ahead};
 use crate::integer::ELEMENT_BYTES;
+use crate::native::CANONICAL_NAN;
 use crate::scalar;
 use crate::scale::Finite;
 
@@ -217,7 +218,40 @@ pub(crate) fn write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]) {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
-    scalar::sum_f32(payloads, divisor, sum);
+    let Some((first, others)) = payloads.split_first() else { return };
+    let widen = |x: &[u8; 4 * STEP]| {
+        // SAFETY: `x` is 32 readable bytes; the load needs no alignment.
+        _mm512_cvtps_pd(unsafe { _mm256_loadu_ps(x.as_ptr().cast()) })
+    };
+    let divisor = divisor.map(|n| _mm512_set1_pd(n));
+    let nan = _mm512_set1_pd(CANONICAL_NAN);
+    // The sums stay in registers while the payloads go by; the specification's go through memory.
+    let (iterations, rest) = sum.as_chunks_mut::<ITERATION>();
+    assert!(rest.is_empty(), "a payload is a multiple of 32 words");
+    for (at, out) in iterations.iter_mut().enumerate() {
+        let mut totals = [_mm512_setzero_pd(); ITERATION / STEP];
+        for (total, x) in totals.iter_mut().zip(steps(first, at)) {
+            *total = widen(x);
+        }
+        for payload in others {
+            for (total, x) in totals.iter_mut().zip(steps(payload, at)) {
+                *total = _mm512_add_pd(*total, widen(x));
+            }
+        }
+        for (total, out) in totals.into_iter().zip(out.as_chunks_mut::<STEP>().0) {
+            let mean = divisor.map_or(total, |n| _mm512_div_pd(total, n));
+            let is_nan = _mm512_cmp_pd_mask::<_CMP_UNORD_Q>(mean, mean);
+            let narrow = _mm512_cvtpd_ps(_mm512_mask_blend_pd(is_nan, mean, nan));
+            // SAFETY: `out` is 32 writable bytes; the store needs no alignment.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr().cast(), narrow) };
+        }
+    }
+}
+
+/// The bytes of one iteration over a payload of four bytes an element, a register of elements each.
+fn steps(payload: &[u8], iteration: usize) -> &[[u8; 4 * STEP]] {
+    let (steps, _) = payload.as_chunks();
+    &steps[iteration * (ITERATION / STEP)..][..ITERATION / STEP]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]

@@ -18,7 +18,7 @@ const WORDS_MULTIPLE: usize = 32;
 const BLOCK: usize = 256;
 
 /// The quiet NaN that every sum has which is none: which bits an addition leaves in it is the processor's choice.
-const CANONICAL_NAN: f64 = f64::from_bits(0x7ff8_0000_0000_0000);
+pub(crate) const CANONICAL_NAN: f64 = f64::from_bits(0x7ff8_0000_0000_0000);
 
 /// Adds a payload of 64-bit integers, wrapping.
 ///
