@@ -215,6 +215,7 @@ __all__ = [
     "SwitchLost",
     "SwitchUnreachable",
     "Tensor",
+    "Untrusted",
     "WireDtypeMismatch",
     "WorldSizeMismatch",
 ]
