@@ -151,6 +151,13 @@ def switch_process() -> Iterator[SwitchProcess]:
 
 
 @pytest.fixture
+def parameter_service() -> Iterator[str]:
+    """The address of a service that keeps parameters."""
+    with SwitchProcess(command="parameters") as process:
+        yield process.address
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """``start(source, rank, world_size, switch, **environment)``: a rank that runs this."""
     started: list[Program] = []

@@ -23,7 +23,7 @@ import test_layouts
 import torch
 import torch.distributed as dist
 import wire_dtypes
-from conftest import Launch, SwitchProcess
+from conftest import Launch
 from fanin import errors
 from fanin.torch import staging
 from fanin.torch.compression import Compressor
@@ -379,12 +379,6 @@ def on_cuda(launch: Launch, switch: str) -> Launch:
     return lambda body, size, *args, at=switch: launch(all_there, size, body, args, at=at)
 
 
-@pytest.fixture
-def service() -> Any:
-    with SwitchProcess(command="parameters") as process:
-        yield process.address
-
-
 @pytest.mark.parametrize("machines", ["a", "aab", "abc"])
 def test_where_a_tensor_lies_makes_no_difference(on_cuda: Launch, machines: str) -> None:
     test_layouts.test_where_a_tensor_lies_makes_no_difference(on_cuda, machines)
@@ -405,8 +399,10 @@ def test_what_is_only_moved_keeps_its_bits(on_cuda: Launch, machines: str) -> No
 
 @pytest.mark.parametrize("way", test_debug_modes.WAYS)
 @pytest.mark.parametrize("mode", test_debug_modes.MODES)
-def test_every_way_to_train_does(on_cuda: Launch, service: str, mode: str, way: str) -> None:
-    test_debug_modes.test_every_way_to_train_does(on_cuda, service, mode, way)
+def test_every_way_to_train_does(
+    on_cuda: Launch, parameter_service: str, mode: str, way: str
+) -> None:
+    test_debug_modes.test_every_way_to_train_does(on_cuda, parameter_service, mode, way)
 
 
 @pytest.mark.parametrize(("compressor", "mode"), test_compression.CASES, ids=str)

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fanin.torch
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch, SwitchProcess
+from conftest import Launch
 from fanin.torch.backend import FaninBackend, backend_of
 from fanin.torch.compression import Dithering, OneBit, RandomK, TopK
 from ranks import Me
@@ -36,12 +36,6 @@ def init(me: Me, mode: str) -> None:
     else:  # what is made there holds nothing
         torch.set_default_device("meta")
         me.init()
-
-
-@pytest.fixture
-def service() -> Iterator[str]:
-    with SwitchProcess(command="parameters") as process:
-        yield process.address
 
 
 def train(me: Me, model: nn.Module, optimizer: Any) -> None:
@@ -119,8 +113,10 @@ def trained(me: Me, mode: str, way: str, service: str) -> tuple[list[torch.Tenso
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_way_to_train_does(launch: Launch, service: str, mode: str, way: str) -> None:
-    (first, moved), (second, _) = launch(trained, 2, mode, way, service).results()
+def test_every_way_to_train_does(
+    launch: Launch, parameter_service: str, mode: str, way: str
+) -> None:
+    (first, moved), (second, _) = launch(trained, 2, mode, way, parameter_service).results()
     assert moved
     assert all(map(torch.equal, first, second))
 

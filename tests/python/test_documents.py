@@ -1,4 +1,4 @@
-"""What documents name is there: tests, files, flags, variables, commands and targets of make."""
+"""Documents name tests, files, flags, variables and targets of make that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fanin._settings import Settings, variable
 
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(
-    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
 ).stdout.split()
 SOURCES = (".rs", ".py", ".pyi", ".c", ".toml")
 
@@ -25,9 +25,8 @@ def code(*, tests: bool) -> str:
     return "\n".join((ROOT / file).read_text(errors="replace") for file in kept)
 
 
-# What was tells of names that were.
+# The changelog keeps names that are gone.
 PAGES = [file for file in TRACKED if file.endswith(".md") and PurePath(file).name != "CHANGELOG.md"]
-pytestmark = pytest.mark.skipif(not TRACKED, reason="no checkout that git knows")
 
 # Horovod's.
 FILES_OF_OTHERS = {"test/parallel/test_torch.py"}

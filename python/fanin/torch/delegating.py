@@ -355,7 +355,7 @@ class DelegatingBackend(c10d.Backend):
         args = handed.fills(outputs), handed.reads(inputs), opts
         return self._reduce(name, handed, like, *args)
 
-    # What torch refuses by its layout stays refused.
+    # Torch refuses some layouts in these calls, and they stay refused.
 
     @untraced
     def all_to_all_single(
