@@ -23,11 +23,16 @@ LISTEN = f"{SWITCH_ADDRESS}:4800"
 TIMEOUT = "45"
 
 SUMS = f"""
+import itertools
 # The switch is to sum also with protocols in which ranks may sum themselves.
 plan = "switch" if os.environ.get("FANIN_PROTOCOL", "switchml") == "switchml" else None
 group = connect(job="silence", timeout={TIMEOUT}, plan=plan)
 say("joined")
-while True:
+for sums in itertools.count():
+    if sums == 5 and (on := os.environ.get("GOES_ON")):
+        say("rests")
+        while not os.path.exists(on):
+            time.sleep(0.01)
     array = np.full(int(os.environ["ELEMENTS"]), rank + 1, np.float32)
     array[0] = rank == 0 and os.path.exists(os.environ.get("ENOUGH", "/nowhere"))
     group.all_reduce(array)
@@ -63,6 +68,18 @@ def two_ranks(
             program.end()
         switch.kill()
         switch.wait()
+
+
+@contextlib.contextmanager
+def between_two_sums(ranks: Ranks, on: Path) -> Iterator[None]:
+    """While ranks rest: a cut in the middle of a sum may reach a rank alone, for which others wait.
+
+    The ranks were started with the path `on` as `GOES_ON`.
+    """
+    for rank in ranks:
+        rank.line("^rests$")
+    yield
+    on.touch()
 
 
 @pytest.fixture
@@ -107,10 +124,13 @@ def is_cut_off(rank: Program, cause: str) -> None:
 
 
 @needs_lab
-def test_answers_that_are_lost_to_all_ranks_are_told_and_end_the_job(lab: Netlab) -> None:
-    # With so few elements, nothing else is under way that would wait for a rank.
-    with two_ranks(lab, elements=10) as ranks:
-        drops(lab.namespace(SWITCH), "udp sport 4800", "output")
+def test_answers_that_are_lost_to_all_ranks_are_told_and_end_the_job(
+    lab: Netlab, tmp_path: Path
+) -> None:
+    on = tmp_path / "on"
+    with two_ranks(lab, elements=10, said={"GOES_ON": str(on)}) as ranks:
+        with between_two_sums(ranks, on):
+            drops(lab.namespace(SWITCH), "udp sport 4800", "output")
         for rank in ranks:
             says = f"waiting for switch {LISTEN} in sum of 10 float32 .*; it waits for no rank"
             rank.line(f"^fanin: rank .: {says}")
@@ -124,11 +144,13 @@ def test_answers_that_are_lost_to_all_ranks_are_told_and_end_the_job(lab: Netlab
     [("switchml", "switch"), ("atp", "server"), ("goat", "switch --protocol goat")],
 )
 def test_a_service_whose_mtu_falls_is_named_by_all_ranks(
-    lab: Netlab, protocol: str, service: str
+    lab: Netlab, tmp_path: Path, protocol: str, service: str
 ) -> None:
+    on = tmp_path / "on"
     said = {} if protocol == "switchml" else {"FANIN_PROTOCOL": protocol}
-    with two_ranks(lab, *service.split(), said=said) as ranks:
-        has_mtu(lab, SWITCH, bridge_of(lab), 900)
+    with two_ranks(lab, *service.split(), said={"GOES_ON": str(on), **said}) as ranks:
+        with between_two_sums(ranks, on):
+            has_mtu(lab, SWITCH, bridge_of(lab), 900)
         for rank in ranks:
             is_cut_off(rank, r"packets of \d+ bytes")
 
