@@ -95,8 +95,15 @@ class WorldSizeMismatch(JoinRefused):
     """The job was opened with another world size."""
 
 
-class WireDtypeMismatch(JoinRefused):
-    """The ranks of the job asked for different wire dtypes; those that had joined hear it, too."""
+class SettingMismatch(JoinRefused):
+    """The ranks of the job ask for different values of a setting that they must have alike.
+
+    Ranks that had joined hear it, too. `field` says which setting, for people.
+    """
+
+    def __init__(self, message: str = "", *, field: str = "", **fields: object) -> None:
+        super().__init__(message, field=field, **fields)
+        self.field = field
 
 
 class ProtocolMismatch(JoinRefused):
@@ -216,6 +223,6 @@ __all__ = [
     "SwitchUnreachable",
     "Tensor",
     "Untrusted",
-    "WireDtypeMismatch",
+    "SettingMismatch",
     "WorldSizeMismatch",
 ]

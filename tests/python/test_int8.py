@@ -95,7 +95,7 @@ def test_ranks_that_disagree_all_get_the_same_clear_error(launch: Launch) -> Non
     ranks = launch(differs, 2)
     for outcome in (ranks.outcome(rank) for rank in range(2)):
         assert isinstance(outcome, Failure)
-        assert outcome.kind == "WireDtypeMismatch", outcome.text
+        assert outcome.kind == "SettingMismatch", outcome.text
         assert "FANIN_WIRE_DTYPE" in outcome.message
         assert "int8" in outcome.message
 

@@ -176,7 +176,7 @@ def test_ranks_that_disagree_all_get_the_same_clear_error(launch: Launch, how: s
     outcomes = [ranks.outcome(rank) for rank in range(2)]
     for outcome in outcomes:
         assert isinstance(outcome, Failure)
-        assert outcome.kind == "WireDtypeMismatch", outcome.text
+        assert outcome.kind == "SettingMismatch", outcome.text
     messages = {outcome.message for outcome in outcomes}
     assert len(messages) == 1
     (message,) = messages

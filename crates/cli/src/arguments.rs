@@ -3,7 +3,8 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use fanin_protocol::control::Protocol;
+use fanin_controller::protocols;
+use fanin_udp::OnSockets;
 
 /// Where a switch is looked for, and where it listens, unless told otherwise.
 pub(crate) const SWITCH_DEFAULT: &str = "127.0.0.1:4800";
@@ -16,8 +17,8 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// How gradients are summed.
-pub(crate) fn protocol(text: &str) -> Result<Protocol, String> {
-    text.parse().map_err(|()| format!("{text:?}: one of switchml, atp and goat"))
+pub(crate) fn protocol(text: &str) -> Result<&'static dyn OnSockets, String> {
+    protocols::named(text).ok_or_else(|| format!("{text:?}: one of {}", protocols::names()))
 }
 
 /// An address of this machine, and a port.
@@ -44,9 +45,10 @@ mod tests {
 
     #[test]
     fn protocols_are_called_by_their_names() {
-        assert_eq!(protocol("switchml"), Ok(Protocol::SwitchMl));
-        assert_eq!(protocol("atp"), Ok(Protocol::Atp));
-        assert_eq!(protocol("ATP"), Err("\"ATP\": one of switchml, atp and goat".into()));
+        assert_eq!(protocol("switchml").map(|protocol| protocol.name()), Ok("switchml"));
+        assert_eq!(protocol("atp").map(|protocol| protocol.name()), Ok("atp"));
+        let refused = protocol("ATP").map(|protocol| protocol.name());
+        assert_eq!(refused, Err("\"ATP\": one of switchml, dlcp, atp or goat".into()));
     }
 
     #[test]

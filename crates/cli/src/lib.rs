@@ -47,7 +47,7 @@ const USAGE: u8 = 2;
     after_help = "Examples:\n  \
         fanin run --nproc-per-node 4 train.py      train with 4 workers on this machine\n  \
         fanin switch --listen 0.0.0.0:4800         serve jobs of other machines\n  \
-        fanin server --listen 0.0.0.0:4800         sum what ATP's switches on the way do not\n  \
+        fanin switch --listen 0.0.0.0:4800 --protocol atp   sum what ATP's switches on the way do not\n  \
         fanin status --switch 10.0.0.9:4800        who waits for whom\n  \
         fanin doctor --switch 10.0.0.9:4800        why it is not reached, or slow\n  \
         fanin plan --machines 8 --rate 1gbit       how fast a cluster can sum, and what would help\n  \

@@ -5,11 +5,12 @@ mod table;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fanin_controller::protocols;
 use fanin_controller::{
     JobStatus, JobStatusState, MemberStatus, PlannedShare, RelayJob, RelayStatus, SessionError, Split,
     SwitchStatus, trusted_status,
 };
-use fanin_protocol::control::Protocol;
+use fanin_udp::OnSockets;
 use fanin_wire::{AbortReason, LossBound, Rank};
 use serde::Serialize;
 
@@ -48,7 +49,7 @@ struct Report<'a> {
     version: &'a str,
     wire_version: u32,
     shards: u32,
-    protocol: &'static str,
+    protocol: &'a str,
     pool: Pool,
     jobs: Vec<Job<'a>>,
     /// The switches on the way to the root (ATP: the server), its neighbour first.
@@ -264,25 +265,27 @@ fn asked(named: Option<&str>, here: impl FnOnce() -> Vec<SocketAddr>) -> Vec<Str
 }
 
 fn report<'a>(switch: &'a str, status: &'a SwitchStatus) -> Report<'a> {
+    let protocol = protocols::said(&status.protocol);
     Report {
         switch,
         version: &status.version,
         wire_version: status.wire_version,
         shards: status.shards,
-        protocol: status.protocol.name(),
+        protocol: &status.protocol,
         pool: Pool { units: status.pool_units, free: status.pool_free },
         jobs: status
             .jobs
             .iter()
-            .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job, status.protocol) })
+            .map(|job| Job { job: &job.name, world_size: job.world_size, state: state(job, protocol) })
             .collect(),
-        switches: status.relays.iter().map(|relay| switch_report(relay, status.protocol)).collect(),
-        dropped: (status.protocol == Protocol::Goat)
+        switches: status.relays.iter().map(|relay| switch_report(relay, protocol)).collect(),
+        dropped: protocol
+            .plans()
             .then_some(Dropped { outdated: status.outdated, unplanned: status.unplanned }),
     }
 }
 
-fn switch_report(switch: &RelayStatus, protocol: Protocol) -> Switch<'_> {
+fn switch_report<'a>(switch: &'a RelayStatus, protocol: &dyn OnSockets) -> Switch<'a> {
     let job = |job: &RelayJob| SwitchJob {
         id: job.job.0,
         aggregations: job.aggregations,
@@ -294,11 +297,11 @@ fn switch_report(switch: &RelayStatus, protocol: Protocol) -> Switch<'_> {
         aggregators: switch.aggregators,
         in_use: switch.in_use,
         jobs: switch.jobs.iter().map(job).collect(),
-        outdated: (protocol == Protocol::Goat).then_some(switch.outdated),
+        outdated: protocol.plans().then_some(switch.outdated),
     }
 }
 
-fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
+fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
     match &job.state {
         JobStatusState::Gathering { present } => {
             let is_here = |rank: &u16| present.contains(Rank(*rank));
@@ -327,10 +330,10 @@ fn state(job: &JobStatus, protocol: Protocol) -> State<'_> {
         } => State::Running {
             id: job.0,
             generation: generation.0,
-            slots: (protocol == Protocol::SwitchMl).then_some(*in_flight),
-            window: protocol.has_fragments().then_some(*in_flight),
+            slots: (!protocol.aggregates()).then_some(*in_flight),
+            window: protocol.aggregates().then_some(*in_flight),
             elements: *elements,
-            wire_dtype: if protocol.has_fragments() { "integers" } else { wire_dtype.name() },
+            wire_dtype: if protocol.aggregates() { "integers" } else { wire_dtype.name() },
             security: security.name(),
             in_use: *in_use,
             waiting_for: waiting_for
@@ -453,7 +456,7 @@ mod tests {
                 job("gpt", running),
                 job("late", JobStatusState::Gathering { present: Ranks::from([0, 2]) }),
             ],
-            protocol: Protocol::SwitchMl,
+            protocol: "switchml".into(),
             relays: vec![],
             outdated: 0,
             unplanned: 0,
@@ -640,7 +643,7 @@ mod tests {
             jobs: vec![of_switch],
             outdated: 0,
         };
-        let mut status = SwitchStatus { protocol: Protocol::Atp, relays: vec![switch], ..status() };
+        let mut status = SwitchStatus { protocol: "atp".into(), relays: vec![switch], ..status() };
         if let JobStatusState::Running { aggregations, collisions, .. } = &mut status.jobs[0].state {
             (*aggregations, *collisions) = (200, 8);
         }
@@ -667,7 +670,7 @@ mod tests {
             outdated: 2,
         };
         let mut status = SwitchStatus {
-            protocol: Protocol::Goat,
+            protocol: "goat".into(),
             relays: vec![switch],
             outdated: 4,
             unplanned: 1,
@@ -702,7 +705,7 @@ mod tests {
         assert_eq!(json["jobs"][0]["state"], "running");
         assert_eq!(json["jobs"][0]["wire_dtype"], "bfloat16");
         assert_eq!(json["jobs"][0]["security"], "encrypt");
-        let of_atp = SwitchStatus { protocol: Protocol::Atp, ..self::status() };
+        let of_atp = SwitchStatus { protocol: "atp".into(), ..self::status() };
         let of_atp = serde_json::to_value(report("box:4800", &of_atp)).expect("serialisable");
         assert_eq!(of_atp["jobs"][0]["wire_dtype"], "integers", "of its own");
         assert_eq!(json["jobs"][0]["waiting_for"][0]["rank"], 2);

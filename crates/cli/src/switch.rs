@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use fanin_controller::{RackMemory, RackServer, RackServerConfig, SwitchServer, SwitchServerConfig};
-use fanin_protocol::control::Protocol;
+use fanin_controller::{RackServer, RackServerConfig, SwitchServer, SwitchServerConfig};
 use fanin_sim::scenario_file::Rate;
+use fanin_udp::OnSockets;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,8 +23,8 @@ use crate::{logging, output};
 /// With --upstream it is a rack: it sums what its own workers send, and its sum is one contribution at its upstream, which has as many
 /// --shards. Jobs go on when a rack is started again within the root's --heartbeat-timeout.
 ///
-/// With --protocol atp it is a switch on the way to a server (fanin server): it sums what it has aggregators for and sends the
-/// rest on. Its jobs wait for one that ends until it is back.
+/// With --protocol atp it is the root of ATP's jobs, which the paper calls their server; with --upstream it is a switch on the way there: it sums
+/// what it has aggregators for and sends the rest on. Its jobs wait for one that ends until it is back.
 ///
 /// With --protocol goat it is a root, which plans for each job who sums what, and sums what the switches do not; with --upstream it is one of those switches.
 #[derive(Debug, clap::Args)]
@@ -32,8 +32,9 @@ use crate::{logging, output};
     fanin switch                                        for workers on this machine\n  \
     fanin switch --listen 0.0.0.0:4800 --shards 4       for other machines, on 4 cores\n  \
     fanin switch --listen 127.0.0.1:0 --json            on a free port, told as JSON\n  \
+    fanin switch --listen 0.0.0.0:4800 --protocol atp   on 10.0.0.8, the root\n  \
     fanin switch --listen 0.0.0.0:4800 --protocol atp --upstream 10.0.0.8:4800\n  \
-    \u{20}                                                  a rack's switch, whose server is 10.0.0.8\n  \
+    \u{20}                                                  a rack's switch below it\n  \
     fanin switch --listen 0.0.0.0:4800 --protocol goat  on 10.0.0.8, the root\n  \
     fanin switch --listen 0.0.0.0:4800 --protocol goat --upstream 10.0.0.8:4800\n  \
     \u{20}                                                  a rack's switch below it\n  \
@@ -43,13 +44,13 @@ pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// How gradients are summed: switchml (in slots), atp (on the way to a server) or goat (on the way to a root, by a plan)
+    /// How gradients are summed: switchml (in slots; jobs with a loss bound, too), atp (in aggregators on the way to a root) or goat (the same, by a plan)
     #[arg(long, value_name = "PROTOCOL", default_value = "switchml", value_parser = protocol)]
-    protocol: Protocol,
-    /// The next switch towards the root, or the root (ATP: the server): this one sums for its own workers, and sends the sum on
+    protocol: &'static dyn OnSockets,
+    /// The next switch towards the root, or the root: this one sums for its own workers, and sends the sum on
     #[arg(long, value_name = "HOST:PORT")]
     upstream: Option<String>,
-    /// ATP, and GOAT with --upstream: aggregators for all jobs together; with 0 it only forwards [default: 4096]
+    /// With --upstream, ATP and GOAT: aggregators for all jobs together; with 0 it only forwards [default: 4096]
     #[arg(long, value_name = "N")]
     aggregators: Option<u32>,
     /// Cores that sum [default: one in four, at least 2 and at most 8]
@@ -95,11 +96,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
     let acceptor = arguments.own.acceptor(&arguments.known)?;
     if let Some(upstream) = &arguments.upstream {
-        let config = rack(arguments, upstream);
-        let shards = config.memory.shards();
+        let config = rack(arguments, upstream)?;
+        let shards = config.memory.shards.into();
         fanin_controller::raise_descriptors();
         let switch = RackServer::start_behind(config, acceptor, arguments.known.trust()?)?;
-        announce("switch", switch.address(), shards, arguments.json)?;
+        announce(switch.address(), shards, arguments.json)?;
         wait(&mut signals);
         switch.stop();
         return Ok(());
@@ -107,10 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let defaults = SwitchServerConfig::new(arguments.listen);
     let config = SwitchServerConfig {
         protocol: arguments.protocol,
-        shards: match arguments.protocol {
-            Protocol::Goat => 1,
-            _ => arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
-        },
+        shards: shards(arguments),
         pool_units: arguments.pool_units.unwrap_or(defaults.pool_units),
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
@@ -119,40 +117,35 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     fanin_controller::raise_descriptors();
     let switch = SwitchServer::start_behind(config, acceptor)?;
-    announce("switch", switch.address(), config.shards, arguments.json)?;
+    announce(switch.address(), config.shards, arguments.json)?;
     wait(&mut signals);
     switch.stop();
     Ok(())
 }
 
-/// A switch with an upstream.
-fn rack(arguments: &Arguments, upstream: &str) -> RackServerConfig {
-    let defaults = match arguments.protocol {
-        Protocol::SwitchMl => RackServerConfig::switch_ml(arguments.listen, upstream),
-        Protocol::Atp => RackServerConfig::atp(arguments.listen, upstream),
-        Protocol::Goat => RackServerConfig::goat(arguments.listen, upstream),
-    };
-    let memory = match defaults.memory {
-        RackMemory::Aggregators(usual) => RackMemory::Aggregators(arguments.aggregators.unwrap_or(usual)),
-        RackMemory::Planned(usual) => RackMemory::Planned(arguments.aggregators.unwrap_or(usual)),
-        RackMemory::Slots { pool_units, .. } => RackMemory::Slots {
-            shards: arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
-            pool_units: arguments.pool_units.unwrap_or(pool_units),
-        },
-    };
-    RackServerConfig { memory, ..defaults }
+/// Cores that sum.
+fn shards(arguments: &Arguments) -> usize {
+    match arguments.protocol.is_divided() {
+        true => arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
+        false => 1,
+    }
 }
 
-/// Options of one protocol with the other are a mistake, not a wish to be ignored.
+/// A switch with an upstream.
+fn rack(arguments: &Arguments, upstream: &str) -> anyhow::Result<RackServerConfig> {
+    let mut config = RackServerConfig::new(arguments.protocol, arguments.listen, upstream);
+    let memory = &mut config.memory;
+    memory.shards = u8::try_from(shards(arguments)).context("--shards")?;
+    memory.pool_units = arguments.pool_units.unwrap_or(memory.pool_units);
+    memory.aggregators = arguments.aggregators.unwrap_or(memory.aggregators);
+    Ok(config)
+}
+
+/// Options of another role or protocol are a mistake, not a wish to be ignored.
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
-    let of_switch_ml = [
-        ("--shards", arguments.shards.is_some()),
-        ("--pool-units", arguments.pool_units.is_some()),
-        ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
-        ("--join-timeout-max", arguments.join_timeout_max.is_some()),
-    ];
-    let of_atp = [("--aggregators", arguments.aggregators.is_some())];
-    let of_cores = [("--shards", arguments.shards.is_some())];
+    let (protocol, is_root) = (arguments.protocol, arguments.upstream.is_none());
+    let title = protocol.title();
+    let of_cores = ("--shards", arguments.shards.is_some());
     let of_root = [
         ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
@@ -160,48 +153,27 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     ];
     let given =
         |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);
-    match arguments.protocol {
-        Protocol::SwitchMl => match given(&of_atp) {
-            Some(option) => {
-                bail!("{option} is for ATP and GOAT; add --protocol atp or goat, or leave it out")
-            }
-            None => match given(&of_root).filter(|_| arguments.upstream.is_some()) {
-                Some(option) => {
-                    bail!("{option} is not for a rack, whose upstream decides that; leave it out")
-                }
-                None => Ok(()),
-            },
-        },
-        Protocol::Atp if arguments.upstream.is_none() => {
-            bail!("--protocol atp needs --upstream HOST:PORT: the next switch, or the server (fanin server)")
-        }
-        Protocol::Goat if arguments.upstream.is_none() => match given(&of_atp).or_else(|| given(&of_cores)) {
-            Some(option) => {
-                bail!(
-                    "{option} is not for a root of GOAT, which has one shard and no aggregators; leave it out"
-                )
-            }
-            None => Ok(()),
-        },
-        Protocol::Goat => match given(&of_switch_ml).or_else(|| given(&of_root)) {
-            Some(option) => {
-                bail!("{option} is not for a switch of GOAT, whose root decides that; leave it out")
-            }
-            None => Ok(()),
-        },
-        Protocol::Atp => match given(&of_switch_ml) {
-            Some(option) => {
-                bail!(
-                    "{option} is not for a switch of ATP, whose server decides that; see fanin server --help"
-                )
-            }
-            None => Ok(()),
-        },
+    if arguments.aggregators.is_some() && (is_root || !protocol.aggregates()) {
+        bail!(
+            "--aggregators is for a switch with --upstream whose protocol has some (--protocol atp or goat); leave it out"
+        );
     }
+    if let Some(option) = given(&of_root).filter(|_| !is_root) {
+        bail!("{option} is not for a switch with --upstream, whose root decides that; leave it out");
+    }
+    if let Some(option) = given(&[of_cores]).filter(|_| !protocol.is_divided()) {
+        bail!("{option} is not for a switch of {title}, which has one shard; leave it out");
+    }
+    if arguments.pool_units.is_some() && !is_root && protocol.aggregates() {
+        bail!(
+            "--pool-units is not for a switch of {title} with --upstream, which has --aggregators; leave it out"
+        );
+    }
+    Ok(())
 }
 
 /// Says that it listens.
-pub(crate) fn announce(what: &str, address: SocketAddr, shards: usize, json: bool) -> anyhow::Result<()> {
+fn announce(address: SocketAddr, shards: usize, json: bool) -> anyhow::Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     output::line(&if json {
         serde_json::to_string(&Listening { event: "listening", address, shards, version })?
@@ -212,7 +184,7 @@ pub(crate) fn announce(what: &str, address: SocketAddr, shards: usize, json: boo
             String::new()
         };
         format!(
-            "fanin {what} {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics){reach}"
+            "fanin switch {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics){reach}"
         )
     })?;
     Ok(())

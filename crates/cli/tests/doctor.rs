@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use fanin_controller::{
     JobStatusState, RackServer, RackServerConfig, Session, SessionConfig, SwitchServer, SwitchServerConfig,
-    switch_status,
+    protocols, switch_status,
 };
-use fanin_protocol::control::Protocol;
+use fanin_udp::OnSockets;
 use serde_json::Value;
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
@@ -80,6 +80,10 @@ impl Diagnosis {
     }
 }
 
+fn protocol(name: &str) -> &'static dyn OnSockets {
+    protocols::named(name).expect("a protocol")
+}
+
 fn switch_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     let mut config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
     change(&mut config);
@@ -141,10 +145,11 @@ fn a_running_switch_on_this_machine_has_no_problem() {
 
 #[test]
 fn a_switch_of_atp_is_examined_with_its_own_packets() {
-    let server = switch_with(|config| config.protocol = Protocol::Atp);
+    let server = switch_with(|config| config.protocol = protocol("atp"));
     let here = ([127, 0, 0, 1], 0).into();
-    let rack =
-        |upstream: String| RackServer::start(RackServerConfig::atp(here, upstream)).expect("a free port");
+    let rack = |upstream: String| {
+        RackServer::start(RackServerConfig::new(protocol("atp"), here, upstream)).expect("a free port")
+    };
     let switch = rack(server.address().to_string());
     let diagnosis = Diagnosis::of(switch.address());
     let (verdict, mtu, _) = diagnosis.finding("mtu");
@@ -158,7 +163,7 @@ fn a_switch_of_atp_is_examined_with_its_own_packets() {
     let diagnosis = Diagnosis::of(lost.address());
     let said = diagnosis.report.to_string();
     assert!(
-        diagnosis.status == Some(1) && said.contains(&nowhere) && said.contains("fanin server"),
+        diagnosis.status == Some(1) && said.contains(&nowhere) && said.contains("with the same --protocol"),
         "{said}"
     );
     assert!(!said.contains("not a fanin switch"), "{said}");
@@ -166,8 +171,9 @@ fn a_switch_of_atp_is_examined_with_its_own_packets() {
 
 #[test]
 fn a_switch_of_goat_and_its_root_are_examined_with_their_own_packets() {
-    let root = switch_with(|config| config.protocol = Protocol::Goat);
-    let rack = RackServerConfig::goat(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let root = switch_with(|config| config.protocol = protocol("goat"));
+    let rack =
+        RackServerConfig::new(protocol("goat"), ([127, 0, 0, 1], 0).into(), root.address().to_string());
     let rack = RackServer::start(rack).expect("a free port");
     for address in [rack.address(), root.address()] {
         let diagnosis = Diagnosis::of(address);

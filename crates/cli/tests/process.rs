@@ -9,8 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fanin_controller::{Session, SessionConfig, SessionError};
-use fanin_protocol::control::Protocol;
+use fanin_controller::{Session, SessionConfig, SessionError, protocols};
 use fanin_udp::{RawTensor, Submission};
 use fanin_wire::{Dtype, Op};
 use nix::sys::signal::{Signal, kill};
@@ -47,11 +46,7 @@ impl Switch {
     }
 
     fn start_with(listen: &str, options: &[&str]) -> Self {
-        Self::start_command("switch", listen, options)
-    }
-
-    fn start_command(command: &str, listen: &str, options: &[&str]) -> Self {
-        let mut process = fanin(&[command, "--listen", listen, "--json", "--log", "error"])
+        let mut process = fanin(&["switch", "--listen", listen, "--json", "--log", "error"])
             .args(options)
             .stdout(Stdio::piped())
             .spawn()
@@ -194,7 +189,7 @@ fn survive_two_deaths(
     mortal: Switch,
     start: impl Fn(&str) -> Switch,
     asked: &str,
-    protocol: Protocol,
+    protocol: &'static str,
 ) -> u16 {
     const ROUNDS: i32 = 60;
     const LENGTH: usize = 300_000;
@@ -204,7 +199,9 @@ fn survive_two_deaths(
         .map(|rank| {
             let (asked, progress) = (asked.to_owned(), progress.clone());
             thread::spawn(move || {
-                let session = connect(&asked, rank, |config| config.protocol = protocol);
+                let session = connect(&asked, rank, |config| {
+                    config.protocol = protocols::named(protocol).expect("a protocol");
+                });
                 for round in 0..ROUNDS {
                     let mut tensor: Vec<i32> = (0..LENGTH as i32).map(|i| i ^ round).collect();
                     all_reduce(&session, &mut tensor).expect("the switch comes back in time");
@@ -234,7 +231,7 @@ fn survive_two_deaths_of_a_switch(options: &[&str]) {
     let start = |listen: &str| Switch::start_with(listen, options);
     let switch = start("127.0.0.1:0");
     let address = switch.address.clone();
-    let generation = survive_two_deaths(switch, start, &address, Protocol::SwitchMl);
+    let generation = survive_two_deaths(switch, start, &address, "switchml");
     assert_eq!(generation, 2, "each restart is a generation");
 }
 
@@ -249,38 +246,39 @@ fn sums_stay_exact_over_deaths_with_several_shards_too() {
 }
 
 /// Longer than a machine that is busy may take to start a process again.
-const PATIENT: [&str; 2] = ["--heartbeat-timeout", "20"];
+const PATIENT_ATP: [&str; 4] = ["--protocol", "atp", "--heartbeat-timeout", "20"];
 
 #[test]
 fn sums_stay_exact_when_the_server_of_atp_is_killed_and_comes_back() {
-    let start = |listen: &str| Switch::start_command("server", listen, &PATIENT);
+    let start = |listen: &str| Switch::start_with(listen, &PATIENT_ATP);
     let server = start("127.0.0.1:0");
     let rack = Switch::start_with("127.0.0.1:0", &["--protocol", "atp", "--upstream", &server.address]);
-    assert_eq!(survive_two_deaths(server, start, &rack.address, Protocol::Atp), 2);
+    assert_eq!(survive_two_deaths(server, start, &rack.address, "atp"), 2);
 }
 
 #[test]
 fn sums_stay_exact_when_a_switch_of_atp_is_killed_and_comes_back() {
-    let server = Switch::start_command("server", "127.0.0.1:0", &PATIENT);
+    let server = Switch::start_with("127.0.0.1:0", &PATIENT_ATP);
     let options = ["--protocol", "atp", "--upstream", &server.address];
     let start = |listen: &str| Switch::start_with(listen, &options);
     let rack = start("127.0.0.1:0");
     let address = rack.address.clone();
-    let generation = survive_two_deaths(rack, start, &address, Protocol::Atp);
+    let generation = survive_two_deaths(rack, start, &address, "atp");
     assert_eq!(generation, 0, "the server lost nothing");
 }
 
 #[test]
 fn options_of_the_other_protocol_are_refused_with_the_cure() {
     for (line, cure) in [
-        (&["--protocol", "atp"][..], "--upstream HOST:PORT"),
-        (&["--upstream", "box:4800", "--heartbeat-timeout", "9"], "whose upstream decides that"),
+        (&["--upstream", "box:4800", "--heartbeat-timeout", "9"][..], "whose root decides that"),
         (&["--upstream", ":1"], "--upstream: "),
-        (&["--aggregators", "7"], "add --protocol atp"),
-        (&["--protocol", "atp", "--upstream", "box", "--shards", "2"], "fanin server --help"),
-        (&["--protocol", "goat", "--aggregators", "7"], "not for a root of GOAT"),
+        (&["--aggregators", "7"], "--protocol atp or goat"),
+        (&["--protocol", "atp", "--upstream", "box", "--shards", "2"], "has one shard"),
+        (&["--protocol", "atp", "--upstream", "box", "--join-timeout-max", "2"], "whose root decides that"),
+        (&["--protocol", "goat", "--aggregators", "7"], "with --upstream"),
         (&["--protocol", "goat", "--shards", "2"], "has one shard"),
-        (&["--protocol", "goat", "--upstream", "box", "--pool-units", "2"], "whose root decides that"),
+        (&["--protocol", "goat", "--upstream", "box", "--pool-units", "2"], "which has --aggregators"),
+        (&["--protocol", "dlcp", "--upstream", "box"], "no switches on its way"),
         (&["--protocol", "goat", "--upstream", "box", "--aggregators", "524289"], "at most 524288"),
         (&["--protocol", "atp", "--upstream", ":1"], "give it like 10.0.0.9:4800"),
         (&["--protocol", "atp", "--upstream", ":1"], "--upstream: "),
@@ -289,6 +287,16 @@ fn options_of_the_other_protocol_are_refused_with_the_cure() {
         let refused = output(&[&["switch"], line].concat());
         let message = text(&refused.stderr);
         assert!(refused.status.code() == Some(1) && message.contains(cure), "{line:?}: {message}");
+    }
+}
+
+#[test]
+fn the_old_name_of_atps_root_answers_with_the_new_one() {
+    for line in [&["server", "--listen", "0.0.0.0:4800"][..], &["server", "--help"]] {
+        let refused = output(line);
+        let message = text(&refused.stderr);
+        let cure = format!("fanin switch --protocol atp {}", line[1..].join(" "));
+        assert!(refused.status.code() == Some(1) && message.contains(&cure), "{message}");
     }
 }
 
@@ -341,17 +349,17 @@ fn a_switch_that_does_not_come_back_is_a_typed_error_in_time() {
 
 #[test]
 fn a_server_that_does_not_come_back_is_named_through_the_switch() {
-    let server = Switch::start_command("server", "127.0.0.1:0", &[]);
+    let server = Switch::start_with("127.0.0.1:0", &["--protocol", "atp"]);
     let switch = Switch::start_with("127.0.0.1:0", &["--protocol", "atp", "--upstream", &server.address]);
     let mut config = SessionConfig::new(&switch.address, "lost", 0, 1);
-    config.protocol = Protocol::Atp;
+    config.protocol = protocols::named("atp").expect("a protocol");
     config.switch_timeout = Duration::from_secs(4);
     let session = Session::connect(config).expect("admitted");
     let upstream = server.address.clone();
     drop(server);
     let error = all_reduce(&session, &mut vec![1; 1000]).expect_err("no server");
     let SessionError::SwitchLost { cause, .. } = &error else { panic!("{error}") };
-    assert!(cause.contains(&upstream) && cause.contains("fanin server"), "{cause}");
+    assert!(cause.contains(&upstream) && cause.contains("with the same --protocol"), "{cause}");
     let shown = output(&["status", "--switch", &switch.address]);
     let message = text(&shown.stderr);
     assert!(shown.status.code() == Some(1) && message.contains(&upstream), "{message}");

@@ -2,12 +2,9 @@
 
 use std::net::SocketAddr;
 
-use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
-use fanin_protocol::control::{Protocol, Ranks, Refusal, ResumeField, is_unprintable};
-use fanin_protocol::goat::GoatJobConfig;
+use fanin_protocol::control::{self, Ranks, Refusal, ResumeField, is_unprintable};
 use fanin_wire::{
-    AbortReason, Collective, Generation, JobId, Key, LossBound, NATIVE_ELEMENTS_MAX, Op, Pattern, RANKS_MAX,
-    Rank, Security, WireDtype, WorkerId,
+    AbortReason, Collective, Key, LossBound, Op, Pattern, RANKS_MAX, Rank, Security, WireDtype, WorkerId,
 };
 
 use crate::error::ChainError;
@@ -16,8 +13,25 @@ use crate::proto::collective::Root;
 
 /// A message that no fanin sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the message's {0} is missing or out of range")]
+#[error("{}", control::Malformed(.0))]
 pub struct Malformed(pub &'static str);
+
+impl From<control::Malformed> for Malformed {
+    fn from(control::Malformed(field): control::Malformed) -> Self {
+        Self(field)
+    }
+}
+
+impl From<Malformed> for String {
+    fn from(malformed: Malformed) -> Self {
+        malformed.to_string()
+    }
+}
+
+/// A number as the type that the rooms below use.
+pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, Malformed> {
+    Ok(control::narrow(value, field)?)
+}
 
 /// What somebody else wrote, for a person: what would not be seen, or would change how the rest is, is written out.
 pub(crate) fn shown(text: String) -> String {
@@ -26,11 +40,6 @@ pub(crate) fn shown(text: String) -> String {
     }
     let written = |c: char| if is_unprintable(c) { c.escape_unicode().to_string() } else { c.to_string() };
     text.chars().map(written).collect()
-}
-
-/// A number as the type that the rooms below use.
-pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result<T, Malformed> {
-    T::try_from(value).map_err(|_| Malformed(field))
 }
 
 /// The key of a job as it came.
@@ -91,71 +100,6 @@ pub(crate) fn security(number: i32) -> Result<Security, Malformed> {
         proto::Security::Tag => Ok(Security::Tag),
         proto::Security::Authenticate => Ok(Security::Authenticate),
         proto::Security::Encrypt => Ok(Security::Encrypt),
-    }
-}
-
-impl From<Protocol> for proto::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::SwitchMl => Self::Switchml,
-            Protocol::Atp => Self::Atp,
-            Protocol::Goat => Self::Goat,
-        }
-    }
-}
-
-/// A protocol as it came: a number that we do not know must not be taken for the default.
-pub(crate) fn protocol(number: i32) -> Result<Protocol, Malformed> {
-    match proto::Protocol::try_from(number).map_err(|_| Malformed("protocol"))? {
-        proto::Protocol::Switchml => Ok(Protocol::SwitchMl),
-        proto::Protocol::Atp => Ok(Protocol::Atp),
-        proto::Protocol::Goat => Ok(Protocol::Goat),
-    }
-}
-
-/// An ATP job as it was admitted, to its server and to its workers alike. What nobody chooses is chosen here.
-pub(crate) const fn atp_job(
-    (id, key, generation): (JobId, Key, Generation),
-    workers: u16,
-    (window_max, elements): (u16, u16),
-    aggregators: u32,
-    hashing: Hashing,
-) -> AtpJobConfig {
-    AtpJobConfig {
-        id,
-        key,
-        generation,
-        workers,
-        elements,
-        window_max,
-        aggregators,
-        hashing,
-        // Gradients of any size: with the paper's fixed factor, sums of 21.5 and more overflow (ATP §3.8, §B.3).
-        scaling: Scaling::Dynamic,
-        overflow: Overflow::Reactive,
-        congestion_control: true,
-        // As with SwitchML: a vector of metrics has elements of any size, and a NaN beside them.
-        originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
-    }
-}
-
-/// A GOAT job as it was admitted, to its server and to its workers alike: the same choices as for ATP.
-pub(crate) const fn goat_job(
-    (id, key, generation): (JobId, Key, Generation),
-    workers: u16,
-    (window_max, elements): (u16, u16),
-) -> GoatJobConfig {
-    GoatJobConfig {
-        id,
-        key,
-        generation,
-        workers,
-        elements,
-        window_max,
-        scaling: Scaling::Dynamic,
-        overflow: Overflow::Reactive,
-        congestion_control: true,
-        originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
     }
 }
 
@@ -245,18 +189,6 @@ impl Field for Rank {
     }
 }
 
-impl Field for u64 {
-    type Message = Self;
-
-    fn to_message(self) -> Self {
-        self
-    }
-
-    fn from_message(message: Self, _: &'static str) -> Result<Self, Malformed> {
-        Ok(message)
-    }
-}
-
 impl Field for Ranks {
     type Message = Vec<u64>;
 
@@ -269,51 +201,28 @@ impl Field for Ranks {
     }
 }
 
-impl Field for LossBound {
-    type Message = u32;
+impl Field for String {
+    type Message = Self;
 
-    fn to_message(self) -> u32 {
-        self.millionths()
+    fn to_message(self) -> Self {
+        self
     }
 
-    fn from_message(message: u32, name: &'static str) -> Result<Self, Malformed> {
-        Self::from_millionths(message).ok_or(Malformed(name))
-    }
-}
-
-impl Field for WireDtype {
-    type Message = i32;
-
-    fn to_message(self) -> i32 {
-        proto::WireDtype::from(self).into()
-    }
-
-    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
-        wire_dtype(message)
+    /// It is shown to people.
+    fn from_message(message: Self, _: &'static str) -> Result<Self, Malformed> {
+        Ok(shown(message))
     }
 }
 
-impl Field for Security {
-    type Message = i32;
+impl Field for Box<str> {
+    type Message = String;
 
-    fn to_message(self) -> i32 {
-        proto::Security::from(self).into()
+    fn to_message(self) -> String {
+        self.into()
     }
 
-    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
-        security(message)
-    }
-}
-
-impl Field for Protocol {
-    type Message = i32;
-
-    fn to_message(self) -> i32 {
-        proto::Protocol::from(self).into()
-    }
-
-    fn from_message(message: i32, _: &'static str) -> Result<Self, Malformed> {
-        protocol(message)
+    fn from_message(message: String, name: &'static str) -> Result<Self, Malformed> {
+        String::from_message(message, name).map(Self::from)
     }
 }
 
@@ -535,44 +444,29 @@ mod tests {
             Refusal::DuplicateRank { rank: 1 },
             Refusal::JobRunning { rank: 1, world_size: 2 },
             Refusal::InFlightOutOfRange { asked: 0 },
-            Refusal::InFlightMismatch { rank: 1, asked: 64, job_has: 65 },
-            Refusal::WireDtypeMismatch {
+            Refusal::Mismatch {
                 rank: 1,
-                asked: WireDtype::Bfloat16,
+                field: "wire dtype".into(),
+                asked: "int8".into(),
                 other_rank: 2,
-                job_has: WireDtype::SharedExponent,
+                job_has: "native".into(),
             },
-            Refusal::SecurityMismatch {
-                rank: 1,
-                asked: Security::Tag,
-                other_rank: 2,
-                job_has: Security::Encrypt,
-            },
-            Refusal::PlanMismatch { rank: 1, asked: 7, other_rank: 0, job_has: 0 },
+            Refusal::Unserved { reason: "a loss bound".into() },
+            Refusal::PacketsTooLong { elements: 3, least: 64 },
             Refusal::MtuTooSmall { mtu: 200, need: 216 },
             Refusal::PoolExhausted { asked: 512, free: 64 },
             Refusal::ResumeMismatch { rank: 1, field: ResumeField::Counts, rank_has: 3, job_has: 4 },
             Refusal::ResumeGap { ahead: Rank(1), behind: Rank(0), shard: 2, slot: 3 },
             Refusal::JoinTimeout { missing: Ranks::from([0, 2]) },
             Refusal::SwitchStopping,
-            Refusal::ProtocolMismatch { asked: Protocol::SwitchMl, served: Protocol::Atp },
-            Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 },
+            Refusal::ProtocolMismatch { asked: "one".into(), served: "other".into() },
             Refusal::TooManyLevels { levels: 5 },
             Refusal::TooManyChildren { switch: Some(([10, 0, 0, 9], 4800).into()), children: 33 },
             Refusal::TooManyChildren { switch: None, children: 33 },
             Refusal::PathsDisagree { rank: 1, other_rank: 0, switch: ([10, 0, 0, 9], 4800).into() },
             Refusal::BeganAnew { rank: 1 },
             Refusal::WordsTooLong { of_rank: 16, of_job: 32 },
-            Refusal::BoundMismatch {
-                rank: 1,
-                asked: LossBound::RELIABLE,
-                other_rank: 0,
-                job_has: LossBound::from_millionths(10_000).unwrap(),
-            },
-            Refusal::BoundUnserved { asked: LossBound::from_millionths(10_000).unwrap() },
-            Refusal::SubModelsMismatch { rank: 1, other_rank: 0 },
             Refusal::SubModels { count: 257 },
-            Refusal::ProtocolMismatch { asked: Protocol::Goat, served: Protocol::Atp },
         ];
         for refusal in refusals {
             let refused = Refused::try_from(proto::Refusal::from(refusal.clone()));

@@ -195,8 +195,8 @@ pub enum SessionError {
 pub enum ChainError {
     /// Its upstream does not answer.
     #[error(
-        "the upstream {upstream} of switch {switch} leads to no server ({cause}); does fanin server, or fanin switch --protocol \
-         atp or goat, run there, and is its UDP+TCP port open?"
+        "the upstream {upstream} of switch {switch} leads to no root ({cause}); does fanin switch run there, with the same --protocol, \
+         and is its UDP+TCP port open?"
     )]
     UpstreamUnreachable {
         /// The switch.

@@ -1,8 +1,10 @@
 //! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
 //!
-//! From the top: a [`SwitchServer`] is a whole switch (or the server of ATP), the data path (`fanin-udp`) and the control
+//! From the top: a [`SwitchServer`] is a whole switch, the data path (`fanin-udp`) and the control
 //! connection under one port number; a [`RackServer`] is a switch on the way to such a one; a [`Session`] is a worker's whole connection to it, and a [`Job`] adds the ranks of its machine. Every decision is made in `fanin_protocol::control`; here it
 //! is asked for, carried out and reported. A gradient passes this room only as a pointer on its way to the driver.
+//!
+//! A protocol is a value here: [`protocols`] lists them, and nobody else names one.
 //!
 //! Deliberately absent: policy, packets, and Python.
 #![forbid(unsafe_code)]
@@ -10,8 +12,10 @@
 mod client;
 mod convert;
 mod error;
+mod goat_planner;
 mod guarded;
 pub mod proto;
+pub mod protocols;
 mod server;
 
 pub use client::{
@@ -25,4 +29,4 @@ pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_guests::raise_descriptors;
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
-pub use server::{RackMemory, RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+pub use server::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};

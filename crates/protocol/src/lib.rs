@@ -5,7 +5,8 @@
 //! in place. Simulator and socket driver run the very same code through [`Endpoint`].
 //!
 //! A protocol is a room of its own, [`switchml`], [`atp`], [`goat`] or [`dlcp`], and knows no other. What they share is below them: the
-//! contract of all machines (`machine`), what a sender has (`transport`), and how switches help a server (`aggregation`). Above them is what knows several: [`control`].
+//! contract of all machines (`machine`), what a sender has (`transport`), how switches help a server (`aggregation`), and who admits jobs
+//! ([`control`]). To all others a protocol is a value: a [`Protocol`](control::Protocol), and the [`Machines`] that it has.
 //!
 //! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an operating system.
 #![no_std]
@@ -23,7 +24,8 @@ pub mod switchml;
 mod transport;
 
 pub use machine::{
-    Elements, Endpoint, Instant, JobAborted, JobProgress, Lane, Lanes, Layer, Loss, Reason, Received, Summer,
-    Tensor, TensorTimes, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Address, Both, Either, Elements, Endpoint, Instant, JobAborted, JobIdentity, JobProgress, Lane, Lanes,
+    Layer, Loss, Machines, OwnChoices, Peers, Reason, Received, Summer, TableStatistics, Tensor, TensorTimes,
+    Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics, WorkerTerms,
 };
 pub use transport::RetransmissionConfig;

@@ -10,9 +10,10 @@ use crate::membership::Membership;
 use crate::pending::Pending;
 use crate::switch::Switch;
 use crate::trust::Trust;
+use fanin_controller::protocols;
 use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
-use fanin_protocol::control::Protocol;
+use fanin_udp::OnSockets;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
 use fanin_wire::{Dtype, LossBound, Op, PATHS_MAX, Security, WireDtype, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -43,7 +44,7 @@ pub(crate) struct Client {
     membership: Arc<Membership>,
     rank: u32,
     world_size: u32,
-    protocol: Protocol,
+    protocol: &'static dyn OnSockets,
     timeout: Mutex<f64>,
 }
 
@@ -117,8 +118,7 @@ impl Client {
         let usual = SessionConfig::new("", job, rank, world_size);
         let config = SessionConfig {
             services: ServiceConfig::all(services),
-            slots,
-            window,
+            in_flight: if protocol.is_divided() { slots } else { window },
             sub_models,
             wire_dtype,
             security,
@@ -416,9 +416,9 @@ impl Drop for Client {
 }
 
 /// A protocol by its name.
-pub(crate) fn protocol_of(name: &str) -> PyResult<Protocol> {
-    name.parse()
-        .map_err(|()| PyValueError::new_err(format!("protocol {name:?}: one of switchml, atp and goat")))
+pub(crate) fn protocol_of(name: &str) -> PyResult<&'static dyn OnSockets> {
+    protocols::named(name)
+        .ok_or_else(|| PyValueError::new_err(format!("protocol {name:?}: one of {}", protocols::names())))
 }
 
 /// How packets are secured, by its name; tagged where none is said.

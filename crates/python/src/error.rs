@@ -134,7 +134,10 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
         }
         Refusal::DuplicateRank { .. } => "DuplicateRank",
         Refusal::WorldSizeMismatch { .. } => "WorldSizeMismatch",
-        Refusal::WireDtypeMismatch { .. } => "WireDtypeMismatch",
+        Refusal::Mismatch { field, .. } => {
+            fields.set_item("field", &*field)?;
+            "SettingMismatch"
+        }
         Refusal::ProtocolMismatch { .. } => "ProtocolMismatch",
         Refusal::RankOutOfRange { .. } | Refusal::TooManyWorkers { .. } => "RankOutOfRange",
         Refusal::PoolExhausted { asked, free } => {
@@ -149,23 +152,18 @@ fn refused(reason: Refusal, fields: &Bound<'_, PyDict>) -> PyResult<&'static str
             "BeganAnew"
         }
         // No class of their own.
-        Refusal::BoundMismatch { .. }
-        | Refusal::SecurityMismatch { .. }
-        | Refusal::BoundUnserved { .. }
+        Refusal::Unserved { .. }
+        | Refusal::PacketsTooLong { .. }
         | Refusal::JobName { .. }
         | Refusal::TooManyJobs { .. }
         | Refusal::JobRunning { .. }
         | Refusal::InFlightOutOfRange { .. }
-        | Refusal::InFlightMismatch { .. }
         | Refusal::MtuTooSmall { .. }
         | Refusal::ResumeMismatch { .. }
         | Refusal::ResumeGap { .. }
-        | Refusal::WireDtypeOfAtp { .. }
         | Refusal::TooManyLevels { .. }
         | Refusal::TooManyChildren { .. }
         | Refusal::PathsDisagree { .. }
-        | Refusal::PlanMismatch { .. }
-        | Refusal::SubModelsMismatch { .. }
         | Refusal::SubModels { .. }
         | Refusal::WordsTooLong { .. } => "JoinRefused",
     })

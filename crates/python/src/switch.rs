@@ -8,7 +8,6 @@ use fanin_controller::{
     Acceptor, Fingerprint, Identity, RackServer, RackServerConfig, Secret, ServerError, SetupError,
     SwitchServer, SwitchServerConfig, Trust,
 };
-use fanin_protocol::control::Protocol;
 use fanin_udp::HostThreads;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -29,7 +28,7 @@ const LINGER_MAX: Duration = Duration::from_secs(3600);
 ///
 /// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_units` is the memory
 /// for all jobs together, in units of 256 elements; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
-/// `protocol` "atp" or "goat" it is a switch of that and its server, which listens on this machine's loopback alone. With `secret_file` it serves those alone who know the
+/// `protocol` "atp" or "goat" it is a switch of that and its root, which listens on this machine's loopback alone. With `secret_file` it serves those alone who know the
 /// secret in that file.
 ///
 /// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
@@ -45,56 +44,49 @@ pub(crate) struct Switch {
 }
 
 enum Running {
-    SwitchMl(SwitchServer),
-    BeforeServer { switch: RackServer, server: SwitchServer },
+    Root(SwitchServer),
+    BeforeRoot { switch: RackServer, server: SwitchServer },
 }
 
 impl Running {
-    /// Serves those whom `acceptor` takes. A switch of ATP or GOAT knows its server as `trust` says.
+    /// Serves those whom `acceptor` takes. A switch with aggregators is before a root of its own, which it knows as `trust` says.
     fn start(
         config: SwitchServerConfig,
         acceptor: Acceptor,
         trust: Trust,
     ) -> Result<(SocketAddr, Self), ServerError> {
-        match config.protocol {
-            Protocol::SwitchMl => {
-                let server = SwitchServer::start_behind(config, acceptor)?;
-                Ok((server.address(), Self::SwitchMl(server)))
-            }
-            protocol @ (Protocol::Atp | Protocol::Goat) => {
-                let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-                let hidden = SwitchServerConfig { listen: hidden, shards: 1, ..config };
-                let server = SwitchServer::start_behind(hidden, acceptor.clone())?;
-                let upstream = server.address().to_string();
-                let of_switch = match protocol {
-                    Protocol::Goat => RackServerConfig::goat(config.listen, upstream),
-                    _ => RackServerConfig::atp(config.listen, upstream),
-                };
-                let switch = RackServer::start_behind(of_switch, acceptor, trust)?;
-                Ok((switch.address(), Self::BeforeServer { switch, server }))
-            }
+        if !config.protocol.aggregates() {
+            let server = SwitchServer::start_behind(config, acceptor)?;
+            return Ok((server.address(), Self::Root(server)));
         }
+        let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let hidden = SwitchServerConfig { listen: hidden, shards: 1, ..config };
+        let server = SwitchServer::start_behind(hidden, acceptor.clone())?;
+        let upstream = server.address().to_string();
+        let of_switch = RackServerConfig::new(config.protocol, config.listen, upstream);
+        let switch = RackServer::start_behind(of_switch, acceptor, trust)?;
+        Ok((switch.address(), Self::BeforeRoot { switch, server }))
     }
 
-    /// The ranks of ATP and GOAT speak to the switch, and the server, which is hidden, to nobody else.
+    /// Ranks speak to the switch, and the root before which it is, which is hidden, to nobody else.
     fn threads(&self) -> Option<HostThreads> {
         match self {
-            Self::SwitchMl(server) => Some(server.threads()),
-            Self::BeforeServer { .. } => None,
+            Self::Root(server) => Some(server.threads()),
+            Self::BeforeRoot { .. } => None,
         }
     }
 
     fn is_idle(&self) -> bool {
         match self {
-            Self::SwitchMl(server) | Self::BeforeServer { server, .. } => server.is_idle(),
+            Self::Root(server) | Self::BeforeRoot { server, .. } => server.is_idle(),
         }
     }
 
     fn stop(self) {
         match self {
-            Self::SwitchMl(server) => server.stop(),
+            Self::Root(server) => server.stop(),
             // The ranks hear of it through the switch.
-            Self::BeforeServer { switch, server } => {
+            Self::BeforeRoot { switch, server } => {
                 server.stop();
                 switch.stop();
             }
@@ -224,7 +216,7 @@ fn to_python(error: &ServerError) -> PyErr {
         | ServerError::Runtime(_)
         | ServerError::Tls(_) => PyOSError::new_err(message),
         ServerError::Shards(_)
-        | ServerError::Aggregators { .. }
+        | ServerError::Machine(_)
         | ServerError::Upstream(_)
         | ServerError::Config(_) => PyValueError::new_err(message),
     }

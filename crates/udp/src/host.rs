@@ -41,9 +41,19 @@ where
     M: Endpoint<Address = Peer, Event: Send + 'static> + Send + 'static,
 {
     /// Binds a socket for each of the machines, which are the shards in order, and starts their threads.
-    pub(crate) fn start(
+    ///
+    /// # Errors
+    /// When the address cannot be bound, another process has it, or the kernel cannot steer packets to several shards.
+    pub fn bind(listen: SocketAddr, machines: impl IntoIterator<Item = M>) -> io::Result<Self> {
+        Self::bind_with_offload(listen, machines, Offload::Detect)
+    }
+
+    /// As [`Self::bind`], saying whether the kernel may cut and join trains.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_with_offload(
         listen: SocketAddr,
-        name: &str,
         machines: impl IntoIterator<Item = M>,
         offload: Offload,
     ) -> io::Result<Self> {
@@ -63,7 +73,7 @@ where
             let (post, mailbox) = room.mailbox();
             let shard = HostShard { machine, registered: Registered::default(), events: events.clone() };
             let lease =
-                room.move_in(shard, socket.into(), mailbox, Some(address), format!("{name}-{index}"))?;
+                room.move_in(shard, socket.into(), mailbox, Some(address), format!("fanin-switch-{index}"))?;
             host.shards.push(Running { post, lease });
         }
         Ok(host)
@@ -196,13 +206,16 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
 
 #[cfg(test)]
 mod tests {
-    use crate::{SwitchConfig, SwitchDriver, ThreadEnded};
+    use super::Host;
+    use crate::ThreadEnded;
+    use fanin_protocol::switchml::Switch;
+    use fanin_wire::ShardId;
     use std::net::{Ipv4Addr, SocketAddr};
 
     #[test]
     fn a_thread_that_panics_is_named_and_the_others_go_on() {
         let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let switch = SwitchDriver::bind(SwitchConfig { listen, shards: 2 }).unwrap();
+        let switch = Host::bind(listen, [0, 1].map(ShardId).map(Switch::new)).unwrap();
         assert_eq!(switch.health(), Ok(()));
         let here = |_: &mut _, _| std::thread::current().name().map(str::to_owned);
         let names = switch.ask_all(here);

@@ -86,7 +86,7 @@ impl Drop for AllReduce {
 
 /// A part of a tensor on its way through a machine. Dropping it without [`Part::complete`] fails the all-reduce, so that a
 /// machine that is lost with its thread answers too.
-pub(crate) struct Part {
+pub struct Part {
     tensor: RawTensor,
     lane: usize,
     /// Elements of the whole that this is a part of.

@@ -2,22 +2,16 @@
 
 use crate::failure::invalid;
 use crate::io_thread::{HostThreads, Lease, Room};
-use crate::mailbox::{self, Post};
+use crate::mailbox;
 use crate::part::{AllReduce, Part, PartTimes};
 use crate::ports::Ports;
 use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
-use crate::worker_shard::{
-    AnyCommand, Command, Intake, LaneId, LanePart, Posts, Shared, ThreadStatistics, WorkerShard,
-};
-use crate::{CollectiveKind, Failure, IoStatistics, Offload, RawTensor, Submission, WorkerJob};
+use crate::worker_shard::{Command, Intake, LaneId, LanePart, Resume, Shared, ThreadStatistics, WorkerShard};
+use crate::{CollectiveKind, Failure, IoStatistics, Membership, Offload, RawTensor, Submission};
 use fanin_plan::Placement;
-use fanin_protocol::atp::AtpWorker;
-use fanin_protocol::dlcp;
-use fanin_protocol::goat::GoatWorker;
-use fanin_protocol::switchml::{JobConfig, Worker};
-use fanin_protocol::{Lane, Lanes, RetransmissionConfig, WorkerMachine, WorkerStatistics};
-use fanin_wire::{Pattern, ShardId, SlotIndex, WorkerId};
+use fanin_protocol::{Lane, Lanes, Machines, RetransmissionConfig, WorkerStatistics};
+use fanin_wire::{Pattern, ShardId, WorkerId};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -50,7 +44,7 @@ pub struct WorkerConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// The job, as this worker was admitted to it there.
-    pub job: WorkerJob,
+    pub job: Membership,
     /// Where it is.
     pub switch: SocketAddr,
     /// Its shards, 1 to [`crate::SHARDS_MAX`]; one with ATP and GOAT.
@@ -112,54 +106,22 @@ impl WorkerDriver {
         let WorkerConfig { services, retransmission, host } = config;
         check(&services)?;
         let host = host.filter(|host| services.iter().any(|service| service.switch == host.address));
-        let atp = services.iter().find_map(|service| match service.job {
-            WorkerJob::Atp { config, directions } => Some((config, directions)),
-            _ => None,
-        });
-        if let Some((job, directions)) = atp {
-            let lane = |service: &Service, _| {
-                Some(AtpWorker::new(job, directions, service.switch.into(), retransmission))
-            };
-            return Self::launch(services, host.as_ref(), offload, Posts::Atp, lane);
-        }
-        if services.iter().any(|service| matches!(service.job, WorkerJob::Goat { .. })) {
-            let lane = |service: &Service, _| match &service.job {
-                WorkerJob::Goat { config, assignment } => {
-                    Some(GoatWorker::new(*config, assignment.clone(), service.switch.into(), retransmission))
-                }
-                _ => None,
-            };
-            return Self::launch(services, host.as_ref(), offload, Posts::Goat, lane);
-        }
-        if services.iter().any(|service| matches!(service.job, WorkerJob::Dlcp { .. })) {
-            let lane = |service: &Service, shard| match service.job {
-                WorkerJob::Dlcp { config, place } => {
-                    let config = dlcp::JobConfig { shard, retransmission, ..config };
-                    Some(dlcp::Worker::new(config, place, service.switch.into()))
-                }
-                _ => None,
-            };
-            return Self::launch(services, host.as_ref(), offload, Posts::Dlcp, lane);
-        }
-        Self::launch(services, host.as_ref(), offload, Posts::SwitchMl, |service, shard| match service.job {
-            WorkerJob::SwitchMl { config, place, .. } => {
-                let config = JobConfig { shard, ..config };
-                Some(Worker::new(config, place, service.switch.into(), retransmission))
-            }
-            _ => None,
-        })
+        // `check` let none through of which there is none.
+        let job = services[0].job.clone();
+        job.launch(services, host.as_ref(), offload, retransmission)
     }
 
-    fn launch<M>(
+    pub(crate) fn launch<P: Machines<Peer, Part>>(
         services: Vec<Service>,
         host: Option<&HostThreads>,
         offload: Offload,
-        posts: impl Fn(Vec<Post<Command<M>>>) -> Posts,
-        machine: impl Fn(&Service, ShardId) -> Option<M>,
-    ) -> io::Result<Self>
-    where
-        M: WorkerMachine<Address = Peer, Tensor = Part, Plan: Send, Memory: Send> + Send + 'static,
-    {
+        retransmission: RetransmissionConfig,
+    ) -> io::Result<Self> {
+        let other = services.iter().find(|service| service.job.terms::<P::Terms>().is_none());
+        if let Some(other) = other {
+            let (one, other) = (services[0].job.protocol().title(), other.job.protocol().title());
+            return Err(invalid(format!("a job of {one} beside one of {other}: all services sum alike")));
+        }
         let most = services.iter().map(|service| service.shards).max().unwrap_or_default();
         // As many cores as the service takes; those that other machines spend on theirs are no reason for more here.
         let count = host.map_or(most, |host| host.count().clamp(1, most));
@@ -168,7 +130,7 @@ impl WorkerDriver {
         let (theirs, mailboxes): (Vec<_>, Vec<_>) = rooms.iter().map(Room::mailbox).unzip();
         let shares: Vec<f64> = services.iter().map(|service| service.share).collect();
         let shared = Arc::new(Shared {
-            posts: posts(theirs),
+            posts: theirs,
             intake: Mutex::new(Intake { placement: Placement::new(&shares), ended: None }),
             counts: Arc::default(),
             progress: AtomicU64::new(0),
@@ -182,7 +144,8 @@ impl WorkerDriver {
             let lane = |(service, shard): &(usize, usize)| {
                 let (service, shard) = (&driver.services[*service], ShardId(*shard as u8));
                 let (peer, job) = (service.switch.into(), service.job.id());
-                Some(Lane { peer, job, shard, machine: machine(service, shard)? })
+                let machine = P::worker(service.job.terms()?, shard, peer, retransmission);
+                Some(Lane { peer, job, shard, machine })
             };
             let lanes: Vec<_> = theirs.iter().filter_map(lane).collect();
             let jobs: Vec<_> =
@@ -198,7 +161,7 @@ impl WorkerDriver {
             let mut ports = driver.ports(&peers, paths)?;
             jobs.into_iter().for_each(|(job, key)| ports.seals.add(job, key));
             let (lanes, shared) = (Lanes::new(lanes), Arc::clone(&driver.shared));
-            let shard = WorkerShard { lanes, services, shared, progress: 0 };
+            let shard = WorkerShard::<P> { lanes, services, shared, progress: 0 };
             let lease = room.move_in(shard, ports, mailbox, None, format!("fanin-worker-{thread}"))?;
             driver.threads().push(lease);
         }
@@ -227,13 +190,9 @@ impl WorkerDriver {
     pub fn submit(&self, submission: Submission, done: Done) {
         let kind = submission.kind();
         let all_reduce = AllReduce::new(kind, done, Arc::clone(&self.shared.counts));
-        let protocol = match self.shared.posts {
-            Posts::Atp(_) => Some("ATP"),
-            Posts::Goat(_) => Some("GOAT"),
-            Posts::SwitchMl(_) | Posts::Dlcp(_) => None,
-        };
-        if let (Some(protocol), true) = (protocol, kind != CollectiveKind::AllReduce) {
-            let message = format!("{protocol} has no {}: SwitchML has", kind.name());
+        let without = self.services.iter().find(|service| !service.job.has_roots());
+        if let (Some(Service { job, .. }), true) = (without, kind != CollectiveKind::AllReduce) {
+            let message = format!("{} has no {}: SwitchML has", job.protocol().title(), kind.name());
             return all_reduce.fail(Failure::Because(Arc::new(invalid(message))));
         }
         let mut intake = self.shared.intake();
@@ -243,7 +202,7 @@ impl WorkerDriver {
             return;
         }
         // A thread hears of all its parts at once: workers that begin with different ones send in different orders.
-        let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.threads()).map(|_| Vec::new()).collect();
+        let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.len()).map(|_| Vec::new()).collect();
         for (tensor, operation) in submission.parts {
             let home = self.home(kind, operation.pattern);
             for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, home) {
@@ -258,7 +217,7 @@ impl WorkerDriver {
         drop(all_reduce);
         let mut refused = Vec::new();
         for (thread, parts) in threads.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
-            refused.extend(self.shared.posts.send(thread, AnyCommand::Submit(parts)).err());
+            refused.extend(self.shared.posts[thread].send(Command::Submit(parts)).err());
         }
         // Dropping what a lost thread refused may call `done`; not under the lock.
         drop(intake);
@@ -310,7 +269,7 @@ impl WorkerDriver {
     }
 
     fn lane(&self, service: usize, shard: usize) -> LaneId {
-        let threads = self.shared.posts.threads();
+        let threads = self.shared.posts.len();
         let thread = shard % threads;
         let lanes = |service: &Service| service.shards.saturating_sub(thread).div_ceil(threads);
         LaneId { thread, place: self.services[..service].iter().map(lanes).sum::<usize>() + shard / threads }
@@ -320,7 +279,7 @@ impl WorkerDriver {
     fn lanes_of(&self, thread: usize) -> Vec<(usize, usize)> {
         let of_service = |service: usize| {
             (thread..self.services[service].shards)
-                .step_by(self.shared.posts.threads())
+                .step_by(self.shared.posts.len())
                 .map(move |shard| (service, shard))
         };
         (0..self.services.len()).flat_map(of_service).collect()
@@ -331,10 +290,14 @@ impl WorkerDriver {
     #[must_use]
     pub fn suspend(&self, service: usize) -> Vec<Vec<u32>> {
         let shards = self.services[service].shards;
-        (0..shards).map(|shard| self.shared.posts.suspend(self.lane(service, shard))).collect()
+        let suspend = |shard| {
+            let LaneId { thread, place } = self.lane(service, shard);
+            self.shared.posts[thread].ask(|reply| Command::Suspend { place, reply }).unwrap_or_default()
+        };
+        (0..shards).map(suspend).collect()
     }
 
-    /// Goes on under a service with empty memory, handing the sums of the slots in `restore` (one list a shard) back to it.
+    /// Goes on under a service with empty memory, handing the sums back to it that the job's terms name.
     /// The job keeps its protocol, chunk length, wire dtype, slots and shards. Where it is the only service its sockets are new: nothing
     /// of the old one is left in them.
     ///
@@ -344,33 +307,29 @@ impl WorkerDriver {
     pub fn resume(
         &self,
         service: usize,
-        job: WorkerJob,
+        job: Membership,
+        shards: usize,
         switch: SocketAddr,
-        restore: &[Vec<SlotIndex>],
     ) -> io::Result<()> {
         job.check()?;
-        let Service { job: was, shards, .. } = &self.services[service];
-        let (was, is) = (was.shape(), job.shape());
-        if (&was, *shards) != (&is, restore.len()) {
-            let message =
-                format!("a job of {was} in {shards} shards cannot go on as one of {is} in {}", restore.len());
+        let Service { job: before, shards: had, .. } = &self.services[service];
+        let (was, is) = (before.shape(), job.shape());
+        if (before.protocol().name(), &was, *had) != (job.protocol().name(), &is, shards) {
+            let message = format!("a job of {was} in {had} shards cannot go on as one of {is} in {shards}");
             return Err(invalid(message));
         }
         if let Some(failure) = self.failure() {
             return Err(io::Error::other(failure));
         }
-        for (shard, restore) in restore.iter().enumerate() {
+        for shard in 0..shards {
             let lane = self.lane(service, shard);
             let is_alone = self.lanes_of(lane.thread).len() == 1;
-            let ports = is_alone.then(|| self.ports(&[switch], job.paths())).transpose()?.map(Box::new);
-            self.shared.posts.resume(
-                lane,
-                job.clone(),
-                ShardId(shard as u8),
-                switch.into(),
-                ports,
-                restore,
-            )?;
+            let ports = is_alone.then(|| self.ports(&[switch], job.paths())).transpose()?;
+            let (place, shard, peer) = (lane.place, ShardId(shard as u8), switch.into());
+            let job = job.clone();
+            let resumed = self.shared.posts[lane.thread]
+                .ask(|reply| Command::Resume(Box::new(Resume { place, job, shard, peer, ports, reply })));
+            resumed.ok_or_else(|| io::Error::other(Failure::Stopped))?;
         }
         // It may have failed meanwhile; the shards stay as that left them.
         self.failure().map_or(Ok(()), |failure| Err(io::Error::other(failure)))
@@ -457,8 +416,8 @@ impl WorkerDriver {
     /// still asks it things gets no answer.
     pub fn stop(&self) {
         self.shared.fail(Failure::Stopped);
-        for thread in 0..self.shared.posts.threads() {
-            let _ = self.shared.posts.send(thread, AnyCommand::Stop);
+        for post in &self.shared.posts {
+            let _ = post.send(Command::Stop);
         }
         let threads = std::mem::take(&mut *self.threads());
         for lease in threads {
@@ -474,11 +433,11 @@ impl WorkerDriver {
     /// Of each thread: its lanes', and its socket's. Nothing of one that has ended.
     fn all_statistics(&self) -> Vec<ThreadStatistics> {
         let ask = |thread| self.question(thread).and_then(|answer| answer.recv().ok());
-        (0..self.shared.posts.threads()).map(|thread| ask(thread).unwrap_or_default()).collect()
+        (0..self.shared.posts.len()).map(|thread| ask(thread).unwrap_or_default()).collect()
     }
 
     fn question(&self, thread: usize) -> Option<Receiver<ThreadStatistics>> {
-        mailbox::question(|reply| self.shared.posts.send(thread, AnyCommand::Statistics(reply)))
+        mailbox::question(|reply| self.shared.posts[thread].send(Command::Statistics(reply)))
     }
 }
 
@@ -495,10 +454,10 @@ fn check(services: &[Service]) -> io::Result<()> {
     for Service { job, shards, share, .. } in services {
         job.check()?;
         check_shards(*shards)?;
-        if *shards != 1 && job.has_one_lane() {
+        if *shards != 1 && !job.is_divided() {
             return Err(invalid(format!("a job of {} in {shards} shards: it has one", job.shape())));
         }
-        if services.len() > 1 && job.has_one_lane() {
+        if services.len() > 1 && !job.is_divided() {
             let (shape, count) = (job.shape(), services.len());
             return Err(invalid(format!("a job of {shape} with {count} switches: a worker has one")));
         }
@@ -557,29 +516,27 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_wire::{Generation, JobId, Key, WireDtype};
+    use fanin_protocol::atp::{Atp, AtpJobConfig, Hashing, Overflow, RankTerms, Scaling};
+    use fanin_protocol::switchml::{JobConfig, SwitchMl};
+    use fanin_wire::{Directions, Generation, JobId, Key, WireDtype};
 
     #[test]
-    fn a_thread_is_handed_no_plan_of_another_protocol() {
-        let (post, mailbox) = Room::new().unwrap().mailbox();
+    fn a_job_goes_on_as_none_of_another_protocol() {
+        let job = Membership::of(&SwitchMl, (job(), WorkerId(0)).into());
         let switch = SocketAddr::from(([127, 0, 0, 1], 4800));
-        let lane = LaneId { thread: 0, place: 0 };
-        let resumed = Posts::Atp(vec![post]).resume(
-            lane,
-            (job(), WorkerId(0)).into(),
-            ShardId(0),
-            switch.into(),
-            None,
-            &[],
-        );
+        let services = vec![Service { job, switch, shards: 1, share: 1.0, home: None }];
+        let retransmission = RetransmissionConfig::default();
+        let driver = WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap();
+        let config = atp_job();
+        let other = Membership::of(&Atp, RankTerms { config, directions: Directions::default() });
+        let resumed = driver.resume(0, other, 1, switch);
         assert_eq!(resumed.unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        assert!(mailbox.take().is_none());
     }
 
     #[test]
     fn impossible_services_are_refused_with_the_reason() {
         let service = |share, port| Service {
-            job: (job(), WorkerId(0)).into(),
+            job: Membership::of(&SwitchMl, (job(), WorkerId(0)).into()),
             switch: SocketAddr::from(([127, 0, 0, 1], port)),
             shards: 1,
             share,
@@ -596,6 +553,23 @@ mod tests {
         let sixth = Service { switch: "[::1]:4800".parse().unwrap(), ..service(1.0, 1) };
         assert!(refused(vec![service(1.0, 1), sixth]).contains("all by IPv6"));
         assert_eq!(refused(vec![service(1.0, 1), service(0.0, 2)]), "");
+    }
+
+    fn atp_job() -> AtpJobConfig {
+        AtpJobConfig {
+            id: JobId(1),
+            key: Key::new(1),
+            generation: Generation(1),
+            workers: 1,
+            elements: 256,
+            window_max: 1,
+            aggregators: 0,
+            hashing: Hashing::Hash,
+            scaling: Scaling::Static,
+            overflow: Overflow::Reactive,
+            congestion_control: true,
+            originals_elements_max: 0,
+        }
     }
 
     fn job() -> JobConfig {

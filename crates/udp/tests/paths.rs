@@ -3,10 +3,9 @@
 mod common;
 
 use common::{finished, submit};
-use fanin_protocol::control::FlowPlan;
-use fanin_protocol::dlcp::{Server, ServerJob};
+use fanin_protocol::dlcp::{Dlcp, FlowPlan, RankTerms, Server, ServerJob};
 use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Summer, Verdict};
-use fanin_udp::{Service, WorkerConfig, WorkerDriver, WorkerJob};
+use fanin_udp::{Membership, Service, WorkerConfig, WorkerDriver};
 use fanin_wire::{Dtype, Generation, JobId, Key, Kind, LossBound, Op, Preamble, ShardId, Tag, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, UdpSocket};
@@ -31,7 +30,7 @@ fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
     let plan = FlowPlan::new(LossBound::RELIABLE, WORKERS, 256, 200_000_000).over(PATHS.into());
     let config = plan.job_config((JobId(7), Key::new(7), Generation(0)), WORKERS, 256);
     let worker = |rank: u16| {
-        let job = WorkerJob::Dlcp { config, place: WorkerId(rank as u8) };
+        let job = Membership::of(&Dlcp, RankTerms { config, place: WorkerId(rank as u8) });
         let services = vec![Service { job, switch, shards: 1, share: 1.0, home: None }];
         let retransmission = RetransmissionConfig::default();
         WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap()

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{Cluster, finished};
-use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling};
+use common::{Cluster, finished, member, member_with};
+use fanin_protocol::atp::{Atp, AtpJobConfig, Hashing, Overflow, RankTerms, Scaling};
 use fanin_protocol::switchml::JobConfig;
-use fanin_udp::{Offload, SwitchConfig, SwitchDriver, WorkerDriver, WorkerJob};
-use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex, WorkerId};
+use fanin_udp::{Membership, Offload, WorkerDriver};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex};
 
 /// For each worker and shard the slots whose last sum it has and another worker lacks. The first that has it gives it.
 fn restore(completed: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<SlotIndex>>> {
@@ -57,10 +57,11 @@ fn sums_survive_a_switch_that_loses_its_memory() {
             switch.shutdown();
             let completed: Vec<_> = workers.iter().map(|worker| worker.suspend(0)).collect();
             let job = JobConfig { generation: Generation(generation), resumed: true, ..job };
-            let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
+            let switch = common::bind(listen, shards);
             switch.add_job(job.into()).unwrap();
             for (rank, (worker, restore)) in workers.iter().zip(restore(&completed)).enumerate() {
-                worker.resume(0, (job, WorkerId(rank as u8)).into(), switch.local_addr(), &restore).unwrap();
+                let job = member_with(job, rank, &restore);
+                worker.resume(0, job, shards, switch.local_addr()).unwrap();
             }
             cluster = Cluster { switch, workers, job };
         }
@@ -81,26 +82,23 @@ fn a_job_that_changed_its_shape_cannot_go_on() {
     let switch = cluster.switch.local_addr();
     let good = JobConfig { generation: Generation(2), resumed: true, ..cluster.job };
     for bad in [
-        (JobConfig { elements: 1024, ..good }, WorkerId(0)).into(),
-        (JobConfig { slots: 8, ..good }, WorkerId(0)).into(),
-        (JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good }, WorkerId(0)).into(),
-        (JobConfig { workers: 2, ..good }, WorkerId(0)).into(),
-        (JobConfig { slots: 0, ..good }, WorkerId(0)).into(),
+        member(JobConfig { elements: 1024, ..good }, 0),
+        member(JobConfig { slots: 8, ..good }, 0),
+        member(JobConfig { wire_dtype: fanin_wire::WireDtype::Bfloat16, ..good }, 0),
+        member(JobConfig { workers: 2, ..good }, 0),
+        member(JobConfig { slots: 0, ..good }, 0),
         atp_job(good.id, good.workers),
     ] {
-        assert_eq!(
-            worker.resume(0, bad, switch, &[vec![]]).unwrap_err().kind(),
-            std::io::ErrorKind::InvalidInput
-        );
+        assert_eq!(worker.resume(0, bad, 1, switch).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     }
-    assert!(worker.resume(0, (good, WorkerId(0)).into(), switch, &[]).is_err(), "a list of slots a shard");
+    assert!(worker.resume(0, member(good, 0), 2, switch).is_err(), "it has one shard");
     cluster.switch.add_job(good.into()).unwrap();
-    worker.resume(0, (good, WorkerId(0)).into(), switch, &[vec![]]).unwrap();
+    worker.resume(0, member(good, 0), 1, switch).unwrap();
     cluster.all_reduce_integers(1000);
 }
 
 /// ATP's counterpart of a job.
-fn atp_job(id: JobId, workers: u16) -> WorkerJob {
+fn atp_job(id: JobId, workers: u16) -> Membership {
     let config = AtpJobConfig {
         id,
         key: Key::new(3),
@@ -115,16 +113,12 @@ fn atp_job(id: JobId, workers: u16) -> WorkerJob {
         congestion_control: true,
         originals_elements_max: 0,
     };
-    WorkerJob::Atp { config, directions: Directions::default() }
+    Membership::of(&Atp, RankTerms { config, directions: Directions::default() })
 }
 
 #[test]
 fn a_worker_that_has_failed_stays_failed() {
     let cluster = Cluster::start(1, 1, Offload::Detect);
     cluster.workers[0].fail(fanin_udp::Failure::Stopped);
-    assert!(
-        cluster.workers[0]
-            .resume(0, (cluster.job, WorkerId(0)).into(), cluster.switch.local_addr(), &[vec![]])
-            .is_err()
-    );
+    assert!(cluster.workers[0].resume(0, member(cluster.job, 0), 1, cluster.switch.local_addr()).is_err());
 }

@@ -2,24 +2,18 @@
 
 mod common;
 
-use common::{finished, job, submit};
+use common::{SwitchHost, bind, finished, job, member, member_with, submit};
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::JobConfig;
-use fanin_udp::{
-    Failure, RawTensor, Service, Submission, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
-};
+use fanin_udp::{Failure, RawTensor, Service, Submission, WorkerConfig, WorkerDriver};
 use fanin_wire::{Dtype, Generation, JobId, Op, SlotIndex, WorkerId};
 
 const WORKERS: usize = 3;
 
 struct Services {
-    switches: Vec<SwitchDriver>,
+    switches: Vec<SwitchHost>,
     jobs: Vec<JobConfig>,
     workers: Vec<WorkerDriver>,
-}
-
-fn bind(listen: std::net::SocketAddr, shards: usize) -> SwitchDriver {
-    SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap()
 }
 
 impl Services {
@@ -44,8 +38,7 @@ impl Services {
         let worker = |rank: usize| {
             let service = |index: usize| {
                 let (share, shards) = services[index];
-                let (job, switch) =
-                    ((jobs[index], WorkerId(rank as u8)).into(), switches[index].local_addr());
+                let (job, switch) = (member(jobs[index], rank), switches[index].local_addr());
                 Service { job, switch, shards, share, home: home(index) }
             };
             let services = (0..services.len()).map(service).collect();
@@ -207,8 +200,7 @@ fn a_worker_beside_a_service_that_has_ended_has_threads_of_its_own() {
     ended.shutdown();
     let switch = bind(listen, 1);
     switch.add_job(job(1).into()).unwrap();
-    let service =
-        Service { job: (job(1), WorkerId(0)).into(), switch: listen, shards: 1, share: 1.0, home: None };
+    let service = Service { job: member(job(1), 0), switch: listen, shards: 1, share: 1.0, home: None };
     let worker = WorkerDriver::start(WorkerConfig {
         services: vec![service],
         retransmission: RetransmissionConfig::default(),
@@ -262,7 +254,7 @@ fn lose_the_memory_of_a_service(beside: &[(usize, usize)]) {
             let restore =
                 (0..completed[0][0].len()).filter(gives).map(|slot| SlotIndex(slot as u16)).collect();
             worker
-                .resume(1, (job, WorkerId(rank as u8)).into(), services.switches[1].local_addr(), &[restore])
+                .resume(1, member_with(job, rank, &[restore]), 1, services.switches[1].local_addr())
                 .unwrap();
         }
     }

@@ -5,11 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_controller::{HEARTBEATS_PER_TIMEOUT, ProbeReport, ProbeSum, SessionError};
-use fanin_protocol::control::{Protocol, Refusal};
-use fanin_wire::{
-    CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, FRAGMENT_ELEMENTS, IP_UDP_BYTES, WireDtype,
-    chunk_elements_for_mtu, fragment_elements_for_mtu, fragment_packet_bytes, packet_bytes,
-};
+use fanin_protocol::control::Refusal;
+use fanin_udp::OnSockets;
+use fanin_wire::{CHUNK_ELEMENTS_DEFAULT, IP_UDP_BYTES, WireDtype};
 
 use super::finding::{Check, Finding};
 use super::reach::open_port;
@@ -116,24 +114,23 @@ fn not_admitted(error: &SessionError) -> Finding {
     }
 }
 
-/// The longest chunk, or the longest fragment of ATP and GOAT, that passes a path.
-fn longest(protocol: Protocol, mtu: usize) -> Option<usize> {
-    match protocol {
-        Protocol::SwitchMl => chunk_elements_for_mtu(mtu, WireDtype::Native),
-        Protocol::Atp | Protocol::Goat => fragment_elements_for_mtu(mtu),
-    }
+/// Elements of the longest packet that passes a path.
+fn longest(protocol: &dyn OnSockets, mtu: usize) -> Option<usize> {
+    let fits = |elements: &usize| bytes(protocol, *elements) + IP_UDP_BYTES <= mtu;
+    protocol.limits().packet_elements.iter().rev().copied().find(fits)
 }
 
 /// Bytes of a packet of so many elements.
-fn bytes(protocol: Protocol, elements: usize) -> usize {
-    match protocol {
-        Protocol::SwitchMl => packet_bytes(elements),
-        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements),
-    }
+fn bytes(protocol: &dyn OnSockets, elements: usize) -> usize {
+    protocol.packet_bytes(elements, WireDtype::Native)
 }
 
 /// The chunk length that follows from the MTU, as far as it is known.
-pub(super) fn chunk_elements(protocol: Protocol, mtu: &io::Result<usize>, report: Option<&Outcome>) -> u16 {
+pub(super) fn chunk_elements(
+    protocol: &dyn OnSockets,
+    mtu: &io::Result<usize>,
+    report: Option<&Outcome>,
+) -> u16 {
     if let Some(Ok(report)) = report {
         return report.job.elements();
     }
@@ -143,15 +140,13 @@ pub(super) fn chunk_elements(protocol: Protocol, mtu: &io::Result<usize>, report
 
 /// The path MTU, the chunks that fit it, and whether they pass unfragmented.
 pub(super) fn mtu(
-    protocol: Protocol,
+    protocol: &dyn OnSockets,
     mtu: &io::Result<usize>,
     address: SocketAddr,
     report: Option<&Outcome>,
 ) -> Finding {
-    let (what, shortest) = match protocol {
-        Protocol::SwitchMl => ("chunk", CHUNK_ELEMENTS[0]),
-        Protocol::Atp | Protocol::Goat => ("fragment", FRAGMENT_ELEMENTS[0]),
-    };
+    let what = if protocol.aggregates() { "fragment" } else { "chunk" };
+    let shortest = protocol.limits().packet_elements[0];
     let mtu = match mtu {
         Ok(mtu) => *mtu,
         Err(error) => {
@@ -246,8 +241,9 @@ pub(super) fn heartbeat(report: &ProbeReport) -> Finding {
 mod tests {
     use super::super::finding::Verdict;
     use super::*;
-    use fanin_protocol::switchml::JobConfig;
-    use fanin_udp::WorkerJob;
+    use fanin_controller::protocols;
+    use fanin_protocol::switchml::{JobConfig, SwitchMl};
+    use fanin_udp::Membership;
     use fanin_wire::{Generation, JobId, Key, ShardId, WorkerId};
 
     fn address() -> SocketAddr {
@@ -256,21 +252,24 @@ mod tests {
 
     fn report(sum: ProbeSum) -> ProbeReport {
         ProbeReport {
-            job: WorkerJob::SwitchMl {
-                config: JobConfig {
-                    id: JobId(1),
-                    key: Key::new(1),
-                    generation: Generation(0),
-                    workers: 1,
-                    slots: 8,
-                    elements: 352,
-                    wire_dtype: Default::default(),
-                    shard: ShardId(0),
-                    resumed: false,
-                },
-                place: WorkerId(0),
-                has_racks: false,
-            },
+            job: Membership::of(
+                &SwitchMl,
+                (
+                    JobConfig {
+                        id: JobId(1),
+                        key: Key::new(1),
+                        generation: Generation(0),
+                        workers: 1,
+                        slots: 8,
+                        elements: 352,
+                        wire_dtype: Default::default(),
+                        shard: ShardId(0),
+                        resumed: false,
+                    },
+                    WorkerId(0),
+                )
+                    .into(),
+            ),
             sum,
             io: Default::default(),
             worker: Default::default(),
@@ -308,18 +307,18 @@ mod tests {
         short.io.packets_received = 8;
         let short = Ok(short);
         assert_eq!(udp(&short, address()).verdict, Verdict::Ok);
-        let finding = mtu(Protocol::SwitchMl, &Ok(1500), address(), Some(&short));
+        let finding = mtu(protocols::said("switchml"), &Ok(1500), address(), Some(&short));
         assert_eq!(finding.verdict, Verdict::Problem);
         assert!(finding.message.contains("full ones of 1448 bytes do not"), "{}", finding.message);
     }
 
     #[test]
     fn an_mtu_without_room_for_a_chunk_says_how_much_is_needed() {
-        let finding = mtu(Protocol::SwitchMl, &Ok(200), address(), None);
+        let finding = mtu(protocols::said("switchml"), &Ok(200), address(), None);
         assert!(finding.verdict == Verdict::Problem && finding.message.contains("needs 216"));
-        let finding = mtu(Protocol::Atp, &Ok(1000), address(), None);
+        let finding = mtu(protocols::said("atp"), &Ok(1000), address(), None);
         assert!(finding.verdict == Verdict::Ok && finding.message.contains("fragments of "), "{finding:?}");
-        let finding = mtu(Protocol::Atp, &Ok(300), address(), None);
+        let finding = mtu(protocols::said("atp"), &Ok(300), address(), None);
         assert!(finding.message.contains("the shortest fragment fits, which needs 376"), "{finding:?}");
         let reason = Refusal::MtuTooSmall { mtu: 200, need: 216 };
         assert_eq!(udp(&refused(reason), address()).verdict, Verdict::Warning);

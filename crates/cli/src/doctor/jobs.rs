@@ -74,7 +74,6 @@ fn incomplete(job: &JobStatus, switch: &str) -> Option<Finding> {
 mod tests {
     use super::super::finding::Verdict;
     use super::*;
-    use fanin_protocol::control::Protocol;
     use fanin_wire::{AbortReason, JobId, Rank};
 
     fn status(states: Vec<JobStatusState>) -> SwitchStatus {
@@ -87,7 +86,7 @@ mod tests {
             pool_units: 64,
             pool_free: 0,
             jobs: states.into_iter().map(job).collect(),
-            protocol: Protocol::SwitchMl,
+            protocol: "switchml".into(),
             relays: vec![],
             outdated: 0,
             unplanned: 0,

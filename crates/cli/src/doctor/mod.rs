@@ -14,8 +14,8 @@ mod stranger;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use fanin_controller::protocols;
 use fanin_controller::{Probe, ProbeReport, SessionError, SwitchStatus, route};
-use fanin_protocol::control::Protocol;
 use fanin_udp::{path_mtu, probe_socket};
 
 use self::finding::{Check, Examination, Finding};
@@ -119,7 +119,7 @@ fn examine(
         }
     };
     examination.note(reach::version(&status))?;
-    examination.note_all(settings::against(settings, status.protocol))?;
+    examination.note_all(settings::against(settings, &status.protocol))?;
     let report = probe.all_reduce();
     examination.note(data_path::udp(&report, address))?;
     examination.note_all(local(address, settings, Some((&probe, &status)), Some(&report)))?;
@@ -142,7 +142,7 @@ fn local(
 ) -> Vec<Finding> {
     // Read after the probe, whose packets may have taught the kernel a smaller MTU.
     let mtu = path_mtu(address);
-    let protocol = switch.map_or(Protocol::SwitchMl, |(_, status)| status.protocol);
+    let protocol = switch.map_or_else(protocols::usual, |(_, status)| protocols::said(&status.protocol));
     let mut findings = vec![data_path::mtu(protocol, &mtu, address, report)];
     let route = route(address);
     match probe_socket(address) {

@@ -3,11 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use fanin_controller::protocols;
 use fanin_controller::{
     Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address,
     machine_id, memory_of_ranks, route, switch_address,
 };
-use fanin_protocol::control::Protocol;
 use fanin_sim::scenario_file::Rate;
 
 use super::finding::{Check, Finding};
@@ -82,7 +82,7 @@ pub(super) fn rates(
 ) -> Finding {
     let is_planned = value(settings, "plan").is_none_or(|plan| plan == "auto")
         && value(settings, "own_services").is_none_or(|own| own != "0")
-        && status.protocol == Protocol::SwitchMl
+        && protocols::said(&status.protocol).is_divided()
         // Whoever names racks has each sum for its own ranks.
         && status.relays.is_empty();
     if !is_planned {

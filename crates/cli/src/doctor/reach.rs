@@ -262,7 +262,7 @@ mod tests {
             pool_units: 1,
             pool_free: 1,
             jobs: vec![],
-            protocol: fanin_protocol::control::Protocol::SwitchMl,
+            protocol: "switchml".into(),
             relays: vec![],
             outdated: 0,
             unplanned: 0,

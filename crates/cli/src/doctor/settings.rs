@@ -1,6 +1,5 @@
 //! What ranks that start here would be told, and by whom.
 
-use fanin_protocol::control::Protocol;
 use serde::Deserialize;
 
 use super::finding::{Check, Finding};
@@ -56,18 +55,18 @@ fn finding(setting: &Setting) -> Finding {
 }
 
 /// A problem where the switch would refuse ranks with these settings.
-pub(super) fn against(settings: &[Setting], served: Protocol) -> Vec<Finding> {
+pub(super) fn against(settings: &[Setting], served: &str) -> Vec<Finding> {
     let differs = |setting: &&Setting| {
         setting.name == "protocol"
             && setting.wrong.is_none()
-            && setting.value.as_deref().is_some_and(|value| value != served.name())
+            && setting.value.as_deref().is_some_and(|value| value != served)
     };
     let differing = settings.iter().find(differs);
     let finding = differing.map(|setting| {
         Finding::problem(
             Check::Settings,
-            format!("{}, and the switch serves {}: it refuses such ranks", setting.shown(), served.name()),
-            format!("export FANIN_PROTOCOL={} (on every rank), or name another switch", served.name()),
+            format!("{}, and the switch serves {}: it refuses such ranks", setting.shown(), served),
+            format!("export FANIN_PROTOCOL={} (on every rank), or name another switch", served),
         )
     });
     finding.into_iter().collect()
@@ -109,8 +108,8 @@ mod tests {
     #[test]
     fn ranks_of_another_protocol_than_the_switch_are_a_problem() {
         let settings = parse(SAID).expect("JSON").0;
-        assert_eq!(against(&settings, Protocol::SwitchMl), []);
-        assert_eq!(against(&settings, Protocol::Atp).len(), 1);
-        assert_eq!(against(&[], Protocol::Atp), []);
+        assert_eq!(against(&settings, "switchml"), []);
+        assert_eq!(against(&settings, "atp").len(), 1);
+        assert_eq!(against(&[], "atp"), []);
     }
 }

@@ -3,26 +3,24 @@
 use std::collections::{BTreeSet, HashMap};
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
+use fanin_controller::protocols;
 
 use super::{Dropped, Job, Loss, Member, Planned, Pool, Report, Service, State, Waiting};
 
 pub(super) fn table(report: &Report<'_>) -> String {
     let Pool { units, free } = report.pool;
+    let protocol = protocols::said(report.protocol);
     let head = format!(
         "switch {}: {}fanin {}, wire version {}, {} shard{}, {} of {units} units of memory in use",
         report.switch,
-        match report.protocol {
-            "atp" => "ATP, ",
-            "goat" => "GOAT, ",
-            _ => "",
-        },
+        if protocol == protocols::usual() { String::new() } else { format!("{}, ", protocol.title()) },
         report.version,
         report.wire_version,
         report.shards,
         if report.shards == 1 { "" } else { "s" },
         units.saturating_sub(free),
     );
-    let has_fragments = matches!(report.protocol, "atp" | "goat");
+    let has_fragments = protocol.aggregates();
     let tail =
         if has_fragments { fragments_table(report) } else { rack_table(report) } + &planned_table(report);
     if report.jobs.is_empty() {

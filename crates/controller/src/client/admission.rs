@@ -2,22 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::Hashing;
-use fanin_protocol::control::{FlowPlan, Protocol, Ranks, Refusal};
-use fanin_protocol::goat::{Assignment, SubModels};
-use fanin_protocol::switchml::JobConfig;
-use fanin_udp::WorkerJob;
-use fanin_wire::{
-    AggregationNode, Directions, Generation, JobId, Key, LEVELS_MAX, LossBound, Rank, ShardId, SlotIndex,
-    VERSION, WorkerId,
-};
+use fanin_protocol::control::{Ranks, Refusal};
+use fanin_protocol::{JobIdentity, OwnChoices};
+use fanin_udp::{Membership, OnSockets};
+use fanin_wire::{Generation, JobId, Key, Rank, VERSION};
 
 use super::absent::{Absent, present};
 use super::config::{ServiceConfig, SessionConfig};
 use super::connection::{Connection, explain};
 use super::split::{Split, place};
 use super::warnings::say;
-use crate::convert::{Malformed, Refused, atp_job, goat_job, key, loss_bound, narrow, wire_dtype};
+use crate::convert::{Malformed, Refused, key, narrow};
 use crate::error::SessionError;
 use crate::proto;
 
@@ -31,10 +26,8 @@ pub(super) const FAREWELL: Duration = Duration::from_secs(1);
 /// A job as the switch admitted this rank to it.
 #[derive(Clone, Debug)]
 pub(super) struct Admitted {
-    pub job: WorkerJob,
+    pub job: Membership,
     pub shards: usize,
-    /// For each shard the slots that this rank hands back.
-    pub restore: Vec<Vec<SlotIndex>>,
     pub heartbeat_timeout: Duration,
     /// Another one in a heartbeat's reply means that the switch restarted.
     pub switch_instance: u64,
@@ -42,35 +35,21 @@ pub(super) struct Admitted {
 
 /// What a rank remembers of a job that its switch forgot.
 pub(super) struct Memory {
-    pub job: WorkerJob,
+    pub job: Membership,
     pub completed: Vec<Vec<u32>>,
 }
 
 impl From<&Memory> for proto::Resume {
     fn from(memory: &Memory) -> Self {
         let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
-        let in_flight = memory.job.in_flight().into();
+        // Where nobody counts exchanges, each shard says nothing.
+        let completed = memory.completed.iter().filter(|exchanges| !exchanges.is_empty());
         Self {
             lineage: memory.job.key().lineage(),
             generation: memory.job.generation().0.into(),
             elements: memory.job.elements().into(),
-            protocol: match memory.job {
-                WorkerJob::SwitchMl { .. } => {
-                    let completed = memory.completed.iter().map(counts).collect();
-                    Some(proto::resume::Protocol::Switchml(proto::resume::SwitchMl {
-                        slots: in_flight,
-                        completed,
-                    }))
-                }
-                WorkerJob::Atp { .. } => {
-                    Some(proto::resume::Protocol::Atp(proto::resume::Atp { window: in_flight }))
-                }
-                WorkerJob::Goat { .. } => {
-                    Some(proto::resume::Protocol::Goat(proto::resume::Atp { window: in_flight }))
-                }
-                // It begins anew: nobody asks.
-                WorkerJob::Dlcp { .. } => None,
-            },
+            in_flight: memory.job.in_flight().into(),
+            completed: completed.map(counts).collect(),
         }
     }
 }
@@ -88,6 +67,7 @@ pub(super) async fn join(
     let mtu = mtu
         .map_err(|error| SessionError::Local { what: "finding the path's MTU", cause: error.to_string() })?;
     let here = config.services.iter().position(|other| other.switch == service.switch);
+    let agreed = config.agreed(service.plan);
     let request = proto::JoinRequest {
         wire_version: VERSION.into(),
         job: config.job.clone(),
@@ -98,29 +78,18 @@ pub(super) async fn join(
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
-        wire_dtype: proto::WireDtype::from(config.travels_as()).into(),
-        security: proto::Security::from(config.security).into(),
+        wire_dtype: proto::WireDtype::from(agreed.wire_dtype).into(),
+        security: proto::Security::from(agreed.security).into(),
         hops: Vec::new(),
-        plan: service.plan,
+        plan: agreed.plan,
         split: Some(Split::of(config).told(here.unwrap_or_default())),
         place: Some(place(config, connection)),
         host: super::path::host(connection.address),
-        loss_bound_millionths: config.loss_bound.millionths(),
+        loss_bound_millionths: agreed.loss_bound.millionths(),
         paths: config.paths.into(),
-        protocol: Some(match config.protocol {
-            Protocol::SwitchMl => {
-                let slots = config.slots.map(u32::from);
-                proto::join_request::Protocol::Switchml(proto::join_request::SwitchMl { slots })
-            }
-            Protocol::Atp => {
-                let window = config.window.map(u32::from);
-                proto::join_request::Protocol::Atp(proto::join_request::Atp { window })
-            }
-            Protocol::Goat => {
-                let (window, sub_models) = (config.window.map(u32::from), config.sub_models.clone());
-                proto::join_request::Protocol::Goat(proto::join_request::Goat { window, sub_models })
-            }
-        }),
+        protocol: config.protocol().name().into(),
+        in_flight: agreed.in_flight.map(u32::from),
+        sub_models: agreed.sub_models,
     };
     let began = Instant::now();
     let (mut asking, mut client) = (connection.client.clone(), connection.client.clone());
@@ -212,34 +181,25 @@ fn taken(
     switch: &str,
     config: &SessionConfig,
 ) -> Result<Admitted, SessionError> {
-    let mut admitted = Admitted::new(admission, Rank(config.rank as u16))
-        .map_err(|malformed: Malformed| not_a_switch(switch, malformed.to_string()))?;
-    match &mut admitted.job {
-        // Nobody else need know.
-        WorkerJob::Atp { config: job, .. } => job.congestion_control = config.congestion_control,
-        WorkerJob::Goat { config: job, .. } => job.congestion_control = config.congestion_control,
-        WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => {}
+    let wrong = |malformed: Malformed| not_a_switch(switch, malformed.to_string());
+    let asked = config.protocol();
+    if admission.protocol != asked.name() {
+        let cause = format!(
+            "it admits to a job of protocol {:?}; install the same fanin on both",
+            admission.protocol
+        );
+        return Err(not_a_switch(switch, cause));
     }
-    let of = |job: &WorkerJob| match job {
-        WorkerJob::SwitchMl { .. } | WorkerJob::Dlcp { .. } => Protocol::SwitchMl,
-        WorkerJob::Atp { .. } => Protocol::Atp,
-        WorkerJob::Goat { .. } => Protocol::Goat,
-    };
-    let bound_of = |job: &WorkerJob| match job {
-        WorkerJob::Dlcp { config, .. } => config.push_bound,
-        WorkerJob::SwitchMl { .. } | WorkerJob::Atp { .. } | WorkerJob::Goat { .. } => LossBound::RELIABLE,
-    };
-    let unknown = match &admitted.job {
-        job if of(job) != config.protocol => format!("protocol {}", config.protocol.name()),
-        job if job.key().security() != config.security => format!("security {}", config.security.name()),
-        job if bound_of(job) != config.loss_bound => format!("a loss bound of {}", config.loss_bound),
-        WorkerJob::Dlcp { config: job, .. } if job.paths < config.paths => format!("{} paths", config.paths),
-        WorkerJob::SwitchMl { config: job, .. } if job.wire_dtype != config.travels_as() => {
-            format!("wire dtype {}", config.travels_as().name())
-        }
-        _ => return Ok(admitted),
-    };
-    Err(not_a_switch(switch, format!("it does not know {unknown}; install the same fanin on both")))
+    let own = OwnChoices { congestion_control: config.congestion_control };
+    let admitted = Admitted::new(asked, &admission, Rank(config.rank as u16), own).map_err(wrong)?;
+    let unsecured = admitted.job.key().security() != config.security;
+    let unsecured = unsecured.then(|| format!("security {}", config.security.name()));
+    let unknown = unsecured.or_else(|| admitted.job.lacks(&config.agreed(0), config.paths));
+    if let Some(unknown) = unknown {
+        let cause = format!("it does not know {unknown}; install the same fanin on both");
+        return Err(not_a_switch(switch, cause));
+    }
+    Ok(admitted)
 }
 
 fn not_a_switch(switch: &str, cause: String) -> SessionError {
@@ -258,155 +218,32 @@ pub(super) async fn leave(connection: &mut Connection, (job, key): (JobId, Key),
 
 impl Admitted {
     /// What a rank was told.
-    fn new(admission: proto::Admission, rank: Rank) -> Result<Self, Malformed> {
+    fn new(
+        protocol: &'static dyn OnSockets,
+        admission: &proto::Admission,
+        rank: Rank,
+        own: OwnChoices,
+    ) -> Result<Self, Malformed> {
         let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
         if heartbeat_timeout.is_zero() {
             return Err(Malformed("heartbeat_timeout_ms"));
         }
-        let switch_instance = admission.switch_instance;
-        let (job, shards, restore) = match &admission.protocol {
-            Some(proto::admission::Protocol::Switchml(own)) => switch_ml_admission(&admission, own, rank)?,
-            Some(proto::admission::Protocol::Atp(own)) => {
-                (atp_admission(&admission, own)?, 1, vec![Vec::new()])
-            }
-            Some(proto::admission::Protocol::Goat(own)) => {
-                (goat_admission(&admission, own, rank)?, 1, vec![Vec::new()])
-            }
-            Some(proto::admission::Protocol::Dlcp(own)) => dlcp_admission(&admission, own, rank)?,
-            None => return Err(Malformed("protocol")),
-        };
-        Ok(Self { job, shards, restore, heartbeat_timeout, switch_instance })
-    }
-}
-
-/// What a SwitchML job is for the worker that was admitted to it, its shards, and for each the slots that this rank hands back.
-fn switch_ml_admission(
-    admission: &proto::Admission,
-    own: &proto::admission::SwitchMl,
-    rank: Rank,
-) -> Result<(WorkerJob, usize, Vec<Vec<SlotIndex>>), Malformed> {
-    let config = JobConfig {
-        id: JobId(admission.job_id),
-        key: key(&admission.key)?,
-        generation: Generation(narrow(admission.generation, "generation")?),
-        workers: narrow(admission.world_size, "world_size")?,
-        slots: narrow(own.slots, "slots")?,
-        elements: narrow(own.elements, "elements")?,
-        wire_dtype: wire_dtype(own.wire_dtype)?,
-        shard: ShardId(0),
-        resumed: admission.resumed,
-    };
-    let config = config.check().map_err(|_| Malformed("job"))?;
-    let shards: u8 = narrow(own.shards, "shards")?;
-    let slot = |slot: &u32| match narrow(*slot, "restore")? {
-        slot if slot < config.slots => Ok(SlotIndex(slot)),
-        _ => Err(Malformed("restore")),
-    };
-    let mut restore: Vec<Vec<SlotIndex>> = Vec::new();
-    for shard in &own.restore {
-        restore.push(shard.slots.iter().map(slot).collect::<Result<_, _>>()?);
-    }
-    if admission.resumed && restore.len() != usize::from(shards) {
-        return Err(Malformed("restore"));
-    }
-    let place = match admission.route.as_ref().map(|route| &route.protocol) {
-        None => WorkerId(narrow(rank.0.into(), "rank")?),
-        // Every rack on the way took itself off.
-        Some(Some(proto::route::Protocol::Switchml(route))) if route.racks.is_empty() => {
-            WorkerId(narrow(route.place, "place")?)
+        // Every switch on the way took its own part off.
+        if admission.route.as_ref().is_some_and(|route| !route.parts.is_empty()) {
+            return Err(Malformed("route"));
         }
-        Some(_) => return Err(Malformed("route")),
-    };
-    let job = WorkerJob::SwitchMl { config, place, has_racks: admission.route.is_some() };
-    Ok((job, shards.into(), restore))
-}
-
-/// What a job with a loss bound is for the worker that was admitted to it, its shards, and for each that it hands nothing back.
-fn dlcp_admission(
-    admission: &proto::Admission,
-    own: &proto::admission::Dlcp,
-    rank: Rank,
-) -> Result<(WorkerJob, usize, Vec<Vec<SlotIndex>>), Malformed> {
-    let flows = FlowPlan {
-        loss_bound: loss_bound(own.loss_bound_millionths)?,
-        flow_blocks: own.flow_blocks,
-        flows: narrow(own.flows, "flows")?,
-        line_rate_bps: own.line_rate_bps,
-        // A switch of before there were paths says none.
-        paths: narrow::<u8>(own.paths, "paths")?.max(1),
-    };
-    let generation = Generation(narrow(admission.generation, "generation")?);
-    let config = flows.job_config(
-        (JobId(admission.job_id), key(&admission.key)?, generation),
-        narrow(admission.world_size, "world_size")?,
-        narrow(own.elements, "elements")?,
-    );
-    let config = config.check().map_err(|_| Malformed("job"))?;
-    let shards = usize::from(narrow::<u8>(own.shards, "shards")?);
-    let place = WorkerId(narrow(rank.0.into(), "rank")?);
-    Ok((WorkerJob::Dlcp { config, place }, shards, vec![Vec::new(); shards]))
-}
-
-/// What an ATP job is for the worker that was admitted to it.
-fn atp_admission(admission: &proto::Admission, own: &proto::admission::Atp) -> Result<WorkerJob, Malformed> {
-    let config = atp_job(
-        (
-            JobId(admission.job_id),
-            key(&admission.key)?,
-            Generation(narrow(admission.generation, "generation")?),
-        ),
-        narrow(admission.world_size, "world_size")?,
-        (narrow(own.window, "window")?, narrow(own.elements, "elements")?),
-        own.aggregators,
-        match proto::admission::atp::Hashing::try_from(own.hashing).map_err(|_| Malformed("hashing"))? {
-            proto::admission::atp::Hashing::Hash => Hashing::Hash,
-            proto::admission::atp::Hashing::Linear => Hashing::Linear,
-        },
-    );
-    let config = config.check().map_err(|_| Malformed("job"))?;
-    let mut fan_in_degrees = [0; LEVELS_MAX];
-    for (degree, of_message) in fan_in_degrees.iter_mut().zip(&own.fan_in_degrees) {
-        *degree = narrow(*of_message, "fan_in_degrees")?;
+        let job = JobIdentity {
+            id: JobId(admission.job_id),
+            key: key(&admission.key)?,
+            generation: Generation(narrow(admission.generation, "generation")?),
+            workers: narrow(admission.world_size, "world_size")?,
+            resumed: admission.resumed,
+        };
+        Ok(Self {
+            job: protocol.membership(job, rank, &admission.part, own)?,
+            shards: usize::from(narrow::<u8>(admission.shards, "shards")?),
+            heartbeat_timeout,
+            switch_instance: admission.switch_instance,
+        })
     }
-    let directions = Directions {
-        level: narrow(own.level, "level")?,
-        bitmaps: own.bitmaps.as_slice().try_into().map_err(|_| Malformed("bitmaps"))?,
-        fan_in_degrees,
-    };
-    // Every switch on the way took one level off: what is left are those below this worker.
-    match admission.route.as_ref().and_then(|route| route.protocol.as_ref()) {
-        Some(proto::route::Protocol::Atp(route)) if route.levels == own.level => {}
-        _ => return Err(Malformed("route")),
-    }
-    Ok(WorkerJob::Atp { config, directions })
-}
-
-/// What a GOAT job is for the worker that was admitted to it.
-fn goat_admission(
-    admission: &proto::Admission,
-    own: &proto::admission::Goat,
-    rank: Rank,
-) -> Result<WorkerJob, Malformed> {
-    let config = goat_job(
-        (
-            JobId(admission.job_id),
-            key(&admission.key)?,
-            Generation(narrow(admission.generation, "generation")?),
-        ),
-        narrow(admission.world_size, "world_size")?,
-        (narrow(own.window, "window")?, narrow(own.elements, "elements")?),
-    );
-    let sub_models = SubModels::new(&own.sub_models).map_err(|_| Malformed("sub_models"))?;
-    config.check(&sub_models).map_err(|_| Malformed("job"))?;
-    let node = |node: &u32| narrow(*node, "nodes").map(AggregationNode);
-    let nodes = own.nodes.iter().map(node).collect::<Result<_, _>>()?;
-    // All goes to its switch, or to the server, which knows the way.
-    let assignment =
-        Assignment::new(rank.0, sub_models, nodes, Vec::new()).map_err(|_| Malformed("nodes"))?;
-    // Every switch on the way took itself off.
-    match admission.route.as_ref().and_then(|route| route.protocol.as_ref()) {
-        Some(proto::route::Protocol::Goat(route)) if route.switches.is_empty() => {}
-        _ => return Err(Malformed("route")),
-    }
-    Ok(WorkerJob::Goat { config, assignment })
 }

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
-use fanin_protocol::control::{Protocol, Ranks};
+use fanin_protocol::control::{Agreed, Ranks};
 use fanin_tls::Trust;
-use fanin_udp::HostThreads;
+use fanin_udp::{HostThreads, OnSockets};
 use fanin_wire::{LossBound, Rank, Security, WireDtype};
 
 use super::split::Prediction;
 use super::trace::TraceConfig;
+use crate::protocols;
 
 /// A service that sums, as a session is told of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +66,7 @@ impl ServiceConfig {
 /// What a session is told at its start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionConfig {
-    /// The services that sum, in the same order on every rank. One with ATP and GOAT.
+    /// The services that sum, in the same order on every rank. One, with a protocol whose jobs are not divided.
     pub services: Vec<ServiceConfig>,
     /// What they take, if that was planned: for people.
     pub prediction: Option<Prediction>,
@@ -83,24 +84,22 @@ pub struct SessionConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub world_size: u32,
-    /// SwitchML: slots a shard; computed from the path where it is `None`.
-    pub slots: Option<u16>,
-    /// ATP and GOAT: fragments that may be in flight; computed from the path, and the plan, where it is `None`.
-    pub window: Option<u16>,
-    /// GOAT: elements of each part of the model that is to be planned by itself; with none, the stream is cut into equal parts. The same on every rank.
+    /// Packets that may be in flight in a shard; computed from the path, and the plan, where it is `None`.
+    pub in_flight: Option<u16>,
+    /// Elements of each part of the model that is to be planned by itself; with none, the stream is cut into equal parts. The same on every rank.
     pub sub_models: Vec<u64>,
-    /// How the job's gradients are summed; the same on every rank.
-    pub protocol: Protocol,
+    /// How the job's gradients are summed; the same on every rank. With a loss bound, one takes its place that may lose something.
+    pub protocol: &'static dyn OnSockets,
     /// How the elements of large float tensors travel, the same on every rank; the protocol's own where it is `None`.
     pub wire_dtype: Option<WireDtype>,
     /// How packets are secured; the same on every rank.
     pub security: Security,
-    /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, DLCP sums the tensors, which then travel as they are.
+    /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, they travel as they are.
     pub loss_bound: LossBound,
     /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a
     /// job have as many as the one that asks for most.
     pub paths: u8,
-    /// ATP and GOAT: whether this rank's window shrinks when packets are lost (§3.7). Off where links lose packets without being full.
+    /// Whether this rank's window shrinks when packets are lost, of a protocol that has that (ATP §3.7). Off where links lose packets without being full.
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
@@ -135,10 +134,24 @@ impl SessionConfig {
 
     /// How the elements of large float tensors travel.
     pub(super) fn travels_as(&self) -> WireDtype {
-        self.wire_dtype.unwrap_or(match self.protocol {
-            Protocol::SwitchMl => WireDtype::Native,
-            Protocol::Atp | Protocol::Goat => WireDtype::SharedExponent,
-        })
+        self.wire_dtype.unwrap_or_else(|| self.protocol.travels_as())
+    }
+
+    /// What all ranks must ask for alike, at a service with this fingerprint of the plan.
+    pub(super) fn agreed(&self, plan: u64) -> Agreed {
+        Agreed {
+            in_flight: self.in_flight,
+            wire_dtype: self.travels_as(),
+            security: self.security,
+            loss_bound: self.loss_bound,
+            plan,
+            sub_models: self.sub_models.clone(),
+        }
+    }
+
+    /// The protocol that sums the job.
+    pub(super) fn protocol(&self) -> &'static dyn OnSockets {
+        protocols::with_bound(self.protocol, self.loss_bound)
     }
 
     /// What ranks are called.
@@ -159,10 +172,9 @@ impl SessionConfig {
             job: job.into(),
             rank,
             world_size,
-            slots: None,
-            window: None,
+            in_flight: None,
             sub_models: Vec::new(),
-            protocol: Protocol::SwitchMl,
+            protocol: protocols::usual(),
             wire_dtype: None,
             security: Security::Tag,
             loss_bound: LossBound::RELIABLE,

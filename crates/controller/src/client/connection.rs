@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 pub(crate) use fanin_guests::explain;
-use fanin_protocol::control::Protocol;
 use fanin_tls::{Trust, Untrusted};
 use fanin_wire::VERSION;
 use tokio::runtime::{Builder, Runtime};
@@ -14,7 +13,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::socket::{self, Line, Lines};
-use crate::convert::protocol;
+use crate::convert::shown;
 use crate::error::SessionError;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{StatusReply, StatusRequest};
@@ -105,8 +104,8 @@ pub(crate) struct Connection {
     pub address: SocketAddr,
     /// Round trip of a TCP handshake with it.
     pub rtt: Duration,
-    /// What it says that it serves.
-    pub protocol: Protocol,
+    /// What it says that it serves: the usual one, where it serves several.
+    pub protocol: String,
     /// By what it is known, and others are that are spoken of with it.
     pub trust: Trust,
     pub client: ControlClient<Channel>,
@@ -269,7 +268,7 @@ impl Connection {
                 theirs: status.wire_version,
             }));
         }
-        let protocol = protocol(status.protocol).map_err(|malformed| not_a_switch(malformed.to_string()))?;
+        let protocol = shown(status.protocol.clone());
         Ok((Self { switch, address, rtt, protocol, trust: trust.clone(), client, _line: line }, status))
     }
 }

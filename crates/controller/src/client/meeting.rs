@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_protocol::control::{Ranks, Refusal};
 use fanin_tls::Trust;
+use fanin_udp::OnSockets;
 use prost::bytes::Bytes;
 use tokio::runtime::Runtime;
 use tokio::task::{JoinHandle, JoinSet};
@@ -16,6 +17,7 @@ use super::session::{Cancel, PREDECESSOR};
 use super::warnings::say;
 use crate::error::{ChainError, SessionError};
 use crate::proto::{MeetRequest, meet_reply::Met, meet_reply::Outcome};
+use crate::protocols;
 
 /// The first round: each rank says at each switch at which place it names it.
 const FIRST: &str = "switch";
@@ -28,12 +30,12 @@ const LOOK: Duration = Duration::from_millis(10);
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// Who meets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MeetingConfig {
     /// The switches, each as `host:port`, in the order of the job.
     pub switches: Vec<String>,
     /// How the job is to be summed.
-    pub protocol: Protocol,
+    pub protocol: &'static dyn OnSockets,
     /// Its name.
     pub job: String,
     /// This process's rank.
@@ -220,8 +222,9 @@ async fn first_round(
     let mut waiting = Waiting::new(patience);
     let saying = |text: &str| say(config.rank, text);
     let (mut connection, _) = Connection::open_saying(switch, patience, &config.trust, None, saying).await?;
-    if connection.protocol != config.protocol {
-        let reason = Refusal::ProtocolMismatch { asked: config.protocol, served: connection.protocol };
+    if !protocols::serves(&connection.protocol, config.protocol) {
+        let (asked, served) = (config.protocol.name().into(), connection.protocol.clone());
+        let reason = Refusal::ProtocolMismatch { asked, served };
         return Err(SessionError::JoinRefused { switch: connection.switch, job: config.job.clone(), reason });
     }
     let reached = Instant::now();

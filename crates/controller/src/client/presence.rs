@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fanin_udp::WorkerJob;
+use fanin_udp::Membership;
 use fanin_wire::{AbortReason, Rank};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt;
@@ -17,7 +17,7 @@ use crate::proto::heartbeat_reply::State;
 use crate::proto::{AttendRequest, HeartbeatReply};
 
 /// What the switch said of a job.
-pub(super) type News = (WorkerJob, HeartbeatReply);
+pub(super) type News = (Membership, HeartbeatReply);
 
 /// Keeps the stream open as long as the session's runtime lives, in a new job too, and hands on what the switch says.
 ///
@@ -67,7 +67,11 @@ pub(super) async fn attend(
 }
 
 /// Keeps the stream of a rank open that one service has admitted and others have not yet. Returns when that one says that a rank of the job is lost.
-pub(super) async fn attend_meanwhile(connection: Connection, job: WorkerJob, member: Member) -> SessionError {
+pub(super) async fn attend_meanwhile(
+    connection: Connection,
+    job: Membership,
+    member: Member,
+) -> SessionError {
     loop {
         if let Ok(mut replies) = open(connection.clone(), &job, member.rank).await {
             while let Ok(Some(reply)) = replies.message().await {
@@ -85,7 +89,7 @@ pub(super) async fn attend_meanwhile(connection: Connection, job: WorkerJob, mem
 
 async fn open(
     mut connection: Connection,
-    job: &WorkerJob,
+    job: &Membership,
     rank: Rank,
 ) -> Result<Streaming<HeartbeatReply>, Status> {
     let who = AttendRequest {

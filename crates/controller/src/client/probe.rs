@@ -7,12 +7,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
-use fanin_protocol::control::Protocol;
 use fanin_tls::Trust;
-use fanin_udp::{IoStatistics, Service, WorkerConfig, WorkerDriver, WorkerJob};
-use fanin_wire::{
-    IP_UDP_BYTES, Op, Rank, Security, WireDtype, chunk_packet_bytes, fragment_packet_bytes, packet_bytes,
-};
+use fanin_udp::{IoStatistics, Membership, Service, WorkerConfig, WorkerDriver};
+use fanin_wire::{IP_UDP_BYTES, Op, Rank, Security, WireDtype, packet_bytes};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -26,6 +23,7 @@ use super::watch::HEARTBEATS_PER_TIMEOUT;
 use crate::error::Member;
 use crate::error::SessionError;
 use crate::proto::{HeartbeatRequest, StatusRequest};
+use crate::protocols;
 
 /// Slots of the probing job: enough for packets to travel in trains.
 const SLOTS: u16 = 8;
@@ -69,7 +67,7 @@ pub enum ProbeSum {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
     /// The job, as it was admitted.
-    pub job: WorkerJob,
+    pub job: Membership,
     /// Its sum.
     pub sum: ProbeSum,
     /// What the sockets saw.
@@ -245,16 +243,16 @@ async fn all_reduce(
     elements: Option<u16>,
 ) -> Result<ProbeReport, SessionError> {
     let beside = IP_UDP_BYTES + security.extra_bytes();
-    let need = |elements: u16| match connection.protocol {
-        Protocol::SwitchMl => chunk_packet_bytes(elements.into(), WireDtype::SharedExponent) + beside,
-        Protocol::Atp | Protocol::Goat => fragment_packet_bytes(elements.into()) + beside,
-    };
+    let protocol = protocols::named(&connection.protocol).ok_or_else(|| SessionError::NotASwitch {
+        switch: connection.switch.clone(),
+        cause: format!("it serves protocol {:?}; install the same fanin on both", connection.protocol),
+    })?;
+    let need = |elements: u16| protocol.packet_bytes(elements.into(), WireDtype::SharedExponent) + beside;
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
     let config = SessionConfig {
-        slots: Some(SLOTS),
-        // Else the probe of a switch of GOAT takes all the memory that there is.
-        window: Some(SLOTS),
-        protocol: connection.protocol,
+        // Else the probe of a switch takes all the memory that there is for planned sums.
+        in_flight: Some(SLOTS),
+        protocol,
         // Its exponents are agreed on in packets without payload first: where only long packets are lost, it shows.
         wire_dtype: Some(WireDtype::SharedExponent),
         security,
@@ -349,7 +347,7 @@ fn exchanges(status: &SwitchStatus) -> Option<u64> {
 
 /// Heartbeats of the probing job, and their round trips.
 struct Pulse {
-    job: WorkerJob,
+    job: Membership,
     trips: Vec<Duration>,
     lost: u32,
     patience: Duration,

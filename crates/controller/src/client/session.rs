@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::{JOB_NAME_BYTES_MAX, Ranks, Refusal};
 use fanin_udp::{
-    Clock, CollectiveKind, Failure, IoStatistics, PartTimes, Service, Submission, WorkerConfig, WorkerDriver,
-    WorkerJob,
+    Clock, CollectiveKind, Failure, IoStatistics, Membership, PartTimes, Service, Submission, WorkerConfig,
+    WorkerDriver,
 };
 use fanin_wire::{Rank, WorkerId};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -273,7 +273,7 @@ impl Session {
 
     /// The job as it was admitted by the first service: packets in flight, their elements, generation. `None` after [`Self::close`].
     #[must_use]
-    pub fn job(&self) -> Option<WorkerJob> {
+    pub fn job(&self) -> Option<Membership> {
         self.shared.as_ref().map(|shared| shared.job(0))
     }
 
@@ -389,7 +389,7 @@ async fn admissions(
     if config.services.is_empty() {
         return Err(SessionError::Address { switch: String::new(), cause: "no switch is named".into() });
     }
-    if config.protocol.has_fragments() && config.services.len() > 1 {
+    if !config.protocol.is_divided() && config.services.len() > 1 {
         let switch = names(config.services.iter().map(|service| service.switch.as_str()));
         return Err(SessionError::Address {
             switch,

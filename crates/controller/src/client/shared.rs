@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Ranks;
-use fanin_udp::{Failure, WorkerDriver, WorkerJob};
+use fanin_udp::{Failure, Membership, WorkerDriver};
 use fanin_wire::Rank;
 
 use super::config::SessionConfig;
@@ -38,7 +38,7 @@ type OnFailure = Box<dyn FnOnce(SessionError) + Send>;
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
     /// The job as it is now; a restart of the service changes it.
-    pub job: WorkerJob,
+    pub job: Membership,
     /// Its name there, and to whom one speaks of it; another service that takes over changes both.
     pub name: String,
     pub connection: Connection,
@@ -61,7 +61,7 @@ impl Shared {
         members: Vec<Member>,
         driver: WorkerDriver,
         trace: Option<SessionTrace>,
-        joined: impl IntoIterator<Item = (WorkerJob, Connection)>,
+        joined: impl IntoIterator<Item = (Membership, Connection)>,
     ) -> Self {
         let name = config.job.clone();
         let lane = |(job, connection)| {
@@ -126,7 +126,7 @@ impl Shared {
         (0..self.lanes.len()).map(|service| self.lane(service))
     }
 
-    pub fn job(&self, service: usize) -> WorkerJob {
+    pub fn job(&self, service: usize) -> Membership {
         self.lane(service).job.clone()
     }
 

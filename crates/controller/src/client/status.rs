@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanin_protocol::control::{Protocol, Ranks};
+use fanin_protocol::control::Ranks;
 use fanin_tls::Trust;
 use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, Security, WireDtype};
 
@@ -10,7 +10,7 @@ use super::connection::{Connection, no_status, runtime};
 use super::session::Cancel;
 use super::split::{MemberStatus, Split};
 use super::warnings::say;
-use crate::convert::{Malformed, loss_bound, narrow, protocol, ranks, security, shown, wire_dtype};
+use crate::convert::{Malformed, loss_bound, narrow, ranks, security, shown, wire_dtype};
 use crate::error::SessionError;
 use crate::proto;
 
@@ -30,7 +30,7 @@ pub struct SwitchStatus {
     /// Its jobs.
     pub jobs: Vec<JobStatus>,
     /// How they are summed.
-    pub protocol: Protocol,
+    pub protocol: String,
     /// The switches on the way from whom was asked to the root, the root's neighbour first.
     pub relays: Vec<RelayStatus>,
     /// What its link carries, in bits a second, where it is known.
@@ -210,7 +210,7 @@ impl TryFrom<proto::StatusReply> for SwitchStatus {
             pool_units: reply.pool_units,
             pool_free: reply.pool_free,
             jobs: reply.jobs.into_iter().map(JobStatus::try_from).collect::<Result<_, _>>()?,
-            protocol: protocol(reply.protocol)?,
+            protocol: shown(reply.protocol),
             relays: reply.relays.into_iter().map(RelayStatus::from).collect(),
             rate_bps: reply.rate_bps,
             outdated: reply.outdated,

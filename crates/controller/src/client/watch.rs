@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::{Protocol, Ranks, Refusal};
-use fanin_udp::WorkerJob;
+use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::{AbortReason, Rank};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
@@ -122,9 +121,9 @@ impl Watch {
         {
             Err(_) => {
                 self.is_dead = false;
-                let beyond = match self.shared.config.protocol {
-                    Protocol::SwitchMl => "",
-                    Protocol::Atp | Protocol::Goat => ", from it or from its upstream",
+                let beyond = match self.shared.config.protocol.is_divided() {
+                    true => "",
+                    false => ", from it or from its upstream",
                 };
                 return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
             }
@@ -242,9 +241,9 @@ impl Watch {
         lost(&self.member().switch, gone, cause)
     }
 
-    /// Whether nobody else can go on with what a service had under way: its sums have replaced what they were made of (DLCP).
+    /// Whether nobody else can go on with what a service had under way.
     fn begins_anew(&self) -> bool {
-        matches!(self.shared.job(self.service), WorkerJob::Dlcp { .. })
+        !self.shared.job(self.service).protocol().outlives_services()
     }
 
     fn lost_for_good(&self, cause: &str) -> SessionError {
@@ -401,8 +400,8 @@ impl Watch {
         since: Instant,
     ) -> Result<(), SessionError> {
         let (service, job, address) = (self.service, admitted.job.clone(), connection.address);
-        let restore = admitted.restore;
-        let resumed = self.asked(since, move |shared| shared.driver.resume(service, job, address, &restore));
+        let shards = admitted.shards;
+        let resumed = self.asked(since, move |shared| shared.driver.resume(service, job, shards, address));
         let resumed = resumed
             .await
             .and_then(|resumed| resumed.map_err(|error| self.lost(since.elapsed(), &error.to_string())));

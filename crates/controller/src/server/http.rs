@@ -124,6 +124,10 @@ pub(super) fn bind<D>(
     let failed = |protocol, address| {
         move |cause: io::Error| match cause.kind() {
             io::ErrorKind::AddrInUse => ServerError::PortInUse { address, protocol },
+            // The protocol has no such machine.
+            io::ErrorKind::InvalidInput if cause.get_ref().is_some() => {
+                ServerError::Machine(cause.to_string())
+            }
             _ => ServerError::Bind { address, protocol, cause },
         }
     };

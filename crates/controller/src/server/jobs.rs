@@ -14,19 +14,18 @@ use fanin_guests::{Room, host_of};
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
     Admission, Attendance, Command, Denied, Detached, HeartbeatReply, JOB_NAME_BYTES_MAX, JobState, JobView,
-    JoinDecision, JoinRequest, Pool, Protocol, Rack, Ranks, Refusal, Registry, RegistryConfig, SwitchTree,
+    JoinDecision, JoinRequest, Planner, Pool, Protocol, Ranks, Refusal, Registry, RegistryConfig, Share,
     Ticket,
 };
-use fanin_udp::ThreadEnded;
+use fanin_udp::{DataPath, Figures, Seat as SeatOfJob, ThreadEnded};
 use fanin_wire::{AbortReason, Generation, JobId, Rank};
 use tokio::sync::{oneshot, watch};
+use tonic::Status;
 
 use crate::proto;
 
 use super::crowd::{Crowd, Place};
-use super::data_path::{DataPath, Figures};
 use super::errands::Errands;
-use super::goat_plan::{Aggregators, GoatPlan};
 use super::meetings::{Meetings, NotHeard, Present};
 use super::snapshots::Snapshots;
 use super::told::{Measured, Told, Word, words};
@@ -37,15 +36,12 @@ mod tests;
 /// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address: half, so that others have room.
 const OF_ONE_ADDRESS: u32 = 2;
 
-/// What a waiting rank is told.
-pub(super) type Outcome = Result<Arc<Agreed>, NotAdmitted>;
+/// What a waiting rank is told: of a job that runs from now on, or why it is not admitted.
+pub(super) type Outcome = Result<Arc<Admission>, NotAdmitted>;
 
-/// A job that runs from now on.
-#[derive(Debug)]
-pub(super) struct Agreed {
-    pub admission: Admission,
-    /// Who sums what, of GOAT jobs alone.
-    pub plan: Option<Arc<GoatPlan>>,
+/// What a rank hears of a data path that moves no packets, instead of waiting for its sums.
+pub(super) fn unhealthy(ended: &ThreadEnded) -> Status {
+    Status::internal(ended.to_string())
 }
 
 /// Why a rank is not admitted.
@@ -126,15 +122,11 @@ pub(super) struct Jobs {
     words: Room,
     /// Ranks that have still to find each other.
     meetings: Meetings,
-    /// GOAT: what jobs have of their switches' memory. Not locked with the registry: plans take their time.
-    aggregators: Arc<Mutex<Aggregators>>,
-    planner: Planner,
+    /// By the name of the protocol, where one has a planner. Not locked with the registry: plans take their time.
+    planners: Arc<HashMap<&'static str, Box<dyn Planner>>>,
     /// Plans are made one at a time for each host that asks for them.
     planning: Mutex<HashMap<IpAddr, Weak<Mutex<()>>>>,
 }
-
-/// What makes a plan.
-type Planner = fn(&Admission, &SwitchTree, &Mutex<Aggregators>) -> io::Result<GoatPlan>;
 
 /// A rank that waits.
 struct Asking {
@@ -156,8 +148,6 @@ struct State {
     denied: u64,
     /// Jobs of which no rank knows yet that it is admitted: a plan, and room in the data path, take their time.
     preparing: HashSet<JobId>,
-    /// Of running jobs that have one.
-    plans: HashMap<JobId, Arc<GoatPlan>>,
     /// What the ranks of running jobs tell; an entry goes with its job. Who asks for it copies it where no other waits.
     told: HashMap<JobId, Arc<Told>>,
     /// How each running job is, for the streams of its ranks.
@@ -177,6 +167,8 @@ impl Jobs {
     /// # Errors
     /// When the operating system gives no thread.
     pub fn new(registry: Registry, driver: Arc<dyn DataPath>) -> io::Result<Self> {
+        let planner = |protocol: &&dyn Protocol| Some((protocol.name(), protocol.planner()?));
+        let planners = Arc::new(registry.protocols().iter().filter_map(planner).collect());
         let state = State {
             registry,
             waiting: HashMap::new(),
@@ -185,7 +177,6 @@ impl Jobs {
             refusals: HashMap::new(),
             denied: 0,
             preparing: HashSet::new(),
-            plans: HashMap::new(),
             told: HashMap::new(),
             news: HashMap::new(),
             hosts: HashMap::new(),
@@ -201,21 +192,8 @@ impl Jobs {
         let jobs_max = lock(&state).registry.config().jobs_max;
         let waiting = Crowd::new(usize::MAX, (jobs_max / OF_ONE_ADDRESS).max(1) as usize);
         let (origin, meetings) = (Instant::now(), Meetings::default());
-        let aggregators = Arc::default();
-        let (words, planner, planning) = (words(), GoatPlan::new as Planner, Mutex::default());
-        Ok(Self {
-            state,
-            driver,
-            errands,
-            figures,
-            origin,
-            waiting,
-            words,
-            meetings,
-            aggregators,
-            planner,
-            planning,
-        })
+        let (words, planning) = (words(), Mutex::default());
+        Ok(Self { state, driver, errands, figures, origin, waiting, words, meetings, planners, planning })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -310,9 +288,7 @@ impl Jobs {
                 self.errands.send(move |driver| {
                     let hosts = lock(&state).register(admission.job, &[ticket]);
                     driver.register(admission.job, &hosts);
-                    let mut state = lock(&state);
-                    let plan = state.plans.get(&admission.job).cloned();
-                    state.answer(ticket, Ok(Arc::new(Agreed { admission, plan })));
+                    lock(&state).answer(ticket, Ok(Arc::new(admission)));
                 });
                 Joined::Waiting(Seat { jobs: self, ticket, outcome })
             }
@@ -326,41 +302,42 @@ impl Jobs {
 
     /// Makes an admitted job's plan and room for it in the data path, and then tells the ranks that wait for it.
     fn make_room(&self, name: String, admission: Admission, tickets: Vec<Ticket>, from: Option<IpAddr>) {
-        let (state, aggregators) = (Arc::clone(&self.state), Arc::clone(&self.aggregators));
+        let (state, planners) = (Arc::clone(&self.state), Arc::clone(&self.planners));
         let (job, origin, waiting) = (admission.job, self.origin, tickets.clone());
-        let room = move |driver: &dyn DataPath, admission: Admission, plan: io::Result<Option<GoatPlan>>| {
-            let agreed = plan.and_then(|plan| {
-                let agreed = Agreed { admission, plan: plan.map(Arc::new) };
-                driver.add_job(&agreed)?;
-                Ok(agreed)
+        let room = move |driver: &dyn DataPath, admission: Result<Admission, String>| {
+            let added = admission.and_then(|admission| {
+                let part = &admission.seats.root;
+                let (protocol, upstream) = (admission.protocol, None);
+                let seat = SeatOfJob { job: admission.identity(), protocol, part, upstream };
+                driver.add_job(&seat).map_err(|error| error.to_string())?;
+                Ok(admission)
             });
-            let outcome = match agreed {
-                Ok(agreed) => {
-                    let Agreed { admission, plan } = &agreed;
+            let outcome = match added {
+                Ok(admission) => {
                     tracing::info!(
                         job = name,
                         id = job.0,
+                        protocol = admission.protocol,
                         generation = admission.generation.0,
                         world_size = admission.world_size,
-                        in_flight = admission.in_flight,
-                        elements = admission.elements,
-                        wire_dtype = admission.wire_dtype.name(),
+                        in_flight = admission.terms.in_flight,
+                        elements = admission.terms.elements,
+                        wire_dtype = admission.terms.wire_dtype.name(),
                         "a job runs"
                     );
-                    lock(&state).plans.extend(plan.clone().map(|plan| (job, plan)));
                     // No rank sends before it is admitted, and none is admitted before its packets are taken.
                     let hosts = lock(&state).register(job, &tickets);
                     driver.register(job, &hosts);
                     // What is in it grows with the ranks, and each of them waits for an answer.
-                    Ok(Arc::new(agreed))
+                    Ok(Arc::new(admission))
                 }
                 Err(error) => {
-                    tracing::warn!(job = name, %error, "the data path has no room for a job");
+                    tracing::warn!(job = name, error, "the data path has no room for a job");
                     // Some of its shards may have had it.
                     driver.remove_job(job);
-                    lock(&aggregators).forget(job);
+                    planners.values().for_each(|planner| planner.forget(job));
                     lock(&state).without_room.push(job);
-                    Err(NotAdmitted::DataPath(error.to_string()))
+                    Err(NotAdmitted::DataPath(error))
                 }
             };
             let mut state = lock(&state);
@@ -371,28 +348,35 @@ impl Jobs {
                 state.answer(ticket, outcome.clone());
             }
         };
-        let Some(tree) = admission.switches.clone() else {
-            return self.errands.send(move |driver| room(driver, admission, Ok(None)));
-        };
+        // Without switches there is nothing to plan.
+        if !self.planners.contains_key(admission.protocol) || admission.tree.switches.is_empty() {
+            return self.errands.send(move |driver| room(driver, Ok(admission)));
+        }
         // Whose tree is large waits for its plan, and no other job does.
-        let (planner, aggregators) = (self.planner, Arc::clone(&self.aggregators));
-        let (errands, known) = (self.errands.sender(), Arc::clone(&self.state));
+        let (planners, errands, known) =
+            (Arc::clone(&self.planners), self.errands.sender(), Arc::clone(&self.state));
         let turn = self.turn_to_plan(from);
         let planning = thread::Builder::new().name("fanin-plan".into()).spawn(move || {
+            let planner = &planners[admission.protocol];
             let turn = lock(&turn);
-            let planned = catch_unwind(AssertUnwindSafe(|| planner(&admission, &tree, &aggregators)));
+            let planned = catch_unwind(AssertUnwindSafe(|| planner.plan(&admission)));
             let planned = planned.unwrap_or_else(|_| {
-                tracing::error!(id = admission.job.0, "no plan is found; all is summed at the server");
-                lock(&aggregators).forget(admission.job);
-                GoatPlan::at_the_server(&admission, &tree)
+                tracing::error!(id = admission.job.0, "no plan is found; all is summed at the root");
+                planner.forget(admission.job);
+                Ok(admission.seats.clone())
             });
             drop(turn);
             errands.send(move |driver| {
-                // It may be over.
-                let runs = lock(&known).running().contains(&admission.job);
-                let over = || io::Error::other("the job ended before it was planned");
-                let plan = if runs { planned.map(Some) } else { Err(over()) };
-                room(driver, admission, plan);
+                let planned = planned.and_then(|seats| {
+                    let mut known = lock(&known);
+                    // It may be over.
+                    if !known.running().contains(&admission.job) {
+                        return Err("the job ended before it was planned".into());
+                    }
+                    known.registry.planned(admission.job, seats.clone());
+                    Ok(Admission { seats, ..admission })
+                });
+                room(driver, planned);
             });
         });
         if let Err(error) = planning {
@@ -480,53 +464,31 @@ impl Jobs {
 
     /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody who would.
     pub fn route(&self, job: JobId, rank: Rank) -> Option<proto::Route> {
-        // It has as many lines as there are switches.
-        let plan = self.lock().plans.get(&job).cloned();
-        let plan = plan.map(|plan| plan.route(rank));
         let state = self.lock();
         let limits = state.registry.config();
-        let (key, protocol) = match limits.protocol {
-            Protocol::Atp => {
-                let (levels, elements, key) = state.registry.levels(job)?;
-                let own = proto::route::Atp { levels: levels.into(), elements: elements.into() };
-                (key, proto::route::Protocol::Atp(own))
-            }
-            Protocol::Goat => {
-                let (_, _, key) = state.registry.levels(job)?;
-                (key, proto::route::Protocol::Goat(plan?))
-            }
-            Protocol::SwitchMl => {
-                let (config, place, racks) = state.registry.racks(job, rank)?;
-                let rack = |rack: &Rack| proto::Rack {
-                    place: rack.place.0.into(),
-                    ranks: rack.contributions.ranks.iter().map(|rank| rank.0.into()).collect(),
-                    racks: rack.contributions.racks,
-                };
-                let own = proto::route::SwitchMl {
-                    world_size: config.workers.into(),
-                    slots: config.slots.into(),
-                    elements: config.elements.into(),
-                    wire_dtype: proto::WireDtype::from(config.wire_dtype).into(),
-                    shards: limits.shards.into(),
-                    racks: racks.map(rack).collect(),
-                    place: place.0.into(),
-                };
-                (config.key, proto::route::Protocol::Switchml(own))
-            }
-        };
+        let admission = state.registry.admission(job)?;
+        let parts: Vec<Vec<u8>> = admission.way(rank).into_iter().map(<[u8]>::to_vec).collect();
+        (!parts.is_empty()).then_some(())?;
         Some(proto::Route {
             job: state.name_of(job)?,
-            key: key.to_bytes().into(),
+            key: admission.key.to_bytes().into(),
             heartbeat_timeout_ms: u64::try_from(limits.heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
             lineage: state.registry.lineage(job),
-            protocol: Some(protocol),
+            world_size: admission.world_size.into(),
+            parts,
         })
     }
 
-    /// Which part of a job's fragments each switch sums, where there is a plan.
+    /// Which part of a job each switch sums, where there is a plan.
     pub fn shares(&self, job: JobId) -> Vec<proto::PlannedShare> {
-        let plan = self.lock().plans.get(&job).cloned();
-        plan.map(|plan| plan.shares()).unwrap_or_default()
+        let state = self.lock();
+        let Some(admission) = state.registry.admission(job) else { return Vec::new() };
+        let share = |share: &Share| proto::PlannedShare {
+            switch: admission.tree.switches[share.switch].hop.address.to_string(),
+            share: f64::from(share.millionths) / 1e6,
+            aggregators: share.aggregators,
+        };
+        admission.seats.shares.iter().map(share).collect()
     }
 
     /// What a job's ranks have told.
@@ -611,12 +573,9 @@ impl Jobs {
 
     /// A job's part of the switches' memory is another's from now on.
     fn give_back(&self, job: JobId) {
-        let (state, aggregators) = (Arc::clone(&self.state), Arc::clone(&self.aggregators));
+        let planners = Arc::clone(&self.planners);
         // After the errand that makes the plan.
-        self.errands.send(move |_| {
-            lock(&state).plans.remove(&job);
-            lock(&aggregators).forget(job);
-        });
+        self.errands.send(move |_| planners.values().for_each(|planner| planner.forget(job)));
     }
 
     /// Whether the data path works, and is told what is decided.
@@ -628,6 +587,11 @@ impl Jobs {
     /// What the data path has to say; `None` when the switch shuts down.
     pub async fn figures(&self) -> Option<Arc<Figures>> {
         self.figures.current().await
+    }
+
+    /// The protocol of most of its jobs, by name.
+    pub fn protocol(&self) -> &'static str {
+        self.lock().registry.protocols()[0].name()
     }
 
     pub fn config(&self) -> RegistryConfig {

@@ -4,7 +4,7 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fanin_protocol::control::{JobState, Protocol, Ranks};
+use fanin_protocol::control::{JobState, Ranks};
 use fanin_protocol::{JobProgress, Reason};
 use fanin_udp::IoStatistics;
 use fanin_wire::Rank;
@@ -13,9 +13,9 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::data_path::Figures;
 use super::jobs::{JobSnapshot, Jobs};
 use super::told::Told;
+use fanin_udp::Figures;
 
 /// The content type of [`text`].
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -82,7 +82,7 @@ impl Collector for Scrape {
 
         of_io(&mut encoder, &figures.io)?;
         let running: Vec<_> = snapshot.iter().filter_map(|job| RunningJob::of(jobs, figures, job)).collect();
-        of_jobs(&mut encoder, &running, jobs.config().protocol)?;
+        of_jobs(&mut encoder, &running)?;
         of_plans(&mut encoder, &running)?;
         of_ranks(&mut encoder, &running)
     }
@@ -115,13 +115,9 @@ impl<'a> RunningJob<'a> {
 /// `job` and `instance` are what Prometheus itself calls the things that it asks.
 pub(super) const JOB: &str = "job_name";
 
-fn of_jobs(
-    encoder: &mut DescriptorEncoder<'_>,
-    jobs: &[RunningJob<'_>],
-    protocol: Protocol,
-) -> Result<(), Error> {
+fn of_jobs(encoder: &mut DescriptorEncoder<'_>, jobs: &[RunningJob<'_>]) -> Result<(), Error> {
     let name = "fanin_job_in_flight";
-    let help = "Packets that a rank of the job may have in flight, over all shards: slots, or ATP's window";
+    let help = "Packets that a rank of the job may have in flight, over all shards: slots, or a window";
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for job in jobs {
         family.encode_family(&[(JOB, job.name)])?.encode_gauge(&job.in_flight)?;
@@ -139,13 +135,8 @@ fn of_jobs(
     counter("fanin_job_retransmissions", "Contributions to the job that came again", |progress| {
         progress.retransmitted
     })?;
-    if protocol == Protocol::SwitchMl {
-        return counter(
-            "fanin_job_lost",
-            "Contributions that are not in the job's sums, which has a loss bound (DLCP)",
-            |progress| progress.lost,
-        );
-    }
+    let help = "Contributions that are not in the job's sums, which has a loss bound (DLCP)";
+    counter("fanin_job_lost", help, |progress| progress.lost)?;
     counter(
         "fanin_job_aggregations",
         "Packets of the job that were added here (ATP and GOAT)",

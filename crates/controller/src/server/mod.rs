@@ -1,16 +1,13 @@
-//! A switch, or the server of ATP or GOAT: the data path and its control connection under one port number.
+//! A switch: the data path and its control connection under one port number.
 
 mod calls;
 mod crowd;
-mod data_path;
 mod door;
 mod errands;
-mod goat_plan;
 mod http;
 mod jobs;
 mod meetings;
 mod metrics;
-mod on_the_way;
 mod relay;
 mod relay_metrics;
 mod routes;
@@ -26,15 +23,15 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
 use fanin_tls::{Acceptor, SetupError};
-use fanin_udp::{HostThreads, SHARDS_MAX};
+use fanin_udp::{Alone, DataPath, HostThreads, OnSockets, SHARDS_MAX, Serving};
 
-use self::data_path::DataPath;
 use self::http::Served;
 use self::jobs::Jobs;
 use self::service::ControlService;
 use crate::error::SessionError;
+use crate::protocols;
 
-pub use self::relay::{RackMemory, RackServer, RackServerConfig};
+pub use self::relay::{RackServer, RackServerConfig};
 
 /// How often silence and overdue gatherings are looked for: a fraction of the shortest sensible timeout.
 const TICK: Duration = Duration::from_millis(100);
@@ -52,12 +49,12 @@ const SHARDS_AUTOMATIC_MIN: usize = 2;
 const SHARDS_AUTOMATIC_MAX: usize = 8;
 
 /// What a switch is told at its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SwitchServerConfig {
     /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
     pub listen: SocketAddr,
-    /// How jobs are summed: in the slots of this switch, or, as the server of ATP or GOAT, with the switches on the way.
-    pub protocol: Protocol,
+    /// How jobs are summed. What can share its port is served as well.
+    pub protocol: &'static dyn OnSockets,
     /// Cores that sum, each with a socket and slots of its own.
     pub shards: usize,
     /// Memory in each shard, for all jobs together, in units of 256 elements.
@@ -71,13 +68,13 @@ pub struct SwitchServerConfig {
 }
 
 impl SwitchServerConfig {
-    /// The usual limits, SwitchML, and one shard.
+    /// The usual limits and protocol, and one shard.
     #[must_use]
     pub fn new(listen: SocketAddr) -> Self {
         let registry = RegistryConfig::default();
         Self {
             listen,
-            protocol: Protocol::SwitchMl,
+            protocol: protocols::usual(),
             shards: 1,
             pool_units: registry.pool_units,
             heartbeat_timeout: registry.heartbeat_timeout,
@@ -120,16 +117,13 @@ pub enum ServerError {
         cause: io::Error,
     },
     /// A switch of so many shards cannot be.
-    #[error("{0} shards: a switch has 1 to {SHARDS_MAX}, the server of ATP or GOAT has one")]
+    #[error(
+        "{0} shards: a switch has 1 to {SHARDS_MAX}, with a protocol whose jobs are not divided it has one"
+    )]
     Shards(usize),
-    /// A switch of so many aggregators cannot be.
-    #[error("{asked} aggregators: a switch has at most {max}, which take 4 GiB")]
-    Aggregators {
-        /// How many were asked for.
-        asked: u32,
-        /// Most that there can be.
-        max: u32,
-    },
+    /// The protocol has no such switch.
+    #[error("{0}")]
+    Machine(String),
     /// The upstream's address is not one.
     #[error("--upstream: {0}")]
     Upstream(SessionError),
@@ -169,22 +163,24 @@ impl SwitchServer {
         let shards = u8::try_from(config.shards)
             .ok()
             .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)))
-            .filter(|shards| *shards == 1 || config.protocol == Protocol::SwitchMl);
+            .filter(|shards| *shards == 1 || config.protocol.is_divided());
         let shards = shards.ok_or(ServerError::Shards(config.shards))?;
-        let bind_data_path = |address| data_path::bind(address, config.protocol, config.shards);
-        let (listener, driver) = http::bind(config.listen, bind_data_path)?;
-        Self::serve(config, shards, (listener, acceptor), driver)
+        // One that is in no list is served alone.
+        let alone = Alone(config.protocol);
+        let served: &dyn Serving = protocols::served(config.protocol).map_or(&alone, |served| served);
+        let (listener, driver) = http::bind(config.listen, |listen| served.root(listen, config.shards))?;
+        Self::serve(config, shards, &served.protocols(), (listener, acceptor), driver)
     }
 
     fn serve(
         config: SwitchServerConfig,
         shards: u8,
+        protocols: &[&'static dyn OnSockets],
         behind: (TcpListener, Acceptor),
         driver: Arc<dyn DataPath>,
     ) -> Result<Self, ServerError> {
         let address = driver.local_addr();
         let limits = RegistryConfig {
-            protocol: config.protocol,
             shards,
             pool_units: config.pool_units,
             receive_buffer_bytes: driver.receive_buffer_bytes(),
@@ -199,7 +195,8 @@ impl SwitchServer {
             );
         }
         // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before, and nobody guess keys.
-        let registry = Registry::new(limits, Box::new(rand::random::<u64>))?;
+        let protocols = protocols.iter().map(|protocol| *protocol as &dyn Protocol).collect();
+        let registry = Registry::new(limits, protocols, Box::new(rand::random::<u64>))?;
         let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);
         let service =
             ControlService { jobs: Arc::clone(&jobs), instance: rand::random(), rate_bps: config.rate_bps };
@@ -272,8 +269,6 @@ impl Drop for SwitchServer {
 mod tests {
     use std::io::{Read, Write};
 
-    use fanin_udp::{RootDriver, SwitchConfig};
-
     use super::*;
     use crate::client::control_calls;
     use crate::proto::{HeartbeatRequest, JoinRequest, join_reply::Outcome};
@@ -291,12 +286,12 @@ mod tests {
     #[test]
     fn a_thread_that_panics_is_named_to_who_asks_for_health_and_to_the_ranks() {
         let config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
-        let bind = |listen| RootDriver::bind(SwitchConfig { listen, shards: 1 }).map(Arc::new);
-        let (listener, driver) = http::bind(config.listen, bind).expect("a free port");
-        let data_path = Arc::clone(&driver) as Arc<dyn DataPath>;
+        let usual = protocols::usual();
+        let (listener, driver) =
+            http::bind(config.listen, |listen| usual.root(listen, 1)).expect("a free port");
+        let behind = (listener, Acceptor::of_process().expect("a key"));
         let server =
-            SwitchServer::serve(config, 1, (listener, Acceptor::of_process().expect("a key")), data_path)
-                .expect("it starts");
+            SwitchServer::serve(config, 1, &[usual], behind, Arc::clone(&driver)).expect("it starts");
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let mut client =
             runtime.block_on(async { control_calls(server.address(), &fanin_tls::Trust::default()) });
@@ -307,7 +302,7 @@ mod tests {
             wire_version: fanin_wire::VERSION.into(),
             mtu_bytes: 1500,
             patience_ms: 1000,
-            protocol: Some(crate::proto::join_request::Protocol::Switchml(Default::default())),
+            protocol: "switchml".into(),
             ..JoinRequest::default()
         };
         let reply = runtime.block_on(client.join(join(0))).expect("an answer").into_inner();
@@ -318,7 +313,7 @@ mod tests {
         runtime.block_on(client.heartbeat(beat.clone())).expect("alive");
         assert!(healthz(server.address()).ends_with("\r\n\r\nok\n"));
 
-        driver.ask_all(|_, _| -> () { panic!("on purpose") });
+        driver.occupy(Arc::new(|| panic!("on purpose")));
         while driver.health().is_ok() {
             std::thread::yield_now();
         }

@@ -1,5 +1,4 @@
-//! A switch with an upstream, a rack of SwitchML or a switch of ATP or GOAT: what it sums with, and the control connection that it passes on
-//! towards the root.
+//! A switch with an upstream: what it sums with, and the control connection that it passes on towards the root.
 //!
 //! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one what it was asked, adds itself
 //! to a request to join, and learns from the answer what it needs to serve the job, before whom it asks for gets the answer. A
@@ -11,10 +10,10 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::control::{HOPS_MAX, Protocol, Refusal};
+use fanin_protocol::control::{HOPS_MAX, Memory};
 use fanin_protocol::{JobAborted, JobProgress, Reason};
 use fanin_tls::Trust;
-use fanin_udp::ThreadEnded;
+use fanin_udp::{DataPath, Figures, OnSockets, Seat, ThreadEnded};
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, Rank, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -22,12 +21,10 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::calls::{Calls, too_many};
 use super::crowd::Crowd;
-use super::data_path::unhealthy;
 use super::errands::Errands;
-use super::jobs::for_log;
-use super::on_the_way::{Figures, OnTheWay};
+use super::jobs::{for_log, unhealthy};
 use super::routes::{Route, Routes};
-use super::service::{Replies, Told, asked, crowded, dropped, hosts, refused, seen_from, told};
+use super::service::{Replies, Told as Replied, crowded, dropped, hosts, refused, seen_from, told};
 use super::snapshots::Snapshots;
 use crate::client::connection::{Connection, explain};
 use crate::client::path;
@@ -39,7 +36,14 @@ mod rack_server;
 #[cfg(test)]
 mod tests;
 
-pub use rack_server::{RackMemory, RackServer, RackServerConfig};
+pub use rack_server::{RackServer, RackServerConfig};
+
+/// What the data path has to say, and how its jobs are called.
+#[derive(Debug)]
+pub(super) struct Told {
+    pub figures: Figures,
+    pub names: Vec<(JobId, String)>,
+}
 
 /// Elements of the longest fragment: any that a packet can carry.
 const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
@@ -55,17 +59,16 @@ const STRANGER_COUNTS: u32 = 4;
 struct Relay {
     address: SocketAddr,
     instance: u64,
-    protocol: Protocol,
-    memory: RackMemory,
-    shards: u8,
+    protocol: &'static dyn OnSockets,
+    memory: Memory,
     upstream: String,
     /// By what the upstream is known.
     trust: Trust,
     /// The connection to the upstream, while it works.
     connection: Mutex<Option<Connection>>,
-    driver: Arc<dyn OnTheWay>,
-    errands: Errands<dyn OnTheWay>,
-    figures: Snapshots<Figures>,
+    driver: Arc<dyn DataPath>,
+    errands: Errands<dyn DataPath>,
+    figures: Snapshots<Told>,
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
     routes: Arc<Mutex<Routes>>,
@@ -94,13 +97,9 @@ impl Relay {
             SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause, true),
             error => self.unreachable(&error.to_string(), false),
         })?;
-        if connection.protocol != self.protocol {
-            let cause = match connection.protocol {
-                Protocol::SwitchMl => "it is a switch of SwitchML",
-                Protocol::Atp => "it is of ATP",
-                Protocol::Goat => "it is of GOAT",
-            };
-            return Err(self.unreachable(cause, false));
+        if connection.protocol != self.protocol.name() {
+            let (its, own) = (&connection.protocol, self.protocol.name());
+            return Err(self.unreachable(&format!("it serves {its}, and this switch {own}"), false));
         }
         *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
         Ok(connection)
@@ -165,97 +164,33 @@ impl Relay {
         connection: &Connection,
         message: &mut proto::Route,
     ) -> Result<(), ChainError> {
-        use proto::route::Protocol as Own;
-        let route = match (message.protocol.take(), self.memory) {
-            (Some(Own::Atp(mut own)), RackMemory::Aggregators(_)) => {
-                let route = self.atp_route(member, connection, message, &own)?;
-                own.levels -= 1;
-                message.protocol = Some(Own::Atp(own));
-                route
-            }
-            (Some(Own::Goat(mut own)), RackMemory::Planned(aggregators)) => {
-                if own.switches.is_empty() {
-                    return Err(self.mismatch("it counts too few switches on the way".into()));
-                }
-                let planned = own.switches.remove(0);
-                let (id, generation, _) = member;
-                let (upstream, own_part) = (connection.address, (&planned, aggregators));
-                let route = Route::goat((id, generation), upstream, message, &own, own_part)
-                    .map_err(|malformed| self.mismatch(malformed.to_string()))?;
-                message.protocol = Some(Own::Goat(own));
-                route
-            }
-            (Some(Own::Switchml(mut own)), RackMemory::Slots { pool_units, .. }) => {
-                if own.racks.is_empty() {
-                    return Err(self.mismatch("it counts too few racks on the way".into()));
-                }
-                let rack = own.racks.remove(0);
-                let route = self.rack_route(member, connection, (message, &own, &rack), pool_units)?;
-                message.protocol = Some(Own::Switchml(own));
-                route
-            }
-            _ => return Err(self.mismatch(Malformed("route").to_string())),
-        };
-        self.learn(member, route).await
-    }
-
-    fn atp_route(
-        &self,
-        (_, generation, _): (JobId, Generation, Rank),
-        connection: &Connection,
-        message: &proto::Route,
-        own: &proto::route::Atp,
-    ) -> Result<Route, ChainError> {
-        let route = Route::atp(generation, connection.address, message, own);
+        let (id, generation, rank) = member;
+        let route = Route::take((id, generation), connection.address, message, (self.protocol, &self.memory));
         let route = route.map_err(|cause| self.mismatch(cause))?;
-        if own.elements > ELEMENTS.into() {
-            let elements = own.elements;
-            return Err(self.mismatch(format!(
-                "its fragments have {elements} elements, aggregators here hold {ELEMENTS}"
-            )));
-        }
-        Ok(route)
-    }
-
-    fn rack_route(
-        &self,
-        (job, generation, _): (JobId, Generation, Rank),
-        connection: &Connection,
-        (message, own, rack): (&proto::Route, &proto::route::SwitchMl, &proto::Rack),
-        pool_units: u32,
-    ) -> Result<Route, ChainError> {
-        if own.shards != u32::from(self.shards) {
-            return Err(self.mismatch(format!(
-                "it has {} shards, this one {}: start it with --shards {0}",
-                own.shards, self.shards
-            )));
-        }
-        let route = Route::switch_ml((job, generation), connection.address, message, own, rack)
-            .map_err(|malformed| self.mismatch(malformed.to_string()))?;
-        let free = pool_units.saturating_sub(lock(&self.routes).pool_units_beside(job, &route));
-        let asked = route.pool_units();
+        let free = self.memory.pool_units.saturating_sub(lock(&self.routes).pool_units_beside(&route));
+        let asked = route.relayed.pool_units;
         if asked > free {
             return Err(self.mismatch(format!(
                 "it needs {asked} units of memory in each shard, {free} are free: start it with a larger --pool-units"
             )));
         }
-        Ok(route)
+        self.learn(rank, route).await
     }
 
     /// Serves a job that the upstream admitted or knows.
-    async fn learn(&self, (job, _, rank): (JobId, Generation, Rank), route: Route) -> Result<(), ChainError> {
+    async fn learn(&self, rank: Rank, route: Route) -> Result<(), ChainError> {
         let mismatch = |cause: String| self.mismatch(cause);
         let (sender, learned) = oneshot::channel();
         {
             // Errands are sent under the lock, in the order of what they are sent for.
             let mut known = lock(&self.routes);
-            if known.heard(job, rank, &route, Instant::now()).map_err(mismatch)? {
+            if known.heard(rank, &route, self.protocol, Instant::now()).map_err(mismatch)? {
                 return Ok(());
             }
-            let routes = Arc::clone(&self.routes);
+            let (routes, protocol) = (Arc::clone(&self.routes), self.protocol);
             self.errands.send(move |driver| {
                 // Who asks may have gone.
-                let _ = sender.send(serve(driver, &routes, job, rank, route));
+                let _ = sender.send(serve((driver, protocol), &routes, rank, route));
             });
         }
         match learned.await {
@@ -279,14 +214,15 @@ impl Relay {
     }
 
     /// What the data path has to say; `None` when the switch shuts down.
-    async fn figures(&self) -> Option<Arc<Figures>> {
+    async fn figures(&self) -> Option<Arc<Told>> {
         self.figures.current().await
     }
 
     async fn describe(&self) -> Result<proto::Relay, Failed> {
-        let figures = self.figures().await;
-        let figures = figures.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
-        let job = |(job, _, progress): &(JobId, String, JobProgress)| proto::RelayJob {
+        let told = self.figures().await;
+        let told = told.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
+        let figures = &told.figures;
+        let job = |(job, progress): (&JobId, &JobProgress)| proto::RelayJob {
             job_id: job.0,
             // A rack's slots count what they complete.
             aggregations: progress.aggregations + progress.completed,
@@ -295,7 +231,7 @@ impl Relay {
         Ok(proto::Relay {
             address: self.name(),
             upstream: self.upstream.clone(),
-            aggregators: self.memory.aggregators().unwrap_or_default(),
+            aggregators: figures.table.map_or(0, |table| table.aggregators),
             outdated: dropped(&figures.received, Reason::Generation),
             in_use: figures.in_use(),
             jobs: figures.jobs.iter().map(job).collect(),
@@ -308,10 +244,6 @@ impl Relay {
         mut request: proto::JoinRequest,
         hosts: Vec<IpAddr>,
     ) -> Result<proto::Admission, Failed> {
-        let (asked, _) = asked(&request)?;
-        if asked != self.protocol {
-            return Err(Failed::Registry(Refusal::ProtocolMismatch { asked, served: self.protocol }));
-        }
         self.health().map_err(|ended| unhealthy(&ended))?;
         if request.hops.iter().any(|hop| hop.instance == self.instance) {
             return Err(Failed::Chain(ChainError::Loop { switch: self.name() }));
@@ -326,15 +258,8 @@ impl Relay {
             address: String::new(),
             receive_buffer_bytes: self.driver.receive_buffer_bytes() as u64,
             mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
-            protocol: Some(match self.memory {
-                RackMemory::Aggregators(aggregators) => {
-                    proto::hop::Protocol::Atp(proto::hop::Atp { aggregators, elements: ELEMENTS.into() })
-                }
-                RackMemory::Planned(aggregators) => {
-                    proto::hop::Protocol::Goat(proto::hop::Atp { aggregators, elements: ELEMENTS.into() })
-                }
-                RackMemory::Slots { .. } => proto::hop::Protocol::Switchml(proto::hop::SwitchMl {}),
-            }),
+            aggregators: self.memory.aggregators,
+            elements: u32::from(ELEMENTS),
             rate_bps: path::rate_bps(connection.address),
         });
         request.host = self.host(&connection);
@@ -377,6 +302,10 @@ impl Relay {
     ) -> Result<(), Failed> {
         let generation = Generation(narrow(admission.generation, "generation")?);
         let member = (JobId(admission.job_id), generation, Rank(narrow(rank, "rank")?));
+        if admission.protocol != self.protocol.name() {
+            let (its, own) = (&admission.protocol, self.protocol.name());
+            return Err(self.mismatch(format!("it is summed by {its}, and this switch serves {own}")).into());
+        }
         let route = admission.route.as_mut().ok_or(Malformed("route"))?;
         self.learn_route(member, connection, route).await?;
         if let Some(registered) = self.register(member.0, member.2, hosts) {
@@ -542,8 +471,8 @@ impl Relay {
             return Ok(proto::StatusReply {
                 version: env!("CARGO_PKG_VERSION").into(),
                 wire_version: VERSION.into(),
-                shards: self.shards.into(),
-                protocol: proto::Protocol::from(self.protocol).into(),
+                shards: self.memory.shards.into(),
+                protocol: self.protocol.name().into(),
                 ..proto::StatusReply::default()
             });
         }
@@ -558,17 +487,18 @@ impl Relay {
 
 /// Lets the packets of a job through, whose route was not known when this errand was sent.
 fn serve(
-    driver: &dyn OnTheWay,
+    (driver, protocol): (&dyn DataPath, &dyn OnSockets),
     routes: &Mutex<Routes>,
-    job: JobId,
     rank: Rank,
     route: Route,
 ) -> Result<(), String> {
-    if lock(routes).heard(job, rank, &route, Instant::now())? {
+    if lock(routes).heard(rank, &route, protocol, Instant::now())? {
         return Ok(());
     }
-    driver.add(job, &route).map_err(|error| error.to_string())?;
-    let over = lock(routes).insert(job, rank, route, Instant::now());
+    let seat =
+        Seat { job: route.job, protocol: protocol.name(), part: &route.part, upstream: Some(route.upstream) };
+    driver.add_job(&seat).map_err(|error| error.to_string())?;
+    let over = lock(routes).insert(rank, route, Instant::now());
     over.into_iter().for_each(|job| driver.remove_job(job));
     Ok(())
 }
@@ -584,8 +514,6 @@ fn one_more(passed_on: u32) -> Result<u32, Failed> {
 
 /// Why a question was not answered.
 enum Failed {
-    /// By ourselves.
-    Registry(Refusal),
     Chain(ChainError),
     /// By who was asked.
     Passed(proto::Refusal),
@@ -615,7 +543,6 @@ impl From<Failed> for Status {
         match failed {
             Failed::Refused(status) => status,
             Failed::Chain(error) => Self::unavailable(error.to_string()),
-            Failed::Registry(refusal) => Self::failed_precondition(refusal.to_string()),
             Failed::Passed(_) => Self::failed_precondition("refused"),
         }
     }
@@ -625,9 +552,9 @@ struct Service(Arc<Relay>);
 
 #[tonic::async_trait]
 impl Control for Service {
-    type MeetStream = Told;
+    type MeetStream = Replied;
 
-    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<Told>, Status> {
+    async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<Replied>, Status> {
         use proto::meet_reply::Outcome;
         let address = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let request = request.into_inner();
@@ -654,10 +581,6 @@ impl Control for Service {
         // When the rank hangs up, this future is dropped, and with it the call to the upstream.
         let outcome = match self.0.join(message, hosts).await {
             Ok(admission) => Outcome::Admission(admission),
-            Err(Failed::Registry(refusal)) => {
-                refused(&refusal);
-                Outcome::Refusal(refusal.into())
-            }
             Err(Failed::Chain(error)) => {
                 refused(&error);
                 Outcome::Refusal(error.into())

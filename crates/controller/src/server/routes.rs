@@ -4,207 +4,56 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use fanin_protocol::atp::SwitchRoute;
-use fanin_protocol::control::{Denied, Ranks, pool_units};
-use fanin_protocol::goat::{GoatRoute, PlannedSum, SubModels};
-use fanin_protocol::switchml::{Contributions, JobConfig, SwitchJob, Upstream};
-use fanin_wire::{AggregationNode, Generation, JobId, Key, RANKS_MAX, Rank, ShardId, SubModel, WorkerId};
+use fanin_protocol::JobIdentity;
+use fanin_protocol::control::{Denied, Memory, Protocol, Ranks, Relayed};
+use fanin_wire::{Generation, JobId, RANKS_MAX, Rank};
 
-use crate::convert::{Malformed, key, narrow, wire_dtype};
+use crate::convert::{key, narrow};
 use crate::proto;
 
 /// A job's way through the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
-    generation: Generation,
-    key: Key,
-    upstream: SocketAddr,
+    pub job: JobIdentity,
+    pub upstream: SocketAddr,
+    /// What its protocol tells this switch.
+    pub part: Vec<u8>,
+    /// What the protocol makes of that here.
+    pub relayed: Relayed,
     name: String,
     lineage: Option<u64>,
     heartbeat_timeout: Duration,
-    pub way: Way,
-}
-
-/// What is summed on the way, as each protocol has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    Atp {
-        /// The level of this switch, and so how many may be below it.
-        level: u8,
-        elements: u16,
-    },
-    /// As the plan has it.
-    Goat(GoatRoute<SocketAddr>),
-    SwitchMl {
-        config: JobConfig,
-        shards: u8,
-        contributions: Contributions,
-        /// This switch's at its upstream.
-        place: WorkerId,
-    },
 }
 
 impl Route {
-    /// The route that the upstream of a switch of ATP tells, or what is wrong with it.
-    pub fn atp(
-        generation: Generation,
-        upstream: SocketAddr,
-        message: &proto::Route,
-        own: &proto::route::Atp,
-    ) -> Result<Self, String> {
-        let level = own.levels.checked_sub(1).and_then(|level| u8::try_from(level).ok());
-        let level = level.ok_or_else(|| format!("it counts {} switches on the way", own.levels))?;
-        let elements = u16::try_from(own.elements)
-            .map_err(|_| format!("its fragments have {} elements", own.elements))?;
-        let key = key(&message.key).map_err(|malformed| malformed.to_string())?;
-        let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        let way = Way::Atp { level, elements };
-        let (name, lineage) = (message.job.clone(), message.lineage);
-        Ok(Self { generation, key, upstream, name, lineage, heartbeat_timeout, way })
-    }
-
-    /// The route that a rack's upstream tells, whose own part of it is `rack`.
-    pub fn switch_ml(
+    /// The route that the upstream tells, which takes this switch's part off it; or what is wrong with it.
+    pub fn take(
         (id, generation): (JobId, Generation),
         upstream: SocketAddr,
-        message: &proto::Route,
-        own: &proto::route::SwitchMl,
-        rack: &proto::Rack,
-    ) -> Result<Self, Malformed> {
-        let key = key(&message.key)?;
-        let config = JobConfig {
-            id,
-            key,
-            generation,
-            workers: narrow(own.world_size, "world_size")?,
-            slots: narrow(own.slots, "slots")?,
-            elements: narrow(own.elements, "elements")?,
-            wire_dtype: wire_dtype(own.wire_dtype)?,
-            shard: ShardId(0),
-            resumed: false,
-        };
-        let rank = |rank: &u32| match narrow(*rank, "ranks")? {
-            rank if rank < config.workers => Ok(Rank(rank)),
-            _ => Err(Malformed("ranks")),
-        };
-        let ranks = rack.ranks.iter().map(rank).collect::<Result<_, Malformed>>()?;
-        let way = Way::SwitchMl {
-            config,
-            shards: narrow(own.shards, "shards")?,
-            contributions: Contributions { ranks, racks: rack.racks },
-            place: WorkerId(narrow(rack.place, "place")?),
-        };
-        let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        let (name, lineage) = (message.job.clone(), message.lineage);
-        Ok(Self { generation, key, upstream, name, lineage, heartbeat_timeout, way })
+        message: &mut proto::Route,
+        (protocol, memory): (&dyn Protocol, &Memory),
+    ) -> Result<Self, String> {
+        if message.parts.is_empty() {
+            return Err("it counts too few switches on the way".into());
+        }
+        let part = message.parts.remove(0);
+        let (key, workers) = (key(&message.key)?, narrow(message.world_size, "world_size")?);
+        Ok(Self {
+            job: JobIdentity { id, key, generation, workers, resumed: false },
+            upstream,
+            relayed: protocol.relayed(&part, memory)?,
+            part,
+            name: message.job.clone(),
+            lineage: message.lineage,
+            heartbeat_timeout: Duration::from_millis(message.heartbeat_timeout_ms),
+        })
     }
 
-    /// Whether a job is over where this one begins: the server admits no other of its name, but to ranks that resume theirs.
+    /// Whether a job is over where this one begins: the root admits no other of its name, but to ranks that resume theirs.
     fn follows(&self, before: &Self) -> bool {
-        let of_lineage = |lineage| before.lineage == Some(lineage) || before.key.lineage() == lineage;
+        let of_lineage = |lineage| before.lineage == Some(lineage) || before.job.key.lineage() == lineage;
         self.name == before.name && self.lineage.is_none_or(of_lineage)
     }
-
-    /// Whether ranks that are not next to this switch are summed here.
-    fn sums_for_others(&self) -> bool {
-        match &self.way {
-            Way::Goat(route) => route.sums.values().any(|sum| sum.workers & !route.own != 0),
-            _ => false,
-        }
-    }
-
-    /// The route that the upstream of a switch of GOAT tells, whose own part of the plan is `planned`.
-    pub fn goat(
-        (id, generation): (JobId, Generation),
-        upstream: SocketAddr,
-        message: &proto::Route,
-        own: &proto::route::Goat,
-        (planned, aggregators): (&proto::PlannedSwitch, u32),
-    ) -> Result<Self, Malformed> {
-        let key = key(&message.key)?;
-        let address = |text: &str| text.parse::<SocketAddr>().map_err(|_| Malformed("address"));
-        let next_hop = |hop: &proto::NextHop| {
-            let to = if hop.to.is_empty() { upstream } else { address(&hop.to)? };
-            Ok((AggregationNode(narrow(hop.node, "node")?), to))
-        };
-        let sub_models = SubModels::new(&own.sub_models).map_err(|_| Malformed("sub_models"))?;
-        let sum = |sum: &proto::PlannedSum| {
-            let sub_model = SubModel(narrow(sum.sub_model, "sub_model")?);
-            let fragments = sub_models.fragments_of(sub_model);
-            if fragments == 0 {
-                return Err(Malformed("sums"));
-            }
-            let (workers, first_aggregator) = (workers(&sum.workers)?, sum.first_aggregator);
-            // A switch that was started again with less memory sends on what it was planned to sum.
-            let fits = first_aggregator.checked_add(fragments).is_some_and(|end| end <= aggregators);
-            Ok(fits.then_some((sub_model, PlannedSum { workers, first_aggregator })))
-        };
-        let route = GoatRoute {
-            id,
-            key,
-            generation,
-            node: AggregationNode(narrow(planned.node, "node")?),
-            upstream,
-            next_hops: planned.next_hops.iter().map(next_hop).collect::<Result<_, Malformed>>()?,
-            below: planned.below.iter().map(|child| address(child)).collect::<Result<_, _>>()?,
-            own: workers(&planned.own)?,
-            sums: planned
-                .sums
-                .iter()
-                .filter_map(|planned| sum(planned).transpose())
-                .collect::<Result<_, _>>()?,
-            window_max: narrow(own.window, "window")?,
-            sub_models,
-            aggregators,
-        };
-        let heartbeat_timeout = Duration::from_millis(message.heartbeat_timeout_ms);
-        let (name, lineage) = (message.job.clone(), message.lineage);
-        Ok(Self { generation, key, upstream, name, lineage, heartbeat_timeout, way: Way::Goat(route) })
-    }
-
-    /// The job as a switch of GOAT is told of it.
-    pub fn planned(&self) -> Option<GoatRoute<SocketAddr>> {
-        match &self.way {
-            Way::Goat(route) => Some(route.clone()),
-            Way::Atp { .. } | Way::SwitchMl { .. } => None,
-        }
-    }
-
-    /// The job as a switch of ATP is told of it.
-    pub const fn switch_route(&self, id: JobId) -> Option<SwitchRoute<SocketAddr>> {
-        let Self { generation, key, upstream, .. } = *self;
-        match self.way {
-            Way::Atp { level, .. } => Some(SwitchRoute { id, key, generation, upstream, level }),
-            Way::Goat(_) | Way::SwitchMl { .. } => None,
-        }
-    }
-
-    /// The job as a rack of SwitchML is told of it.
-    pub fn rack_job(&self) -> Option<SwitchJob<SocketAddr>> {
-        match &self.way {
-            Way::Atp { .. } | Way::Goat(_) => None,
-            Way::SwitchMl { config, contributions, place, .. } => Some(SwitchJob {
-                config: *config,
-                contributions: contributions.clone(),
-                upstream: Some(Upstream { address: self.upstream, place: *place }),
-            }),
-        }
-    }
-
-    /// Memory that it takes of each shard of a rack, in units of 256 elements.
-    pub fn pool_units(&self) -> u32 {
-        match &self.way {
-            Way::Atp { .. } | Way::Goat(_) => 0,
-            Way::SwitchMl { config, contributions, .. } => {
-                pool_units(config.slots, config.elements, config.wire_dtype, contributions.count())
-            }
-        }
-    }
-}
-
-/// A bitmap of ranks as it came.
-fn workers(bytes: &[u8]) -> Result<u128, Malformed> {
-    bytes.try_into().map(u128::from_le_bytes).map_err(|_| Malformed("workers"))
 }
 
 #[derive(Debug)]
@@ -223,37 +72,34 @@ pub(super) struct Routes(BTreeMap<JobId, Entry>);
 
 impl Routes {
     /// A rank of a job lives here. Whether its route is known; if not, the data path must be told before [`Self::insert`].
-    pub fn heard(&mut self, job: JobId, rank: Rank, route: &Route, now: Instant) -> Result<bool, String> {
+    pub fn heard(
+        &mut self,
+        rank: Rank,
+        route: &Route,
+        protocol: &dyn Protocol,
+        now: Instant,
+    ) -> Result<bool, String> {
         if u32::from(rank.0) >= RANKS_MAX {
             return Err(format!("rank {}", rank.0));
         }
-        match self.0.get_mut(&job) {
+        match self.0.get_mut(&route.job.id) {
             Some(known) if known.route == *route => {
                 known.ranks.insert(rank);
                 known.heard = now;
                 Ok(true)
             }
-            // The same job cannot be at two places of the hierarchy.
-            Some(known) if known.route.generation == route.generation => match (&known.route.way, &route.way)
-            {
-                (Way::Atp { level: was, .. }, Way::Atp { level, .. }) if was != level => {
-                    Err(format!("it was at level {was} here, and is at {level}"))
-                }
-                (Way::Goat(was), Way::Goat(is)) if !is_same_plan(was, is) => {
-                    Err("it has another plan here, of the same generation: start its ranks again".into())
-                }
-                (was, is @ Way::SwitchMl { .. }) if was != is => {
-                    Err("it has another place here, or other ranks, than it had".into())
-                }
-                _ => Ok(false),
-            },
+            // The same job cannot be at two places of the tree.
+            Some(known) if known.route.job.generation == route.job.generation => {
+                protocol.conflict(&known.route.part, &route.part).map_or(Ok(false), Err)
+            }
             _ => Ok(false),
         }
     }
 
     /// A job is served from now on. Returns jobs that are over, which are forgotten.
-    pub fn insert(&mut self, job: JobId, rank: Rank, route: Route, now: Instant) -> Vec<JobId> {
-        tracing::info!(id = job.0, job = route.name, generation = route.generation.0, "serves a job");
+    pub fn insert(&mut self, rank: Rank, route: Route, now: Instant) -> Vec<JobId> {
+        let job = route.job.id;
+        tracing::info!(id = job.0, job = route.name, generation = route.job.generation.0, "serves a job");
         let is_before = |(id, entry): &(&JobId, &Entry)| **id != job && route.follows(&entry.route);
         let before: Vec<JobId> = self.0.iter().filter(is_before).map(|(id, _)| *id).collect();
         for old in &before {
@@ -280,7 +126,7 @@ impl Routes {
     /// Whether a call in a rank's name is the rank's; false of a job that is not known here.
     pub fn authenticate(&self, job: JobId, rank: Rank, secret: u64) -> Result<bool, Denied> {
         match self.0.get(&job) {
-            Some(entry) if entry.route.key.secret_of(rank) != secret => Err(Denied { rank }),
+            Some(entry) if entry.route.job.key.secret_of(rank) != secret => Err(Denied { rank }),
             entry => Ok(entry.is_some()),
         }
     }
@@ -291,7 +137,7 @@ impl Routes {
         let Some(entry) = self.0.get_mut(&job) else { return false };
         let is_last = entry.ranks.remove(rank) && entry.ranks.is_empty();
         // Who is elsewhere, and is summed here, may lack what came last.
-        let is_over = is_last && !entry.route.sums_for_others();
+        let is_over = is_last && !entry.route.relayed.serves_others;
         if is_over {
             self.0.remove(&job);
         }
@@ -310,10 +156,10 @@ impl Routes {
         over
     }
 
-    /// Memory that its jobs but this one take of each shard of a rack. A job that follows another has its memory, too.
-    pub fn pool_units_beside(&self, job: JobId, route: &Route) -> u32 {
-        let stays = |(id, entry): &(&JobId, &Entry)| **id != job && !route.follows(&entry.route);
-        self.0.iter().filter(stays).map(|(_, entry)| entry.route.pool_units()).sum()
+    /// Memory that its jobs but this one take of each shard. A job that follows another has its memory, too.
+    pub fn pool_units_beside(&self, route: &Route) -> u32 {
+        let stays = |(id, entry): &(&JobId, &Entry)| **id != route.job.id && !route.follows(&entry.route);
+        self.0.iter().filter(stays).map(|(_, entry)| entry.route.relayed.pool_units).sum()
     }
 
     pub fn names(&self) -> Vec<(JobId, String)> {
@@ -321,29 +167,92 @@ impl Routes {
     }
 }
 
-/// Whatever the addresses of its neighbours are.
-fn is_same_plan(was: &GoatRoute<SocketAddr>, is: &GoatRoute<SocketAddr>) -> bool {
-    let of = |route: &GoatRoute<SocketAddr>| (route.node, route.own, route.window_max);
-    of(was) == of(is) && was.sums == is.sums && was.sub_models == is.sub_models
-}
-
 #[cfg(test)]
 mod tests {
+    use fanin_protocol::Machines;
+    use fanin_protocol::control::{
+        Admission, Agreed, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Registry, RegistryConfig,
+    };
+    use fanin_protocol::goat::{Goat, Plan, PlannedSum};
+    use fanin_udp::{OnSockets, Part};
+    use fanin_wire::{Key, SubModel, VERSION, WireDtype};
+
     use super::*;
+    use crate::protocols;
 
     const JOB: JobId = JobId(7);
     const KEY: Key = Key::new(9);
 
-    fn route(generation: u16, levels: u32) -> Route {
-        let message = proto::Route {
+    const MEMORY: Memory = Memory { shards: 1, pool_units: 1 << 20, aggregators: 8 };
+
+    fn protocol(name: &str) -> &'static dyn OnSockets {
+        protocols::named(name).expect("a protocol")
+    }
+
+    /// What the switch next to the root takes off what it hears of a job, of which `levels` switches are on the way.
+    fn route(generation: u16, levels: usize) -> Route {
+        let hop = |instance: usize| Hop {
+            instance: instance as u64,
+            address: ([10, 0, 0, instance as u8], 4800).into(),
+            aggregators: 8,
+            elements: 2048,
+            receive_buffer_bytes: 16 << 20,
+            mtu: 1500,
+            rate_bps: None,
+        };
+        let hops = (0..levels).map(hop).collect();
+        let admission = admitted(protocol("atp"), vec![JoinRequest { hops, ..asked() }]);
+        let way = admission.way(Rank(0));
+        taken("atp", generation, 9, way.first().map(|part| part.to_vec())).expect("a route")
+    }
+
+    fn asked() -> JoinRequest {
+        let agreed = Agreed { wire_dtype: WireDtype::SharedExponent, ..Agreed::default() };
+        JoinRequest {
+            job: "a".into(),
+            rank: 0,
+            world_size: 1,
+            protocol: String::new(),
+            agreed,
+            mtu: 1500,
+            rate_bps: None,
+            rtt: Duration::ZERO,
+            paths: 1,
+            portion: PORTION_WHOLE,
+            hops: Vec::new(),
+            patience: Duration::from_secs(1),
+            wire_version: VERSION,
+            resume: None,
+            origin: None,
+        }
+    }
+
+    fn admitted(protocol: &'static dyn Protocol, ranks: Vec<JoinRequest>) -> Admission {
+        let mut registry =
+            Registry::new(RegistryConfig::default(), vec![protocol], Box::new(|| 7)).expect("limits");
+        let mut decisions = ranks.into_iter().map(|request| {
+            registry.join(Default::default(), JoinRequest { protocol: protocol.name().into(), ..request })
+        });
+        match decisions.by_ref().last().expect("a rank") {
+            JoinDecision::Complete { outcome: Ok(admission), .. } => admission,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn taken(name: &str, generation: u16, upstream: u16, part: Option<Vec<u8>>) -> Result<Route, String> {
+        let mut message = proto::Route {
             job: "a".into(),
             heartbeat_timeout_ms: 1000,
             key: KEY.to_bytes().into(),
             lineage: None,
-            protocol: None,
+            parts: part.into_iter().collect(),
+            world_size: 3,
         };
-        let own = proto::route::Atp { levels, elements: 256 };
-        Route::atp(Generation(generation), ([10, 0, 0, 9], 4800).into(), &message, &own).expect("a route")
+        let upstream = ([10, 0, 0, 9], upstream).into();
+        let route =
+            Route::take((JOB, Generation(generation)), upstream, &mut message, (protocol(name), &MEMORY));
+        assert!(message.parts.is_empty(), "it took its part off");
+        route
     }
 
     /// What the switch does; whether the data path had to be told, and which jobs are over.
@@ -354,8 +263,20 @@ mod tests {
         route: Route,
         now: Instant,
     ) -> Result<(bool, Vec<JobId>), String> {
-        let known = routes.heard(job, Rank(rank), &route, now)?;
-        let over = if known { Vec::new() } else { routes.insert(job, Rank(rank), route, now) };
+        learn_of("atp", routes, job, rank, route, now)
+    }
+
+    fn learn_of(
+        name: &str,
+        routes: &mut Routes,
+        id: JobId,
+        rank: u16,
+        route: Route,
+        now: Instant,
+    ) -> Result<(bool, Vec<JobId>), String> {
+        let route = Route { job: JobIdentity { id, ..route.job }, ..route };
+        let known = routes.heard(Rank(rank), &route, protocol(name), now)?;
+        let over = if known { Vec::new() } else { routes.insert(Rank(rank), route, now) };
         Ok((!known, over))
     }
 
@@ -396,7 +317,9 @@ mod tests {
     fn a_job_that_is_resumed_has_the_place_of_its_own_and_leaves_another_of_its_name_alone() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         let mut over = |job, key, lineage| {
-            let route = Route { key: Key::new(key), lineage, ..route(0, 1) };
+            let route = route(0, 1);
+            let identity = JobIdentity { key: Key::new(key), ..route.job };
+            let route = Route { job: identity, lineage, ..route };
             learn(&mut routes, JobId(job), 0, route, now).expect("consistent").1
         };
         // Somebody took the name while the switch was started again, and then its ranks came back.
@@ -413,10 +336,8 @@ mod tests {
         learn(&mut routes, JOB, 0, route(0, 1), now).expect("new");
         let error = learn(&mut routes, JOB, 1, route(0, 2), now).expect_err("elsewhere");
         assert_eq!(error, "it was at level 0 here, and is at 1");
-        let (message, none) = (proto::Route::default(), proto::route::Atp::default());
-        let error =
-            Route::atp(Generation(0), ([10, 0, 0, 9], 1).into(), &message, &none).expect_err("no switch");
-        assert_eq!(error, "it counts 0 switches on the way");
+        let error = taken("atp", 0, 9, None).expect_err("no switch");
+        assert_eq!(error, "it counts too few switches on the way");
     }
 
     #[test]
@@ -434,40 +355,31 @@ mod tests {
 
     /// A switch with 8 aggregators next to ranks 0 and 1, which sums two sub-models of 4 fragments.
     fn planned(upstream: u16, sums: [(u128, u32); 2]) -> Route {
-        let message = proto::Route {
-            job: "a".into(),
-            heartbeat_timeout_ms: 1000,
-            key: KEY.to_bytes().into(),
-            lineage: None,
-            protocol: None,
-        };
-        let bits = |workers: u128| workers.to_le_bytes().to_vec();
-        let sum = |(sub_model, (workers, first_aggregator)): (u32, (u128, u32))| proto::PlannedSum {
-            sub_model,
-            workers: bits(workers),
-            first_aggregator,
-        };
-        let switch = proto::PlannedSwitch {
-            node: 1,
-            own: bits(0b11),
-            sums: (0..).zip(sums).map(sum).collect(),
-            ..proto::PlannedSwitch::default()
-        };
-        let own = proto::route::Goat {
-            window: 8,
+        let hop = |instance: u8| Hop {
+            instance: instance.into(),
+            address: ([10, 0, 0, instance], 4800).into(),
+            aggregators: 8,
             elements: 64,
-            sub_models: vec![4, 4],
-            ..proto::route::Goat::default()
+            receive_buffer_bytes: 16 << 20,
+            mtu: 1500,
+            rate_bps: None,
         };
-        let upstream = ([10, 0, 0, 9], upstream).into();
-        Route::goat((JOB, Generation(0)), upstream, &message, &own, (&switch, 8)).expect("a route")
+        let rank =
+            |(rank, instance)| JoinRequest { rank, world_size: 3, hops: vec![hop(instance)], ..asked() };
+        let admission = admitted(protocol("goat"), [(0, 1), (1, 1), (2, 2)].map(rank).to_vec());
+        let mut plan = Plan::at_the_server(&admission.terms, &admission.tree, vec![4, 4]);
+        for (sub_model, (workers, first_aggregator)) in (0..).zip(sums) {
+            plan.sums[0].insert(SubModel(sub_model), PlannedSum { workers, first_aggregator });
+        }
+        taken("goat", 0, upstream, Some(plan.seats().switches.remove(0))).expect("a route")
     }
 
     #[test]
     fn a_job_that_is_summed_for_ranks_elsewhere_outlives_the_ranks_here() {
         for (workers, is_over) in [(0b11, true), (0b110, false)] {
             let (mut routes, now) = (Routes::default(), Instant::now());
-            learn(&mut routes, JOB, 0, planned(1, [(0b11, 0), (workers, 4)]), now).expect("new");
+            let route = planned(1, [(0b11, 0), (workers, 4)]);
+            learn_of("goat", &mut routes, JOB, 0, route, now).expect("new");
             assert_eq!(routes.leave(JOB, Rank(0)), is_over);
             assert_eq!(routes.names().is_empty(), is_over);
             routes.overdue(now + Duration::from_millis(2001));
@@ -479,7 +391,8 @@ mod tests {
     fn another_plan_of_the_same_generation_is_refused_and_another_address_is_not() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         let mut told = |upstream, workers| {
-            learn(&mut routes, JOB, 0, planned(upstream, [(0b11, 0), (workers, 4)]), now).map(|told| told.0)
+            let route = planned(upstream, [(0b11, 0), (workers, 4)]);
+            learn_of("goat", &mut routes, JOB, 0, route, now).map(|told| told.0)
         };
         assert_eq!([told(1, 0b11), told(1, 0b11), told(2, 0b11)], [Ok(true), Ok(false), Ok(true)]);
         assert!(told(2, 0b111).is_err_and(|error| error.contains("another plan")));
@@ -488,8 +401,12 @@ mod tests {
     #[test]
     fn what_does_not_fit_into_a_switch_that_has_less_memory_now_is_sent_on() {
         for (first, count) in [(4, 2), (5, 1), (8, 1), (u32::MAX, 1)] {
-            let Way::Goat(route) = planned(1, [(0b11, 0), (0b11, first)]).way else { panic!("GOAT's") };
-            assert_eq!(route.sums.len(), count);
+            let Route { job, upstream, part, .. } = planned(1, [(0b11, 0), (0b11, first)]);
+            let route =
+                <Goat as Machines<SocketAddr, Part>>::relay_job(job, &part, upstream, &MEMORY, &|address| {
+                    Ok(address)
+                });
+            assert_eq!(route.expect("a route").sums.len(), count);
         }
     }
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use fanin_guests::host_of;
 use fanin_protocol::control::{
-    Admission, Denied, Detached, FlowPlan, HeartbeatReply, Hierarchy, Hop, JobState, JoinRequest,
-    PORTION_WHOLE, Protocol, Resume,
+    Admission, Agreed, Denied, Detached, HeartbeatReply, Hop, JobState, JoinRequest, PORTION_WHOLE, Resume,
+    part_of,
 };
 use fanin_protocol::{Reason, Received};
+use fanin_udp::Figures;
 use fanin_wire::{Generation, JobId, Rank, VERSION};
 use prost::Message;
 use tokio::sync::mpsc;
@@ -20,9 +21,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::calls::{STATUS_COUNTS, Toll};
-use super::data_path::{Figures, unhealthy};
 use super::http::REQUEST_BYTES_MAX;
-use super::jobs::{Agreed, Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays};
+use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
 use super::meetings::{NotHeard, Pieces};
 use super::told::Measured;
 use crate::client::path::{mtu_at, rate_bps_at};
@@ -108,12 +108,11 @@ impl Control for ControlService {
             Joined::Done(outcome) => outcome,
         };
         let outcome = match outcome {
-            Ok(agreed) => {
-                let admission = &agreed.admission;
+            Ok(admission) => {
                 let worker = Rank(rank as u16);
                 self.jobs.tell(admission.job, rank, word);
                 let timeout = self.jobs.config().heartbeat_timeout;
-                let mut admitted = admission_for(&agreed, rank, timeout, self.instance);
+                let mut admitted = admission_for(&admission, worker, timeout, self.instance);
                 admitted.route = self.jobs.route(admission.job, worker).map(Box::new);
                 proto::join_reply::Outcome::Admission(admitted)
             }
@@ -202,7 +201,7 @@ impl Control for ControlService {
             pool_units: pool.units,
             pool_free: pool.free,
             jobs,
-            protocol: proto::Protocol::from(config.protocol).into(),
+            protocol: self.jobs.protocol().into(),
             relays: Vec::new(),
             rate_bps: self.rate_bps.or_else(|| rate_bps_at(asked_at?.ip().to_canonical())),
             outdated: dropped(&figures.received, Reason::Generation),
@@ -323,52 +322,24 @@ fn origin(peer: SocketAddr, here: Option<SocketAddr>) -> Option<IpAddr> {
 
 fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
     let ip: IpAddr = message.address.parse().map_err(|_| Malformed("address"))?;
-    let (aggregators, elements) = match message.protocol.as_ref().ok_or(Malformed("protocol"))? {
-        proto::hop::Protocol::Switchml(_) => (0, 0),
-        proto::hop::Protocol::Atp(own) | proto::hop::Protocol::Goat(own) => {
-            (own.aggregators, narrow(own.elements, "elements")?)
-        }
-    };
     Ok(Hop {
         instance: message.instance,
         address: (ip, narrow(message.port, "port")?).into(),
-        aggregators,
-        elements,
+        aggregators: message.aggregators,
+        elements: narrow(message.elements, "elements")?,
         receive_buffer_bytes: usize::try_from(message.receive_buffer_bytes).unwrap_or(usize::MAX),
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
         rate_bps: message.rate_bps,
     })
 }
 
-/// How a rank believes that its job is summed, and the packets that it wants in flight where it says so.
-pub(super) fn asked(message: &proto::JoinRequest) -> Result<(Protocol, Option<u32>), Malformed> {
-    use proto::join_request::Protocol as Asked;
-    match &message.protocol {
-        Some(Asked::Switchml(own)) => Ok((Protocol::SwitchMl, own.slots)),
-        Some(Asked::Atp(own)) => Ok((Protocol::Atp, own.window)),
-        Some(Asked::Goat(own)) => Ok((Protocol::Goat, own.window)),
-        // Another version of the messages: for that it is refused.
-        None if message.wire_version != u32::from(VERSION) => Ok((Protocol::default(), None)),
-        None => Err(Malformed("protocol")),
-    }
-}
-
-fn resume(message: proto::Resume, protocol: Protocol) -> Result<Resume, Malformed> {
-    use proto::resume::Protocol as Own;
-    let (in_flight, completed) = match (message.protocol, protocol) {
-        (Some(Own::Switchml(own)), Protocol::SwitchMl) => (own.slots, own.completed),
-        (Some(Own::Atp(own)), Protocol::Atp) | (Some(Own::Goat(own)), Protocol::Goat) => {
-            (own.window, Vec::new())
-        }
-        _ => return Err(Malformed("protocol")),
-    };
+fn resume(message: proto::Resume) -> Result<Resume, Malformed> {
     Ok(Resume {
         lineage: message.lineage,
         generation: Generation(narrow(message.generation, "generation")?),
-        in_flight: narrow(in_flight, "in_flight")?,
+        in_flight: narrow(message.in_flight, "in_flight")?,
         elements: narrow(message.elements, "elements")?,
-        shards: u8::try_from(completed.len()).map_err(|_| Malformed("completed"))?,
-        completed: completed.into_iter().map(|counts| counts.exchanges).collect(),
+        completed: message.completed.into_iter().map(|counts| counts.exchanges).collect(),
     })
 }
 
@@ -382,49 +353,40 @@ fn portion(split: &proto::Split) -> u16 {
 }
 
 fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest, Malformed> {
-    let (protocol, asked) = asked(&message)?;
-    let sub_models = match message.protocol {
-        Some(proto::join_request::Protocol::Goat(own)) => own.sub_models,
-        _ => Vec::new(),
+    let agreed = Agreed {
+        in_flight: message.in_flight.map(|asked| narrow(asked, "in_flight")).transpose()?,
+        wire_dtype: wire_dtype(message.wire_dtype)?,
+        security: security(message.security)?,
+        loss_bound: loss_bound(message.loss_bound_millionths)?,
+        plan: message.plan,
+        sub_models: message.sub_models,
     };
     Ok(JoinRequest {
         job: message.job,
         rank: message.rank,
         world_size: message.world_size,
-        in_flight: asked.map(|asked| narrow(asked, "slots or window")).transpose()?,
+        protocol: message.protocol,
+        agreed,
         mtu: narrow(message.mtu_bytes, "mtu_bytes")?,
         rate_bps: message.rate_bps,
         rtt: Duration::from_nanos(message.rtt_ns),
         patience: Duration::from_millis(message.patience_ms),
         wire_version: narrow(message.wire_version, "wire_version")?,
-        wire_dtype: wire_dtype(message.wire_dtype)?,
-        security: security(message.security)?,
-        loss_bound: loss_bound(message.loss_bound_millionths)?,
         paths: message.paths,
-        plan: message.plan,
         portion,
-        protocol,
-        sub_models,
         hops: message.hops.iter().map(hop).collect::<Result<_, _>>()?,
-        resume: message.resume.map(|message| resume(message, protocol)).transpose()?,
+        resume: message.resume.map(resume).transpose()?,
         origin: None,
     })
 }
 
 /// What one rank is told of its job; the route is the caller's to fill in.
 fn admission_for(
-    agreed: &Agreed,
-    rank: u32,
+    admission: &Admission,
+    rank: Rank,
     heartbeat_timeout: Duration,
     switch_instance: u64,
 ) -> proto::Admission {
-    let (rank, admission) = (rank as usize, &agreed.admission);
-    let protocol = match (&agreed.plan, &admission.hierarchy, &admission.flows) {
-        (Some(plan), _, _) => proto::admission::Protocol::Goat(plan.assignment(rank)),
-        (None, Some(hierarchy), _) => proto::admission::Protocol::Atp(of_atp(admission, hierarchy, rank)),
-        (None, None, Some(flows)) => proto::admission::Protocol::Dlcp(of_dlcp(admission, flows)),
-        (None, None, None) => proto::admission::Protocol::Switchml(of_switch_ml(admission, rank)),
-    };
     proto::Admission {
         job_id: admission.job.0,
         generation: admission.generation.0.into(),
@@ -434,46 +396,9 @@ fn admission_for(
         switch_instance,
         key: admission.key.to_bytes().into(),
         route: None,
-        protocol: Some(protocol),
-    }
-}
-
-fn of_switch_ml(admission: &Admission, rank: usize) -> proto::admission::SwitchMl {
-    let slots = |shard: &Vec<fanin_wire::SlotIndex>| proto::Slots {
-        slots: shard.iter().map(|slot| slot.0.into()).collect(),
-    };
-    proto::admission::SwitchMl {
-        slots: admission.in_flight.into(),
-        elements: admission.elements.into(),
+        protocol: admission.protocol.into(),
         shards: admission.shards.into(),
-        wire_dtype: proto::WireDtype::from(admission.wire_dtype).into(),
-        restore: admission.restore.get(rank).map(|own| own.iter().map(slots).collect()).unwrap_or_default(),
-    }
-}
-
-fn of_dlcp(admission: &Admission, flows: &FlowPlan) -> proto::admission::Dlcp {
-    proto::admission::Dlcp {
-        loss_bound_millionths: flows.loss_bound.millionths(),
-        elements: admission.elements.into(),
-        shards: admission.shards.into(),
-        flow_blocks: flows.flow_blocks,
-        flows: flows.flows.into(),
-        line_rate_bps: flows.line_rate_bps,
-        paths: flows.paths.into(),
-    }
-}
-
-/// The rank's packets' way with it.
-fn of_atp(admission: &Admission, hierarchy: &Hierarchy, rank: usize) -> proto::admission::Atp {
-    let directions = &hierarchy.directions[rank];
-    proto::admission::Atp {
-        window: admission.in_flight.into(),
-        elements: admission.elements.into(),
-        level: directions.level.into(),
-        bitmaps: directions.bitmaps.to_vec(),
-        fan_in_degrees: directions.fan_in_degrees.iter().copied().map(u32::from).collect(),
-        aggregators: hierarchy.aggregators,
-        hashing: proto::admission::atp::Hashing::Hash.into(),
+        part: part_of(&admission.seats, rank).map(<[u8]>::to_vec).unwrap_or_default(),
     }
 }
 

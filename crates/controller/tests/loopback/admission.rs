@@ -4,9 +4,10 @@ use std::io::Write;
 use std::net::TcpListener;
 
 use fanin_protocol::control::{Ranks, Refusal};
+use fanin_protocol::switchml::RankTerms;
 use fanin_wire::{Key, Security, WireDtype};
 
-use super::scripted::{Admitted, ONE_SLOT, Script, SwitchMl, admission};
+use super::scripted::{ONE_SLOT, Script, Told, admission};
 use super::*;
 use fanin_controller::proto::{self, Admission, join_reply::Outcome, refusal::Reason};
 use fanin_controller::{Cancel, JobStatusState, ServerError};
@@ -51,16 +52,15 @@ fn ranks_that_disagree_on_the_wire_dtype_are_both_told_and_their_place_is_free()
     let switch = switch();
     let waiting = rank_that_waits(&switch, 2);
     let unlike = SessionConfig { wire_dtype: Some(WireDtype::Bfloat16), ..config(&switch, "wait", 1, 2) };
-    let (asked, job_has) = (WireDtype::Bfloat16, WireDtype::Native);
-    let mismatch = Refusal::WireDtypeMismatch { rank: 1, asked, other_rank: 0, job_has };
+    let field = "wire dtype (wire_dtype, or FANIN_WIRE_DTYPE)".into();
+    let (asked, job_has) = ("bfloat16".into(), "native".into());
+    let mismatch = Refusal::Mismatch { rank: 1, field, asked, other_rank: 0, job_has };
     assert_eq!(refused(unlike), mismatch);
     let told = waiting.join().expect("no panic").expect_err("refused");
     assert!(matches!(&told, SessionError::JoinRefused { reason, .. } if *reason == mismatch), "{told}");
     let agreed = connect_all(&switch, "wait", 2, |config| config.wire_dtype = Some(WireDtype::Bfloat16));
     assert!(
-        agreed.iter().all(
-            |session| matches!(session.job(), Some(WorkerJob::SwitchMl { config, .. }) if config.wire_dtype == asked)
-        )
+        agreed.iter().all(|session| terms::<RankTerms>(session).config.wire_dtype == WireDtype::Bfloat16)
     );
 }
 
@@ -80,15 +80,11 @@ fn a_switch_that_admits_to_another_wire_dtype_is_not_taken_for_one_that_knows_it
 fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
     let joins: [fn(proto::JoinRequest) -> Outcome; 4] = [
         // More shards than a data path has threads.
-        |request| {
-            let protocol = Some(Admitted::Switchml(SwitchMl { shards: 65, ..ONE_SLOT }));
-            Outcome::Admission(Admission { protocol, ..admission(&request) })
-        },
+        |request| Outcome::Admission(Told { shards: 65, ..ONE_SLOT }.admission(&request)),
         // Not what was asked for.
         |request| {
-            let wire_dtype = proto::WireDtype::Bfloat16.into();
-            let protocol = Some(Admitted::Switchml(SwitchMl { wire_dtype, ..ONE_SLOT }));
-            Outcome::Admission(Admission { protocol, ..admission(&request) })
+            let told = Told { wire_dtype: WireDtype::Bfloat16, ..ONE_SLOT };
+            Outcome::Admission(told.admission(&request))
         },
         |request| {
             let key = Key::new(7).with(Security::Encrypt).to_bytes().into();
@@ -100,7 +96,7 @@ fn a_rank_that_cannot_take_the_place_it_is_given_leaves_it() {
     for (join, cause) in joins.into_iter().zip(causes) {
         let scripted = Script { join, ..Script::default() }.play();
         let config = SessionConfig::new(scripted.address.to_string(), "unfit", 2, 3);
-        let error = Session::connect(config).expect_err("it does not fit");
+        let error = Session::connect(config).expect_err(cause);
         assert!(error.to_string().contains(cause), "{error}");
         let left = scripted.left.recv_timeout(HANG).expect("it says that it leaves");
         assert_eq!((left.job_id, left.rank), (1, 2));
@@ -120,8 +116,7 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
         let others = (0..WORLD_SIZE - 1).flat_map(|rank| ["a", "b", "c", "d"].map(|job| (job, rank)));
         for (job, rank) in others.chain(["a", "b", "c", "d"].map(|job| (job, WORLD_SIZE - 1))) {
             let mut client = client.clone();
-            let request =
-                JoinRequest { protocol: Some(of_switch_ml(Some(1))), ..request(job, rank, WORLD_SIZE, HANG) };
+            let request = JoinRequest { in_flight: Some(1), ..request(job, rank, WORLD_SIZE, HANG) };
             calls.spawn(async move { client.join(request).await.expect("an answer").into_inner() });
         }
         while let Some(reply) = calls.join_next().await {
@@ -134,7 +129,7 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
 #[test]
 fn an_exhausted_pool_says_asked_and_free() {
     let switch = switch_with(|config| config.pool_units = 1000);
-    let greedy = SessionConfig { slots: Some(512), ..config(&switch, "greedy", 0, 1) };
+    let greedy = SessionConfig { in_flight: Some(512), ..config(&switch, "greedy", 0, 1) };
     // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums, and four for a contribution.
     assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 6144, free: 1000 });
 }
@@ -307,7 +302,8 @@ fn a_taken_port_says_so() {
     let first = switch();
     let second = SwitchServer::start(SwitchServerConfig::new(first.address())).expect_err("taken");
     assert!(matches!(second, ServerError::PortInUse { protocol: "TCP", .. }), "{second}");
-    let udp = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
+    // At an address where no other test listens: the TCP port beside it is free.
+    let udp = std::net::UdpSocket::bind("127.0.0.77:0").expect("a free port");
     let address = udp.local_addr().expect("bound");
     let third = SwitchServer::start(SwitchServerConfig::new(address)).expect_err("taken");
     assert!(matches!(third, ServerError::PortInUse { protocol: "UDP", .. }), "{third}");
@@ -328,7 +324,7 @@ fn limits_are_checked_when_the_switch_starts() {
 #[test]
 fn the_status_shows_a_running_job() {
     let switch = switch();
-    let sessions = connect_all(&switch, "shown", 2, |config| config.slots = Some(64));
+    let sessions = connect_all(&switch, "shown", 2, |config| config.in_flight = Some(64));
     let waiting = submit(&sessions[0], vec![1_i32; 10_000], Op::Sum);
     let address = switch.address().to_string();
     let waited_for = loop {

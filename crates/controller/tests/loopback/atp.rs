@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use fanin_controller::{ChainError, JobStatusState, RackMemory, RackServer, RackServerConfig, switch_status};
-use fanin_protocol::atp::AtpJobConfig;
-use fanin_protocol::control::{Protocol, Ranks, Refusal};
+use fanin_controller::{ChainError, JobStatusState, RackServer, RackServerConfig, switch_status};
+use fanin_protocol::atp::{AtpJobConfig, RankTerms};
+use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::{
     Collective, Directions, Flags, GradientHeader, GradientPacket, Kind, Pattern, Preamble, Rank, ShardId,
     WireDtype, WorkerId, fragment_packet_bytes,
@@ -15,7 +15,7 @@ use super::*;
 
 fn server_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     switch_with(|config| {
-        config.protocol = Protocol::Atp;
+        config.protocol = protocol("atp");
         change(config);
     })
 }
@@ -25,7 +25,7 @@ pub(super) fn server() -> SwitchServer {
 }
 
 fn rack_with(upstream: SocketAddr, change: impl FnOnce(&mut RackServerConfig)) -> RackServer {
-    let mut config = RackServerConfig::atp(([127, 0, 0, 1], 0).into(), upstream.to_string());
+    let mut config = RackServerConfig::new(protocol("atp"), ([127, 0, 0, 1], 0).into(), upstream.to_string());
     change(&mut config);
     RackServer::start(config).expect("a free port")
 }
@@ -41,7 +41,7 @@ pub(super) fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
         .zip(at)
         .map(|(rank, switch)| {
             let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
-            config.protocol = Protocol::Atp;
+            config.protocol = protocol("atp");
             thread::spawn(move || Session::connect(config))
         })
         .collect();
@@ -77,12 +77,14 @@ pub(super) fn sums_are_exact(sessions: &[Session], seed: i32) {
 }
 
 #[test]
-fn a_window_is_asked_for_by_its_own_name() {
+fn a_window_is_as_long_as_it_was_asked_for() {
     let server = server();
-    for (window, slots) in [(Some(40), None), (Some(41), Some(17))] {
-        let config = SessionConfig { protocol: Protocol::Atp, window, slots, ..config(&server, "own", 0, 1) };
+    for in_flight in [40, 41] {
+        let mut config = config(&server, "own", 0, 1);
+        (config.protocol, config.in_flight) = (protocol("atp"), Some(in_flight));
         let session = Session::connect(config).expect("admitted");
-        assert_eq!(session.job().map(|job| job.in_flight()), window, "slots are SwitchML's");
+        let job = session.job().expect("it runs");
+        assert_eq!((job.in_flight(), terms::<RankTerms>(&session).config.window_max), (in_flight, in_flight));
     }
 }
 
@@ -91,12 +93,9 @@ fn a_rank_decides_whether_its_own_window_shrinks() {
     let server = server();
     for congestion_control in [true, false] {
         let mut config = SessionConfig::new(server.address().to_string(), "windows", 0, 1);
-        (config.protocol, config.congestion_control) = (Protocol::Atp, congestion_control);
+        (config.protocol, config.congestion_control) = (protocol("atp"), congestion_control);
         let mut session = Session::connect(config).expect("admitted");
-        let Some(WorkerJob::Atp { config: job, .. }) = session.job() else {
-            panic!("an ATP job, not {:?}", session.job());
-        };
-        assert_eq!(job.congestion_control, congestion_control);
+        assert_eq!(terms::<RankTerms>(&session).config.congestion_control, congestion_control);
         session.close();
     }
 }
@@ -135,7 +134,7 @@ fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
     assert_eq!(status.relays[0].address, here(rack.address()).to_string(), "as its upstream sees it");
 
     drop(server);
-    let error = refused(asking(here(rack.address()), Protocol::Atp));
+    let error = refused(asking(here(rack.address()), "atp"));
     let SessionError::Chain { error: ChainError::UpstreamUnreachable { switch, .. }, .. } = error else {
         panic!("{error}")
     };
@@ -146,7 +145,7 @@ fn switches_that_listen_on_all_addresses_know_each_other_by_any() {
 fn a_switch_without_aggregators_and_one_with_fewer_than_a_window_are_exact() {
     let server = server();
     for aggregators in [0, 1, 7] {
-        let rack = rack_with(server.address(), |config| config.memory = RackMemory::Aggregators(aggregators));
+        let rack = rack_with(server.address(), |config| config.memory.aggregators = aggregators);
         sums_are_exact(&ranks("few", &[rack.address(); 2]), 6);
     }
 }
@@ -162,7 +161,7 @@ fn two_jobs_share_a_switch() {
         }
     });
     let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
-    assert_eq!(status.protocol, Protocol::Atp);
+    assert_eq!(status.protocol, "atp");
     let [switch] = &status.relays[..] else { panic!("{status:?}") };
     assert_eq!((switch.upstream.clone(), switch.jobs.len()), (server.address().to_string(), 2));
     assert!(switch.jobs.iter().all(|job| job.aggregations > 0), "{switch:?}");
@@ -219,7 +218,7 @@ fn a_switch_that_restarts_learns_its_jobs_and_the_sums_go_on() {
     let mut running = Some(first);
     summing(&sessions, || {
         drop(running.take());
-        let config = RackServerConfig::atp(address, &*upstream);
+        let config = RackServerConfig::new(protocol("atp"), address, &*upstream);
         let second = again(|| RackServer::start(config.clone()));
         // Nobody joins again: heartbeats alone tell it.
         wait_until(address, "it did not learn", |status| !status.relays[0].jobs.is_empty());
@@ -233,15 +232,14 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
     let server = server_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
     let racks = [rack(server.address()), rack(server.address())];
     let dying = {
-        let mut request = request("dying", 2, 3, HANG);
-        (request.protocol, request.wire_dtype) = (Some(of_atp()), 0);
+        let request = request_of("atp", "dying", 2, 3);
         let address = racks[1].address();
         thread::spawn(move || super::faults::join_and_die(address, request))
     };
     let living: Vec<_> = (0..2)
         .map(|rank| {
             let mut config = SessionConfig::new(racks[rank].address().to_string(), "dying", rank as u32, 3);
-            config.protocol = Protocol::Atp;
+            config.protocol = protocol("atp");
             thread::spawn(move || {
                 let session = Session::connect(config).expect("admitted");
                 submit(&session, vec![1_i32; 100_000], Op::Sum).wait()
@@ -261,11 +259,10 @@ fn a_rank_whose_connection_to_its_switch_closes_is_named_to_every_other() {
     let (top, bottom) = (rack(server.address()), rack(server.address()));
     let far = rack(bottom.address());
     for next_to_it in [top.address(), far.address()] {
-        let mut request = request("closes", 1, 2, HANG);
-        (request.protocol, request.wire_dtype) = (Some(of_atp()), 0);
+        let request = request_of("atp", "closes", 1, 2);
         let dying = thread::spawn(move || Process::join(next_to_it, request));
         let mut config = SessionConfig::new(top.address().to_string(), "closes", 0, 2);
-        config.protocol = Protocol::Atp;
+        config.protocol = protocol("atp");
         let session = Session::connect(config).expect("admitted");
         let dying = dying.join().expect("no panic");
         let sum = submit(&session, vec![1_i32; 10], Op::Sum);
@@ -279,11 +276,7 @@ fn a_switch_that_stops_ends_the_streams_of_its_ranks_and_says_nothing_of_them() 
     use super::faults::{NEVER, Process};
     let server = server_with(|config| config.heartbeat_timeout = NEVER);
     let rack = rack(server.address());
-    let join = |job, at| {
-        let mut request = request(job, 0, 1, HANG);
-        (request.protocol, request.wire_dtype) = (Some(of_atp()), 0);
-        Process::join(at, request)
-    };
+    let join = |job, at| Process::join(at, request_of("atp", job, 0, 1));
     let mut behind_it = join("behind it", rack.address());
     let beside_it = join("beside it", server.address());
     rack.stop();
@@ -370,7 +363,7 @@ fn foreign_packets_have_no_effect_on_a_live_job() {
     let rack = rack(server.address());
     let sessions = ranks("live", &[rack.address(); 2]);
     sums_are_exact(&sessions, 1);
-    let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
+    let RankTerms { config, directions } = terms(&sessions[0]);
     let at_server = Directions { level: 1, ..directions };
     let nobody = Directions { bitmaps: [1 << 20, 0, 0, 0], ..at_server };
     let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");
@@ -407,9 +400,9 @@ fn refused(config: SessionConfig) -> SessionError {
     Session::connect(config).expect_err("refused")
 }
 
-fn asking(switch: SocketAddr, protocol: Protocol) -> SessionConfig {
+fn asking(switch: SocketAddr, name: &str) -> SessionConfig {
     let mut config = SessionConfig::new(switch.to_string(), "a", 0, 1);
-    config.protocol = protocol;
+    config.protocol = protocol(name);
     // What may come yet is waited for.
     config.join_timeout = Duration::from_secs(4);
     config
@@ -419,7 +412,7 @@ fn asking(switch: SocketAddr, protocol: Protocol) -> SessionConfig {
 fn a_rank_that_comes_before_the_server_waits_for_it() {
     let (held, nowhere) = super::ports::closed_port();
     let rack = rack(nowhere);
-    let mut early = asking(rack.address(), Protocol::Atp);
+    let mut early = asking(rack.address(), "atp");
     early.join_timeout = HANG;
     let early = thread::spawn(move || Session::connect(early));
     // The rank has asked when the rack was refused; later is as good.
@@ -428,7 +421,7 @@ fn a_rank_that_comes_before_the_server_waits_for_it() {
     drop(held);
     let server = again(|| {
         SwitchServer::start(SwitchServerConfig {
-            protocol: Protocol::Atp,
+            protocol: protocol("atp"),
             ..SwitchServerConfig::new(nowhere)
         })
     });
@@ -444,7 +437,7 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
     let config = SessionConfig {
         world_size: 2,
         join_timeout: Duration::from_secs(20),
-        ..asking(rack.address(), Protocol::Atp)
+        ..asking(rack.address(), "atp")
     };
     let early = thread::spawn(move || Session::connect(config));
     // By then the rack has said once that it has no server, which it does after three seconds and nobody but the rank hears. On a
@@ -453,7 +446,7 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
     drop(held);
     let _server = again(|| {
         SwitchServer::start(SwitchServerConfig {
-            protocol: Protocol::Atp,
+            protocol: protocol("atp"),
             ..SwitchServerConfig::new(nowhere)
         })
     });
@@ -472,15 +465,20 @@ fn a_rank_that_speaks_another_protocol_is_told_what_to_set() {
         SessionError::JoinRefused { reason, .. } => reason,
         error => panic!("{error}"),
     };
-    let mismatch = |asked, served| Refusal::ProtocolMismatch { asked, served };
-    let (atp, switch_ml) = (Protocol::Atp, Protocol::SwitchMl);
-    assert_eq!(reason(refused(asking(switch.address(), atp))), mismatch(atp, switch_ml));
+    let mismatch =
+        |asked: &str, served: &str| Refusal::ProtocolMismatch { asked: asked.into(), served: served.into() };
+    let (atp, switch_ml) = ("atp", "switchml");
+    assert_eq!(reason(refused(asking(switch.address(), atp))), mismatch(atp, "switchml or dlcp"));
     for address in [rack.address(), server.address()] {
-        assert_eq!(reason(refused(asking(address, switch_ml))), mismatch(switch_ml, atp));
+        let reason = reason(refused(asking(address, switch_ml)));
+        assert_eq!(reason, mismatch(switch_ml, atp));
+        assert!(reason.to_string().contains("FANIN_PROTOCOL"), "{reason}");
     }
     let mut bfloat16 = asking(rack.address(), atp);
     bfloat16.wire_dtype = Some(WireDtype::Bfloat16);
-    assert_eq!(reason(refused(bfloat16)), Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 });
+    let reason = reason(refused(bfloat16));
+    let Refusal::Unserved { reason } = reason else { panic!("{reason}") };
+    assert!(reason.contains("none travel as bfloat16") && reason.contains("FANIN_WIRE_DTYPE"), "{reason}");
 }
 
 #[test]
@@ -493,7 +491,7 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
     let last = rack(nowhere);
     let first = rack(last.address());
     let ChainError::UpstreamUnreachable { switch, upstream, .. } =
-        chain(refused(asking(first.address(), Protocol::Atp)))
+        chain(refused(asking(first.address(), "atp")))
     else {
         panic!("reachable")
     };
@@ -501,14 +499,20 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
 
     // A second switch on the port that the first one's upstream names, whose upstream is the first.
     drop(held);
-    let ring = again(|| RackServer::start(RackServerConfig::atp(nowhere, first.address().to_string())));
-    let error = chain(refused(asking(ring.address(), Protocol::Atp)));
+    let ring = again(|| {
+        RackServer::start(RackServerConfig::new(protocol("atp"), nowhere, first.address().to_string()))
+    });
+    let error = chain(refused(asking(ring.address(), "atp")));
     assert_eq!(error, ChainError::Loop { switch: ring.address().to_string() });
 
     let stranger = super::switch();
     let lost = rack(stranger.address());
-    let error = refused(asking(lost.address(), Protocol::Atp)).to_string();
-    assert!(error.contains("a switch of SwitchML") && error.contains("fanin server"), "{error}");
+    let error = refused(asking(lost.address(), "atp")).to_string();
+    assert!(
+        error.contains("it serves switchml, and this switch atp")
+            && error.contains("with the same --protocol"),
+        "{error}"
+    );
 
     let server = server();
     let mut upstream = server.address();
@@ -519,7 +523,7 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
             switch
         })
         .collect();
-    let error = refused(asking(deep[4].address(), Protocol::Atp));
+    let error = refused(asking(deep[4].address(), "atp"));
     assert!(
         matches!(&error, SessionError::JoinRefused { reason: Refusal::TooManyLevels { levels: 5 }, .. }),
         "{error}"
@@ -529,26 +533,25 @@ fn a_chain_that_leads_nowhere_is_refused_with_the_place_where_it_ends() {
 
 #[test]
 fn an_upstream_whose_answer_does_not_fit_is_named() {
-    use fanin_controller::proto::{Admission, Route, join_reply::Outcome, route};
+    use fanin_controller::proto::{Admission, Route, join_reply::Outcome};
     let answers = Script {
-        protocol: fanin_controller::proto::Protocol::Atp,
-        join: |_| {
+        protocol: "atp",
+        join: |request| {
             // A job of which no switch serves any level.
-            let own = route::Protocol::Atp(route::Atp { levels: 0, elements: 256 });
-            let route = Box::new(Route { protocol: Some(own), ..Route::default() });
-            Outcome::Admission(Admission { route: Some(route), ..Admission::default() })
+            let route = Some(Box::new(Route { parts: Vec::new(), ..Route::default() }));
+            Outcome::Admission(Admission { route, protocol: request.protocol, ..Admission::default() })
         },
         ..Script::default()
     };
     let answers = answers.play();
     let rack = rack(answers.address);
-    let error = refused(asking(rack.address(), Protocol::Atp));
+    let error = refused(asking(rack.address(), "atp"));
     let SessionError::Chain { error: ChainError::RouteMismatch { switch, upstream, cause }, .. } = error
     else {
         panic!("{error}")
     };
     assert_eq!((switch, upstream), (rack.address().to_string(), answers.address.to_string()));
-    assert_eq!(cause, "it counts 0 switches on the way");
+    assert_eq!(cause, "it counts too few switches on the way");
 }
 
 #[test]
@@ -558,7 +561,7 @@ fn more_ranks_than_a_bitmap_tells_apart_are_refused() {
     let joining: Vec<_> = (0..33)
         .map(|rank_number| {
             let mut config = SessionConfig::new(rack.address().to_string(), "crowd", rank_number, 33);
-            config.protocol = Protocol::Atp;
+            config.protocol = protocol("atp");
             thread::spawn(move || Session::connect(config).expect_err("too many"))
         })
         .collect();
@@ -572,9 +575,9 @@ fn more_ranks_than_a_bitmap_tells_apart_are_refused() {
 #[test]
 fn a_switch_that_cannot_serve_a_rank_gives_the_place_back_that_the_server_gave() {
     // Admitted, and not told how its packets go.
-    let server = Script { protocol: fanin_controller::proto::Protocol::Atp, ..Script::default() }.play();
+    let server = Script { protocol: "atp", ..Script::default() }.play();
     let rack = rack(server.address);
-    let error = refused(asking(rack.address(), Protocol::Atp));
+    let error = refused(asking(rack.address(), "atp"));
     assert!(error.to_string().contains("route"), "{error}");
     let left = server.left.recv_timeout(HANG).expect("the switch says that the rank leaves");
     assert_eq!((left.job_id, left.rank), (1, 0));

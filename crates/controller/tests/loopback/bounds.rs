@@ -2,6 +2,7 @@
 
 use fanin_controller::{RackServer, RackServerConfig, ServiceConfig};
 use fanin_protocol::control::Refusal;
+use fanin_protocol::dlcp::RankTerms;
 use fanin_wire::{Generation, LossBound, Rank, WorkerId};
 
 use super::atp::again;
@@ -42,8 +43,7 @@ fn all_ranks_get_the_same_bits_and_no_more_is_lost_than_the_bound_allows() {
             config.paths = if config.rank == 1 { paths } else { 1 };
         });
         for session in &sessions {
-            let Some(WorkerJob::Dlcp { config, .. }) = session.job() else { panic!("{:?}", session.job()) };
-            assert_eq!(config.paths, paths);
+            assert_eq!(terms::<RankTerms>(session).config.paths, paths);
         }
         let reliable =
             connect_all(&switch, "none", WORKERS, |config| config.wire_dtype = Some(WireDtype::Native));
@@ -133,16 +133,18 @@ fn ranks_with_different_bounds_are_all_told() {
 #[test]
 fn a_bound_behind_a_rack_is_refused_with_the_cure() {
     let root = switch();
-    let rack = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let rack =
+        RackServerConfig::new(protocol("switchml"), ([127, 0, 0, 1], 0).into(), root.address().to_string());
     let rack = RackServer::start(rack).expect("a free port");
     let mut config = SessionConfig::new(rack.address().to_string(), "behind", 0, 1);
     losing(&mut config, 10_000);
     let error = Session::connect(config).expect_err("a rack has slots alone");
     let asked = LossBound::from_millionths(10_000).expect("below one");
     assert!(
-        matches!(&error, SessionError::JoinRefused { reason: Refusal::BoundUnserved { asked: told }, .. } if *told == asked),
+        matches!(&error, SessionError::JoinRefused { reason, .. } if *reason == Refusal::of_bound(asked)),
         "{error}"
     );
+    assert!(error.to_string().contains("loss bound of 1 %"), "{error}");
     assert!(error.to_string().contains("--upstream"), "{error}");
 }
 
@@ -171,7 +173,8 @@ fn a_rank_that_dies_is_named_to_the_others() {
     let job = "dies";
     let loss_bound_millionths = 10_000;
     let wire_dtype = fanin_controller::proto::WireDtype::Native.into();
-    let asks = JoinRequest { loss_bound_millionths, wire_dtype, ..request(job, 1, 2, HANG) };
+    let protocol = "dlcp".into();
+    let asks = JoinRequest { protocol, loss_bound_millionths, wire_dtype, ..request(job, 1, 2, HANG) };
     let address = switch.address();
     let dies = thread::spawn(move || drop(super::faults::Process::join(address, asks)));
     let mut config = config(&switch, job, 0, 2);
@@ -180,6 +183,5 @@ fn a_rank_that_dies_is_named_to_the_others() {
     dies.join().expect("it joined");
     let error = submit(&session, gradients(0, 100_000), Op::Sum).wait().expect_err("one is dead");
     assert_eq!(error, SessionError::RankLost { rank: Rank(1) });
-    let Some(WorkerJob::Dlcp { config, .. }) = session.job() else { panic!("another protocol") };
-    assert_eq!(config.generation, Generation(0));
+    assert_eq!(terms::<RankTerms>(&session).config.generation, Generation(0));
 }

@@ -5,7 +5,7 @@ use fanin_udp::CollectiveKind;
 use fanin_wire::{Key, Rank};
 
 use super::between::Between;
-use super::scripted::{Admitted, INSTANCE, ONE_SLOT, Script, SwitchMl, admission};
+use super::scripted::{INSTANCE, ONE_SLOT, Script, Told, admission};
 use super::*;
 use fanin_controller::proto::join_reply::Outcome;
 use fanin_controller::proto::{
@@ -480,10 +480,9 @@ fn a_rank_that_cannot_take_its_place_under_a_new_switch_leaves_it() {
         let again = request.resume.is_some();
         let slots = if again { 2 } else { 1 };
         Outcome::Admission(Admission {
-            job_id: slots,
-            protocol: Some(Admitted::Switchml(SwitchMl { slots, ..ONE_SLOT })),
+            job_id: slots.into(),
             switch_instance: if again { INSTANCE } else { INSTANCE - 1 },
-            ..admission(&request)
+            ..Told { slots, ..ONE_SLOT }.admission(&request)
         })
     };
     let heartbeat: fn(u32) -> Option<State> = |_| Some(State::Unknown(Unknown {}));

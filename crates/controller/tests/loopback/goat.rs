@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 
-use fanin_controller::{JobStatusState, RackMemory, RackServer, RackServerConfig, switch_status};
-use fanin_protocol::control::{Protocol, Refusal};
-use fanin_protocol::goat::GoatJobConfig;
+use fanin_controller::{JobStatusState, RackServer, RackServerConfig, switch_status};
+use fanin_protocol::control::Refusal;
+use fanin_protocol::goat::{GoatJobConfig, RankTerms};
+use fanin_udp::Peer;
 use fanin_wire::{
     AggregationNode, Collective, Flags, FragmentPacket, Generation, GradientHeader, Kind, PlannedDirections,
     PlannedHeader, Preamble, Rank, ShardId, SubModel, WorkerId, fragment_packet_bytes,
@@ -15,7 +16,7 @@ use super::*;
 
 fn root_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     switch_with(|config| {
-        config.protocol = Protocol::Goat;
+        config.protocol = protocol("goat");
         change(config);
     })
 }
@@ -24,15 +25,19 @@ fn root() -> SwitchServer {
     root_with(|_| {})
 }
 
+fn rack_config(listen: SocketAddr, upstream: SocketAddr, aggregators: u32) -> RackServerConfig {
+    let mut config = RackServerConfig::new(protocol("goat"), listen, upstream.to_string());
+    config.memory.aggregators = aggregators;
+    config
+}
+
 fn rack_of(upstream: SocketAddr, aggregators: u32) -> RackServer {
-    let mut config = RackServerConfig::goat(([127, 0, 0, 1], 0).into(), upstream.to_string());
-    config.memory = RackMemory::Planned(aggregators);
-    RackServer::start(config).expect("a free port")
+    RackServer::start(rack_config(([127, 0, 0, 1], 0).into(), upstream, aggregators)).expect("a free port")
 }
 
 fn asking(switch: SocketAddr, job: &str, rank: u32, world_size: u32) -> SessionConfig {
     let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
-    config.protocol = Protocol::Goat;
+    config.protocol = protocol("goat");
     config
 }
 
@@ -78,7 +83,7 @@ fn one_rack_sums_all_before_the_root() {
     assert_eq!(shares(rack.address()), [(rack.address().to_string(), 1.0)]);
     let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
     assert!(status.relays[0].jobs[0].aggregations > 0, "{status:?}");
-    assert_eq!((status.protocol, status.unplanned), (Protocol::Goat, 0));
+    assert_eq!((&*status.protocol, status.unplanned), ("goat", 0));
 }
 
 #[test]
@@ -143,8 +148,8 @@ fn late_ranks_take_no_sums_from_a_switch() {
 fn two_jobs_share_a_switch_and_the_third_finds_it_full() {
     let root = root();
     let rack = rack_of(root.address(), 128);
-    let jobs =
-        ["a", "b", "c"].map(|job| ranks_with(job, &[rack.address(); 2], |config| config.window = Some(64)));
+    let jobs = ["a", "b", "c"]
+        .map(|job| ranks_with(job, &[rack.address(); 2], |config| config.in_flight = Some(64)));
     thread::scope(|scope| {
         for (seed, sessions) in (10..).zip(&jobs) {
             scope.spawn(move || (0..3).for_each(|round| sums_are_exact(sessions, 2 * seed + round)));
@@ -169,17 +174,13 @@ fn a_switch_that_restarts_learns_its_plan_and_the_sums_go_on() {
     let spine = rack_of(root.address(), 64);
     let first = rack_of(spine.address(), 64);
     let other = rack_of(spine.address(), 64);
-    let (address, upstream) = (first.address(), spine.address().to_string());
+    let (address, upstream) = (first.address(), spine.address());
     let sessions = ranks("goes on", &[address, address, other.address()]);
     sums_are_exact(&sessions, 1);
     let mut running = Some(first);
     summing(&sessions, || {
         drop(running.take());
-        let config = RackServerConfig {
-            memory: RackMemory::Planned(64),
-            ..RackServerConfig::goat(address, &*upstream)
-        };
-        let second = again(|| RackServer::start(config.clone()));
+        let second = again(|| RackServer::start(rack_config(address, upstream, 64)));
         wait_until(address, "it did not learn", |status| {
             status.relays.iter().any(|relay| relay.address == address.to_string() && !relay.jobs.is_empty())
         });
@@ -219,7 +220,7 @@ fn packets_of_an_older_plan_and_of_none_are_dropped_and_counted() {
     let rack = rack_of(root.address(), 4096);
     let sessions = ranks("old", &[rack.address(); 2]);
     sums_are_exact(&sessions, 1);
-    let Some(WorkerJob::Goat { config, assignment }) = sessions[0].job() else { panic!("another protocol") };
+    let RankTerms::<Peer> { config, assignment } = terms(&sessions[0]);
     assert_eq!(assignment.nodes()[0], AggregationNode(1), "the rack sums it");
     let label = PlannedDirections {
         passed: false,
@@ -275,7 +276,11 @@ fn ranks_that_name_different_sub_models_are_refused_and_told_what_to_set() {
         .collect();
     for rank in joining {
         let reason = refusal(rank.join().expect("no panic"));
-        assert!(matches!(reason, Refusal::SubModelsMismatch { .. }), "{reason}");
+        let Refusal::Mismatch { field, asked, job_has, .. } = &reason else { panic!("{reason}") };
+        assert!(field.starts_with("sub-models ("), "{reason}");
+        let mut named = [&**asked, &**job_has];
+        named.sort_unstable();
+        assert_eq!(named, ["1000", "1000, 2000"], "{reason}");
         assert!(reason.to_string().contains("FANIN_SUB_MODELS"), "{reason}");
     }
     let mut none = asking(rack.address(), "models", 0, 1);
@@ -293,7 +298,7 @@ fn named_sub_models_are_planned_one_by_one() {
     for seed in 0..3 {
         sums_are_exact(&sessions, seed);
     }
-    let Some(WorkerJob::Goat { assignment, config }) = sessions[1].job() else { panic!("another protocol") };
+    let RankTerms::<Peer> { assignment, config } = terms(&sessions[1]);
     let fragments = |elements: u64| elements.div_ceil(config.elements.into()) as u32;
     let planned: Vec<u32> = (0..3).map(|part| assignment.sub_models().fragments_of(SubModel(part))).collect();
     assert_eq!(planned, sub_models.iter().map(|part| fragments(*part)).collect::<Vec<_>>());
@@ -312,16 +317,16 @@ fn more_ranks_than_a_packet_can_name_are_refused_with_the_cause() {
 fn who_speaks_another_protocol_is_told_what_to_set() {
     let (switch, atp, root) = (switch(), super::atp::server(), root());
     let rack = rack_of(root.address(), 64);
-    let protocols = [Protocol::SwitchMl, Protocol::Atp, Protocol::Goat];
-    for (address, served) in [
-        (switch.address(), Protocol::SwitchMl),
-        (atp.address(), Protocol::Atp),
-        (root.address(), Protocol::Goat),
-        (rack.address(), Protocol::Goat),
+    for (address, own, served) in [
+        (switch.address(), "switchml", "switchml or dlcp"),
+        (atp.address(), "atp", "atp"),
+        (root.address(), "goat", "goat"),
+        (rack.address(), "goat", "goat"),
     ] {
-        for asked in protocols.into_iter().filter(|asked| *asked != served) {
-            let config = SessionConfig { protocol: asked, ..asking(address, "another", 0, 1) };
+        for asked in ["switchml", "atp", "goat"].into_iter().filter(|asked| *asked != own) {
+            let config = SessionConfig { protocol: protocol(asked), ..asking(address, "another", 0, 1) };
             let reason = refusal(Session::connect(config).expect_err("another protocol"));
+            let (asked, served) = (asked.into(), served.into());
             assert_eq!(reason, Refusal::ProtocolMismatch { asked, served });
             assert!(reason.to_string().contains("FANIN_PROTOCOL"), "{reason}");
         }
@@ -330,7 +335,7 @@ fn who_speaks_another_protocol_is_told_what_to_set() {
     let mut config = asking(lost.address(), "lost", 0, 1);
     config.join_timeout = Duration::from_secs(4);
     let error = Session::connect(config).expect_err("no root").to_string();
-    assert!(error.contains("a switch of SwitchML"), "{error}");
+    assert!(error.contains("it serves switchml, and this switch goat"), "{error}");
 }
 
 #[test]
@@ -339,12 +344,7 @@ fn a_rank_that_dies_behind_a_switch_is_named_to_every_other() {
     let root = root_with(|config| config.heartbeat_timeout = NEVER);
     let racks = [rack_of(root.address(), 64), rack_of(root.address(), 64)];
     let address = racks[1].address();
-    let dying = thread::spawn(move || {
-        let mut request = request("dies", 1, 2, HANG);
-        let goat = join_request::Protocol::Goat(join_request::Goat::default());
-        (request.protocol, request.wire_dtype) = (Some(goat), 0);
-        Process::join(address, request)
-    });
+    let dying = thread::spawn(move || Process::join(address, request_of("goat", "dies", 1, 2)));
     let session = Session::connect(asking(racks[0].address(), "dies", 0, 2)).expect("admitted");
     let dying = dying.join().expect("no panic");
     let sum = submit(&session, vec![1_i32; 10], Op::Sum);

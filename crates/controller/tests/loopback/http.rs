@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use fanin_controller::proto::join_reply::Outcome;
-use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest, resume};
+use fanin_controller::proto::{Counts, JoinRequest, Resume, Split, StatusRequest};
 use fanin_protocol::Reason;
+use fanin_protocol::switchml::RankTerms;
 use fanin_wire::{
     Collective, Generation, JobId, Kind, Preamble, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype,
     WorkerId, begin_bfloat16_payload, chunk_packet_bytes, packet_bytes,
@@ -37,7 +38,7 @@ pub(super) fn metric(text: &str, name: &str) -> u64 {
 fn health_and_metrics_are_served_beside_grpc() {
     let switch = switch();
     assert!(fetch(switch.address(), "/healthz").ends_with("\r\n\r\nok\n"));
-    let sessions = connect_all(&switch, "metrics", 2, |config| config.slots = Some(32));
+    let sessions = connect_all(&switch, "metrics", 2, |config| config.in_flight = Some(32));
     let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 20_480], Op::Sum)).collect();
     assert!(sums.into_iter().all(|sum| sum.wait().is_ok()));
     let text = fetch(switch.address(), "/metrics");
@@ -93,10 +94,8 @@ fn a_request_that_is_too_long_is_refused_and_a_long_one_to_resume_is_not() {
         // The largest that a worker remembers: 64 shards of 16384 slots.
         let resumed = |shards: usize| Resume {
             elements: 256,
-            protocol: Some(resume::Protocol::Switchml(resume::SwitchMl {
-                slots: 16_384,
-                completed: vec![Counts { exchanges: vec![u32::MAX; 16_384] }; shards],
-            })),
+            in_flight: 16_384,
+            completed: vec![Counts { exchanges: vec![u32::MAX; 16_384] }; shards],
             ..Resume::default()
         };
         let ask = |shards| JoinRequest { resume: Some(resumed(shards)), ..request("long", 0, 1, HANG) };
@@ -159,7 +158,7 @@ fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
     const SLOTS: u16 = 32;
     let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
     let address = switch.address();
-    let mut sessions = connect_all(&switch, "late", 3, |config| config.slots = Some(SLOTS));
+    let mut sessions = connect_all(&switch, "late", 3, |config| config.in_flight = Some(SLOTS));
     // One exchange in each slot, without a probe.
     let chunk = usize::from(sessions[0].job().expect("open").elements());
     let tensor = || vec![1_i32; usize::from(SLOTS) * chunk];
@@ -252,10 +251,10 @@ fn noise_on_both_ports_changes_no_sum_and_is_counted() {
 fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     let switch = switch();
     let sessions = connect_all(&switch, "dropped", 2, |config| {
-        config.slots = Some(32);
+        config.in_flight = Some(32);
         config.wire_dtype = Some(WireDtype::Bfloat16);
     });
-    let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
+    let job = terms::<RankTerms>(&sessions[0]).config;
     let preamble = Preamble {
         kind: Kind::Update,
         job: job.id,

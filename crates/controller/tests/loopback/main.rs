@@ -21,20 +21,32 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fanin_protocol::WorkerTerms;
 use fanin_tls::Trust;
-use fanin_udp::{RawTensor, Submission, WorkerJob};
+use fanin_udp::{OnSockets, RawTensor, Submission};
 use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype};
 use tonic::transport::Channel;
 
+use fanin_controller::proto::JoinRequest;
 use fanin_controller::proto::control_client::ControlClient;
-use fanin_controller::proto::{JoinRequest, join_request};
 use fanin_controller::{
     Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig, SwitchStatus, control_calls,
-    switch_status,
+    protocols, switch_status,
 };
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
+
+/// The protocol of this name.
+fn protocol(name: &str) -> &'static dyn OnSockets {
+    protocols::named(name).expect("a protocol")
+}
+
+/// What the session's rank was told, as the job's protocol has it.
+fn terms<T: WorkerTerms>(session: &Session) -> T {
+    let job = session.job().expect("it runs");
+    job.terms::<T>().unwrap_or_else(|| panic!("another protocol: {job:?}")).clone()
+}
 
 fn switch_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
     let mut config = SwitchServerConfig::new(([127, 0, 0, 1], 0).into());
@@ -86,19 +98,17 @@ fn request(job: &str, rank: u32, world_size: u32, patience: Duration) -> JoinReq
         world_size,
         mtu_bytes: 65_535,
         patience_ms: patience.as_millis() as u64,
-        protocol: Some(of_switch_ml(None)),
+        protocol: "switchml".into(),
         // As a session asks that is told nothing.
         wire_dtype: fanin_controller::proto::WireDtype::Native.into(),
         ..JoinRequest::default()
     }
 }
 
-fn of_switch_ml(slots: Option<u32>) -> join_request::Protocol {
-    join_request::Protocol::Switchml(join_request::SwitchMl { slots })
-}
-
-fn of_atp() -> join_request::Protocol {
-    join_request::Protocol::Atp(join_request::Atp { window: None })
+/// What a rank asks of a protocol that makes integers of floats by a factor of its own.
+fn request_of(protocol: &str, job: &str, rank: u32, world_size: u32) -> JoinRequest {
+    let wire_dtype = fanin_controller::proto::WireDtype::SharedExponent.into();
+    JoinRequest { protocol: protocol.into(), wire_dtype, ..request(job, rank, world_size, HANG) }
 }
 
 /// Connects all ranks at once, as their processes would.

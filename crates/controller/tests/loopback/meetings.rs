@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use fanin_controller::{
     Cancel, JobStatusState, Meeting, MeetingConfig, RackServer, RackServerConfig, switch_status,
 };
-use fanin_protocol::control::{Protocol, Refusal};
+use fanin_protocol::control::Refusal;
 
 use super::*;
 
@@ -15,7 +15,7 @@ type Met = (u64, Vec<String>);
 fn config(switches: &[String], rank: u32, world_size: u32) -> MeetingConfig {
     MeetingConfig {
         switches: switches.to_vec(),
-        protocol: Protocol::SwitchMl,
+        protocol: protocol("switchml"),
         job: "meets".into(),
         rank,
         world_size,
@@ -57,7 +57,8 @@ fn all_meet(ranks: Vec<JoinHandle<Result<Met, SessionError>>>) {
 fn ranks_meet_in_whatever_order_they_name_the_switches_and_behind_racks() {
     let (one, two) = (switch(), switch());
     let listen = ([127, 0, 0, 1], 0).into();
-    let rack = RackServer::start(RackServerConfig::switch_ml(listen, one.address().to_string()));
+    let rack =
+        RackServer::start(RackServerConfig::new(protocol("switchml"), listen, one.address().to_string()));
     let rack = rack.expect("a free port");
     let [first, second] = [&one, &two].map(|switch| switch.address().to_string());
     let behind = rack.address().to_string();
@@ -171,7 +172,8 @@ fn who_joins_is_told_also_by_a_switch_that_was_started_again() {
 fn what_is_told_in_pieces_is_heard_whole_also_behind_a_rack() {
     let switch = switch();
     let listen = ([127, 0, 0, 1], 0).into();
-    let rack = RackServer::start(RackServerConfig::switch_ml(listen, switch.address().to_string()));
+    let rack =
+        RackServer::start(RackServerConfig::new(protocol("switchml"), listen, switch.address().to_string()));
     let rack = rack.expect("a free port");
     let named = [rack.address().to_string()];
     let said: Vec<_> = ["a", "b", "c"].map(|letter| letter.repeat(16 << 10)).to_vec();

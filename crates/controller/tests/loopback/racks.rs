@@ -4,17 +4,20 @@ use std::net::SocketAddr;
 use std::thread;
 
 use fanin_controller::{
-    ChainError, RackMemory, RackServer, RackServerConfig, Session, SessionConfig, SessionError, switch_status,
+    ChainError, RackServer, RackServerConfig, Session, SessionConfig, SessionError, switch_status,
 };
-use fanin_protocol::control::Refusal;
+use fanin_protocol::control::Memory;
 use fanin_wire::{Collective, Op, Rank, WireDtype};
 
 use super::atp::{again, summing_with};
-use super::{HANG, submit, switch, switch_with, wait_until};
+use super::{HANG, protocol, submit, switch, switch_with, wait_until};
+
+fn rack_config(listen: SocketAddr, upstream: SocketAddr) -> RackServerConfig {
+    RackServerConfig::new(protocol("switchml"), listen, upstream.to_string())
+}
 
 fn rack(upstream: SocketAddr) -> RackServer {
-    let config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), upstream.to_string());
-    RackServer::start(config).expect("a free port")
+    RackServer::start(rack_config(([127, 0, 0, 1], 0).into(), upstream)).expect("a free port")
 }
 
 /// A rank for each of the switches that it is to ask.
@@ -77,8 +80,8 @@ fn two_racks_of_two_ranks_sum_under_a_root() {
 fn racks_of_racks_and_ranks_beside_them_sum_in_as_many_shards_as_the_root_has() {
     let root = switch_with(|config| config.shards = 2);
     let rack = |upstream: SocketAddr| {
-        let mut config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), upstream.to_string());
-        config.memory = RackMemory::Slots { shards: 2, pool_units: 65_536 };
+        let mut config = rack_config(([127, 0, 0, 1], 0).into(), upstream);
+        config.memory = Memory { shards: 2, pool_units: 65_536, ..config.memory };
         RackServer::start(config).expect("a free port")
     };
     let spine = rack(root.address());
@@ -104,7 +107,7 @@ fn a_rack_that_restarts_learns_its_jobs_and_the_sums_go_on() {
         || {
             for _ in 0..3 {
                 drop(running.take());
-                let config = RackServerConfig::switch_ml(address, root.address().to_string());
+                let config = rack_config(address, root.address());
                 let second = again(|| RackServer::start(config.clone()));
                 // Nobody joins again: heartbeats alone tell it.
                 wait_until(address, "it did not learn", |status| !status.relays[0].jobs.is_empty());
@@ -139,11 +142,11 @@ fn ranks_of_different_racks_that_disagree_are_named_to_all() {
 #[test]
 fn a_rack_of_other_shards_or_too_little_memory_is_refused_with_the_cure() {
     let root = switch_with(|config| config.shards = 2);
-    for (memory, cure) in [
-        (RackMemory::Slots { shards: 1, pool_units: 65_536 }, "start it with --shards 2"),
-        (RackMemory::Slots { shards: 2, pool_units: 1 }, "start it with a larger --pool-units"),
-    ] {
-        let config = RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    for (shards, pool_units, cure) in
+        [(1, 65_536, "start it with --shards 2"), (2, 1, "start it with a larger --pool-units")]
+    {
+        let config = rack_config(([127, 0, 0, 1], 0).into(), root.address());
+        let memory = Memory { shards, pool_units, ..config.memory };
         let rack = RackServer::start(RackServerConfig { memory, ..config }).expect("a free port");
         let config = SessionConfig::new(rack.address().to_string(), "refused", 0, 1);
         let error = Session::connect(config).expect_err("refused");
@@ -158,12 +161,18 @@ fn a_rack_of_other_shards_or_too_little_memory_is_refused_with_the_cure() {
 #[test]
 fn a_rack_of_the_other_protocol_is_refused() {
     let root = switch();
-    let config = RackServerConfig::atp(([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let listen = ([127, 0, 0, 1], 0).into();
+    let config = RackServerConfig::new(protocol("atp"), listen, root.address().to_string());
     let rack = RackServer::start(config).expect("a free port");
     let error = Session::connect(SessionConfig::new(rack.address().to_string(), "other", 0, 1));
     let error = error.expect_err("refused");
-    assert!(
-        matches!(&error, SessionError::JoinRefused { reason: Refusal::ProtocolMismatch { .. }, .. }),
-        "{error}"
-    );
+    let SessionError::Chain {
+        error: ChainError::UpstreamUnreachable { switch, upstream, cause, may_come },
+        ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((switch, upstream), (rack.address().to_string(), root.address().to_string()));
+    assert_eq!((&*cause, may_come), ("it serves switchml, and this switch atp", false));
 }

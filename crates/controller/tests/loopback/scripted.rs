@@ -3,16 +3,18 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
-pub use fanin_controller::proto::admission::{Protocol as Admitted, SwitchMl};
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
     Admission, AttendRequest, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply,
-    LeaveRequest, MeetReply, MeetRequest, Protocol, StatusReply, StatusRequest, heartbeat_reply::State,
+    LeaveRequest, MeetReply, MeetRequest, StatusReply, StatusRequest, heartbeat_reply::State,
     join_reply::Outcome,
 };
+use fanin_protocol::control::{self, Agreed, Gathered, PORTION_WHOLE, Protocol, SwitchTree};
+use fanin_protocol::switchml::SwitchMl;
 use fanin_tls::Acceptor;
-use fanin_wire::Key;
+use fanin_wire::{Key, VERSION, WireDtype};
 use tokio::runtime::Runtime;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -23,7 +25,8 @@ pub const INSTANCE: u64 = 7;
 
 pub struct Script {
     pub wire_version: u32,
-    pub protocol: Protocol,
+    /// What it says that it serves.
+    pub protocol: &'static str,
     pub join: fn(JoinRequest) -> Outcome,
     /// Answers the heartbeat of this number; `None` fails the call.
     pub heartbeat: fn(u32) -> Option<State>,
@@ -34,8 +37,8 @@ pub struct Script {
 impl Default for Script {
     fn default() -> Self {
         Self {
-            wire_version: fanin_wire::VERSION.into(),
-            protocol: Protocol::Switchml,
+            wire_version: VERSION.into(),
+            protocol: "switchml",
             join: admit,
             heartbeat: |_| None,
             is_brief: false,
@@ -49,25 +52,66 @@ fn admit(request: JoinRequest) -> Outcome {
 
 /// To job 1, with a heartbeat every 50 ms.
 pub fn admission(request: &JoinRequest) -> Admission {
-    Admission {
-        job_id: 1,
-        world_size: request.world_size,
-        heartbeat_timeout_ms: 250,
-        switch_instance: INSTANCE,
-        key: Key::new(7).to_bytes().into(),
-        protocol: Some(Admitted::Switchml(ONE_SLOT)),
-        ..Admission::default()
-    }
+    ONE_SLOT.admission(request)
+}
+
+/// What a rank of a job of SwitchML is told.
+#[derive(Clone, Copy)]
+pub struct Told {
+    pub slots: u16,
+    pub elements: u16,
+    pub shards: u8,
+    pub wire_dtype: WireDtype,
 }
 
 /// In one shard.
-pub const ONE_SLOT: SwitchMl = SwitchMl {
-    slots: 1,
-    elements: 256,
-    shards: 1,
-    wire_dtype: fanin_controller::proto::WireDtype::Native as i32,
-    restore: Vec::new(),
-};
+pub const ONE_SLOT: Told = Told { slots: 1, elements: 256, shards: 1, wire_dtype: WireDtype::Native };
+
+impl Told {
+    /// To job 1, of the protocol that was asked for, with a heartbeat every 50 ms.
+    pub fn admission(self, request: &JoinRequest) -> Admission {
+        Admission {
+            job_id: 1,
+            world_size: request.world_size,
+            heartbeat_timeout_ms: 250,
+            switch_instance: INSTANCE,
+            key: Key::new(7).to_bytes().into(),
+            protocol: request.protocol.clone(),
+            shards: self.shards.into(),
+            part: self.part(request.rank, request.world_size),
+            ..Admission::default()
+        }
+    }
+
+    /// As a switch that admits ranks who ask for this tells it.
+    fn part(self, rank: u32, world_size: u32) -> Vec<u8> {
+        let Self { slots, elements, shards, wire_dtype } = self;
+        let asks = |rank| control::JoinRequest {
+            job: "scripted".into(),
+            rank,
+            world_size,
+            protocol: SwitchMl.name().into(),
+            agreed: Agreed { in_flight: Some(slots), wire_dtype, ..Agreed::default() },
+            mtu: usize::from(u16::MAX),
+            rate_bps: None,
+            rtt: Duration::ZERO,
+            paths: 1,
+            portion: PORTION_WHOLE,
+            hops: Vec::new(),
+            patience: Duration::ZERO,
+            wire_version: VERSION,
+            resume: None,
+            origin: None,
+        };
+        let asked: Vec<_> = (0..world_size).map(asks).collect();
+        let requests: Vec<_> = asked.iter().collect();
+        let receive_buffer_bytes = 1 << 20;
+        let tree = &SwitchTree::default();
+        let gathered = Gathered { requests: &requests, tree, elements, shards, receive_buffer_bytes };
+        let (_, mut seats) = SwitchMl.admit(&gathered).expect("ranks that agree");
+        seats.ranks.swap_remove(rank as usize)
+    }
+}
 
 /// A running script. Dropping it ends it.
 pub struct Scripted {

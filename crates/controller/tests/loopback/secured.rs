@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use fanin_controller::{JobStatusState, RackMemory, RackServer, RackServerConfig};
-use fanin_protocol::control::{Protocol, Refusal};
+use fanin_controller::{JobStatusState, RackServer, RackServerConfig};
+use fanin_protocol::control::Refusal;
 use fanin_wire::{LossBound, PREAMBLE_BYTES, SEALED_HEAD_BYTES, Security};
 
 use super::between::Between;
@@ -19,11 +19,11 @@ struct Way {
     ends: Vec<SocketAddr>,
 }
 
-fn protocol_of(name: &str) -> Protocol {
+/// What ranks ask for, and its services serve: a loss bound alone says that a job is DLCP's.
+fn protocol_of(name: &str) -> &'static dyn OnSockets {
     match name {
-        "atp" => Protocol::Atp,
-        "goat" => Protocol::Goat,
-        _ => Protocol::SwitchMl,
+        "atp" | "goat" => protocol(name),
+        _ => protocol("switchml"),
     }
 }
 
@@ -34,12 +34,11 @@ fn way(name: &str) -> Way {
     let of_root = Between::new(root.address());
     let above = of_root.address.to_string();
     let rack = match name {
-        "racks" => Some(RackServerConfig::switch_ml(here, above)),
-        "atp" => Some(RackServerConfig::atp(here, above)),
+        "racks" | "atp" => Some(RackServerConfig::new(protocol, here, above)),
         "goat" => {
             // Switches of GOAT know each other by their addresses, so that nobody passes on what they say to each other.
-            let mut config = RackServerConfig::goat(here, root.address().to_string());
-            config.memory = RackMemory::Planned(4096);
+            let mut config = RackServerConfig::new(protocol, here, root.address().to_string());
+            config.memory.aggregators = 4096;
             Some(config)
         }
         _ => None,
@@ -179,7 +178,11 @@ fn who_stands_between_changes_sums_where_headers_are_tagged_alone() {
 fn no_nonce_is_used_twice_under_a_key_also_when_a_switch_is_started_again() {
     let root = switch();
     let upstream = root.address().to_string();
-    let rack = RackServer::start(RackServerConfig::switch_ml(([127, 0, 0, 1], 0).into(), &*upstream));
+    let rack = RackServer::start(RackServerConfig::new(
+        protocol("switchml"),
+        ([127, 0, 0, 1], 0).into(),
+        &*upstream,
+    ));
     let rack = rack.expect("a free port");
     let (address, between) = (rack.address(), Between::new(rack.address()));
     let connecting: Vec<_> = (0..2)
@@ -195,7 +198,7 @@ fn no_nonce_is_used_twice_under_a_key_also_when_a_switch_is_started_again() {
     let mut running = Some(rack);
     for _ in 0..2 {
         drop(running.take());
-        let config = RackServerConfig::switch_ml(address, &*upstream);
+        let config = RackServerConfig::new(protocol("switchml"), address, &*upstream);
         running = Some(super::atp::again(|| RackServer::start(config.clone())));
         sums_are_right(&sessions, false);
     }
@@ -220,9 +223,15 @@ fn ranks_that_ask_for_another_security_are_all_told() {
     let asked = [ask(0, Security::Encrypt), ask(1, Security::Authenticate)];
     for rank in asked {
         let error = rank.join().expect("no panic").expect_err("they do not agree");
-        let SessionError::JoinRefused { reason: Refusal::SecurityMismatch { .. }, .. } = error else {
+        let SessionError::JoinRefused { reason: Refusal::Mismatch { field, asked, job_has, .. }, .. } =
+            &error
+        else {
             panic!("{error}")
         };
+        assert!(field.starts_with("security ("), "{error}");
+        let mut named = [&**asked, &**job_has];
+        named.sort_unstable();
+        assert_eq!(named, [Security::Authenticate, Security::Encrypt].map(Security::name), "{error}");
         assert!(error.to_string().contains("FANIN_SECURITY"), "{error}");
     }
 }

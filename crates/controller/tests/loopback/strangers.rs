@@ -3,6 +3,8 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
+use fanin_protocol::{atp, switchml};
+use fanin_udp::Membership;
 use fanin_wire::{
     Abort, AbortReason, Collective, Directions, Flags, GradientHeader, GradientPacket, Key, Kind, Pattern,
     Preamble, Rank, ShardId, SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, fragment_packet_bytes,
@@ -22,7 +24,7 @@ use fanin_controller::proto::{
 };
 
 /// Calls in the name of every rank, without its secret and with what a stranger might take for it.
-fn impersonate(address: SocketAddr, job: &WorkerJob) -> u64 {
+fn impersonate(address: SocketAddr, job: &Membership) -> u64 {
     let (job_id, generation) = (job.id().0, u32::from(job.generation().0));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut denied = 0;
@@ -112,7 +114,7 @@ fn forge(address: SocketAddr, packets: impl Fn(Key) -> Vec<Vec<u8>>) {
 fn a_strangers_packets_have_no_effect_on_a_live_job() {
     let switch = switch();
     let sessions = connect_all(&switch, "live", 2, |_| {});
-    let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
+    let job = terms::<switchml::RankTerms>(&sessions[0]).config;
     let packets = |key| {
         let mut packets = Vec::new();
         for (kind, worker, exchange, elements) in [
@@ -139,7 +141,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
     let server = server();
     let rack = rack(server.address());
     let sessions = ranks("live", &[rack.address(); 2]);
-    let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
+    let atp::RankTerms { config, directions } = terms(&sessions[0]);
     let at_server = Directions { level: 1, ..directions };
     let packets = |key, directions: Directions| {
         let preamble = Preamble {
@@ -212,7 +214,7 @@ fn replay(address: SocketAddr, packet: &[u8]) -> bool {
 fn a_packet_that_is_sent_again_from_elsewhere_diverts_nothing() {
     let switch = switch();
     let sessions = connect_all(&switch, "caught", 2, |_| {});
-    let Some(WorkerJob::SwitchMl { config: job, .. }) = sessions[0].job() else { panic!("another protocol") };
+    let job = terms::<switchml::RankTerms>(&sessions[0]).config;
     // Of an exchange that is long over.
     let (kind, worker, shard) = (Kind::Update, WorkerId(0), ShardId(0));
     let preamble = Preamble { kind, job: job.id, generation: job.generation, worker, shard };
@@ -231,7 +233,7 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
     let server = server();
     let rack = rack(server.address());
     let sessions = ranks("caught", &[rack.address(); 2]);
-    let Some(WorkerJob::Atp { config, directions }) = sessions[0].job() else { panic!("another protocol") };
+    let atp::RankTerms { config, directions } = terms(&sessions[0]);
     let packet = |directions| {
         let (kind, worker) = (Kind::Gradient, WorkerId::ALL);
         let (job, generation, shard) = (config.id, config.generation, ShardId(0));
@@ -266,14 +268,7 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
 }
 
 /// Asks for twice as many jobs as may wait here of one address, and sees that half of them are refused, and that another address has room.
-fn crowd(switch: SocketAddr, of_one_max: usize, protocol: join_request::Protocol) {
-    let request = |job: &str, world_size| {
-        let usual = request(job, 0, world_size, HANG);
-        // ATP has no choice.
-        let wire_dtype =
-            if matches!(protocol, join_request::Protocol::Atp(_)) { 0 } else { usual.wire_dtype };
-        JoinRequest { protocol: Some(protocol.clone()), wire_dtype, ..usual }
-    };
+fn crowd(switch: SocketAddr, of_one_max: usize, request: impl Fn(&str, u32) -> JoinRequest) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let client = control(switch);
@@ -311,13 +306,13 @@ fn crowd(switch: SocketAddr, of_one_max: usize, protocol: join_request::Protocol
 fn one_address_leaves_room_to_others_that_join_through_the_same_switch() {
     let server = server();
     let rack = rack(server.address());
-    crowd(rack.address(), 64, of_atp());
+    crowd(rack.address(), 64, |job, world_size| request_of("atp", job, 0, world_size));
 }
 
 #[test]
 fn one_address_does_not_fill_the_switch_with_jobs_that_wait() {
     let switch = switch();
-    crowd(switch.address(), 128, of_switch_ml(None));
+    crowd(switch.address(), 128, |job, world_size| request(job, 0, world_size, HANG));
     let gathers = |job: &fanin_controller::JobStatus| matches!(job.state, JobStatusState::Gathering { .. });
     let otherwise = "the switch does not hear that they are gone";
     wait_until(switch.address(), otherwise, |status| !status.jobs.iter().any(gathers));
@@ -330,7 +325,7 @@ fn a_switch_full_of_jobs_that_tell_a_lot_still_says_how_it_fares() {
     let switch = switch_with(|config| config.heartbeat_timeout = HANG);
     let share = Share { service: "s".repeat(100), share: 0.5, host: None };
     let ask = |job: &str, rank, shares| JoinRequest {
-        protocol: Some(of_switch_ml(Some(1))),
+        in_flight: Some(1),
         mtu_bytes: 1500,
         split: Some(Split { shares: vec![share.clone(); shares], ..Split::default() }),
         place: Some(Place { ranks: vec![u32::MAX; 1024], ..Place::default() }),

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use fanin_controller::{Acceptor, Identity, RackServer, RackServerConfig, Secret, trusted_status};
-use fanin_protocol::control::Protocol;
 use fanin_wire::{Key, Rank};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -157,17 +156,20 @@ fn a_switch_with_a_secret_serves_those_alone_who_know_it_and_they_speak_to_no_ot
 #[test]
 fn a_switch_on_the_way_knows_its_server_by_the_secret_and_says_so_where_it_does_not() {
     let (_folder, [secret, other]) = secrets();
-    let of_server =
-        SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(([127, 0, 0, 1], 0).into()) };
+    let of_server = SwitchServerConfig {
+        protocol: protocol("atp"),
+        ..SwitchServerConfig::new(([127, 0, 0, 1], 0).into())
+    };
     let server = SwitchServer::start_behind(of_server, of_those_who_know(&secret)).expect("a free port");
     let rack = |trust| {
-        let config = RackServerConfig::atp(([127, 0, 0, 1], 0).into(), server.address().to_string());
+        let config =
+            RackServerConfig::new(protocol("atp"), ([127, 0, 0, 1], 0).into(), server.address().to_string());
         RackServer::start_behind(config, of_those_who_know(&secret), trust).expect("a free port")
     };
     let (knowing, mistaken) = (rack(knows(&secret)), rack(knows(&other)));
     let config = |at: SocketAddr, job: &str| {
         let mut config = SessionConfig::new(at.to_string(), job, 0, 1);
-        (config.protocol, config.trust) = (Protocol::Atp, knows(&secret));
+        (config.protocol, config.trust) = (protocol("atp"), knows(&secret));
         config
     };
     let session = Session::connect(config(knowing.address(), "way")).expect("admitted");

@@ -13,6 +13,7 @@
 //! What differs is behind three traits, one a machine: how a worker labels its fragments ([`Way`]), which of them a switch sums and where
 //! it sends the others ([`Route`]), and whom a fragment that comes to the server is from ([`Roster`]).
 
+pub(crate) mod admission;
 mod aggregator_table;
 mod children;
 mod config;

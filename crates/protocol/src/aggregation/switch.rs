@@ -15,7 +15,7 @@ use super::config::AGGREGATOR_ELEMENTS_MAX;
 use super::passing::{Passing, PassingPacket};
 use super::{AGGREGATORS_MAX, ConfigError, JOBS_MAX, WAYS_MAX};
 use crate::machine::{
-    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
+    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, TableStatistics, Transmit, Verdict,
 };
 use crate::transport::{Run, Sender, Turns};
 
@@ -781,5 +781,19 @@ impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
 
     fn received(&self) -> Received {
         self.statistics.received
+    }
+
+    fn table(&self) -> Option<TableStatistics> {
+        let SwitchStatistics { in_use, completed, freed_by_parameters, freed_by_resend, freed_stale, .. } =
+            self.statistics();
+        let aggregators = self.config.aggregators;
+        Some(TableStatistics {
+            aggregators,
+            in_use,
+            completed,
+            freed_by_parameters,
+            freed_by_resend,
+            freed_stale,
+        })
     }
 }

@@ -19,6 +19,8 @@
 //!
 //! The machines are those of [`aggregation`](crate::aggregation); here is what ATP tells them: the hierarchy that directions describe.
 
+mod hierarchy;
+mod protocol;
 mod switch;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,7 @@ pub use crate::aggregation::{
 };
 use crate::aggregation::{Server, Switch, Way, Worker, WorkerPlan};
 use crate::transport::mix;
+pub use protocol::{Atp, RankTerms};
 pub use switch::SwitchRoute;
 pub use tree::Tree;
 

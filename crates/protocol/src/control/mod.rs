@@ -4,24 +4,29 @@
 //! it (the `controller` room) acts on it: it answers a waiting rank, configures the data path, counts, logs. One value makes
 //! the log line, the metric and the error message.
 //!
-//! Deliberately absent: sockets, a clock, and any packet. The data path never asks the registry.
+//! Deliberately absent: sockets, a clock, any packet, and any protocol. Whoever admits jobs hands the [`Protocol`]s in that it serves, and each
+//! says what its members are told. The data path never asks the registry.
 
-mod flow_plan;
+mod agreed;
 mod gathering;
-mod hierarchy;
 mod pool_size;
+mod protocol;
 mod ranks;
 mod refusal;
 mod registry;
 mod request;
-mod restore;
 mod switch_tree;
+mod tree;
 
-pub use flow_plan::FlowPlan;
-pub use hierarchy::{Hierarchy, Rack, Racks};
+pub use agreed::Agreed;
+pub(crate) use pool_size::UNIT_ELEMENTS;
 pub use pool_size::{
     HOST_PROCESSING, PORTION_WHOLE, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,
     SLOTS_AUTOMATIC_MIN_OF_MANY, pool_slots, pool_units,
+};
+pub use protocol::{
+    Gathered, Limits, Malformed, Memory, Planner, Protocol, Relayed, Seats, Share, Terms, narrow, part_of,
+    read,
 };
 pub use ranks::Ranks;
 pub use refusal::{Refusal, ResumeField};
@@ -30,7 +35,8 @@ pub use registry::{
     Pool, Registry, RegistryConfig,
 };
 pub use request::{
-    Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Protocol, Resume,
-    Ticket, is_job_name, is_unprintable,
+    Admission, HOPS_MAX, Hop, JOB_NAME_BYTES_MAX, JoinRequest, NAMED_SUB_MODELS_MAX, Resume, Ticket,
+    is_job_name, is_unprintable,
 };
 pub use switch_tree::{SwitchTree, TreeRank, TreeSwitch};
+pub(crate) use tree::{Child, Parent, Tree};

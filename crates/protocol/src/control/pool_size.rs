@@ -26,7 +26,7 @@ pub const PORTION_WHOLE: u16 = 1024;
 pub const SLOTS_AUTOMATIC_MAX: u16 = 4096;
 
 /// Elements of a unit that the switch's memory is counted in.
-pub(super) const UNIT_ELEMENTS: u32 = 256;
+pub(crate) const UNIT_ELEMENTS: u32 = 256;
 
 /// What decides a pool's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,12 +3,15 @@
 //! All refusals stand in one table, `for_each_refusal`, with what they are called and what they say;
 //! `fanin-controller` makes its messages of the same table.
 
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 use core::net::SocketAddr;
 
-use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, LossBound, PLACES_MAX, Rank, Security, WireDtype};
+use fanin_wire::{CHILDREN_MAX, LEVELS_MAX, LossBound, PLACES_MAX, Rank};
 
-use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, NAMED_SUB_MODELS_MAX, Protocol, Ranks};
-use crate::switchml::SLOTS_MAX;
+use super::gathering::IN_FLIGHT_MAX;
+use super::{HOPS_MAX, JOB_NAME_BYTES_MAX, NAMED_SUB_MODELS_MAX, Ranks};
 
 /// Hands the table of all refusals to the macro `$with`: for each what it means, its name in metrics and logs, its fields, and how
 /// it is written for a person.
@@ -104,124 +107,38 @@ macro_rules! for_each_refusal {
 
             /// No rank may have so many packets in flight.
             InFlightOutOfRange = "in_flight_out_of_range" {
-                /// How many were asked for in a shard: slots, or ATP's window.
+                /// How many were asked for in a shard: slots, or a window.
                 asked: u16,
             }
                 |f| write!(
                     f,
-                    "{asked} packets in flight (slots, or ATP's window); ask for 1 to {SLOTS_MAX}, or leave it to fanin"
+                    "{asked} packets in flight (slots, or a window); ask for 1 to {IN_FLIGHT_MAX}, or leave it to fanin"
                 );
 
-            /// Ranks ask for different numbers of packets in flight.
-            InFlightMismatch = "in_flight_mismatch" {
-                /// The rank that is refused.
-                rank: u32,
-                /// How many it asked for in a shard: slots, or ATP's window.
-                asked: u16,
-                /// How many a waiting rank asked for.
-                job_has: u16,
-            }
-                |f| write!(
-                    f,
-                    "rank {rank} asks for {asked} packets in flight (slots, or ATP's window), another rank for {job_has}; set the \
-                     same for all, or for none"
-                );
-
-            /// Ranks ask for different wire dtypes. No sum can come of it, so the ranks that wait are refused as well.
-            WireDtypeMismatch = "wire_dtype_mismatch" {
+            /// Ranks ask for what they must ask for alike. No sum can come of it, so the ranks that wait are refused as well.
+            Mismatch = "mismatch" {
                 /// The rank that came last.
                 rank: u32,
-                /// The wire dtype that it asked for.
-                asked: WireDtype,
+                /// What they disagree on.
+                field: Box<str>,
+                /// What it asked for.
+                asked: Box<str>,
                 /// A rank that waited for it.
                 other_rank: u32,
-                /// The wire dtype that the waiting ranks asked for.
-                job_has: WireDtype,
+                /// What that one asked for.
+                job_has: Box<str>,
             }
                 |f| write!(
                     f,
-                    "rank {rank} asks for wire dtype {}, rank {other_rank} for {}; set the same for all ranks (wire_dtype, or \
-                     FANIN_WIRE_DTYPE), or for none",
-                    asked.name(),
-                    job_has.name()
+                    "rank {rank} and rank {other_rank} differ in {field}: {asked} and {job_has}; set the same for all ranks, or for none"
                 );
 
-            /// The ranks ask for packets that are secured differently. None would read another's, so the ranks that wait are refused as well.
-            SecurityMismatch = "security_mismatch" {
-                /// The rank that came last.
-                rank: u32,
-                /// How it asked for packets to be secured.
-                asked: Security,
-                /// A rank that waited for it.
-                other_rank: u32,
-                /// How the waiting ranks asked for it.
-                job_has: Security,
+            /// The protocol does not sum what the rank asks for.
+            Unserved = "unserved" {
+                /// Why, and what to do.
+                reason: String,
             }
-                |f| write!(
-                    f,
-                    "rank {rank} asks for security \"{}\", rank {other_rank} for \"{}\"; set the same for all ranks (security, or \
-                     FANIN_SECURITY), or for none",
-                    asked.name(),
-                    job_has.name()
-                );
-
-            /// The ranks let different parts of their tensors be lost.
-            BoundMismatch = "bound_mismatch" {
-                /// The rank that came last.
-                rank: u32,
-                /// The loss bound that it asked for.
-                asked: LossBound,
-                /// A rank that waited for it.
-                other_rank: u32,
-                /// The loss bound that the waiting ranks asked for.
-                job_has: LossBound,
-            }
-                |f| write!(
-                    f,
-                    "rank {rank} lets {asked} of a tensor be lost, rank {other_rank} {job_has}; set the same for all ranks \
-                     (loss_bound, or FANIN_LOSS_BOUND), or for none"
-                );
-
-            /// A loss bound where nothing can be lost.
-            BoundUnserved = "bound_unserved" {
-                /// The loss bound that the rank asked for.
-                asked: LossBound,
-            }
-                |f| write!(
-                    f,
-                    "a loss bound of {asked} is for a job that one switch of SwitchML sums, without racks before it, and that \
-                     begins there: use a switch without --upstream and --protocol, or unset FANIN_LOSS_BOUND (loss_bound)"
-                );
-
-            /// The ranks would cut tensors differently among the job's services.
-            PlanMismatch = "plan_mismatch" {
-                /// The rank that came last.
-                rank: u32,
-                /// The fingerprint of its plan.
-                asked: u64,
-                /// A rank that waited for it.
-                other_rank: u32,
-                /// The fingerprint of the waiting ranks' plan.
-                job_has: u64,
-            }
-                |f| write!(
-                    f,
-                    "rank {rank} has plan {asked:016x}, rank {other_rank} plan {job_has:016x}; give all ranks the same switches in \
-                     the same order (switch, or FANIN_SWITCH)"
-                );
-
-            /// The ranks named different parts of the model, which cannot be of one plan.
-            SubModelsMismatch = "sub_models_mismatch" {
-                /// The rank that came last.
-                rank: u32,
-                /// A rank that waited for it.
-                other_rank: u32,
-            }
-                |f| write!(
-                    f,
-                    "ranks {rank} and {other_rank} name different sub-models, and there is one plan a job; give all ranks those of the same \
-                     model (sub_models, or FANIN_SUB_MODELS), or none"
-                );
+                |f| f.write_str(reason);
 
             /// No plan has such parts of a model.
             SubModels = "sub_models" {
@@ -309,46 +226,29 @@ macro_rules! for_each_refusal {
             SwitchStopping = "switch_stopping"
                 |f| f.write_str("the switch is shutting down; start it again (fanin switch)");
 
-            /// The rank's job is to be summed in another way than is done here.
+            /// The rank's job is to be summed by a protocol that is not served here.
             ProtocolMismatch = "protocol_mismatch" {
                 /// What the rank asked for.
-                asked: Protocol,
+                asked: String,
                 /// What is served here.
-                served: Protocol,
-            }
-                |f| f.write_str(match (asked, served) {
-                    (Protocol::Goat, Protocol::SwitchMl) => {
-                        "this process speaks GOAT, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
-                         --protocol goat"
-                    }
-                    (Protocol::Goat, _) => {
-                        "this process speaks GOAT, the switch ATP; set FANIN_PROTOCOL=atp (protocol=\"atp\") on every rank, or start \
-                         all switches, and the root in place of the server, with --protocol goat"
-                    }
-                    (_, Protocol::Goat) => {
-                        "the switch speaks GOAT, this process does not; set FANIN_PROTOCOL=goat (protocol=\"goat\") on every rank, or \
-                         use a switch without --protocol goat"
-                    }
-                    (Protocol::Atp, _) => {
-                        "this process speaks ATP, the switch SwitchML; unset FANIN_PROTOCOL (protocol), or start the switch with \
-                         --protocol atp --upstream HOST:PORT and a server (fanin server)"
-                    }
-                    (Protocol::SwitchMl, _) => {
-                        "this process speaks SwitchML, the switch ATP; set FANIN_PROTOCOL=atp (protocol=\"atp\") on every rank, \
-                         or use a switch without --protocol atp"
-                    }
-                });
-
-            /// ATP and GOAT carry floats as integers alone.
-            WireDtypeOfAtp = "wire_dtype_of_atp" {
-                /// What the rank asked for.
-                asked: WireDtype,
+                served: String,
             }
                 |f| write!(
                     f,
-                    "ATP and GOAT add integers, and make them of large floats by a factor of their own: none travel as {}; unset \
-                     FANIN_WIRE_DTYPE (wire_dtype), or use SwitchML",
-                    asked.name()
+                    "this process asks for protocol {asked:?}, and the switch serves {served}; set FANIN_PROTOCOL (protocol) to what it \
+                     serves on every rank, or start all switches with --protocol {asked}"
+                );
+
+            /// A switch on the rank's way holds no packet of the protocol.
+            PacketsTooLong = "packets_too_long" {
+                /// Elements of the longest packet that it holds.
+                elements: u32,
+                /// Elements of the shortest packet that there is.
+                least: u32,
+            }
+                |f| write!(
+                    f,
+                    "a switch on the way holds packets of {elements} elements, and the shortest has {least}; install the same fanin on all switches"
                 );
 
             /// More switches in a row than a packet has bitmaps.
@@ -462,6 +362,18 @@ macro_rules! define {
 
 for_each_refusal!(define);
 
+impl Refusal {
+    /// A loss bound where nothing can be lost.
+    #[must_use]
+    pub fn of_bound(asked: LossBound) -> Self {
+        let reason = format!(
+            "a loss bound of {asked} is for a job that one switch sums, without racks before it, and that begins there: use a switch \
+             without --upstream and --protocol, or unset FANIN_LOSS_BOUND (loss_bound)"
+        );
+        Self::Unserved { reason }
+    }
+}
+
 impl core::error::Error for Refusal {}
 
 /// What ranks that resume a job must agree on.
@@ -469,7 +381,7 @@ impl core::error::Error for Refusal {}
 pub enum ResumeField {
     /// The generation that was running.
     Generation,
-    /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+    /// Packets of a rank that may be in flight in a shard: slots, or a window.
     InFlight,
     /// Elements of a chunk.
     Elements,

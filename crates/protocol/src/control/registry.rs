@@ -6,15 +6,11 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use fanin_wire::{
-    AbortReason, Generation, JobId, Key, LossBound, Rank, Security, ShardId, WireDtype, WorkerId,
-};
+use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, Rank, Security, WireDtype};
 
 use super::gathering::{Gathering, check};
-use super::pool_size::pool_units;
-use super::{Admission, JoinRequest, Protocol, Rack, Ranks, Refusal, Resume, Ticket};
+use super::{Admission, JoinRequest, Protocol, Ranks, Refusal, Resume, Seats, Ticket};
 use crate::machine::Instant;
-use crate::switchml::JobConfig;
 
 mod config;
 mod job;
@@ -139,7 +135,7 @@ pub enum Command {
     },
 }
 
-/// The memory for slots (SwitchML) and places (ATP) of a shard, in units of 256 elements.
+/// The memory of a shard, in units of 256 elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// All.
@@ -173,9 +169,9 @@ pub enum JobState {
         job: JobId,
         /// Its generation.
         generation: Generation,
-        /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+        /// Packets of a rank that may be in flight in a shard.
         in_flight: u16,
-        /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as int8.
+        /// Elements of a full packet, as the job's protocol counts them.
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,
@@ -198,6 +194,8 @@ pub enum JobState {
 /// The jobs of a switch. See the module's documentation.
 pub struct Registry {
     config: RegistryConfig,
+    /// Those that are served, the usual one first.
+    protocols: Vec<&'static dyn Protocol>,
     /// Draws job ids and keys.
     generator: Box<dyn FnMut() -> u64 + Send>,
     /// By name, and by what those show who resume a job.
@@ -213,16 +211,18 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// An empty registry. `generator` draws job ids and keys: from the operating system wherever there is a network, so that
+    /// An empty registry of jobs of these protocols. `generator` draws job ids and keys: from the operating system wherever there is a network, so that
     /// nobody can guess them and a packet for an earlier switch's job is not taken for this one's.
     pub fn new(
         config: RegistryConfig,
+        protocols: Vec<&'static dyn Protocol>,
         generator: Box<dyn FnMut() -> u64 + Send>,
     ) -> Result<Self, ConfigError> {
         let must_not_be_zero = [
             ("shards", config.shards == 0),
             ("pool_units", config.pool_units == 0),
             ("jobs_max", config.jobs_max == 0),
+            ("protocols", protocols.is_empty()),
             ("heartbeat_timeout", config.heartbeat_timeout.is_zero()),
             ("return_timeout", config.return_timeout.is_zero()),
             ("join_timeout_max", config.join_timeout_max.is_zero()),
@@ -232,6 +232,7 @@ impl Registry {
         }
         Ok(Self {
             config,
+            protocols,
             generator,
             gatherings: BTreeMap::new(),
             jobs: BTreeMap::new(),
@@ -255,13 +256,13 @@ impl Registry {
         request: &JoinRequest,
         is_of: impl Fn(JobId) -> bool,
     ) -> Vec<Command> {
-        let stays_out = || self.stopping || check(request, self.config.protocol, self.config.shards).is_err();
+        let stays_out = || self.stopping || check(request, &self.protocols, self.config.shards).is_err();
         if request.resume.is_some() || stays_out() {
             return Vec::new();
         }
         let to_blame = |job: &Job| {
             let left = || {
-                let resized = request.world_size != u32::from(job.world_size);
+                let resized = request.world_size != u32::from(job.admission.world_size);
                 let over = now.since(job.left_last) > self.config.return_timeout;
                 job.left.iter().find(|rank| resized && over && u32::from(rank.0) == request.rank)
             };
@@ -285,7 +286,8 @@ impl Registry {
         if self.stopping {
             return Err(Refusal::SwitchStopping);
         }
-        let (rank, world_size) = check(&request, self.config.protocol, self.config.shards)?;
+        let checked = check(&request, &self.protocols, self.config.shards)?;
+        let (rank, world_size) = (checked.rank, checked.world_size);
         for running in self.jobs.values_mut().filter(|job| job.concerns(&request)) {
             if let Some(admission) = running.admission_again(now, rank, &request) {
                 let ticket = Ticket(self.next_ticket);
@@ -293,10 +295,10 @@ impl Registry {
                 return Ok(JoinDecision::Again { ticket, admission });
             }
             // One that left begins anew, while the rest of its job ends: before the new one is complete, as it is as large.
-            if !(running.left.contains(rank) && running.world_size == world_size) {
+            if !(running.left.contains(rank) && running.admission.world_size == world_size) {
                 return Err(Refusal::JobRunning {
                     rank: request.rank,
-                    world_size: running.world_size.into(),
+                    world_size: running.admission.world_size.into(),
                 });
             }
         }
@@ -324,18 +326,12 @@ impl Registry {
         }
         let limit = now + self.config.join_timeout_max;
         let entry = self.gatherings.entry(identity.clone());
-        let gathering = entry.or_insert_with(|| Gathering::new(world_size, now, limit));
+        let gathering = entry.or_insert_with(|| Gathering::new(checked.protocol, world_size, now, limit));
         let ticket = Ticket(self.next_ticket);
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
-        match gathering.join(now, rank, ticket, request) {
+        match gathering.join(now, &checked, ticket, request) {
             // All are of one program, started differently: those that wait would wait in vain.
-            Err(
-                reason @ (Refusal::WireDtypeMismatch { .. }
-                | Refusal::SecurityMismatch { .. }
-                | Refusal::PlanMismatch { .. }
-                | Refusal::SubModelsMismatch { .. }
-                | Refusal::BoundMismatch { .. }),
-            ) => {
+            Err(reason @ Refusal::Mismatch { .. }) => {
                 self.next_ticket += 1;
                 let mut tickets = gathering.tickets();
                 tickets.push(ticket);
@@ -358,17 +354,10 @@ impl Registry {
     fn admit(&mut self, now: Instant, identity: &(String, Option<u64>)) -> Result<Admission, Refusal> {
         let gathering = &self.gatherings[identity];
         let world_size = gathering.world_size();
-        let origin = gathering.origin();
+        let (origin, security) = (gathering.origin(), gathering.security());
+        let protocol = gathering.protocol.name();
         let plan = gathering.plan(self.config.shards, self.config.receive_buffer_bytes)?;
-        let gathering = match self.config.protocol {
-            Protocol::SwitchMl => plan.racks.root.count(),
-            // Its server sums originals one by one.
-            Protocol::Atp | Protocol::Goat => 0,
-        };
-        let asked = match plan.flows {
-            Some(flows) => flows.pool_units(world_size, plan.elements),
-            None => pool_units(plan.in_flight, plan.elements, plan.wire_dtype, gathering),
-        };
+        let asked = plan.terms.pool_units;
         let free = self.free_for(origin);
         if asked > free {
             return Err(Refusal::PoolExhausted { asked, free });
@@ -376,46 +365,31 @@ impl Registry {
         self.free -= asked;
         let id = self.unused_id();
         let secret = u128::from((self.generator)()) << 64 | u128::from((self.generator)());
-        let key = Key::new(secret).with(plan.security);
+        let key = Key::new(secret).with(security);
         let admission = Admission {
             job: id,
             key,
             generation: plan.generation,
             world_size,
-            in_flight: plan.in_flight,
-            elements: plan.elements,
-            wire_dtype: plan.wire_dtype,
             shards: self.config.shards,
             resumed: plan.resumed,
-            hierarchy: plan.hierarchy,
-            switches: plan.switches,
-            sub_models: plan.sub_models,
-            flows: plan.flows,
-            racks: plan.racks,
-            restore: plan.restore,
+            protocol,
+            terms: plan.terms,
+            tree: plan.tree,
+            seats: plan.seats,
         };
-        self.jobs.insert(
-            id,
-            Job {
-                name: identity.0.clone(),
-                key,
-                lineage: identity.1,
-                generation: plan.generation,
-                world_size,
-                in_flight: plan.in_flight,
-                elements: plan.elements,
-                wire_dtype: plan.wire_dtype,
-                loss_bound: plan.flows.map(|flows| flows.loss_bound).unwrap_or_default(),
-                pool_units: asked,
-                origin,
-                levels: admission.hierarchy.as_ref().map_or(0, |hierarchy| hierarchy.levels),
-                racks: admission.racks.clone(),
-                left: Ranks::default(),
-                left_last: now,
-                untold: admission.resumed.then(|| (admission.clone(), admission.ranks())),
-                life: Life::Running { presences: (0..world_size).map(|_| Presence::Heard(now)).collect() },
-            },
-        );
+        let mut job = Job {
+            name: identity.0.clone(),
+            lineage: identity.1,
+            admission: admission.clone(),
+            origin,
+            left: Ranks::default(),
+            left_last: now,
+            untold: admission.resumed.then(|| admission.ranks()),
+            life: Life::Running { presences: (0..world_size).map(|_| Presence::Heard(now)).collect() },
+        };
+        job.forget_parts();
+        self.jobs.insert(id, job);
         Ok(admission)
     }
 
@@ -429,7 +403,7 @@ impl Registry {
     fn free_for(&self, origin: Option<IpAddr>) -> u32 {
         let Some(origin) = origin else { return self.free };
         let theirs = self.jobs.values().filter(|job| job.is_running() && job.origin == Some(origin));
-        let taken: u32 = theirs.map(|job| job.pool_units).sum();
+        let taken: u32 = theirs.map(|job| job.admission.terms.pool_units).sum();
         self.free.min((self.config.pool_units / POOL_OF_ONE).saturating_sub(taken))
     }
 
@@ -443,41 +417,24 @@ impl Registry {
         id
     }
 
-    /// Switches on the longest way to a running job's server, the elements of its fragments, and its key: what a switch on the way
-    /// needs to serve it again.
+    /// A running job as its members are told of it.
     #[must_use]
-    pub fn levels(&self, job: JobId) -> Option<(u8, u16, Key)> {
-        self.jobs.get(&job).filter(|job| job.is_running()).map(|job| (job.levels, job.elements, job.key))
+    pub fn admission(&self, job: JobId) -> Option<&Admission> {
+        self.jobs.get(&job).filter(|job| job.is_running()).map(|job| &job.admission)
+    }
+
+    /// What a planner found for a job takes the place of what it was admitted with.
+    pub fn planned(&mut self, job: JobId, seats: Seats) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.admission.seats = seats;
+            job.forget_parts();
+        }
     }
 
     /// What the ranks of a running job showed when they resumed it.
     #[must_use]
     pub fn lineage(&self, job: JobId) -> Option<u64> {
         self.jobs.get(&job).filter(|job| job.is_running())?.lineage
-    }
-
-    /// A running job that has racks as those on a rank's way are told of it, the rank's place at its own switch, and the racks, this
-    /// switch's neighbour first.
-    #[must_use]
-    pub fn racks(
-        &self,
-        job: JobId,
-        rank: Rank,
-    ) -> Option<(JobConfig, WorkerId, impl Iterator<Item = &Rack>)> {
-        let of_job = self.jobs.get(&job).filter(|job| job.is_running() && !job.racks.is_flat())?;
-        let config = JobConfig {
-            id: job,
-            key: of_job.key,
-            generation: of_job.generation,
-            workers: of_job.world_size,
-            slots: of_job.in_flight,
-            elements: of_job.elements,
-            wire_dtype: of_job.wire_dtype,
-            shard: ShardId(0),
-            resumed: of_job.lineage.is_some(),
-        };
-        let place = of_job.racks.places.get(usize::from(rank.0))?;
-        Some((config, *place, of_job.racks.way(rank)))
     }
 
     /// A rank that waited is gone.
@@ -496,7 +453,7 @@ impl Registry {
         secret: u64,
     ) -> Result<HeartbeatReply, Denied> {
         let Some(job) = self.jobs.get_mut(&job) else { return Ok(HeartbeatReply::Unknown) };
-        if job.generation != generation || rank.0 >= job.world_size {
+        if job.admission.generation != generation || rank.0 >= job.admission.world_size {
             return Ok(HeartbeatReply::Unknown);
         }
         job.authenticate(rank, secret)?;
@@ -507,10 +464,12 @@ impl Registry {
                 if matches!(presence, Presence::Heard(_)) {
                     *presence = Presence::Heard(now);
                 }
-                if let Some((_, unheard)) = &mut job.untold {
+                if let Some(unheard) = &mut job.untold {
                     unheard.remove(rank);
                 }
-                job.untold.take_if(|(_, unheard)| unheard.is_empty());
+                if job.untold.take_if(|unheard| unheard.is_empty()).is_some() {
+                    job.admission.seats.ranks = Vec::new();
+                }
                 HeartbeatReply::Alive { left: job.left.clone() }
             }
             Life::Aborted { reason, heard, .. } => {
@@ -564,7 +523,7 @@ impl Registry {
         rank: Rank,
         secret: u64,
     ) -> Result<Option<Command>, Denied> {
-        let Some(entry) = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.world_size) else {
+        let Some(entry) = self.jobs.get_mut(&job).filter(|entry| rank.0 < entry.admission.world_size) else {
             return Ok(None);
         };
         entry.authenticate(rank, secret)?;
@@ -572,7 +531,7 @@ impl Registry {
             entry.left.insert(rank);
             entry.left_last = now;
         }
-        Ok((entry.left == Ranks::all(entry.world_size)).then(|| self.remove(job)))
+        Ok((entry.left == entry.admission.ranks()).then(|| self.remove(job)))
     }
 
     /// The data path found a reason to abort a job. Returns what the shell must still do for jobs that are forgotten early.
@@ -580,7 +539,7 @@ impl Registry {
         let entry = self.jobs.get_mut(&job).filter(|entry| entry.is_running())?;
         entry.life = Life::Aborted { reason, since: now, heard: Ranks::default() };
         // The memory is free at once: the data path answers an aborted job's packets from the reason alone.
-        self.free += entry.pool_units;
+        self.free += entry.admission.terms.pool_units;
         self.forget_surplus()
     }
 
@@ -670,9 +629,15 @@ impl Registry {
         if let Some(job) = self.jobs.remove(&id)
             && job.is_running()
         {
-            self.free += job.pool_units;
+            self.free += job.admission.terms.pool_units;
         }
         Command::Remove { job: id }
+    }
+
+    /// The protocols that are served, the usual one first.
+    #[must_use]
+    pub fn protocols(&self) -> &[&'static dyn Protocol] {
+        &self.protocols
     }
 
     /// The limits.
@@ -696,16 +661,16 @@ impl Registry {
         });
         let admitted = self.jobs.iter().map(|(id, job)| JobView {
             name: &job.name,
-            world_size: job.world_size,
+            world_size: job.admission.world_size,
             state: match job.life {
                 Life::Running { .. } => JobState::Running {
                     job: *id,
-                    generation: job.generation,
-                    in_flight: job.in_flight,
-                    elements: job.elements,
-                    wire_dtype: job.wire_dtype,
-                    security: job.key.security(),
-                    loss_bound: job.loss_bound,
+                    generation: job.admission.generation,
+                    in_flight: job.admission.terms.in_flight,
+                    elements: job.admission.terms.elements,
+                    wire_dtype: job.admission.terms.wire_dtype,
+                    security: job.admission.key.security(),
+                    loss_bound: job.admission.terms.loss_bound,
                     left: job.left.clone(),
                 },
                 Life::Aborted { reason, .. } => JobState::Aborted { job: *id, reason },

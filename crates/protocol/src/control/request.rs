@@ -5,13 +5,12 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
-use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Security, ShardId, SlotIndex, WireDtype};
+use fanin_wire::{Generation, JobId, Key, Rank};
 
-use super::{FlowPlan, Hierarchy, Racks, Ranks, SwitchTree};
-use crate::dlcp;
-use crate::switchml::{JobConfig, SwitchJob};
+use super::{Agreed, Ranks, Seats, SwitchTree, Terms};
+use crate::machine::JobIdentity;
 
-/// Most parts of a model that ranks may name when they join a job of GOAT.
+/// Most parts of a model that ranks may name when they join a job.
 pub const NAMED_SUB_MODELS_MAX: usize = 256;
 
 /// Longest job name in bytes.
@@ -41,57 +40,8 @@ pub fn is_unprintable(c: char) -> bool {
     c.is_control() || is_format
 }
 
-/// Most switches on a rank's way to the root. ATP's packets have room for [`LEVELS_MAX`](fanin_wire::LEVELS_MAX) levels only.
+/// Most switches on a rank's way to the root; a protocol may have room for fewer.
 pub const HOPS_MAX: usize = 8;
-
-/// How a job's gradients are summed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Protocol {
-    /// In the slots of a switch, and of racks before it (SwitchML).
-    #[default]
-    SwitchMl,
-    /// In aggregators of the switches on the way to a server, as far as there are any (ATP).
-    Atp,
-    /// In aggregators of switches that a plan gives each part of the stream, and at a server (GOAT).
-    Goat,
-}
-
-impl Protocol {
-    /// Whether tensors of a type are summed so. Fragments have floats and 32-bit integers alone.
-    #[must_use]
-    pub const fn sums(self, dtype: Dtype) -> bool {
-        match self {
-            Self::SwitchMl => true,
-            Self::Atp | Self::Goat => {
-                matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32)
-            }
-        }
-    }
-
-    /// Whether its packets are fragments, which switches help to sum and a server finishes.
-    #[must_use]
-    pub const fn has_fragments(self) -> bool {
-        matches!(self, Self::Atp | Self::Goat)
-    }
-
-    /// Its name on command lines and in messages.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SwitchMl => "switchml",
-            Self::Atp => "atp",
-            Self::Goat => "goat",
-        }
-    }
-}
-
-impl core::str::FromStr for Protocol {
-    type Err = ();
-
-    fn from_str(name: &str) -> Result<Self, ()> {
-        [Self::SwitchMl, Self::Atp, Self::Goat].into_iter().find(|protocol| protocol.name() == name).ok_or(())
-    }
-}
 
 /// A switch that passed a rank's request on towards the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +50,9 @@ pub struct Hop {
     pub instance: u64,
     /// Its data port, as whom it asked sees it: for messages.
     pub address: SocketAddr,
-    /// ATP and GOAT: aggregators that all jobs share.
+    /// Aggregators that all jobs share, of a protocol that has some.
     pub aggregators: u32,
-    /// ATP and GOAT: elements of the longest fragment that an aggregator holds.
+    /// Elements of the longest packet that one holds.
     pub elements: u16,
     /// What the kernel granted to each of its sockets.
     pub receive_buffer_bytes: usize,
@@ -121,30 +71,20 @@ pub struct JoinRequest {
     pub rank: u32,
     /// Ranks of the job, as the asking rank believes.
     pub world_size: u32,
-    /// Packets of a rank that may be in flight in a shard (slots, or the window of ATP and GOAT), where the user overrides what is computed.
-    pub in_flight: Option<u16>,
+    /// The protocol that is to sum the job, by name.
+    pub protocol: String,
+    /// What all ranks must ask for alike.
+    pub agreed: Agreed,
     /// MTU of the rank's path to the switch in bytes.
     pub mtu: usize,
     /// Rate of the rank's interface, where it is known.
     pub rate_bps: Option<u64>,
     /// The rank's round trip to the switch.
     pub rtt: Duration,
-    /// How the elements of the job's large float tensors travel, as the asking rank wishes.
-    pub wire_dtype: WireDtype,
-    /// How the job's packets are secured, as the asking rank wishes.
-    pub security: Security,
-    /// What it believes that each rank's part of a tensor may lose; above nothing the job is summed by DLCP.
-    pub loss_bound: LossBound,
     /// Source ports that its packets are to be spread over, where something may be lost; a job has as many as the rank that asks for most.
     pub paths: u32,
-    /// How it believes that tensors are cut among the job's services, and which of them this one is: a fingerprint.
-    pub plan: u64,
     /// What part this service's share is of the largest one's, in parts of [`PORTION_WHOLE`](super::PORTION_WHOLE).
     pub portion: u16,
-    /// How it believes that the job is summed.
-    pub protocol: Protocol,
-    /// GOAT: elements of each part of the model that it wants planned by itself; with none, the stream is cut into equal parts.
-    pub sub_models: Vec<u64>,
     /// The switches that passed the request on, the rank's own first.
     pub hops: Vec<Hop>,
     /// How long the rank will wait for the others.
@@ -172,13 +112,11 @@ pub struct Resume {
     pub lineage: u64,
     /// The generation that was running.
     pub generation: Generation,
-    /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+    /// Packets of a rank that may be in flight in a shard.
     pub in_flight: u16,
-    /// Elements of a chunk.
+    /// Elements of a full packet, as its protocol counts them.
     pub elements: u16,
-    /// Shards of the switch.
-    pub shards: u8,
-    /// Completed exchanges of each slot of each shard; they wrap. None with ATP, whose workers answer resends.
+    /// Completed exchanges of each slot of each shard; they wrap. None of a protocol whose workers answer resends.
     pub completed: Vec<Vec<u32>>,
 }
 
@@ -193,7 +131,7 @@ impl Resume {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// A job as it was admitted: the same for all ranks, but for what each restores.
+/// A job as it was admitted: the same for all ranks, but for what each is told by its protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
     /// Drawn at random.
@@ -204,28 +142,18 @@ pub struct Admission {
     pub generation: Generation,
     /// Ranks of the job.
     pub world_size: u16,
-    /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
-    pub in_flight: u16,
-    /// Elements of a chunk (twice as many where they travel as bfloat16, up to four times as int8) or, with ATP, of a fragment.
-    pub elements: u16,
-    /// How the elements of float tensors travel.
-    pub wire_dtype: WireDtype,
-    /// Shards of the switch.
+    /// Shards of the service.
     pub shards: u8,
-    /// Whether it continues a job that a switch forgot.
+    /// Whether it continues a job that a service forgot.
     pub resumed: bool,
-    /// How the packets come together; of ATP jobs alone.
-    pub hierarchy: Option<Hierarchy>,
-    /// The switches that a plan is made for; of GOAT jobs alone.
-    pub switches: Option<SwitchTree>,
-    /// Elements of each part of the model that the ranks named; none where the stream is cut into equal parts.
-    pub sub_models: Vec<u64>,
-    /// How tensors become flows; of jobs with a loss bound alone.
-    pub flows: Option<FlowPlan>,
-    /// What the switch gets, and the racks before it; of SwitchML jobs alone.
-    pub racks: Racks,
-    /// For each rank and shard the slots whose last result that rank hands back. Empty unless resumed.
-    pub restore: Vec<Vec<Vec<SlotIndex>>>,
+    /// The protocol that sums it, by name.
+    pub protocol: &'static str,
+    /// What all members have of it.
+    pub terms: Terms,
+    /// The switches on the ranks' ways.
+    pub tree: SwitchTree,
+    /// What each member is told.
+    pub seats: Seats,
 }
 
 impl Admission {
@@ -235,32 +163,17 @@ impl Admission {
         Ranks::all(self.world_size)
     }
 
-    /// The job as SwitchML's machines are told of it, in the first shard.
+    /// What every member knows of it.
     #[must_use]
-    pub const fn job_config(&self) -> JobConfig {
-        JobConfig {
-            id: self.job,
-            key: self.key,
-            generation: self.generation,
-            workers: self.world_size,
-            slots: self.in_flight,
-            elements: self.elements,
-            wire_dtype: self.wire_dtype,
-            shard: ShardId(0),
-            resumed: self.resumed,
-        }
+    pub const fn identity(&self) -> JobIdentity {
+        let Self { job: id, key, generation, world_size: workers, resumed, .. } = *self;
+        JobIdentity { id, key, generation, workers, resumed }
     }
 
-    /// The job as DLCP's machines are told of it, in the first shard; `None` for one without a loss bound.
+    /// What the switches on a rank's way are told, the root's neighbour first.
     #[must_use]
-    pub fn flow_config(&self) -> Option<dlcp::JobConfig> {
-        let who = (self.job, self.key, self.generation);
-        self.flows.map(|flows| flows.job_config(who, self.world_size, self.elements))
-    }
-
-    /// The job as the switch at the root is told of it.
-    #[must_use]
-    pub fn root_job<A>(&self) -> SwitchJob<A> {
-        SwitchJob { config: self.job_config(), contributions: self.racks.root.clone(), upstream: None }
+    pub fn way(&self, rank: Rank) -> Vec<&[u8]> {
+        let parts = &self.seats.switches;
+        self.tree.way(rank).into_iter().filter_map(|switch| parts.get(switch)).map(Vec::as_slice).collect()
     }
 }

@@ -1,13 +1,13 @@
-//! From each rank's way to the root to the tree of switches that a plan is made for (GOAT §IV-A).
+//! From each rank's way to the root to the tree of switches that sum for it.
 
 use alloc::vec::Vec;
 use fanin_wire::Rank;
 
-use super::hierarchy::tree_of_any;
-use super::{Hop, Refusal};
+use super::tree::Tree;
+use super::{Hop, JoinRequest, Refusal};
 
 /// The switches of a job, and who is below whom.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwitchTree {
     /// In the order in which the ranks' ways name them, from the ranks' side.
     pub switches: Vec<TreeSwitch>,
@@ -34,10 +34,20 @@ pub struct TreeRank {
 }
 
 impl SwitchTree {
+    /// The tree that the ways of all ranks form, in order of rank.
+    pub(super) fn of(requests: &[&JoinRequest]) -> Result<Self, Refusal> {
+        let ways: Vec<&[Hop]> = requests.iter().map(|request| request.hops.as_slice()).collect();
+        let known = |request: &&JoinRequest| request.rate_bps.filter(|rate| *rate > 0);
+        Self::of_ways(&ways, requests.iter().map(known))
+    }
+
     /// The tree that these ways form, each the rank's own switch first, with the ranks' rates.
-    pub(super) fn of(paths: &[&[Hop]], rates: impl Iterator<Item = Option<u64>>) -> Result<Self, Refusal> {
+    pub(crate) fn of_ways(
+        paths: &[&[Hop]],
+        rates: impl Iterator<Item = Option<u64>>,
+    ) -> Result<Self, Refusal> {
         // Each switch has one upstream, and none is met twice.
-        tree_of_any(paths)?;
+        Tree::of(paths, usize::MAX)?;
         let mut tree = Self { switches: Vec::new(), ranks: Vec::new() };
         for (path, rate_bps) in paths.iter().zip(rates) {
             let mut upstream = None;
@@ -62,17 +72,6 @@ impl SwitchTree {
         way.reverse();
         way
     }
-
-    /// Fragments that one switch can hold for each rank, wherever a plan puts them: of the rank that finds least on its way the most that a
-    /// switch there has. More would have to be spread over several whatever that makes links carry. Ranks at the root need no switch.
-    #[must_use]
-    pub fn held(&self) -> u32 {
-        let of_way = |own| {
-            let way = core::iter::successors(Some(own), |switch: &usize| self.switches[*switch].upstream);
-            way.map(|switch| self.switches[switch].hop.aggregators).max()
-        };
-        self.ranks.iter().filter_map(|rank| of_way(rank.switch?)).min().unwrap_or(0)
-    }
 }
 
 #[cfg(test)]
@@ -91,7 +90,7 @@ mod tests {
         };
         let hops: Vec<Vec<Hop>> = paths.iter().map(|path| path.iter().map(hop).collect()).collect();
         let ways: Vec<&[Hop]> = hops.iter().map(Vec::as_slice).collect();
-        SwitchTree::of(&ways, paths.iter().map(|_| None))
+        SwitchTree::of_ways(&ways, paths.iter().map(|_| None))
     }
 
     #[test]
@@ -102,17 +101,6 @@ mod tests {
         assert_eq!(switches, [(9, None), (7, Some(0)), (8, Some(0))]);
         let ways: Vec<_> = (0..4).map(|rank| tree.way(Rank(rank))).collect();
         assert_eq!(ways, [&[0, 1][..], &[0, 2], &[0], &[]]);
-    }
-
-    #[test]
-    fn what_a_tree_holds_is_the_most_that_each_rank_finds_at_one_switch() {
-        let held = |paths: &[&[u64]]| tree(paths).unwrap().held();
-        assert_eq!(held(&[&[7], &[7]]), 7);
-        assert_eq!(held(&[&[7], &[8]]), 7, "the smaller rack's");
-        assert_eq!(held(&[&[7, 9], &[8, 9]]), 9, "the upper one's");
-        assert_eq!(held(&[&[9, 7], &[8, 7]]), 8, "the smaller rack's, as the upper one is smaller still");
-        assert_eq!(held(&[&[7], &[]]), 7, "who is at the root needs no switch");
-        assert_eq!(held(&[&[], &[]]), 0);
     }
 
     #[test]

@@ -8,6 +8,8 @@
 mod clock;
 mod config;
 mod flow;
+mod flow_plan;
+mod protocol;
 mod rate;
 mod rendezvous;
 mod ring;
@@ -20,6 +22,8 @@ mod worker;
 pub use config::{
     ConfigError, FLOW_BLOCKS_MAX, FLOWS_MAX, Finish, JobConfig, RingPlan, ServerJob, WORKERS_MAX, WorkerPlan,
 };
+pub use flow_plan::FlowPlan;
+pub use protocol::{Dlcp, RankTerms};
 pub use rate::RateConfig;
 pub use ring::Ring;
 pub use server::Server;

@@ -9,6 +9,7 @@
 mod part;
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Kind, Operation, Pattern, Preamble, Rank,
     Signal, SignalPacket, Tag, WireDtype, WorkerId, block_packet_bytes,
@@ -420,7 +421,6 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
 impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
     type Tensor = T;
     type Plan = RingPlan<A>;
-    type Memory = ();
 
     /// # Panics
     /// As [`WorkerMachine::submit`] says, and for what is no all-reduce.
@@ -437,8 +437,9 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
         }
     }
 
-    fn suspend(&mut self) {
+    fn suspend(&mut self) -> Vec<u32> {
         self.core.suspend();
+        Vec::new()
     }
 
     /// What is under way is lost with a neighbour. A rank that has such ends; others go on.

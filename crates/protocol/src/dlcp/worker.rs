@@ -501,7 +501,6 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
 impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
     type Tensor = T;
     type Plan = WorkerPlan<A>;
-    type Memory = ();
 
     fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
         let begin = self.core.stream.end();
@@ -514,8 +513,9 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         }
     }
 
-    fn suspend(&mut self) {
+    fn suspend(&mut self) -> Vec<u32> {
         self.core.suspend();
+        Vec::new()
     }
 
     /// Flows that have begun are lost with the server's memory: sums that replaced what they were made of cannot be made again. A worker that

@@ -9,7 +9,9 @@
 //! it changes, all machines are told, and packets of another generation are dropped. Under one generation a label that the plan does
 //! not have is refused by the server ([`Reason::Unplanned`](crate::machine::Reason::Unplanned)).
 
+mod admission;
 mod plan;
+mod protocol;
 mod server;
 mod switch;
 #[cfg(test)]
@@ -23,7 +25,9 @@ pub use crate::aggregation::{
 };
 pub use crate::aggregation::{Overflow, SUB_MODELS_MAX, Scaling};
 use crate::aggregation::{Server, Switch, Worker, WorkerPlan};
+pub use admission::{Plan, number};
 pub use plan::{Assignment, GoatJobConfig, SubModels};
+pub use protocol::{Goat, RankTerms};
 pub use server::Groups;
 pub use server::{GoatServerJob, ServerPlan};
 pub use switch::{GoatRoute, PlannedSum};

@@ -1,15 +1,19 @@
 //! The contract of all machines, and what they are handed: packets, the time, tensors.
 
+mod both;
 mod endpoint;
 mod lanes;
+mod protocol;
 mod received;
 mod summer;
 mod tensor;
 mod worker;
 
+pub use both::{Both, Either};
 pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
 pub use lanes::{Lane, Lanes};
+pub use protocol::{Address, JobIdentity, Machines, OwnChoices, Peers, WorkerTerms};
 pub use received::Received;
-pub use summer::{JobAborted, JobProgress, Summer};
+pub use summer::{JobAborted, JobProgress, Summer, TableStatistics};
 pub use tensor::{Elements, Layer, Tensor};
 pub use worker::{Loss, TensorTimes, WorkerEvent, WorkerMachine, WorkerStatistics};

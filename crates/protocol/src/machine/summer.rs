@@ -34,6 +34,28 @@ pub trait Summer: Endpoint<Event = JobAborted> {
 
     /// Packets since the start.
     fn received(&self) -> Received;
+
+    /// How its aggregators are, of a machine that has some.
+    fn table(&self) -> Option<TableStatistics> {
+        None
+    }
+}
+
+/// How the aggregators of a switch are, over all jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStatistics {
+    /// All of them.
+    pub aggregators: u32,
+    /// Those that gather now.
+    pub in_use: u32,
+    /// Those that became complete.
+    pub completed: u64,
+    /// Those freed by the results of what they held.
+    pub freed_by_parameters: u64,
+    /// Those freed because what they held was sent again.
+    pub freed_by_resend: u64,
+    /// Those freed because they were left behind.
+    pub freed_stale: u64,
 }
 
 /// What a machine that sums tells its owner: the data path found that a job cannot go on, and told its workers.

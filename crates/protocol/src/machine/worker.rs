@@ -1,5 +1,6 @@
 //! What every protocol's worker has in common: how its owner hands it tensors, and what it tells.
 
+use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{AbortReason, Generation, Operation};
 
@@ -11,8 +12,6 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
     type Tensor: Tensor;
     /// What it must be told to go on after it was suspended.
     type Plan;
-    /// What the machine that sums must know, when it lost its memory, of what this worker has.
-    type Memory;
 
     /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
     ///
@@ -21,8 +20,9 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
     /// bytes it has.
     fn submit(&mut self, tensor: Self::Tensor, operation: impl Into<Operation>);
 
-    /// Stops sending and taking, because the machine that sums is gone.
-    fn suspend(&mut self) -> Self::Memory;
+    /// Stops sending and taking, because the machine that sums is gone. Returns how many exchanges each slot has completed, wrapping, by
+    /// which a machine with an empty memory finds out who lacks which sum; nothing where it asks for what it needs.
+    fn suspend(&mut self) -> Vec<u32>;
 
     /// Goes on with a machine that sums and that has an empty memory. A worker that was aborted or abandoned stays so.
     fn resume(&mut self, now: Instant, plan: Self::Plan);

@@ -5,15 +5,20 @@
 //! its sum is one contribution there, and the answer goes to its workers. How the paper became code,
 //! and where it differs: `docs/protocols/switchml.md`.
 
+mod admission;
 mod config;
 mod exchange;
 mod in_flight;
 mod native_sums;
+mod protocol;
+mod racks;
+mod restore;
 mod slot_pool;
 mod switch;
 mod window;
 mod worker;
 
 pub use config::{ConfigError, Contributions, JobConfig, SLOTS_MAX, SwitchJob, Upstream, WorkerPlan};
+pub use protocol::{RankTerms, SwitchMl};
 pub use switch::Switch;
 pub use worker::Worker;

@@ -546,8 +546,6 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
 impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
     type Tensor = T;
     type Plan = WorkerPlan<A>;
-    /// How many exchanges each slot has completed, wrapping: from all workers' a new switch finds out who lacks which sum.
-    type Memory = Vec<u32>;
 
     fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
         let begin = self.core.stream.end();

@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use fanin_protocol::Instant;
 use fanin_protocol::control::{
-    Admission, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Refusal, Registry, RegistryConfig,
+    Admission, Agreed, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Refusal, Registry,
+    RegistryConfig,
 };
-use fanin_wire::{
-    CHILDREN_MAX, IP_UDP_BYTES, JobId, Key, LossBound, PLACES_MAX, Security, VERSION, WireDtype,
-};
+use fanin_wire::{IP_UDP_BYTES, JobId, Key, VERSION, WireDtype};
 
 use crate::net::{NodeId, NodeKind, Topology};
 
@@ -55,7 +54,9 @@ pub(super) fn programmable(topology: &Topology, node: NodeId) -> bool {
 
 /// A job as its ranks ask for it.
 pub(super) struct Request {
-    pub(super) protocol: Protocol,
+    pub(super) protocol: &'static dyn Protocol,
+    /// Most children of a node.
+    pub(super) children_max: usize,
     /// What the registry draws.
     pub(super) id: JobId,
     pub(super) key: Key,
@@ -72,7 +73,6 @@ pub(super) struct Request {
 /// Asks the registry at the root for a place for all ranks, one after the other.
 pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission, PlacementError> {
     let config = RegistryConfig {
-        protocol: request.protocol,
         // How switches' memory is shared out is the scenario's to say.
         pool_units: u32::MAX,
         ..RegistryConfig::default()
@@ -80,7 +80,8 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
     let mut drawn =
         [request.id.0.into(), (request.key.secret() >> 64) as u64, request.key.secret() as u64].into_iter();
     let draw = move || drawn.next().unwrap_or_default();
-    let mut registry = Registry::new(config, Box::new(draw)).expect("no limit is zero");
+    let mut registry =
+        Registry::new(config, vec![request.protocol], Box::new(draw)).expect("no limit is zero");
     let hop = |node: &NodeId| Hop {
         instance: node.0.into(),
         address: (Ipv4Addr::from(node.0), 0).into(),
@@ -98,19 +99,18 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                 job: "job".into(),
                 rank: rank as u32,
                 world_size: request.ways.len() as u32,
-                in_flight: Some(request.in_flight),
+                protocol: request.protocol.name().into(),
+                agreed: Agreed {
+                    in_flight: Some(request.in_flight),
+                    wire_dtype: WireDtype::SharedExponent,
+                    ..Agreed::default()
+                },
                 // Such that packets are as long as they are to be.
                 mtu: request.packet_bytes + IP_UDP_BYTES,
                 rate_bps: None,
                 rtt: Duration::ZERO,
-                wire_dtype: WireDtype::SharedExponent,
-                security: Security::Tag,
-                loss_bound: LossBound::RELIABLE,
                 paths: 1,
-                plan: 0,
                 portion: PORTION_WHOLE,
-                protocol: request.protocol,
-                sub_models: Vec::new(),
                 hops: way.iter().map(hop).collect(),
                 patience: Duration::from_secs(1),
                 wire_version: VERSION,
@@ -139,12 +139,7 @@ fn refused(topology: &Topology, request: &Request, refusal: Refusal) -> Placemen
         Some(IpAddr::V4(address)) => NodeId(address.into()),
         _ => request.root,
     };
-    let most = match request.protocol {
-        Protocol::Atp => CHILDREN_MAX,
-        Protocol::SwitchMl => PLACES_MAX as usize,
-        // Its tree has no such limit.
-        Protocol::Goat => usize::MAX,
-    };
+    let most = request.children_max;
     PlacementError::Children { node: topology.get(node).name.clone(), children, most }
 }
 

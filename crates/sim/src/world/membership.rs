@@ -4,12 +4,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Rack,
+    Admission, Agreed, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol,
     Refusal, Registry, RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, WorkerPlan};
+use fanin_protocol::switchml::{RankTerms, Switch, SwitchJob, SwitchMl, WorkerPlan};
 use fanin_protocol::{Instant, Lane, Lanes, RetransmissionConfig, Summer, WorkerMachine};
-use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, Rank, ShardId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, Rank, ShardId};
 use oorandom::Rand64;
 
 use super::{CHUNK_ELEMENTS, Event, HEARTBEAT, HEARTBEAT_TIMEOUT, Machine, Node, Place, World};
@@ -84,7 +84,7 @@ impl World<'_> {
         let config = RegistryConfig { heartbeat_timeout: HEARTBEAT_TIMEOUT, ..RegistryConfig::default() };
         let seed = u128::from(self.scenario.seed) << 8 | u128::from(incarnation);
         let mut ids = Rand64::new(seed | (at as u128) << 80);
-        let registry = Registry::new(config, Box::new(move || ids.rand_u64()));
+        let registry = Registry::new(config, vec![&SwitchMl], Box::new(move || ids.rand_u64()));
         service.registry = Some(registry.expect("the limits are not zero"));
         self.start_switch(at);
         self.fabric.agenda.at(self.fabric.now, Event::Tick { service: at, incarnation });
@@ -140,21 +140,17 @@ impl World<'_> {
     /// The racks on a worker's way, which pass on what the root tells it, learn of its job what they do not know.
     fn teach(&mut self, at: Place, worker: u16, job: JobId) {
         let registry = self.services[at].registry.as_ref();
-        let Some((config, _, racks)) = registry.and_then(|registry| registry.racks(job, Rank(worker))) else {
-            return;
-        };
-        let racks: Vec<Rack> = racks.cloned().collect();
+        let Some(admission) = registry.and_then(|registry| registry.admission(job)) else { return };
+        let identity = admission.identity();
+        let parts: Vec<Vec<u8>> = admission.way(Rank(worker)).into_iter().map(<[u8]>::to_vec).collect();
         let mut upstream = at;
-        for (rack, Rack { place, contributions }) in
-            self.scenario.racks.way(worker).into_iter().rev().zip(racks)
-        {
+        for (rack, part) in self.scenario.racks.way(worker).into_iter().rev().zip(parts) {
             let rack = self.rack(rack);
             let address = Node::Switch(std::mem::replace(&mut upstream, rack));
             if let Some(machine) = &mut self.switches[rack].machine
                 && machine.job_progress(job).is_none()
             {
-                let upstream = Some(Upstream { address, place });
-                let job = SwitchJob { config, contributions, upstream };
+                let job = SwitchJob::read(identity, &part, Some(address)).expect("a rack's own part");
                 machine.add_job(job).expect("an admission is within its limits");
             }
         }
@@ -234,23 +230,22 @@ impl World<'_> {
                     true => 4 * TAKE_OVER,
                 };
                 let request = JoinRequest {
-                    plan: 0,
+                    protocol: SwitchMl.name().into(),
+                    agreed: Agreed {
+                        in_flight: Some(self.scenario.slots),
+                        wire_dtype: self.scenario.wire_dtype,
+                        ..Agreed::default()
+                    },
                     portion: PORTION_WHOLE,
                     job: if lane == at { "job".into() } else { format!("job~{lane}") },
                     rank: worker.into(),
                     world_size: self.scenario.workers.into(),
-                    in_flight: Some(self.scenario.slots),
                     mtu: super::MTU,
                     rate_bps: None,
                     rtt: Duration::ZERO,
                     patience,
-                    protocol: Protocol::SwitchMl,
-                    sub_models: Vec::new(),
                     hops,
                     wire_version: fanin_wire::VERSION,
-                    wire_dtype: self.scenario.wire_dtype,
-                    security: fanin_wire::Security::Tag,
-                    loss_bound: LossBound::RELIABLE,
                     paths: 1,
                     resume,
                     origin: None,
@@ -276,14 +271,18 @@ impl World<'_> {
 
     fn admit(&mut self, at: Place, lane: usize, tickets: &[Ticket], admission: Admission) {
         if let Some(switch) = &mut self.switches[at].machine {
-            switch.add_job(admission.root_job()).expect("an admission is within its limits");
+            let job = SwitchJob::read(admission.identity(), &admission.seats.root, None);
+            switch.add_job(job.expect("the root's own part")).expect("an admission is within its limits");
         }
         self.checker.admitted(admission.job, lane);
         self.resumptions += u64::from(admission.resumed);
         if admission.resumed && lane != at {
             self.taken_over += 1;
-            let slots = admission.restore.iter().flatten().map(Vec::len).sum::<usize>();
-            self.handed_back += slots as u64;
+            for part in &admission.seats.ranks {
+                let RankTerms { restore, .. } =
+                    RankTerms::read(admission.identity(), part).expect("a rank's own part");
+                self.handed_back += restore.iter().map(Vec::len).sum::<usize>() as u64;
+            }
         }
         let admission = Rc::new(admission);
         for seat in self.served(at, tickets) {
@@ -374,15 +373,15 @@ impl World<'_> {
     fn go_on(&mut self, worker: u16, lane: usize, admission: &Admission) -> Result<(), Violation> {
         let first_hop = self.first_hop(worker, self.nodes[usize::from(worker)].memberships[lane].at);
         let node = &mut self.nodes[usize::from(worker)];
-        let config = admission.job_config();
-        let place = admission.racks.places[usize::from(worker)];
+        let part = &admission.seats.ranks[usize::from(worker)];
+        let terms = RankTerms::read(admission.identity(), part).expect("a rank's own part");
+        let RankTerms { config, place, restore, .. } = terms;
         let membership = &mut node.memberships[lane];
         membership.joined = Some((config.id, config.generation));
         membership.key = Some(config.key);
         membership.asked = 0;
         if let Some(lane) = node.lane(lane) {
-            let restore = admission.restore.get(usize::from(worker)).and_then(|shards| shards.first());
-            let restore = restore.cloned().unwrap_or_default();
+            let restore = restore.into_iter().next().unwrap_or_default();
             (lane.peer, lane.job) = (first_hop, config.id);
             let plan = WorkerPlan { config, switch: first_hop, place, restore };
             lane.machine.resume(self.fabric.now, plan);
@@ -408,7 +407,6 @@ impl World<'_> {
             generation: lane.machine.generation(),
             in_flight: self.scenario.slots,
             elements: CHUNK_ELEMENTS as u16,
-            shards: 1,
             completed: vec![lane.machine.suspend()],
         });
         self.ask(worker, lane, Question::Join(resume));

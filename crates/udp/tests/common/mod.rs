@@ -2,16 +2,38 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use fanin_protocol::RetransmissionConfig;
-use fanin_protocol::switchml::JobConfig;
+use fanin_protocol::switchml::{JobConfig, RankTerms, Switch, SwitchMl};
 use fanin_udp::{
-    Failure, Offload, RawTensor, Service, Submission, SwitchConfig, SwitchDriver, WorkerConfig, WorkerDriver,
+    Failure, Host, Membership, Offload, Peer, RawTensor, Service, Submission, WorkerConfig, WorkerDriver,
 };
-use fanin_wire::{Dtype, Generation, JobId, Key, Op, ShardId, WireDtype, WorkerId};
+use fanin_wire::{Dtype, Generation, JobId, Key, Op, ShardId, SlotIndex, WireDtype, WorkerId};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
 
+pub type SwitchHost = Host<Switch<Peer>>;
+
+/// The switch of each shard.
+fn machines(shards: usize) -> impl Iterator<Item = Switch<Peer>> {
+    (0..shards as u8).map(ShardId).map(Switch::new)
+}
+
+pub fn bind(listen: SocketAddr, shards: usize) -> SwitchHost {
+    Host::bind(listen, machines(shards)).unwrap()
+}
+
+/// A job of a switch alone, as one of its workers was admitted to it.
+pub fn member(job: JobConfig, rank: usize) -> Membership {
+    member_with(job, rank, &[])
+}
+
+/// One that hands the sums of these slots back, a list a shard.
+pub fn member_with(job: JobConfig, rank: usize, restore: &[Vec<SlotIndex>]) -> Membership {
+    let terms = RankTerms::from((job, WorkerId(rank as u8)));
+    Membership::of(&SwitchMl, RankTerms { restore: restore.to_vec(), ..terms })
+}
+
 pub struct Cluster {
-    pub switch: SwitchDriver,
+    pub switch: SwitchHost,
     pub workers: Vec<WorkerDriver>,
     pub job: JobConfig,
 }
@@ -33,19 +55,19 @@ pub fn job(workers: usize) -> JobConfig {
 impl Cluster {
     pub fn start(workers: usize, shards: usize, offload: Offload) -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let switch = SwitchDriver::bind_with_offload(SwitchConfig { listen, shards }, offload).unwrap();
+        let switch = Host::bind_with_offload(listen, machines(shards), offload).unwrap();
         Self::join(switch, job(workers), workers, shards, offload)
     }
 
     /// A job whose floats travel as bfloat16.
     pub fn start_bfloat16(workers: usize, shards: usize) -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        let switch = SwitchDriver::bind(SwitchConfig { listen, shards }).unwrap();
+        let switch = bind(listen, shards);
         let job = JobConfig { wire_dtype: WireDtype::Bfloat16, ..job(workers) };
         Self::join(switch, job, workers, shards, Offload::Detect)
     }
 
-    fn join(switch: SwitchDriver, job: JobConfig, workers: usize, shards: usize, offload: Offload) -> Self {
+    fn join(switch: SwitchHost, job: JobConfig, workers: usize, shards: usize, offload: Offload) -> Self {
         switch.add_job(job.into()).unwrap();
         let worker = |rank| worker(job, rank, switch.local_addr(), shards, offload);
         Self { workers: (0..workers).map(worker).collect(), switch, job }
@@ -87,13 +109,7 @@ pub fn worker(
     offload: Offload,
 ) -> WorkerDriver {
     let config = WorkerConfig {
-        services: vec![Service {
-            job: (job, WorkerId(rank as u8)).into(),
-            switch,
-            shards,
-            share: 1.0,
-            home: None,
-        }],
+        services: vec![Service { job: member(job, rank), switch, shards, share: 1.0, home: None }],
         retransmission: RetransmissionConfig::default(),
         host: None,
     };

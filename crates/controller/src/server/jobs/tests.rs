@@ -1,7 +1,6 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Condvar;
 
-use super::super::data_path;
 use super::super::http::Served;
 use super::super::metrics;
 use super::super::service::ControlService;
@@ -9,7 +8,9 @@ use super::*;
 use crate::client::control_calls;
 use crate::proto::heartbeat_reply::State as Pulse;
 use crate::proto::{HeartbeatRequest, StatusRequest};
-use fanin_protocol::control::{PORTION_WHOLE, Resume};
+use crate::protocols;
+use fanin_protocol::control::{Agreed, Hop, PORTION_WHOLE, Resume, Seats};
+use fanin_protocol::goat::Goat;
 use fanin_tls::{Acceptor, Trust};
 use fanin_udp::HostThreads;
 use std::time::Duration;
@@ -19,21 +20,20 @@ const HANG: Duration = Duration::from_secs(60);
 
 fn request(job: &str) -> JoinRequest {
     JoinRequest {
-        plan: 0,
+        protocol: "switchml".into(),
+        agreed: Agreed {
+            in_flight: Some(1),
+            wire_dtype: fanin_wire::WireDtype::SharedExponent,
+            ..Agreed::default()
+        },
         portion: PORTION_WHOLE,
         job: job.into(),
         rank: 0,
         world_size: 1,
-        in_flight: Some(1),
         mtu: 1500,
         rate_bps: None,
         rtt: Duration::ZERO,
-        wire_dtype: fanin_wire::WireDtype::SharedExponent,
-        security: fanin_wire::Security::Tag,
-        loss_bound: fanin_wire::LossBound::RELIABLE,
         paths: 1,
-        protocol: Protocol::SwitchMl,
-        sub_models: Vec::new(),
         hops: Vec::new(),
         patience: Duration::from_secs(1),
         wire_version: fanin_wire::VERSION,
@@ -43,14 +43,7 @@ fn request(job: &str) -> JoinRequest {
 }
 
 fn resume() -> Resume {
-    Resume {
-        lineage: 1,
-        generation: Generation(0),
-        in_flight: 1,
-        elements: 256,
-        shards: 1,
-        completed: vec![vec![0]],
-    }
+    Resume { lineage: 1, generation: Generation(0), in_flight: 1, elements: 256, completed: vec![vec![0]] }
 }
 
 async fn admitted(jobs: &Jobs, job: &str) -> Outcome {
@@ -60,16 +53,22 @@ async fn admitted(jobs: &Jobs, job: &str) -> Outcome {
     }
 }
 
+/// Of jobs of one protocol.
+fn registry_of(protocol: &'static dyn Protocol, ids: Box<dyn FnMut() -> u64 + Send>) -> Registry {
+    Registry::new(RegistryConfig::default(), vec![protocol], ids).expect("usual limits")
+}
+
 fn jobs(driver: Arc<dyn DataPath>) -> Jobs {
     let mut ids = 7..;
     let ids = Box::new(move || ids.next().unwrap());
-    Jobs::new(Registry::new(RegistryConfig::default(), ids).unwrap(), driver).unwrap()
+    Jobs::new(registry_of(protocols::usual(), ids), driver).unwrap()
 }
 
 #[tokio::test]
 async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
-    let jobs = jobs(data_path::bind(([127, 0, 0, 1], 0).into(), Protocol::SwitchMl, 1).unwrap());
-    let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;
+    let jobs = jobs(protocols::usual().root(([127, 0, 0, 1], 0).into(), 1).unwrap());
+    let Admission { job, key, generation, .. } =
+        admitted(&jobs, "job").await.expect("admitted").as_ref().clone();
     let trip = Measured { round_trip: Some(Duration::from_micros(50)), ..Measured::default() };
     for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
         let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip, vec![]);
@@ -139,7 +138,7 @@ impl DataPath for Gated {
     fn events(&self) -> Option<Receiver<JobAborted>> {
         None
     }
-    fn add_job(&self, _: &Agreed) -> io::Result<()> {
+    fn add_job(&self, _: &SeatOfJob<'_>) -> io::Result<()> {
         self.pass("add");
         if self.state.lock().unwrap().refuses { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
     }
@@ -152,15 +151,18 @@ impl DataPath for Gated {
     fn abort_job(&self, _: JobId, _: AbortReason) {
         self.pass("abort");
     }
-    fn figures(&self, _: &[JobId]) -> data_path::Figures {
+    fn figures(&self, _: &[JobId]) -> Figures {
         self.pass("figures");
-        data_path::Figures::default()
+        Figures::default()
     }
     fn health(&self) -> Result<(), ThreadEnded> {
         Ok(())
     }
     fn threads(&self) -> HostThreads {
         unreachable!("nobody here has a lane")
+    }
+    fn occupy(&self, _: Arc<dyn Fn() + Send + Sync>) {
+        unreachable!("it has no threads")
     }
 }
 
@@ -183,7 +185,7 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
     callers.block_on(async {
         let client = control_calls(address, &Trust::default());
         let Admission { job, key, generation, .. } =
-            admitted(&jobs, "runs").await.expect("admitted").admission;
+            admitted(&jobs, "runs").await.expect("admitted").as_ref().clone();
         gated.close(true);
         let mut flood = tokio::task::JoinSet::new();
         for _ in 0..50 {
@@ -198,7 +200,7 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
                 world_size: 1,
                 mtu_bytes: 1500,
                 wire_version: fanin_wire::VERSION.into(),
-                protocol: Some(proto::join_request::Protocol::Switchml(Default::default())),
+                protocol: "switchml".into(),
                 ..proto::JoinRequest::default()
             };
             tokio::spawn(async move { client.join(request).await })
@@ -238,7 +240,7 @@ async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_al
     let gated = Arc::new(Gated::default());
     let patience = Duration::from_millis(20);
     let config = RegistryConfig { heartbeat_timeout: patience, ..RegistryConfig::default() };
-    let registry = Registry::new(config, Box::new(|| 7)).unwrap();
+    let registry = Registry::new(config, vec![protocols::usual()], Box::new(|| 7)).unwrap();
     let jobs = Jobs::new(registry, Arc::clone(&gated) as Arc<dyn DataPath>).unwrap();
     gated.close(true);
     let Joined::Waiting(mut place) = jobs.join(request("job"), vec![]) else { panic!("it waits") };
@@ -247,7 +249,7 @@ async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_al
         jobs.tick();
     }
     gated.close(false);
-    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").admission;
+    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
     let reply = jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), vec![]);
     assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
@@ -256,7 +258,8 @@ async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_al
 #[tokio::test]
 async fn a_stream_ends_when_its_rank_opens_another() {
     let jobs = jobs(Arc::new(Gated::default()));
-    let Admission { job, key, generation, .. } = admitted(&jobs, "job").await.expect("admitted").admission;
+    let Admission { job, key, generation, .. } =
+        admitted(&jobs, "job").await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
     let attend = || jobs.attend(job, Rank(0), generation, secret);
     let attend = || attend().expect("its own").stays.expect("it runs");
@@ -273,7 +276,7 @@ async fn from_where_a_rank_sends_is_told_to_the_data_path_before_the_rank_and_wh
     let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
     let [one, other] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
     let Joined::Waiting(mut place) = jobs.join(request("job"), one.clone()) else { panic!("it waits") };
-    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").admission;
+    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").as_ref().clone();
     assert_eq!(gated.state.lock().unwrap().told, ["add", "register"]);
     let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
     for (hosts, secret) in [(&one, secret), (&other, secret), (&other, secret), (&one, 0)] {
@@ -293,7 +296,8 @@ async fn a_job_runs_however_long_the_next_one_takes_to_find_room() {
     let patience = Duration::from_millis(20);
     let config = RegistryConfig { heartbeat_timeout: patience, ..RegistryConfig::default() };
     let mut ids = 7..;
-    let registry = Registry::new(config, Box::new(move || ids.next().unwrap())).unwrap();
+    let registry =
+        Registry::new(config, vec![protocols::usual()], Box::new(move || ids.next().unwrap())).unwrap();
     let jobs = Jobs::new(registry, Arc::clone(&gated) as Arc<dyn DataPath>).unwrap();
     gated.close(true);
     let hosts = || vec![IpAddr::from([10, 0, 0, 1])];
@@ -303,7 +307,7 @@ async fn a_job_runs_however_long_the_next_one_takes_to_find_room() {
     });
     // The first one's room is made, and the second one's takes longer than a rank may be silent.
     gated.let_pass(2);
-    let Admission { job, key, generation, .. } = first.outcome().await.expect("admitted").admission;
+    let Admission { job, key, generation, .. } = first.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
     let reply = jobs.heartbeat(job, Rank(0), generation, secret, Measured::default(), hosts());
     assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
@@ -327,7 +331,7 @@ async fn a_stranger_does_not_end_a_job_whose_rank_is_gone_for_a_moment() {
     let jobs = jobs(Arc::new(Gated::default()));
     let [own, strangers] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
     let Joined::Waiting(mut place) = jobs.join(request("job"), own.clone()) else { panic!("it waits") };
-    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").admission;
+    let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
     let attend = || jobs.attend(job, Rank(0), generation, secret).expect("its own");
     let stays = attend().stays.expect("it runs");
@@ -341,34 +345,56 @@ async fn a_stranger_does_not_end_a_job_whose_rank_is_gone_for_a_moment() {
     assert!(matches!(jobs.join(request("job"), own), Joined::Waiting(_)), "as it begins anew");
 }
 
-/// A root of GOAT, which plans so.
-fn planning(driver: Arc<dyn DataPath>, planner: Planner) -> Jobs {
-    let mut ids = 7..;
-    let config = RegistryConfig { protocol: Protocol::Goat, ..RegistryConfig::default() };
-    let registry = Registry::new(config, Box::new(move || ids.next().unwrap())).unwrap();
-    Jobs { planner, ..Jobs::new(registry, driver).unwrap() }
+/// A protocol that admits as GOAT does, and plans so.
+static PLANS: Goat = Goat { planner: Some(|| Box::new(Test)) };
+
+/// Waits for the job of a window of 2, and finds nothing for the one of 3.
+struct Test;
+
+static MAY_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+impl Planner for Test {
+    fn plan(&self, admission: &Admission) -> Result<Seats, String> {
+        if admission.terms.in_flight == 2 {
+            drop(MAY_GO.1.wait_while(MAY_GO.0.lock().unwrap(), |may_go| !*may_go));
+        }
+        assert_ne!(admission.terms.in_flight, 3, "on purpose");
+        Ok(admission.seats.clone())
+    }
+
+    fn forget(&self, _: JobId) {}
 }
 
-fn planned(job: &str) -> JoinRequest {
-    JoinRequest { protocol: Protocol::Goat, ..request(job) }
+fn planning(driver: Arc<dyn DataPath>) -> Jobs {
+    let mut ids = 7..;
+    Jobs::new(registry_of(&PLANS, Box::new(move || ids.next().unwrap())), driver).unwrap()
+}
+
+/// The rank of a job with such a window, behind a switch.
+fn planned(job: &str, window: u16) -> JoinRequest {
+    let hop = Hop {
+        instance: 1,
+        address: ([10, 0, 0, 1], 4800).into(),
+        aggregators: 64,
+        elements: 2048,
+        receive_buffer_bytes: 16 << 20,
+        mtu: 1500,
+        rate_bps: None,
+    };
+    let mut request = JoinRequest { protocol: "goat".into(), hops: vec![hop], ..request(job) };
+    request.agreed.in_flight = Some(window);
+    request
 }
 
 #[tokio::test]
 async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
-    static MAY_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
-    let planner: Planner = |admission, tree, aggregators| {
-        if admission.in_flight == 2 {
-            drop(MAY_GO.1.wait_while(MAY_GO.0.lock().unwrap(), |may_go| !*may_go));
-        }
-        GoatPlan::new(admission, tree, aggregators)
-    };
-    let jobs = planning(Arc::new(Gated::default()), planner);
-    let slow = JoinRequest { in_flight: Some(2), ..planned("slow") };
+    let jobs = planning(Arc::new(Gated::default()));
+    let slow = planned("slow", 2);
     let [one, another] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
     let Joined::Waiting(_slow) = jobs.join(slow, one) else { panic!("it waits") };
-    let Joined::Waiting(mut other) = jobs.join(planned("other"), another) else { panic!("it waits") };
+    let Joined::Waiting(mut other) = jobs.join(planned("other", 1), another) else { panic!("it waits") };
     let outcome = tokio::time::timeout(HANG, other.outcome()).await.expect("it does not wait for the first");
-    let Admission { job, key, .. } = outcome.expect("admitted").admission;
+    let Admission { job, key, .. } = outcome.expect("admitted").as_ref().clone();
     jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
     *MAY_GO.0.lock().unwrap() = true;
     MAY_GO.1.notify_all();
@@ -376,10 +402,10 @@ async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
 
 #[tokio::test]
 async fn a_job_for_which_no_plan_is_found_is_summed_at_the_server() {
-    let jobs = planning(Arc::new(Gated::default()), |_, _, _| panic!("on purpose"));
-    let Joined::Waiting(mut place) = jobs.join(planned("job"), vec![]) else { panic!("it waits") };
-    let agreed = place.outcome().await.expect("admitted");
-    assert_eq!(agreed.plan.as_ref().expect("a plan").shares(), vec![]);
+    let jobs = planning(Arc::new(Gated::default()));
+    let Joined::Waiting(mut place) = jobs.join(planned("job", 3), vec![]) else { panic!("it waits") };
+    let admission = place.outcome().await.expect("admitted");
+    assert!(admission.seats.shares.iter().all(|share| share.millionths == 0), "{:?}", admission.seats.shares);
     assert_eq!(jobs.health(), Ok(()));
 }
 
@@ -395,14 +421,14 @@ async fn a_rank_is_told_again_of_its_job_after_the_data_path_knows_it() {
     });
     gated.close(false);
     let told = first.outcome().await.expect("admitted");
-    assert_eq!(again.outcome().await.expect("told again").admission, told.admission);
+    assert_eq!(again.outcome().await.expect("told again"), told);
 }
 
 #[tokio::test]
 async fn what_was_decided_is_carried_out_in_that_order_and_a_job_without_room_ends() {
     let gated = Arc::new(Gated::default());
     let jobs = jobs(Arc::clone(&gated) as Arc<dyn DataPath>);
-    let Admission { job, key, .. } = admitted(&jobs, "first").await.expect("admitted").admission;
+    let Admission { job, key, .. } = admitted(&jobs, "first").await.expect("admitted").as_ref().clone();
     gated.close(true);
     gated.state.lock().unwrap().refuses = true;
     jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");

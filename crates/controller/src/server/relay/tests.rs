@@ -4,17 +4,22 @@ use std::thread;
 use super::*;
 use crate::client::control_calls;
 use crate::proto::heartbeat_reply::State;
+use crate::protocols;
 use crate::server::{SwitchServer, SwitchServerConfig};
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A server of ATP and a switch before it.
+fn atp() -> &'static dyn OnSockets {
+    protocols::named("atp").expect("a protocol")
+}
+
+/// A root of ATP and a switch before it.
 fn chain() -> (SwitchServer, RackServer) {
     let local = SocketAddr::from(([127, 0, 0, 1], 0));
-    let config = SwitchServerConfig { protocol: Protocol::Atp, ..SwitchServerConfig::new(local) };
+    let config = SwitchServerConfig { protocol: atp(), ..SwitchServerConfig::new(local) };
     let server = SwitchServer::start(config).expect("a free port");
-    let config = RackServerConfig::atp(local, server.address().to_string());
+    let config = RackServerConfig::new(atp(), local, server.address().to_string());
     let switch = RackServer::start(config).expect("a free port");
     (server, switch)
 }
@@ -26,7 +31,8 @@ fn join(job: &str) -> proto::JoinRequest {
         world_size: 1,
         mtu_bytes: 1500,
         wire_version: VERSION.into(),
-        protocol: Some(proto::join_request::Protocol::Atp(Default::default())),
+        protocol: "atp".into(),
+        wire_dtype: proto::WireDtype::SharedExponent.into(),
         patience_ms: HANG.as_millis() as u64,
         ..proto::JoinRequest::default()
     }

@@ -555,16 +555,16 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
 impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D> {
     type Tensor = T;
     type Plan = WorkerPlan<A, D>;
-    /// Nothing: server and switches ask for what they need.
-    type Memory = ();
 
     fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
         self.core.submit(tensor, operation.into());
     }
 
-    fn suspend(&mut self) {
+    /// Nothing is told: server and switches ask for what they need.
+    fn suspend(&mut self) -> Vec<u32> {
         self.core.suspend();
         self.stop();
+        Vec::new()
     }
 
     /// What is on the way is sent again, since nobody may have it any more.

@@ -2,13 +2,9 @@
 
 use core::time::Duration;
 
-use super::super::Protocol;
-
 /// Limits of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// How jobs are summed here.
-    pub protocol: Protocol,
     /// Shards of the switch.
     pub shards: u8,
     /// Memory in each shard, for all jobs together, in units of 256 elements.
@@ -31,7 +27,6 @@ pub struct RegistryConfig {
 impl Default for RegistryConfig {
     fn default() -> Self {
         Self {
-            protocol: Protocol::SwitchMl,
             shards: 1,
             pool_units: 262_144,
             receive_buffer_bytes: 16 << 20,

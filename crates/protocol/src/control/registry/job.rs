@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-use fanin_wire::{AbortReason, Generation, Key, LossBound, Rank, WireDtype};
+use fanin_wire::{AbortReason, Rank};
 
-use super::super::{Admission, Hierarchy, JoinRequest, Racks, Ranks};
+use super::super::{Admission, JoinRequest, Ranks};
 use super::{Denied, RegistryConfig};
 use crate::machine::Instant;
 
@@ -26,26 +26,17 @@ pub(super) enum Presence {
 #[derive(Debug)]
 pub(super) struct Job {
     pub name: String,
-    pub key: Key,
     /// What its ranks showed when they resumed it.
     pub lineage: Option<u64>,
-    pub generation: Generation,
-    pub world_size: u16,
-    pub in_flight: u16,
-    pub elements: u16,
-    pub wire_dtype: WireDtype,
-    pub loss_bound: LossBound,
-    /// What it takes of a shard's pool.
-    pub pool_units: u32,
+    /// What its ranks are told.
+    pub admission: Admission,
     /// From where all of its ranks asked, if that is one machine.
     pub origin: Option<IpAddr>,
-    pub levels: u8,
-    pub racks: Racks,
     pub left: Ranks,
     /// When a rank left it last.
     pub left_last: Instant,
-    /// Of a job that was resumed: what its ranks were told, and which of them were not heard since.
-    pub untold: Option<(Admission, Ranks)>,
+    /// Of a job that was resumed: which of its ranks were not heard since they were told.
+    pub untold: Option<Ranks>,
     pub life: Life,
 }
 
@@ -56,6 +47,13 @@ pub(super) enum Life {
 }
 
 impl Job {
+    /// Forgets what ranks are told, once all have heard it.
+    pub fn forget_parts(&mut self) {
+        if self.untold.is_none() {
+            self.admission.seats.ranks = Vec::new();
+        }
+    }
+
     pub fn is_running(&self) -> bool {
         matches!(self.life, Life::Running { .. })
     }
@@ -63,30 +61,24 @@ impl Job {
     /// Whether who asks to join must do so here, or nowhere, as the name is the same. Somebody else's job that took the name does
     /// not keep those out who had it before their switch restarted.
     pub fn concerns(&self, request: &JoinRequest) -> bool {
-        let of_lineage = |lineage| self.lineage == Some(lineage) || self.key.lineage() == lineage;
+        let of_lineage = |lineage| self.lineage == Some(lineage) || self.admission.key.lineage() == lineage;
         self.is_running() && self.name == request.job && request.lineage().is_none_or(of_lineage)
     }
 
     /// Whether a call in a rank's name is the rank's.
     pub fn authenticate(&self, rank: Rank, secret: u64) -> Result<(), Denied> {
-        if secret == self.key.secret_of(rank) { Ok(()) } else { Err(Denied { rank }) }
+        if secret == self.admission.key.secret_of(rank) { Ok(()) } else { Err(Denied { rank }) }
     }
 
     /// The admission, for a rank that did not get it and asks once more.
     pub fn admission_again(&mut self, now: Instant, rank: Rank, request: &JoinRequest) -> Option<Admission> {
-        let (admission, unheard) = self.untold.as_ref()?;
+        let (admission, unheard) = (&self.admission, self.untold.as_ref()?);
         let resume = request.resume.as_ref()?;
-        let of_atp = |hierarchy: &Hierarchy| {
-            let levels = hierarchy.directions.get(usize::from(rank.0)).map(|directions| directions.level);
-            levels.map_or(0, |level| usize::from(hierarchy.levels - level))
-        };
-        let of_racks = || admission.racks.way(rank).len();
-        let of_others = || admission.switches.as_ref().map_or_else(of_racks, |tree| tree.way(rank).len());
         let is_it = unheard.contains(rank)
             && request.world_size == u32::from(admission.world_size)
             && resume.generation.0.wrapping_add(1) == admission.generation.0
-            && (resume.in_flight, resume.elements) == (admission.in_flight, admission.elements)
-            && admission.hierarchy.as_ref().map_or_else(of_others, of_atp) == request.hops.len();
+            && (resume.in_flight, resume.elements) == (admission.terms.in_flight, admission.terms.elements)
+            && admission.tree.way(rank).len() == request.hops.len();
         let Life::Running { presences } = &mut self.life else { return None };
         if !is_it {
             return None;
@@ -128,13 +120,13 @@ impl Job {
             Life::Running { presences } => presences.as_slice(),
             Life::Aborted { .. } => &[],
         };
-        (0..self.world_size).map(Rank).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
+        (0..self.admission.world_size).map(Rank).zip(presences).filter(|(rank, _)| !self.left.contains(*rank))
     }
 
     /// Whether the reason of its abort has no one left to tell.
     pub fn is_spent(&self, now: Instant, memory: Duration) -> bool {
         let Life::Aborted { since, heard, .. } = &self.life else { return false };
         now.since(*since) > memory
-            || Ranks::all(self.world_size).without(heard).without(&self.left).is_empty()
+            || Ranks::all(self.admission.world_size).without(heard).without(&self.left).is_empty()
     }
 }

@@ -8,7 +8,13 @@ use core::time::Duration;
 use fanin_wire::{LossBound, SlotIndex, VERSION};
 
 use super::*;
-use crate::control::{Hop, PORTION_WHOLE, Resume, ResumeField};
+use crate::atp::{Atp, ServerJob};
+use crate::control::{
+    Agreed, Hop, PORTION_WHOLE, Resume, ResumeField, SwitchTree, Terms, TreeRank, part_of, pool_units,
+};
+use crate::dlcp::Dlcp;
+use crate::machine::JobIdentity;
+use crate::switchml::{RankTerms, SwitchMl};
 
 mod any_order;
 mod bounds;
@@ -29,28 +35,47 @@ fn registry() -> Registry {
         last += 1;
         last
     };
-    Registry::new(config, Box::new(generator)).expect("valid limits")
+    Registry::new(config, protocols(), Box::new(generator)).expect("valid limits")
+}
+
+/// Those of a usual switch.
+fn protocols() -> Vec<&'static dyn Protocol> {
+    vec![&SwitchMl, &Dlcp]
+}
+
+/// A request with other wishes.
+fn wishing(request: JoinRequest, wish: impl FnOnce(&mut Agreed)) -> JoinRequest {
+    let mut request = request;
+    wish(&mut request.agreed);
+    request
+}
+
+fn with_slots(slots: u16, request: JoinRequest) -> JoinRequest {
+    wishing(request, |agreed| agreed.in_flight = Some(slots))
+}
+
+fn without_slots(request: JoinRequest) -> JoinRequest {
+    wishing(request, |agreed| agreed.in_flight = None)
+}
+
+fn as_(wire_dtype: WireDtype, request: JoinRequest) -> JoinRequest {
+    wishing(request, |agreed| agreed.wire_dtype = wire_dtype)
 }
 
 fn ask(job: &str, rank: u32, world_size: u32) -> JoinRequest {
     JoinRequest {
-        plan: 0,
         portion: PORTION_WHOLE,
         job: job.into(),
         rank,
         world_size,
-        in_flight: Some(64),
+        protocol: "switchml".into(),
+        agreed: Agreed { in_flight: Some(64), wire_dtype: WireDtype::SharedExponent, ..Agreed::default() },
         mtu: 1500,
         rate_bps: None,
         rtt: Duration::from_micros(50),
         patience: SECOND * 120,
-        protocol: Protocol::SwitchMl,
-        sub_models: Vec::new(),
         hops: Vec::new(),
         wire_version: VERSION,
-        wire_dtype: WireDtype::SharedExponent,
-        security: Security::Tag,
-        loss_bound: LossBound::RELIABLE,
         paths: 1,
         resume: None,
         origin: None,
@@ -64,7 +89,6 @@ fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
         generation: Generation(4),
         in_flight: slots,
         elements: 352,
-        shards: 1,
         completed: vec![completed.to_vec()],
     };
     JoinRequest { resume: Some(resume), ..ask("a", rank, world_size) }
@@ -73,7 +97,7 @@ fn resuming(rank: u32, world_size: u32, completed: &[u32]) -> JoinRequest {
 /// What a rank does, with the secret that it has.
 impl Registry {
     fn secret_of(&self, job: JobId, rank: Rank) -> u64 {
-        self.jobs.get(&job).map_or(0, |job| job.key.secret_of(rank))
+        self.jobs.get(&job).map_or(0, |job| job.admission.key.secret_of(rank))
     }
 
     fn beats(&mut self, now: Instant, job: JobId, rank: Rank, generation: Generation) -> HeartbeatReply {
@@ -117,8 +141,7 @@ fn refusal(registry: &mut Registry, request: JoinRequest) -> Refusal {
 }
 
 fn server() -> Registry {
-    let config = RegistryConfig { protocol: Protocol::Atp, ..RegistryConfig::default() };
-    Registry::new(config, Box::new(|| 41)).expect("valid limits")
+    Registry::new(RegistryConfig::default(), vec![&Atp], Box::new(|| 41)).expect("valid limits")
 }
 
 fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
@@ -132,7 +155,7 @@ fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
         mtu: 1500,
         rate_bps: None,
     };
-    JoinRequest { protocol: Protocol::Atp, mtu: 9000, hops: vec![hop], ..ask("a", rank, world_size) }
+    JoinRequest { protocol: "atp".into(), mtu: 9000, hops: vec![hop], ..ask("a", rank, world_size) }
 }
 
 #[test]
@@ -141,44 +164,33 @@ fn ranks_behind_two_switches_are_told_their_directions() {
     registry.join(at(0), through(7, 0, 2));
     let decision = registry.join(at(0), through(8, 1, 2));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-    assert_eq!(admission.elements, 336, "the switches' links have the smaller MTU");
-    let hierarchy = admission.hierarchy.expect("of ATP");
-    assert_eq!((hierarchy.levels, hierarchy.aggregators), (1, 512));
-    assert_eq!(hierarchy.directions[1].bitmaps, [1, 2, 0, 0]);
-    assert_eq!(registry.levels(admission.job), Some((1, 336, admission.key)));
-    assert_eq!(registry.levels(JobId(40)), None);
+    assert_eq!(admission.terms.elements, 336, "the switches' links have the smaller MTU");
+    let server = ServerJob::read(admission.identity(), &admission.seats.root).expect("its own part");
+    assert_eq!((server.level, server.config.aggregators), (1, 512));
+    assert_eq!(server.workers[1].bitmaps, [1, 2, 0, 0]);
+    let told = registry.admission(admission.job).expect("it runs");
+    assert_eq!((told.way(Rank(0)).len(), told.terms.elements, told.key), (1, 336, admission.key));
+    assert_eq!(registry.admission(JobId(40)), None);
 }
 
 #[test]
 fn a_server_that_restarted_resumes_without_counts() {
     let mut registry = server();
-    let resume = Resume {
-        lineage: 9,
-        generation: Generation(4),
-        in_flight: 64,
-        elements: 64,
-        shards: 0,
-        completed: vec![],
-    };
+    let resume =
+        Resume { lineage: 9, generation: Generation(4), in_flight: 64, elements: 64, completed: vec![] };
     let again = |rank| JoinRequest { resume: Some(resume.clone()), ..through(7, rank, 2) };
     registry.join(at(0), again(0));
     let decision = registry.join(at(0), again(1));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-    let Admission { generation, elements, in_flight, resumed, .. } = admission;
+    let Admission { generation, resumed, terms: Terms { elements, in_flight, .. }, .. } = admission;
     assert_eq!((generation, elements, in_flight, resumed), (Generation(5), 64, 64, true));
 }
 
 #[test]
 fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard() {
     let mut registry = server();
-    let resume = Resume {
-        lineage: 9,
-        generation: Generation(4),
-        in_flight: 64,
-        elements: 64,
-        shards: 0,
-        completed: vec![],
-    };
+    let resume =
+        Resume { lineage: 9, generation: Generation(4), in_flight: 64, elements: 64, completed: vec![] };
     // A switch that started again since is another instance at the same place.
     let again = |instance, rank| JoinRequest { resume: Some(resume.clone()), ..through(instance, rank, 2) };
     registry.join(at(0), again(7, 0));
@@ -208,12 +220,13 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
 #[test]
 fn what_atp_cannot_do_is_refused() {
     let refused = |registry: Registry, request| refusal(&mut { registry }, request);
-    let mismatch = |asked, served| Refusal::ProtocolMismatch { asked, served };
-    let (switch_ml, atp) = (Protocol::SwitchMl, Protocol::Atp);
-    assert_eq!(refused(server(), ask("a", 0, 1)), mismatch(switch_ml, atp));
-    assert_eq!(refused(registry(), through(7, 0, 1)), mismatch(atp, switch_ml));
-    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, ..through(7, 0, 1) };
-    assert_eq!(refused(server(), bfloat16), Refusal::WireDtypeOfAtp { asked: WireDtype::Bfloat16 });
+    let mismatch =
+        |asked: &str, served: &str| Refusal::ProtocolMismatch { asked: asked.into(), served: served.into() };
+    assert_eq!(refused(server(), ask("a", 0, 1)), mismatch("switchml", "atp"));
+    assert_eq!(refused(registry(), through(7, 0, 1)), mismatch("atp", "switchml or dlcp"));
+    let bfloat16 = as_(WireDtype::Bfloat16, through(7, 0, 1));
+    let Refusal::Unserved { reason } = refused(server(), bfloat16) else { panic!("another reason") };
+    assert!(reason.contains("none travel as bfloat16") && reason.contains("FANIN_WIRE_DTYPE"), "{reason}");
     let mut narrow = through(7, 0, 1);
     narrow.hops[0].mtu = 300;
     assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 72 + 256 + 48 });
@@ -231,25 +244,42 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     assert_eq!(registry.join(at(0), ask("a", 2, 3)), JoinDecision::Waiting(Ticket(0)));
     assert_eq!(registry.join(at(1), ask("a", 0, 3)), JoinDecision::Waiting(Ticket(1)));
     let decision = registry.join(at(2), JoinRequest { mtu: 9000, ..ask("a", 1, 3) });
+    let JoinDecision::Complete { outcome: Ok(Admission { seats: told, .. }), .. } = &decision else {
+        panic!("{decision:?}")
+    };
     let admission = Admission {
         job: JobId(41),
         key: Key::new(42 << 64 | 43),
         generation: Generation(0),
         world_size: 3,
-        in_flight: 64,
-        elements: 352,
-        wire_dtype: WireDtype::SharedExponent,
         shards: 1,
         resumed: false,
-        hierarchy: None,
-        switches: None,
-        sub_models: vec![],
-        flows: None,
-        racks: crate::control::hierarchy::racks(&[&[], &[], &[]]).expect("no racks"),
-        restore: vec![],
+        protocol: "switchml",
+        terms: Terms {
+            in_flight: 64,
+            elements: 352,
+            wire_dtype: WireDtype::SharedExponent,
+            loss_bound: LossBound::RELIABLE,
+            pool_units: 64 * 4,
+        },
+        tree: SwitchTree { switches: vec![], ranks: vec![TreeRank { switch: None, rate_bps: None }; 3] },
+        seats: told.clone(),
     };
     let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];
+    let told = told.clone();
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Ok(admission) });
+    let parts = (0..3).map(|rank| part_of(&told, Rank(rank)).map(<[u8]>::to_vec).expect("a part"));
+    let places = parts.map(|part| {
+        let job = JobIdentity {
+            id: JobId(41),
+            key: Key::new(1),
+            generation: Generation(0),
+            workers: 3,
+            resumed: false,
+        };
+        RankTerms::read(job, &part).expect("its own part").place.0
+    });
+    assert_eq!(places.collect::<Vec<_>>(), [0, 1, 2]);
     // 64 slots of two sums and three contributions, of 352 elements each.
     assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 - 64 * 4 });
 }
@@ -257,24 +287,29 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
 #[test]
 fn one_request_for_slots_holds_for_all() {
     let mut registry = registry();
-    registry.join(at(0), JoinRequest { in_flight: None, ..ask("a", 0, 2) });
-    let decision = registry.join(at(0), JoinRequest { in_flight: Some(100), ..ask("a", 1, 2) });
-    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { in_flight: 100, .. }), .. }));
+    registry.join(at(0), without_slots(ask("a", 0, 2)));
+    let decision = registry.join(at(0), with_slots(100, ask("a", 1, 2)));
+    assert!(matches!(
+        decision,
+        JoinDecision::Complete { outcome: Ok(Admission { terms: Terms { in_flight: 100, .. }, .. }), .. }
+    ));
 }
 
 #[test]
 fn without_a_request_the_slowest_rank_and_the_furthest_decide() {
     let mut registry = registry();
     let free = |rate_bps, rtt_us, rank| JoinRequest {
-        in_flight: None,
         rate_bps,
         rtt: Duration::from_micros(rtt_us),
-        ..ask("a", rank, 2)
+        ..without_slots(ask("a", rank, 2))
     };
     registry.join(at(0), free(None, 0, 0));
     let decision = registry.join(at(0), free(Some(5_000_000_000), 600, 1));
     // 5 Gbit/s over 800 µs are 500000 bytes, 348 packets of 1440.
-    assert!(matches!(decision, JoinDecision::Complete { outcome: Ok(Admission { in_flight: 512, .. }), .. }));
+    assert!(matches!(
+        decision,
+        JoinDecision::Complete { outcome: Ok(Admission { terms: Terms { in_flight: 512, .. }, .. }), .. }
+    ));
 }
 
 #[test]
@@ -294,30 +329,35 @@ fn each_refusal_has_its_cause() {
     assert_eq!(refused(ask("b", 0, 0)), Refusal::RankOutOfRange { rank: 0, world_size: 0 });
     assert_eq!(refused(ask("a", 1, 3)), Refusal::WorldSizeMismatch { rank: 1, asked: 3, job_has: 2 });
     assert_eq!(refused(ask("a", 0, 2)), Refusal::DuplicateRank { rank: 0 });
-    let slots = |slots, rank| JoinRequest { in_flight: Some(slots), ..ask("a", rank, 2) };
+    let slots = |slots, rank| with_slots(slots, ask("a", rank, 2));
     assert_eq!(refused(slots(0, 1)), Refusal::InFlightOutOfRange { asked: 0 });
     assert_eq!(refused(slots(16385, 1)), Refusal::InFlightOutOfRange { asked: 16385 });
-    assert_eq!(refused(slots(65, 1)), Refusal::InFlightMismatch { rank: 1, asked: 65, job_has: 64 });
     let mtu = JoinRequest { mtu: 215, ..ask("b", 0, 1) };
     assert_eq!(refused(mtu.clone()), Refusal::MtuTooSmall { mtu: 215, need: 216 });
-    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 219, ..mtu };
+    let bfloat16 = JoinRequest { mtu: 219, ..as_(WireDtype::Bfloat16, mtu) };
     assert_eq!(refused(bfloat16), Refusal::MtuTooSmall { mtu: 219, need: 220 });
     // What it remembers is not cut anew for a path that became narrower.
-    let bfloat16 = JoinRequest { wire_dtype: WireDtype::Bfloat16, mtu: 1499, ..resuming(0, 1, &[1]) };
+    let bfloat16 = JoinRequest { mtu: 1499, ..as_(WireDtype::Bfloat16, resuming(0, 1, &[1])) };
     assert_eq!(
         refused(JoinRequest { job: "b".into(), ..bfloat16 }),
         Refusal::MtuTooSmall { mtu: 1499, need: 1500 }
     );
     assert_eq!(registry.jobs().count(), 1, "a refusal leaves nothing behind");
+    let reason = refusal(&mut registry, with_slots(65, ask("a", 1, 2)));
+    let Refusal::Mismatch { rank: 1, field, asked, other_rank: 0, job_has } = reason else {
+        panic!("{reason:?}")
+    };
+    assert!(field.contains("FANIN_WINDOW") && (&*asked, &*job_has) == ("65", "64"), "{field}");
+    assert_eq!(registry.jobs().count(), 0, "the ranks that waited were told");
 }
 
 #[test]
 fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     let mut registry = registry();
     start(&mut registry, at(0), "a", 1);
-    registry.join(at(0), JoinRequest { in_flight: None, ..ask("b", 0, 2) });
+    registry.join(at(0), without_slots(ask("b", 0, 2)));
     // 1000 slots of 352 elements for two ranks count as 3000 of 256; 192 of 2048 are taken.
-    let decision = registry.join(at(0), JoinRequest { in_flight: Some(1000), ..ask("b", 1, 2) });
+    let decision = registry.join(at(0), with_slots(1000, ask("b", 1, 2)));
     let reason = Refusal::PoolExhausted { asked: 3000, free: 1856 };
     let tickets = vec![Ticket(1), Ticket(2)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
@@ -334,7 +374,7 @@ fn jobs_of_one_machine_leave_half_of_the_pool_to_others() {
     let mut asks = |job: &str, ranks: &[Option<IpAddr>]| {
         let world_size = ranks.len() as u32;
         let mut decisions = (0..).zip(ranks).map(|(rank, origin)| {
-            let ask = JoinRequest { in_flight: Some(256), origin: *origin, ..ask(job, rank, world_size) };
+            let ask = JoinRequest { origin: *origin, ..with_slots(256, ask(job, rank, world_size)) };
             registry.join(at(0), ask)
         });
         decisions.by_ref().last().expect("a rank")
@@ -356,35 +396,46 @@ fn jobs_of_one_machine_leave_half_of_the_pool_to_others() {
 #[test]
 fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
     let mut registry = registry();
-    let bfloat16 = |rank| JoinRequest { wire_dtype: WireDtype::Bfloat16, ..ask("a", rank, 4) };
+    let bfloat16 = |rank| as_(WireDtype::Bfloat16, ask("a", rank, 4));
     registry.join(at(0), bfloat16(3));
     registry.join(at(0), bfloat16(1));
     let decision = registry.join(at(0), ask("a", 2, 4));
-    let (asked, job_has) = (WireDtype::SharedExponent, WireDtype::Bfloat16);
-    let reason = Refusal::WireDtypeMismatch { rank: 2, asked, other_rank: 1, job_has };
+    let reason = Refusal::Mismatch {
+        rank: 2,
+        field: "wire dtype (wire_dtype, or FANIN_WIRE_DTYPE)".into(),
+        asked: "shared_exponent".into(),
+        other_rank: 1,
+        job_has: "bfloat16".into(),
+    };
     let tickets = vec![Ticket(1), Ticket(0), Ticket(2)];
     assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
     assert_eq!(registry.jobs().count(), 0, "the gathering is gone");
     let message = reason.to_string();
     assert!(
-        message.starts_with("rank 2 asks for wire dtype shared_exponent, rank 1 for bfloat16; set the same"),
+        message.starts_with("rank 2 and rank 1 differ in wire dtype")
+            && message.contains("shared_exponent and bfloat16; set the same"),
         "{message}"
     );
-    registry.join(at(0), JoinRequest { wire_dtype: WireDtype::Native, ..ask("b", 0, 2) });
+    registry.join(at(0), as_(WireDtype::Native, ask("b", 0, 2)));
     let JoinDecision::Complete { outcome: Err(reason), .. } = registry.join(at(0), ask("b", 1, 2)) else {
         panic!()
     };
     let message = reason.to_string();
-    assert!(message.contains("rank 0 for native") && message.contains("FANIN_WIRE_DTYPE"), "{message}");
+    assert!(
+        message.contains("rank 0 differ")
+            && message.contains("and native")
+            && message.contains("FANIN_WIRE_DTYPE"),
+        "{message}"
+    );
 }
 
 #[test]
 fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() {
     let mut registry = registry();
-    let request = JoinRequest { wire_dtype: WireDtype::Bfloat16, ..ask("a", 0, 1) };
+    let request = as_(WireDtype::Bfloat16, ask("a", 0, 1));
     let decision = registry.join(at(0), request);
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-    assert_eq!((admission.elements, admission.wire_dtype), (352, WireDtype::Bfloat16));
+    assert_eq!((admission.terms.elements, admission.terms.wire_dtype), (352, WireDtype::Bfloat16));
     // 64 slots of two sums of 704 elements and a contribution of 352, which count as four units of 256 each.
     assert_eq!(registry.pool(), Pool { units: 2048, free: 2048 - 64 * 4 });
     let state = registry.jobs().next().map(|view| view.state);
@@ -397,10 +448,10 @@ fn a_job_of_bfloat16_takes_its_accumulators_from_the_pool_and_gives_them_back() 
 fn a_chunk_of_bfloat16_leaves_room_for_its_exponent_on_the_path() {
     let mut registry = registry();
     let mut elements = |mtu, wire_dtype, name: &str| {
-        let request = JoinRequest { mtu, wire_dtype, ..ask(name, 0, 1) };
+        let request = JoinRequest { mtu, ..as_(wire_dtype, ask(name, 0, 1)) };
         let decision = registry.join(at(0), request);
         let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-        admission.elements
+        admission.terms.elements
     };
     assert_eq!(elements(1499, WireDtype::SharedExponent, "a"), 352);
     assert_eq!(elements(1499, WireDtype::Bfloat16, "b"), 256);
@@ -411,9 +462,9 @@ fn a_chunk_of_bfloat16_leaves_room_for_its_exponent_on_the_path() {
 fn a_narrow_path_has_short_chunks() {
     for (wire_dtype, length) in [(WireDtype::SharedExponent, 64), (WireDtype::Bfloat16, 32)] {
         let mut registry = registry();
-        let decision = registry.join(at(0), JoinRequest { mtu: 344, wire_dtype, ..ask("a", 0, 1) });
+        let decision = registry.join(at(0), JoinRequest { mtu: 344, ..as_(wire_dtype, ask("a", 0, 1)) });
         let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-        assert_eq!(admission.elements, length);
+        assert_eq!(admission.terms.elements, length);
     }
 }
 
@@ -645,7 +696,7 @@ fn every_job_has_a_key_of_its_own_and_every_rank_a_secret() {
 #[test]
 fn a_limit_of_zero_is_refused_at_construction() {
     let zero = RegistryConfig { jobs_max: 0, ..RegistryConfig::default() };
-    let refused = Registry::new(zero, Box::new(|| 0)).map(|_| ());
+    let refused = Registry::new(zero, protocols(), Box::new(|| 0)).map(|_| ());
     assert_eq!(refused, Err(ConfigError { field: "jobs_max" }));
 }
 
@@ -654,7 +705,8 @@ fn one_machine_has_half_of_the_places_for_jobs_and_what_it_resumes_half_of_the_m
     let [one, other] = [1, 2].map(|last| Some(IpAddr::from([10, 0, 0, last])));
     let config = RegistryConfig { jobs_max: 4, ..RegistryConfig::default() };
     let mut ids = 40..;
-    let mut registry = Registry::new(config, Box::new(move || ids.next().unwrap())).expect("valid limits");
+    let mut registry =
+        Registry::new(config, protocols(), Box::new(move || ids.next().unwrap())).expect("valid limits");
     let mut join = |job: &str, world_size, lineage: Option<u64>, origin| {
         let own = resuming(0, world_size, &[0; 64]).resume;
         let resume = lineage.and_then(|lineage| Some(Resume { lineage, ..own? }));
@@ -674,11 +726,11 @@ fn one_machine_has_half_of_the_places_for_jobs_and_what_it_resumes_half_of_the_m
 #[test]
 fn what_one_machine_resumes_leaves_memory_for_others_that_do() {
     let config = RegistryConfig { shards: 64, ..RegistryConfig::default() };
-    let mut registry = Registry::new(config, Box::new(|| 41)).expect("valid limits");
+    let mut registry = Registry::new(config, protocols(), Box::new(|| 41)).expect("valid limits");
     let mut join = |job: &str, rank, origin: [u8; 4]| {
         let resume = resuming(0, 64, &[0]).resume.expect("it resumes");
         let completed = vec![vec![0; 16_384]; 64];
-        let resume = Some(Resume { in_flight: 16_384, shards: 64, completed, ..resume });
+        let resume = Some(Resume { in_flight: 16_384, completed, ..resume });
         registry.join(at(0), JoinRequest { resume, origin: Some(origin.into()), ..ask(job, rank, 64) })
     };
     // 2^20 counts each.

@@ -4,7 +4,8 @@
 //! is not programmable is left out. Workers in the server's rack, if there are others, join at the second level, as in the
 //! paper's Figure 9.
 
-use fanin_protocol::control::{Admission, Protocol};
+use fanin_protocol::atp::{Atp as Protocol, ServerJob};
+use fanin_protocol::control::Admission;
 use fanin_wire::{CHILDREN_MAX, Directions, JobId, Key, fragment_packet_bytes};
 
 use super::super::placement::{PlacementError, Request, admit, programmable, rack};
@@ -66,7 +67,8 @@ impl Atp {
             ways = (0..workers.len()).map(|rank| vec![NodeId((rank / CHILDREN_MAX) as u32)]).collect();
         }
         let request = Request {
-            protocol: Protocol::Atp,
+            protocol: &Protocol,
+            children_max: CHILDREN_MAX,
             id,
             key,
             in_flight: self.window,
@@ -76,12 +78,13 @@ impl Atp {
             root: server,
         };
         let admission = admit(topology, &request)?;
-        let hierarchy = admission.hierarchy.as_ref().expect("a job of ATP's has one");
+        let at_server = ServerJob::read(admission.identity(), &admission.seats.root);
+        let ServerJob { workers: directions, level: levels, .. } = at_server.expect("the server's own part");
         let ways = if is_alone { vec![Vec::new(); workers.len()] } else { request.ways };
         let mut switches: Vec<Hop> = Vec::new();
         for way in &ways {
             for (at, switch) in way.iter().enumerate() {
-                let level = hierarchy.levels - (way.len() - at) as u8;
+                let level = levels - (way.len() - at) as u8;
                 let upstream = way.get(at + 1).copied().unwrap_or(server);
                 if switches.iter().all(|hop| hop.switch != *switch) {
                     switches.push(Hop { switch: *switch, level, upstream });
@@ -91,9 +94,9 @@ impl Atp {
         switches.sort_by_key(|hop| hop.level);
         let first = ways.iter().map(|way| way.first().copied().unwrap_or(server));
         Ok(Placement {
-            workers: hierarchy.directions.iter().copied().zip(first).collect(),
+            workers: directions.into_iter().zip(first).collect(),
             switches,
-            server_level: if is_alone { 0 } else { hierarchy.levels },
+            server_level: if is_alone { 0 } else { levels },
             admission,
         })
     }

@@ -142,7 +142,7 @@ impl System for SwitchMl {
         let placement = self
             .place(site.topology(), &tenant.plan().workers, (tenant.id(0), tenant.key(0)))
             .expect("a scenario's placements are checked when it is read");
-        let config = placement.admission.job_config();
+        let config = placement.config;
         let elements = if tenant.plan().sampled { SAMPLE_ELEMENTS as u16 } else { config.elements };
         let config = JobConfig { elements, ..config };
         let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WireDtype::SharedExponent));

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use fanin_protocol::control::{Admission, Protocol};
-use fanin_protocol::switchml::Contributions;
-use fanin_wire::{JobId, Key, Rank, WireDtype, WorkerId, chunk_packet_bytes};
+use fanin_protocol::switchml::{
+    Contributions, JobConfig, RankTerms, SwitchJob, SwitchMl as Protocol, Upstream,
+};
+use fanin_wire::{JobId, Key, PLACES_MAX, Rank, WireDtype, WorkerId, chunk_packet_bytes};
 
 use super::super::placement::{PlacementError, Request, admit, nearest, programmable, rack};
 use super::SwitchMl;
@@ -17,7 +18,7 @@ pub(super) struct Placement {
     /// By rank: the switch that it sends to, and its place there.
     pub(super) workers: Vec<(NodeId, WorkerId)>,
     pub(super) switches: Vec<Pool>,
-    pub(super) admission: Admission,
+    pub(super) config: JobConfig,
 }
 
 /// A switch of a job.
@@ -46,7 +47,8 @@ impl SwitchMl {
         let root = nearest(topology, &racks).ok_or(PlacementError::NoSwitch)?;
         let way = |rack: &NodeId| Some(*rack).filter(|rack| *rack != root && programmable(topology, *rack));
         let request = Request {
-            protocol: Protocol::SwitchMl,
+            protocol: &Protocol,
+            children_max: PLACES_MAX as usize,
             id,
             key,
             in_flight: self.slots,
@@ -56,21 +58,25 @@ impl SwitchMl {
             root,
         };
         let admission = admit(topology, &request)?;
-        let at_root = Pool { switch: root, contributions: admission.racks.root.clone(), upstream: None };
+        let job = admission.identity();
+        let of_switch = |part: &[u8]| SwitchJob::read(job, part, Some(root)).expect("a switch's own part");
+        let SwitchJob { config, contributions, .. } = of_switch(&admission.seats.root);
+        let at_root = Pool { switch: root, contributions, upstream: None };
         let mut pools = BTreeMap::from([(root, at_root)]);
         let mut placed = Vec::with_capacity(workers.len());
         for (rank, rack) in racks.iter().enumerate() {
             let switch = way(rack).unwrap_or(root);
-            placed.push((switch, admission.racks.places[rank]));
-            if let Some(rack) = admission.racks.way(Rank(rank as u16)).next() {
-                pools.entry(switch).or_insert_with(|| Pool {
-                    switch,
-                    contributions: rack.contributions.clone(),
-                    upstream: Some((root, rack.place)),
+            let own = RankTerms::read(job, &admission.seats.ranks[rank]).expect("a rank's own part");
+            placed.push((switch, own.place));
+            if let Some(part) = admission.way(Rank(rank as u16)).first() {
+                pools.entry(switch).or_insert_with(|| {
+                    let SwitchJob { contributions, upstream, .. } = of_switch(part);
+                    let upstream = upstream.map(|Upstream { address, place }| (address, place));
+                    Pool { switch, contributions, upstream }
                 });
             }
         }
-        Ok(Placement { workers: placed, switches: pools.into_values().collect(), admission })
+        Ok(Placement { workers: placed, switches: pools.into_values().collect(), config })
     }
 }
 

@@ -63,7 +63,7 @@ proptest! {
             let mut answered: Vec<Ticket> = Vec::new();
             let request = match operation {
                 Operation::Join { job, rank, world_size, slots, wire_dtype } => {
-                    Some(JoinRequest { in_flight: Some(slots), wire_dtype, ..ask(job_name(job), rank, world_size) })
+                    Some(as_(wire_dtype, with_slots(slots, ask(job_name(job), rank, world_size))))
                 }
                 Operation::Resume { job, rank, world_size, completed } => {
                     Some(JoinRequest { job: job_name(job).into(), ..resuming(rank, world_size, &completed) })
@@ -82,7 +82,7 @@ proptest! {
                         JoinDecision::Complete { ticket, tickets, outcome } => {
                             match outcome {
                                 // Not all of them need be there to see that they cannot agree.
-                                Err(Refusal::WireDtypeMismatch { .. }) => {
+                                Err(Refusal::Mismatch { .. }) => {
                                     prop_assert!((2..=world_size).contains(&(tickets.len() as u32)));
                                 }
                                 _ => prop_assert_eq!(tickets.len() as u32, world_size),

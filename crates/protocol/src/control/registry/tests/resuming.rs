@@ -8,9 +8,14 @@ fn a_forgotten_job_resumes_in_the_next_generation_and_says_who_restores_what() {
     registry.join(at(0), resuming(1, 2, &[8, 8, 9]));
     let decision = registry.join(at(0), resuming(0, 2, &[8, 9, 8]));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
-    assert_eq!((admission.generation, admission.in_flight, admission.elements), (Generation(5), 3, 352));
+    let Terms { in_flight, elements, .. } = admission.terms;
+    assert_eq!((admission.generation, in_flight, elements), (Generation(5), 3, 352));
     assert!(admission.resumed);
-    assert_eq!(admission.restore, vec![vec![vec![SlotIndex(1)]], vec![vec![SlotIndex(2)]]]);
+    let restore = |rank| {
+        let part = part_of(&admission.seats, Rank(rank)).expect("a part");
+        RankTerms::read(admission.identity(), part).expect("its own part").restore
+    };
+    assert_eq!([0, 1].map(restore), [vec![vec![SlotIndex(1)]], vec![vec![SlotIndex(2)]]]);
 }
 
 #[test]
@@ -28,7 +33,7 @@ fn ranks_that_remember_different_jobs_are_told_what_differs() {
     assert_eq!(differ(|resume| resume.generation = Generation(3)), (ResumeField::Generation, 3, 4));
     assert_eq!(differ(|resume| resume.elements = 256), (ResumeField::Elements, 256, 352));
     assert_eq!(differ(|resume| resume.elements = 300), (ResumeField::Elements, 300, 32));
-    assert_eq!(differ(|resume| resume.shards = 2), (ResumeField::Shards, 2, 1));
+    assert_eq!(differ(|resume| resume.completed.push(vec![1, 1])), (ResumeField::Shards, 2, 1));
     assert_eq!(differ(|resume| resume.completed.clear()), (ResumeField::Shards, 0, 1));
     assert_eq!(differ(|resume| resume.completed[0].push(1)), (ResumeField::Counts, 3, 2));
 }
@@ -86,7 +91,8 @@ fn the_key_of_a_job_is_told_to_nobody_who_does_not_show_that_he_was_in_it() {
 
 #[test]
 fn what_ranks_that_wait_remember_is_bounded_over_all_of_them() {
-    let mut registry = Registry::new(RegistryConfig::default(), Box::new(|| 1)).expect("valid limits");
+    let mut registry =
+        Registry::new(RegistryConfig::default(), protocols(), Box::new(|| 1)).expect("valid limits");
     let memory = vec![1; 16384];
     let of = |job: u32, rank| JoinRequest { job: format!("{job}"), ..resuming(rank, 64, &memory) };
     for job in 0..17 {

@@ -150,7 +150,7 @@ fn who_is_not_let_in_ends_no_job_of_a_rank_whose_stream_broke() {
     registry.detached(at(1), broken, Detached::AtTheRank);
     let refused = [
         JoinRequest { wire_version: VERSION + 1, ..ask("a", 1, 2) },
-        JoinRequest { protocol: Protocol::Atp, ..ask("a", 1, 2) },
+        JoinRequest { protocol: "atp".into(), ..ask("a", 1, 2) },
         JoinRequest { mtu: 10, ..ask("a", 1, 2) },
         ask("a", 2, 2),
     ];

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use fanin_wire::{Rank, SlotIndex};
 
-use super::Refusal;
+use crate::control::Refusal;
 
 /// For each rank and shard the slots whose last result that rank hands back.
 ///

@@ -4,8 +4,8 @@ use core::time::Duration;
 
 use fanin_wire::{Generation, JobId, Key, LossBound, PATHS_MAX, ShardId, block_packet_bytes};
 
-use super::pool_size::UNIT_ELEMENTS;
-use crate::dlcp::{Finish, JobConfig, RateConfig};
+use super::{Finish, JobConfig, RateConfig};
+use crate::control::UNIT_ELEMENTS;
 use crate::transport::RetransmissionConfig;
 
 /// Blocks of a flow. The bound holds for each flow and is rounded down to blocks: with 512 of them one of 0.2 % is not nothing yet.
@@ -64,7 +64,7 @@ impl FlowPlan {
     }
 
     /// Whether blocks of so many words are short enough for so many workers: two flows of them are half of a usual pool.
-    pub(super) fn fits(workers: u16, elements: u16) -> bool {
+    pub fn fits(workers: u16, elements: u16) -> bool {
         words_of_block(workers, elements) <= 2 * WORDS_UNDER_WAY
     }
 

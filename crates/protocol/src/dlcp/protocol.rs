@@ -1,0 +1,252 @@
+//! DLCP as a value: its limits, what its members are told, and its machines.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use fanin_wire::{
+    CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, LossBound, Rank, ShardId, WireDtype, WorkerId,
+    chunk_packet_bytes,
+};
+use prost::Message;
+
+use super::flow_plan::FlowPlan;
+use super::{JobConfig, Server, ServerJob, WORKERS_MAX, Worker, WorkerPlan};
+use crate::control::{
+    Agreed, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms,
+    narrow, read,
+};
+use crate::machine::{Address, JobIdentity, Machines, OwnChoices, Peers, Tensor, WorkerTerms};
+use crate::transport::RetransmissionConfig;
+
+/// The protocol. See [`dlcp`](super).
+#[derive(Clone, Copy, Debug)]
+pub struct Dlcp;
+
+/// What a rank of a job with a loss bound is told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RankTerms {
+    /// The job, in the first shard.
+    pub config: JobConfig,
+    /// The rank's place at its switch: its number.
+    pub place: WorkerId,
+}
+
+/// What all members are told.
+#[derive(Clone, PartialEq, Message)]
+struct Part {
+    /// In millionths.
+    #[prost(uint32, tag = "1")]
+    loss_bound: u32,
+    /// Words of four bytes of a block.
+    #[prost(uint32, tag = "2")]
+    elements: u32,
+    /// Blocks of a flow, and flows that a rank may have under way in a shard.
+    #[prost(uint32, tag = "3")]
+    flow_blocks: u32,
+    #[prost(uint32, tag = "4")]
+    flows: u32,
+    /// How fast a flow begins.
+    #[prost(uint64, tag = "5")]
+    line_rate_bps: u64,
+    /// Source ports of a rank in a shard.
+    #[prost(uint32, tag = "6")]
+    paths: u32,
+}
+
+impl Part {
+    fn config(&self, job: JobIdentity) -> Result<JobConfig, Malformed> {
+        let JobIdentity { id, key, generation, workers, .. } = job;
+        let flows = FlowPlan {
+            loss_bound: LossBound::from_millionths(self.loss_bound).ok_or(Malformed("loss_bound"))?,
+            flow_blocks: self.flow_blocks,
+            flows: narrow(self.flows, "flows")?,
+            line_rate_bps: self.line_rate_bps,
+            paths: narrow(self.paths, "paths")?,
+        };
+        let config = flows.job_config((id, key, generation), workers, narrow(self.elements, "elements")?);
+        config.check().map_err(|_| Malformed("job"))
+    }
+}
+
+impl RankTerms {
+    /// What a rank makes of its part of a job.
+    ///
+    /// # Errors
+    /// When it is no such part.
+    pub fn read(job: JobIdentity, rank: Rank, part: &[u8]) -> Result<Self, Malformed> {
+        let config = read::<Part>(part)?.config(job)?;
+        Ok(Self { config, place: WorkerId(narrow(rank.0.into(), "rank")?) })
+    }
+}
+
+impl Protocol for Dlcp {
+    fn name(&self) -> &'static str {
+        "dlcp"
+    }
+
+    fn title(&self) -> &'static str {
+        "DLCP"
+    }
+
+    fn is_divided(&self) -> bool {
+        true
+    }
+
+    fn may_lose(&self) -> bool {
+        true
+    }
+
+    /// Sums have replaced what they were made of.
+    fn outlives_services(&self) -> bool {
+        false
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { counts_exchanges: true, ..Limits::new(WORKERS_MAX.into(), &CHUNK_ELEMENTS) }
+    }
+
+    fn packet_bytes(&self, elements: usize, wire_dtype: WireDtype) -> usize {
+        chunk_packet_bytes(elements, wire_dtype)
+    }
+
+    fn check(&self, request: &JoinRequest) -> Result<(), Refusal> {
+        match request.hops.is_empty() && request.resume.is_none() {
+            true => Ok(()),
+            false => Err(Refusal::of_bound(request.agreed.loss_bound)),
+        }
+    }
+
+    fn admit(&self, ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
+        let (workers, bound) = (ranks.world_size(), ranks.any().agreed.loss_bound);
+        // Blocks of a flow wait for all workers side by side: those of many workers are shorter, so that their flows fit into a pool.
+        let words = CHUNK_ELEMENTS.into_iter().rev().map(|words| words as u16);
+        let fits = |words: &u16| *words <= ranks.elements && FlowPlan::fits(workers, *words);
+        let elements = words.into_iter().find(fits).unwrap_or(ranks.elements);
+        // Shards share the link.
+        let of_shard = ranks.rate_bps() / u64::from(ranks.shards.max(1));
+        let paths = ranks.requests.iter().map(|request| request.paths).max().unwrap_or(1).max(1);
+        let flows = FlowPlan::new(bound, workers, elements, of_shard.max(1)).over(paths);
+        let terms = Terms {
+            in_flight: flows.flows,
+            elements,
+            wire_dtype: WireDtype::Native,
+            loss_bound: bound,
+            pool_units: flows.pool_units(workers, elements),
+        };
+        let part = Part {
+            loss_bound: bound.millionths(),
+            elements: elements.into(),
+            flow_blocks: flows.flow_blocks,
+            flows: flows.flows.into(),
+            line_rate_bps: flows.line_rate_bps,
+            paths: flows.paths.into(),
+        };
+        let part = part.encode_to_vec();
+        let ranks = (0..workers).map(|_| part.clone()).collect();
+        Ok((terms, Seats { root: part, switches: Vec::new(), ranks, shares: Vec::new() }))
+    }
+
+    fn relayed(&self, _: &[u8], _: &Memory) -> Result<Relayed, String> {
+        Err(NO_SWITCHES.into())
+    }
+}
+
+/// What a switch before another one hears.
+const NO_SWITCHES: &str = "a job with a loss bound has no switches on its way";
+
+impl WorkerTerms for RankTerms {
+    fn identity(&self) -> (JobId, Key, Generation) {
+        (self.config.id, self.config.key, self.config.generation)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let config = self.config.check().map_err(|error| error.to_string())?;
+        match u16::from(self.place.0) < config.workers {
+            true => Ok(()),
+            false => Err(format!("place {} in a job of {} workers", self.place.0, config.workers)),
+        }
+    }
+
+    fn in_flight(&self) -> u16 {
+        self.config.flows
+    }
+
+    fn elements(&self) -> u16 {
+        self.config.elements
+    }
+
+    /// Elements travel as they are.
+    fn packet_elements(&self, dtype: Dtype, _: usize) -> usize {
+        4 * usize::from(self.config.elements) / dtype.element_bytes()
+    }
+
+    fn paths(&self) -> u8 {
+        self.config.paths
+    }
+
+    fn has_roots(&self) -> bool {
+        true
+    }
+
+    fn lacks(&self, asked: &Agreed, paths: u8) -> Option<String> {
+        if self.config.push_bound != asked.loss_bound {
+            return Some(format!("a loss bound of {}", asked.loss_bound));
+        }
+        (self.config.paths < paths).then(|| format!("{paths} paths"))
+    }
+
+    fn shape(&self) -> String {
+        let JobConfig { workers, flows, elements, .. } = self.config;
+        format!("{workers} workers, {flows} flows with blocks of {elements} elements (DLCP)")
+    }
+}
+
+impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Dlcp {
+    type Terms = RankTerms;
+    type Worker = Worker<A, T>;
+    type Root = Server<A>;
+    type Relay = Server<A>;
+
+    fn rank_terms(job: JobIdentity, rank: Rank, part: &[u8], _: OwnChoices) -> Result<RankTerms, Malformed> {
+        RankTerms::read(job, rank, part)
+    }
+
+    fn worker(
+        terms: &RankTerms,
+        shard: ShardId,
+        peer: A,
+        retransmission: RetransmissionConfig,
+    ) -> Worker<A, T> {
+        Worker::new(JobConfig { shard, retransmission, ..terms.config }, terms.place, peer)
+    }
+
+    fn plan(terms: &RankTerms, shard: ShardId, server: A) -> WorkerPlan<A> {
+        WorkerPlan { config: JobConfig { shard, ..terms.config }, place: terms.place, server }
+    }
+
+    fn root(shard: ShardId) -> Server<A> {
+        Server::new(shard)
+    }
+
+    fn root_job(job: JobIdentity, part: &[u8], _: Peers<'_, A>) -> Result<ServerJob, String> {
+        let config = read::<Part>(part)?.config(job)?;
+        // Who sends faster than this machine's link is held back by its kernel.
+        Ok(ServerJob { link_rate_bps: u64::MAX, ..ServerJob::from(config) })
+    }
+
+    fn relay(_: ShardId, _: &Memory) -> Result<Server<A>, String> {
+        Err(NO_SWITCHES.into())
+    }
+
+    fn relay_job(
+        _: JobIdentity,
+        _: &[u8],
+        _: SocketAddr,
+        _: &Memory,
+        _: Peers<'_, A>,
+    ) -> Result<ServerJob, String> {
+        Err(NO_SWITCHES.into())
+    }
+}

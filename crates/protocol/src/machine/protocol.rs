@@ -1,0 +1,139 @@
+//! What a driver knows of a protocol: which machines it has, and what each is told of a job.
+
+use alloc::string::String;
+use core::fmt::Debug;
+use core::net::SocketAddr;
+use fanin_wire::{Dtype, Generation, JobId, Key, Rank, ShardId};
+
+use super::{Summer, Tensor, WorkerMachine};
+use crate::control::{Agreed, Malformed, Memory, Protocol};
+use crate::transport::RetransmissionConfig;
+
+/// What every member of a job knows of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobIdentity {
+    /// Drawn by the service that admitted the job.
+    pub id: JobId,
+    /// What its packets are tagged with.
+    pub key: Key,
+    /// How often the job was set up again.
+    pub generation: Generation,
+    /// Number of workers.
+    pub workers: u16,
+    /// Whether it continues a job that a service forgot.
+    pub resumed: bool,
+}
+
+/// What a rank of a job is told, as the job's protocol has it.
+pub trait WorkerTerms: Clone + Debug + PartialEq + Send + Sync + 'static {
+    /// The job, what its packets are tagged with, and how often it was set up.
+    fn identity(&self) -> (JobId, Key, Generation);
+
+    /// Whether every number is within its limit.
+    ///
+    /// # Errors
+    /// What is wrong, for people.
+    fn check(&self) -> Result<(), String>;
+
+    /// Packets of a worker that may be in flight in a shard: slots, a window, or flows.
+    fn in_flight(&self) -> u16;
+
+    /// Elements of a packet that is full, as the protocol counts them.
+    fn elements(&self) -> u16;
+
+    /// Elements that one packet carries, of a tensor of `elements` elements.
+    fn packet_elements(&self, dtype: Dtype, elements: usize) -> usize;
+
+    /// Source ports that its packets are spread over. A switch mostly knows a worker by one address.
+    fn paths(&self) -> u8 {
+        1
+    }
+
+    /// Whether it has collectives other than all-reduces.
+    fn has_roots(&self) -> bool {
+        false
+    }
+
+    /// What the job lacks of what a rank asked for, for people: who admits without it is of another version.
+    fn lacks(&self, _asked: &Agreed, _paths: u8) -> Option<String> {
+        None
+    }
+
+    /// What a job keeps when it goes on under another service, for people: "8 workers, a window of ...".
+    fn shape(&self) -> String;
+}
+
+/// What names a peer.
+pub trait Address: Copy + Debug + PartialEq + Send + Sync + 'static {}
+
+impl<A: Copy + Debug + PartialEq + Send + Sync + 'static> Address for A {}
+
+/// Names a peer before it sends, as packets from there will.
+pub type Peers<'a, A> = &'a dyn Fn(SocketAddr) -> Result<A, String>;
+
+/// What a rank chooses for itself, and nobody else need know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnChoices {
+    /// Whether its window shrinks when packets are lost, of a protocol that has that.
+    pub congestion_control: bool,
+}
+
+/// The machines of a protocol, over addresses `A` and memory of tensors `T`.
+pub trait Machines<A: Address, T: Tensor + Send + 'static>: Protocol {
+    /// What a rank is told.
+    type Terms: WorkerTerms;
+    /// What runs at a rank, one a shard of each service.
+    type Worker: WorkerMachine<Address = A, Tensor = T> + Send + 'static;
+    /// What runs at the root, one a shard.
+    type Root: Summer<Address = A, Job: Send, Error: Send + Sync + 'static> + Send + 'static;
+    /// What runs at a switch on the way there, one a shard.
+    type Relay: Summer<Address = A, Job: Send, Error: Send + Sync + 'static> + Send + 'static;
+
+    /// What a rank makes of its part of a job.
+    ///
+    /// # Errors
+    /// When it is no such part.
+    fn rank_terms(
+        job: JobIdentity,
+        rank: Rank,
+        part: &[u8],
+        own: OwnChoices,
+    ) -> Result<Self::Terms, Malformed>;
+
+    /// The worker of one shard, at a service that is at `peer`. The terms are checked.
+    fn worker(terms: &Self::Terms, shard: ShardId, peer: A, when: RetransmissionConfig) -> Self::Worker;
+
+    /// How that worker goes on at a service with an empty memory.
+    fn plan(terms: &Self::Terms, shard: ShardId, peer: A) -> <Self::Worker as WorkerMachine>::Plan;
+
+    /// The machine of one shard at the root.
+    fn root(shard: ShardId) -> Self::Root;
+
+    /// What it is told of a job.
+    ///
+    /// # Errors
+    /// When the part is none, or names somebody to whom there is no way.
+    fn root_job(
+        job: JobIdentity,
+        part: &[u8],
+        peers: Peers<'_, A>,
+    ) -> Result<<Self::Root as Summer>::Job, String>;
+
+    /// The machine of one shard at a switch on the way, for all jobs.
+    ///
+    /// # Errors
+    /// When there can be none, or none with so much memory.
+    fn relay(shard: ShardId, memory: &Memory) -> Result<Self::Relay, String>;
+
+    /// What it is told of a job that comes from `upstream`.
+    ///
+    /// # Errors
+    /// As [`Self::root_job`].
+    fn relay_job(
+        job: JobIdentity,
+        part: &[u8],
+        upstream: SocketAddr,
+        memory: &Memory,
+        peers: Peers<'_, A>,
+    ) -> Result<<Self::Relay as Summer>::Job, String>;
+}
