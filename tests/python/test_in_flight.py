@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
-from fanin.torch.under_way import UnderWay
-from fanin.torch.work import AllReduceWork
+from fanin.torch.works.under_way import UnderWay
+from fanin.torch.works.work import AllReduceWork
 from ranks import Me, wait_until
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager

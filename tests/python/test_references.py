@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fake_device import Mark, Stream, plug_in
-from fanin.torch import DistributedOptimizer, moments
+from fanin.torch import DistributedOptimizer
 from fanin.torch.backend import FaninBackend, backend_of
+from fanin.torch.optimizers import device_clock
 from ranks import Me
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
@@ -475,8 +476,8 @@ def on_a_device(me: Me) -> tuple[list[int], int, list[bool]]:
     device = Device()
     with pytest.MonkeyPatch.context() as patch:
         device.devices = plug_in(patch)
-        patch.setattr(moments, "now", device.now)
-        patch.setattr(moments, "seconds", device.seconds)
+        patch.setattr(device_clock, "now", device.now)
+        patch.setattr(device_clock, "seconds", device.seconds)
         me.init()
         net = layers(4)
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
