@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 import torch
@@ -27,7 +26,7 @@ from fanin.torch.works.collectives import DTYPES
 from fanin.torch.works.completions import Completions
 from fanin.torch.works.turns import Turns
 from fanin.torch.works.under_way import Limited, UnderWay
-from fanin.torch.works.work import AllReduceWork, FaninWork, Kept, Part, Request
+from fanin.torch.works.work import CollectiveWork, FaninWork, Part
 
 DEVICES: Final = ("cpu", "cuda")
 
@@ -68,24 +67,14 @@ class Channel:
         self._summed = frozenset(DTYPES.values() if client is None else client.dtypes)
         self._has_roots = client is not None and client.has_roots
         self._columns = 1 if client is None else client.columns
-        self._completions = Completions(client) if client is not None else None
         self._copies: Copies = CudaCopies()
         self._under_way = (
-            UnderWay(client.timeout, client.set_timeout, client.close)
-            if client is not None
-            else UnderWay(math.inf, _nothing, _nothing)
+            UnderWay(math.inf, _nothing, _nothing)
+            if client is None
+            else UnderWay(client.timeout, client.set_timeout, client.close)
         )
-        self._staging = (
-            Staging(
-                self._copies,
-                client.rank,
-                partial(_submit_notified, client),
-                client.close,
-                self._under_way,
-            )
-            if client is not None
-            else None
-        )
+        self._completions = None if client is None else Completions(client)
+        self._staging = None if client is None else Staging(client, self._copies, self._under_way)
         # Why the job is over, once it was asked for.
         self._lost: FaninError | None = None
         self._left: dict[int, None] = {}
@@ -142,7 +131,7 @@ class Channel:
         average: bool,
         notify: bool,
         limit: float | None = None,
-    ) -> AllReduceWork:
+    ) -> CollectiveWork:
         """Start summing each tensor in place; all must be ones that `serves` accepts.
 
         All are on the CPU, or all on CUDA devices. CUDA tensors are not waited for; tensors on the
@@ -169,7 +158,7 @@ class Channel:
         *,
         notify: bool,
         limit: float | None = None,
-    ) -> AllReduceWork:
+    ) -> CollectiveWork:
         """Start the parts, whose results are in `tensors`: as `all_reduce`; there is a client."""
         assert self._client is not None
         assert self._completions is not None
@@ -281,10 +270,6 @@ class Channel:
         """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""
         if self._close is not None:
             self._close()
-
-
-def _submit_notified(client: _fanin.Client, request: Request, kept: Kept) -> _fanin.Pending:
-    return request.submit(client, kept, True)
 
 
 def _nothing(*_: float) -> None:

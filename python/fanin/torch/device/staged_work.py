@@ -18,8 +18,8 @@ from fanin.errors import AllReduceTimeout
 from fanin.torch.device.copies import Copies, Mark
 from fanin.torch.works.under_way import UnderWay
 from fanin.torch.works.work import (
-    AllReduceWork,
     Back,
+    CollectiveWork,
     Part,
     Request,
     TensorsFuture,
@@ -29,7 +29,7 @@ from fanin.torch.works.work import (
 )
 
 
-class StagedWork(AllReduceWork):
+class StagedWork(CollectiveWork):
     """A collective on some tensors of devices, under way or done."""
 
     def __init__(
@@ -46,7 +46,6 @@ class StagedWork(AllReduceWork):
         # What is copied on the device when all is there.
         self._back: Back = [pair for part in parts for pair in part.back]
         self._marks: dict[torch.device, Mark] = {}
-        self._awaited = 0
         # What was submitted last: to ask it whom the network waits for.
         self._pending: _fanin.Pending | None = None
         self.devices = tuple(copies.future_devices(self._tensors))
@@ -87,30 +86,19 @@ class StagedWork(AllReduceWork):
             if not self._settled:
                 self._pending = pending
 
-    def segment_done(self, error: Exception | None) -> bool:
-        """Note that one more segment is copied in, or failed. True after the last one.
+    def segment_done(self, error: Exception | None, *, here: bool) -> None:
+        """Note that one more segment is copied in, or failed.
 
-        Then it is the caller's to say so to the turns, on a thread that may run callbacks or not.
+        With `here`, this thread may run callbacks after the last one.
         """
         if error is not None:
             self.failed(error)
-        with self._lock:
-            self._awaited -= 1
-            if self._awaited > 0:
-                return False
-        self._finish()
-        with self._changed:
-            self._pending = None
-            self._back = []
-            self._settled = True
-            self._changed.notify_all()
-        self._under_way.over(self)
-        return True
+        self._one_over(here=here)
 
     def _late(self, limit: float) -> AllReduceTimeout:
         return out_of_time(f"{self._name} of device tensors", limit, self._pending)
 
-    def _finish(self) -> None:
+    def _settle(self) -> None:
         """Queue the last copies. Nobody else is here: all segments are done, nothing is settled."""
         try:
             if self._error is None:
@@ -121,6 +109,12 @@ class StagedWork(AllReduceWork):
                 self._marks[device] = self._copies.arrived(device)
         except Exception as error:  # for the waiter: this thread has nobody to tell
             self._error = self._error or error
+        with self._changed:
+            self._pending = None
+            self._back = []
+            self._settled = True
+            self._changed.notify_all()
+        self._under_way.over(self)
 
     def _complete(self, future: TensorsFuture) -> None:
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -38,8 +38,6 @@ SEGMENT_BYTES: Final = 4 << 20
 # Host memory that one membership pins at most: 64 MiB. A few segments each are on the way out, on
 # the network and on the way in.
 BUFFERS_MAX: Final = 16
-
-Submit = Callable[[Request, Kept], _fanin.Pending]
 
 
 @dataclass
@@ -74,31 +72,21 @@ class Segment(Kept):
 
     def completed(self, pending: _fanin.Pending) -> None:
         """For completion threads: the sum, or an error, is there."""
-        if self.staging.summed(self, pending.exception()):
-            self.staging.turns.done(self.work, here=True)
+        self.staging.summed(self, pending.exception())
 
 
 class Staging:
     """The buffers of one membership, and the thread that copies out and submits.
 
-    `submit` starts a collective on host memory, as `rank`; `leave` ends the membership, whose works
-    `under_way` knows. The thread starts with the first tensor and ends with `close`.
+    `under_way` knows the membership's works. The thread starts with the first tensor and ends with
+    `close`.
     """
 
-    def __init__(
-        self,
-        copies: Copies,
-        rank: int,
-        submit: Submit,
-        leave: Callable[[], None],
-        under_way: UnderWay,
-    ) -> None:
+    def __init__(self, client: _fanin.Client, copies: Copies, under_way: UnderWay) -> None:
+        self._client = client
+        self._rank = client.rank
         self._copies = copies
-        self._rank = rank
         self._under_way = under_way
-        self.turns = under_way.turns
-        self._submit = submit
-        self._leave = leave
         self._changed = threading.Condition()
         self._queue: deque[Segment] = deque()
         self._unsubmitted = 0
@@ -133,8 +121,7 @@ class Staging:
                 self._changed.notify_all()
         if closed:
             for _ in segments:
-                work.segment_done(_closed())
-            self.turns.done(work, here=False)
+                work.segment_done(_closed(), here=False)
         return work
 
     def flush(self) -> None:
@@ -143,8 +130,8 @@ class Staging:
             with self._changed:
                 self._changed.wait_for(lambda: self._unsubmitted == 0)
 
-    def summed(self, segment: Segment, error: Exception | None) -> bool:
-        """Copy in what this rank gets, and give the buffer back. True after a work's last."""
+    def summed(self, segment: Segment, error: Exception | None) -> None:
+        """Copy in what this rank gets, and give the buffer back."""
         buffer, request = segment.buffer, segment.request
         assert buffer is not None  # it was submitted from it
         if error is None:
@@ -155,7 +142,7 @@ class Staging:
             except Exception as failure:  # for the waiter: this thread has nobody to tell
                 error = failure
         self._release(segment)
-        return segment.work.segment_done(error)
+        segment.work.segment_done(error, here=True)
 
     def close(self, timeout: float) -> None:
         """Fail what is not submitted, end the thread, let the buffers go. Idempotent.
@@ -238,7 +225,8 @@ class Staging:
             for mark in segment.awaited:
                 self._copies.block_host(mark)
             host = [segment.host(part) for part in range(len(segment.request.memory))]
-            pending = self._submit(replace(segment.request, memory=host), segment)
+            request = replace(segment.request, memory=host)
+            pending = request.submit(self._client, segment, True)
         except Exception as error:
             self._break_off(segment, error)
             return
@@ -253,16 +241,15 @@ class Staging:
         waits in `flush` is let go after.
         """
         segment.work.failed(error)
-        self._leave()
+        self._client.close()
         self._refuse(segment, error)
 
     def _refuse(self, segment: Segment, error: Exception) -> None:
         if segment.buffer is not None:
             self._release(segment)
         self._submitted()
-        if segment.work.segment_done(error):
-            # Not on this thread: callbacks may wait for what it is yet to refuse.
-            self.turns.done(segment.work, here=False)
+        # Callbacks not on this thread: they may wait for what it is yet to refuse.
+        segment.work.segment_done(error, here=False)
 
     def _submitted(self) -> None:
         with self._changed:

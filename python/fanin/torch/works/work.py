@@ -109,8 +109,8 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return value if value > 0 else None
 
 
-class AllReduceWork(Limited):
-    """What the works of all-reduces share: one outcome, told to waiters and to one future."""
+class CollectiveWork(Limited):
+    """What all these works share: what they await, and one outcome, told to all who ask."""
 
     def __init__(
         self, tensors: Sequence[torch.Tensor], parts: Sequence[Part], under_way: UnderWay
@@ -121,6 +121,8 @@ class AllReduceWork(Limited):
         self._name = f"{'an' if name.startswith('a') else 'a'} {name}"
         self._under_way = under_way
         self._lock = threading.Lock()
+        # How many parts or segments are not over.
+        self._awaited = 0
         self._settled = False
         self._error: Exception | None = None
         self._future: TensorsFuture | None = None
@@ -133,6 +135,22 @@ class AllReduceWork(Limited):
         """Have the future completed after those of the works that took their turns before."""
         self._awaits_turn = True
         self._under_way.turns.begin(self)
+
+    def _one_over(self, *, here: bool) -> None:
+        """Note that one more of what is awaited is over; the last one settles the work.
+
+        With `here`, this thread may run callbacks then.
+        """
+        with self._lock:
+            self._awaited -= 1
+            if self._awaited > 0:
+                return
+        self._settle()
+        self._under_way.turns.done(self, here=here)
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Once all that is awaited is over: make the tensors whole, and let go of the memory."""
 
     def failed(self, error: Exception) -> None:
         with self._lock:
@@ -210,7 +228,7 @@ class AllReduceWork(Limited):
         self.wait()
 
 
-class FaninWork(AllReduceWork):
+class FaninWork(CollectiveWork):
     """A collective on some tensors, under way or done."""
 
     def __init__(
@@ -255,14 +273,9 @@ class FaninWork(AllReduceWork):
             self._under_way.turns.done(self, here=False)
 
     def part_completed(self, part: Part, pending: _fanin.Pending) -> None:
-        """For completion threads: one more part is done. Settles after the last."""
+        """For completion threads: one more part is done."""
         self.started(part, pending)
-        with self._lock:
-            self._awaited -= 1
-            if self._awaited > 0:
-                return
-        self._settle()
-        self._under_way.turns.done(self, here=True)
+        self._one_over(here=True)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until the sum is in the tensors. Raises the typed error of `fanin.errors`.
@@ -287,7 +300,7 @@ class FaninWork(AllReduceWork):
             return [part.pending for part in self._parts if part.pending is not None]
 
     def _settle(self) -> None:
-        """Once all parts are done: copies back what was staged, lets go of the memory.
+        """Copy back what was staged, and let go of the memory; again, does nothing.
 
         It also cuts the cycle part -> pending -> part, part of which is in Rust.
         """
