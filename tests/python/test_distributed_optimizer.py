@@ -95,7 +95,7 @@ def trained(me: Me, kind: str, overlapped: bool, passes: str = "one") -> Any:
         schedule.step()
     state = optimizer.state_dict()
     if overlapped:
-        assert sums_on_switch(optimizer._sums) > STEPS * len(optimizer._sending.pieces)
+        assert sums_on_switch(optimizer._sums) > STEPS * len(optimizer._sender.pieces)
     return [each.detach().clone() for each in net.parameters()], state
 
 
@@ -179,7 +179,7 @@ def one_late(me: Me) -> Any:
     net(torch.ones(1, 400)).sum().backward()
     optimizer.step()
     me.say("stepped")
-    later = optimizer._sending.pieces[2]
+    later = optimizer._sender.pieces[2]
     works = later.works
     later.works = [NotThere()]
     out = net[1](net[0](torch.ones(1, 400)))

@@ -152,7 +152,7 @@ def pending(me: Me) -> dict[str, int]:
             kept.append(nn.Parameter(net[1].weight.data))
         passed(net, optimizer)
         net.zero_grad()  # gradients are no secret
-        found[name] = len(optimizer._sending.read)
+        found[name] = len(optimizer._sender.read)
         optimizer.close()
         del kept
     return found
@@ -360,7 +360,7 @@ def compiled(me: Me, how: str) -> tuple[float, int]:
             model(batch).square().sum().mul(1e-3).backward()
             optimizer.step()
             if overlapped and how == "a part":
-                assert len(optimizer._sending.read) == 2, "the other layers wait"
+                assert len(optimizer._sender.read) == 2, "the other layers wait"
         found.append([each.detach().clone() for each in net.parameters()])
     off = max((x - y).abs().max().item() for x, y in zip(*found, strict=True))
     return off, len(compilations)
@@ -491,7 +491,7 @@ def on_a_device(me: Me) -> tuple[list[int], int, list[bool]]:
             device.computing.go()
             optimizer.step()
         optimizer.synchronize()
-        return optimizer._sending._order, len(optimizer._sending._partitions), ahead
+        return optimizer._sender._order, len(optimizer._sender._partitions), ahead
 
 
 def test_the_order_is_by_the_devices_clock_and_not_by_when_the_host_has_asked(

@@ -111,7 +111,7 @@ class OverlappedSteps(Steps):
         self._few = few
         self._model = model
         self._sums = same_ranks(group)
-        self._sending = Sender(self._sums)
+        self._sender = Sender(self._sums)
         self._wait = Wait(self)
         self._reading = Reading(self._wait)
         self._hooks: list[Any] = []
@@ -153,7 +153,7 @@ class OverlappedSteps(Steps):
             self._take_in()
             if not self._sent:
                 self._begin()
-                self._sending.end()
+                self._sender.end()
             self._check()
             if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
                 self._average()
@@ -218,8 +218,8 @@ class OverlappedSteps(Steps):
     @property
     def state(self) -> Any:
         """The state of each parameter that the last step has left."""
-        if "_sending" in vars(self):
-            self._finish(self._sending.pieces)
+        if "_sender" in vars(self):
+            self._finish(self._sender.pieces)
         return vars(self)["state"]
 
     @state.setter
@@ -228,12 +228,12 @@ class OverlappedSteps(Steps):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Take another state, after the last step."""
-        self._finish(self._sending.pieces)
+        self._finish(self._sender.pieces)
         super().load_state_dict(state_dict)
 
     def _take_in(self) -> None:
         """Send the gradients of parameters that are trained, and were not so far; all ranks do."""
-        known = self._sending.places
+        known = self._sender.places
         added = [
             parameter
             for each in self.param_groups
@@ -249,13 +249,13 @@ class OverlappedSteps(Steps):
                 "of all of them"
             )
         _refuse_other_sums(self._model)
-        self._finish(self._sending.pieces)
+        self._finish(self._sender.pieces)
         agree_on_parameters(added, self._sums)
         _begin_alike(added, self._sums)
         for parameter in added:
             arrived = _weakly(self, OverlappedSteps._gradient)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
-        self._sending.take_in(added)
+        self._sender.take_in(added)
         self._sent = False
 
     def _gradient(self, parameter: Tensor) -> None:
@@ -268,7 +268,7 @@ class OverlappedSteps(Steps):
                 f"the gradient of {self._name(parameter)} is sparse, and partitions are dense: "
                 "make the layer with sparse=False"
             )
-        place = self._sending.place_of(parameter)
+        place = self._sender.place_of(parameter)
         if (parameter.grad.dtype, parameter.grad.device) != (place.dtype, place.device):
             raise ValueError(
                 f"the gradient of {self._name(parameter)} is {parameter.grad.dtype} on "
@@ -276,23 +276,23 @@ class OverlappedSteps(Steps):
                 "or move the model before the optimizer is made"
             )
         with self._lock:
-            if not self._sending.open:
+            if not self._sender.open:
                 self._begin()
                 engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(self._sending.end)
-            if self._sending.places[parameter][0] in self._unread:
+                engine.queue_callback(self._sender.end)
+            if self._sender.places[parameter][0] in self._unread:
                 raise RuntimeError(
                     f"a loss that is older than the last step has a gradient of "
                     f"{self._name(parameter)}, which had not stepped yet: call synchronize() after "
                     "step(), or compute the loss anew"
                 )
-            if self._sending.is_there(parameter):
+            if self._sender.is_there(parameter):
                 raise RuntimeError(
                     f"the gradient of {self._name(parameter)} came twice in a backward pass: "
                     "checkpoints need use_reentrant=False, and after a backward() that has failed "
                     "the training cannot go on"
                 )
-            self._sending.put(parameter)
+            self._sender.put(parameter)
 
     def _is_to_step(self) -> bool:
         """Whether a gradient scaler, if there is one, lets the averages step; unscale them then."""
@@ -304,7 +304,7 @@ class OverlappedSteps(Steps):
         scale = getattr(self, "grad_scale", None)
         if scale is not None:
             inverse = scale.double().reciprocal().float()  # as the scaler does
-            for parameter in self._sending.places:
+            for parameter in self._sender.places:
                 if parameter.grad is not None:
                     parameter.grad.mul_(inverse.to(parameter.grad.device))
         self.grad_scale = self.found_inf = None  # what is behind this takes none
@@ -314,18 +314,18 @@ class OverlappedSteps(Steps):
         if self._ended:
             raise RuntimeError(self._ended)
         self._unread = self._pending.copy()
-        self._finish(self._sending.pieces)
-        self._sending.begin()
+        self._finish(self._sender.pieces)
+        self._sender.begin()
         self._sent, self._synchronized = True, False
 
     def _average(self) -> None:
         """Make each gradient the average of all ranks."""
         if self._synchronized:
             return
-        for piece in self._sending.pieces:
+        for piece in self._sender.pieces:
             piece.wait()
             for parameter, average in zip(piece.parameters, piece.gradients, strict=True):
-                if not self._sending.is_used(parameter):
+                if not self._sender.is_used(parameter):
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
@@ -334,7 +334,7 @@ class OverlappedSteps(Steps):
 
     def _check(self) -> None:
         """Raise where gradients are not what was sent."""
-        if self._sending.open:
+        if self._sender.open:
             raise RuntimeError(
                 "a backward() has failed, and other ranks wait for the rest of its gradients: the "
                 "training cannot go on"
@@ -346,8 +346,8 @@ class OverlappedSteps(Steps):
                 "a gradient scaler steps the optimizer, and has seen this rank's gradients alone: "
                 "call synchronize() before scaler.unscale_() and scaler.step()"
             )
-        for parameter in self._sending.places:
-            if not self._sending.is_as_sent(parameter):
+        for parameter in self._sender.places:
+            if not self._sender.is_as_sent(parameter):
                 raise RuntimeError(
                     f"the gradient of {self._name(parameter)} was changed after backward(), which "
                     "has sent it: call synchronize() before gradients are clipped, unscaled or "
@@ -357,11 +357,11 @@ class OverlappedSteps(Steps):
     def read(self, parameters: Sequence[Tensor] | None) -> None:
         """Let parameters step before somebody reads them; None: all."""
         with self._lock:
-            places = self._sending.places
+            places = self._sender.places
             read = places if parameters is None else parameters
             pieces = dict.fromkeys(places[each][0] for each in read if each in places)
             for piece in pieces:
-                self._sending.note_read(piece)
+                self._sender.note_read(piece)
             self._finish(pieces)
             for piece in pieces:
                 for parameter in piece.parameters:
@@ -375,29 +375,29 @@ class OverlappedSteps(Steps):
 
     def _let_wait(self) -> None:
         """Let parameters step when they are read, but for those that can be read unseen."""
-        sending = self._sending
-        sending.read = {}
-        for parameter in sending.places:
+        sender = self._sender
+        sender.read = {}
+        for parameter in sender.places:
             make_plain(parameter)
         at_once = [
             piece
-            for piece in sending.pieces
+            for piece in sender.pieces
             if piece in self._compiled or any(map(is_kept_elsewhere, piece.parameters))
         ]
         self._wait.held = self
-        self._coming = deque(sending.coming())
-        self._pending = set(sending.pieces)
+        self._coming = deque(sender.coming())
+        self._pending = set(sender.pieces)
         for piece in self._pending.difference(at_once):
             for parameter in piece.parameters:
                 self._reading.put_away(parameter)
         for piece in at_once:
-            sending.note_read(piece)
+            sender.note_read(piece)
         self._finish(at_once)
 
     def _settle(self) -> None:
         """Let all parameters step that are to, and be as they ever were."""
-        self._finish(self._sending.pieces)
-        for parameter in self._sending.places:
+        self._finish(self._sender.pieces)
+        for parameter in self._sender.places:
             make_plain(parameter)
 
     def _finish(self, pieces: Iterable[Piece]) -> None:
@@ -444,7 +444,7 @@ class OverlappedSteps(Steps):
             parameter: average
             for piece in pieces
             for parameter, average in zip(piece.parameters, piece.gradients, strict=True)
-            if self._sending.is_used(parameter)
+            if self._sender.is_used(parameter)
         }
 
     def _step_of(self, averages: dict[Tensor, Tensor]) -> None:
