@@ -186,8 +186,8 @@ def _systems(
 
 def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], None]:
     from fanin.torch import DistributedOptimizer
-    from fanin.torch import order as orders
-    from fanin.torch import pieces as whole
+    from fanin.torch.optimizers import partitions as whole
+    from fanin.torch.optimizers import send_order as orders
 
     order: Any = orders
     pieces: Any = whole

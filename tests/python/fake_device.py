@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from fanin.torch import channel, handed
-from fanin.torch.delegating import DelegatingBackend
+from fanin.torch.backend import channel, gloo_tensors
+from fanin.torch.backend.delegating import DelegatingBackend
 from ranks import DEADLINE
 from torch.utils._pytree import tree_leaves
 
@@ -174,9 +174,9 @@ def hands_over() -> list[torch.device]:
     """Have Gloo get copies of all tensors, as of CUDA's; return the devices waited for."""
     waited_for: list[torch.device] = []
     copies: dict[int, torch.Tensor] = {}
-    handing, calling = handed.Handed._handed, DelegatingBackend._hand
+    handing, calling = gloo_tensors.Handed._handed, DelegatingBackend._hand
 
-    def hand(self: handed.Handed, tensor: torch.Tensor, stand: torch.Tensor) -> torch.Tensor:
+    def hand(self: gloo_tensors.Handed, tensor: torch.Tensor, stand: torch.Tensor) -> torch.Tensor:
         given = handing(self, tensor, stand)
         if given is not tensor:
             copies[given.data_ptr()] = given
@@ -189,8 +189,8 @@ def hands_over() -> list[torch.device]:
         return calling(self, name, *args, **keywords)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(handed, "_is_on_device", lambda _: True)
-    patch.setattr(handed, "_wait_for_stream", waited_for.append)
-    patch.setattr(handed.Handed, "_handed", hand)
+    patch.setattr(gloo_tensors, "_is_on_device", lambda _: True)
+    patch.setattr(gloo_tensors, "_wait_for_stream", waited_for.append)
+    patch.setattr(gloo_tensors.Handed, "_handed", hand)
     patch.setattr(DelegatingBackend, "_hand", call)
     return waited_for

@@ -32,7 +32,7 @@ _context.set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
         "fanin.torch.backend",
-        "fanin.torch.hook",
+        "fanin.torch.hooks.all_reduce",
     ]
 )
 

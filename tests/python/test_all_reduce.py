@@ -11,7 +11,8 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
 from fanin._settings import WireDtype
-from fanin.torch import channel, collectives
+from fanin.torch.backend import channel
+from fanin.torch.works import collectives
 from ranks import Me
 from torch._C._distributed_c10d import HashStore
 from wire_dtypes import WORLD_SIZE, held, reduce

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin._settings import WireDtype
-from fanin.torch.options import Options
+from fanin.torch.backend.options import Options
 from ranks import DEADLINE, Me, sums_on_switch
 from torch.nn.parallel import DistributedDataParallel
 

@@ -15,8 +15,8 @@ import torch
 from conftest import Launch
 from fanin import errors
 from fanin.torch import AsynchronousOptimizer
-from fanin.torch.asynchronous import _Noise
-from fanin.torch.words import Followers
+from fanin.torch.optimizers.asynchronous import _Noise
+from fanin.torch.rendezvous.connections import Followers
 from ranks import Failure, Me, sums_on_switch, wait_until
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors, netlab
 from fanin.netlab import SWITCH, SWITCH_ADDRESS, Netlab
-from fanin.torch.options import Options
+from fanin.torch.backend.options import Options
 from ranks import DEADLINE, Failure, Me
 from test_netlab import NAME, needs_lab
 from torch._C._distributed_c10d import FileStore

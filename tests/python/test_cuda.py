@@ -25,8 +25,8 @@ import torch.distributed as dist
 import wire_dtypes
 from conftest import Launch
 from fanin import errors
-from fanin.torch import staging
 from fanin.torch.compression import Compressor
+from fanin.torch.device import staging
 from ranks import DEADLINE, Me
 from torch import nn
 from torch.distributed.distributed_c10d import _coalescing_manager

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
-from fanin.torch import channel
+from fanin.torch.backend import channel
 from ranks import Me, sums_on_switch, wait_until
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import HashStore

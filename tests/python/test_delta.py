@@ -17,7 +17,7 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
 from fanin.torch import DeltaOptimizer
-from fanin.torch.delta import Deltas, _on_all, by_dtype
+from fanin.torch.optimizers.delta import Deltas, _on_all, by_dtype
 from ranks import Failure, Me, wait_until
 from torch import nn, optim
 

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
-from fanin.torch import DistributedOptimizer, Options, order
-from fanin.torch.order import Partition, Sent
-from fanin.torch.pieces import pieces
+from fanin.torch import DistributedOptimizer, Options
+from fanin.torch.optimizers import send_order
+from fanin.torch.optimizers.partitions import pieces
+from fanin.torch.optimizers.send_order import Partition, Sent
 from ranks import Failure, Me, sums_on_switch
 from torch import nn, optim
 from torch.distributed.device_mesh import init_device_mesh
@@ -94,7 +95,7 @@ def trained(me: Me, kind: str, overlapped: bool, passes: str = "one") -> Any:
         schedule.step()
     state = optimizer.state_dict()
     if overlapped:
-        assert sums_on_switch(optimizer._sums) > STEPS * len(optimizer._sending.pieces)
+        assert sums_on_switch(optimizer._sums) > STEPS * len(optimizer._sender.pieces)
     return [each.detach().clone() for each in net.parameters()], state
 
 
@@ -135,7 +136,7 @@ def in_another_order(me: Me) -> Any:
     me.init("fanin")
     if me.rank == 0:
         # What others make of what they see does not matter.
-        order.order = lambda partitions, *_: (
+        send_order.order = lambda partitions, *_: (
             list(range(0, len(partitions), 2)) + list(range(1, len(partitions), 2))
         )
     return trained(me, "sgd", False), trained(me, "sgd", True)
@@ -178,7 +179,7 @@ def one_late(me: Me) -> Any:
     net(torch.ones(1, 400)).sum().backward()
     optimizer.step()
     me.say("stepped")
-    later = optimizer._sending.pieces[2]
+    later = optimizer._sender.pieces[2]
     works = later.works
     later.works = [NotThere()]
     out = net[1](net[0](torch.ones(1, 400)))
@@ -502,14 +503,14 @@ BACKWARD = [Partition(float(i), 3 - i, 10) for i in range(4)]
 
 
 def test_on_a_fast_network_gradients_go_as_they_come() -> None:
-    assert order.order(BACKWARD, 0.01) == [0, 1, 2, 3]
+    assert send_order.order(BACKWARD, 0.01) == [0, 1, 2, 3]
 
 
 def test_on_a_slow_network_the_first_layers_overtake() -> None:
     # When the last layer is through all others are there, and the first one goes next.
-    assert order.order(BACKWARD, 0.3) == [0, 3, 2, 1]
+    assert send_order.order(BACKWARD, 0.3) == [0, 3, 2, 1]
     # When the second one is through, after three seconds, the last two are both there.
-    assert order.order(BACKWARD, 0.15) == [0, 1, 3, 2]
+    assert send_order.order(BACKWARD, 0.15) == [0, 1, 3, 2]
 
 
 def test_the_first_layers_are_packed_in_the_smallest_packs() -> None:
@@ -533,16 +534,17 @@ def test_every_partition_is_sent_once() -> None:
     for seed in range(50):
         draw = torch.randint(0, 20, (12, 3), generator=dice).tolist()
         partitions = [Partition(a / 10, b, c) for a, b, c in draw]
-        chosen = order.order(partitions, seed / 100)
+        chosen = send_order.order(partitions, seed / 100)
         assert sorted(chosen) == list(range(12))
 
 
 def test_a_bytes_time_is_measured_where_one_partition_follows_another() -> None:
-    assert order.seconds_a_byte([Sent(0.0, 2.0, 2)]) == 1.0
+    assert send_order.seconds_a_byte([Sent(0.0, 2.0, 2)]) == 1.0
     # The first one waited for a rank that was late.
-    assert order.seconds_a_byte([Sent(0.0, 9.0, 1), Sent(1.0, 10.0, 2), Sent(2.0, 11.0, 2)]) == 0.5
+    sent = [Sent(0.0, 9.0, 1), Sent(1.0, 10.0, 2), Sent(2.0, 11.0, 2)]
+    assert send_order.seconds_a_byte(sent) == 0.5
 
 
 def test_the_order_is_made_anew_ever_less_often() -> None:
-    learned = [number for number in range(260) if order.is_learned(number)]
+    learned = [number for number in range(260) if send_order.is_learned(number)]
     assert learned == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import _fanin, errors
-from fanin.torch.channel import Channel
+from fanin.torch.backend.channel import Channel
 from ranks import DEADLINE, Me, wait_until
 from torch._C._distributed_c10d import Work
 

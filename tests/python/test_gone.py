@@ -13,7 +13,7 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
 from fanin.torch import Options
-from fanin.torch.gone import Watch
+from fanin.torch.backend.gloo_watch import Watch
 from ranks import Me, Ranks
 
 # As much as no socket holds.

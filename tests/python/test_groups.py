@@ -15,8 +15,8 @@ from conftest import Launch
 from fanin import errors
 from fanin._settings import Settings
 from fanin.torch import DistributedOptimizer
-from fanin.torch.listed import Listed
-from fanin.torch.membership import Patience, agree
+from fanin.torch.rendezvous.membership import Patience, agree
+from fanin.torch.rendezvous.rank_list import Listed
 from ranks import Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import FileStore, HashStore

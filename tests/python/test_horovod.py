@@ -15,7 +15,7 @@ import torch
 from conftest import Launch, free_address
 from fanin import errors
 from fanin.horovod.world import world
-from fanin.torch import words
+from fanin.torch.rendezvous import connections
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
@@ -43,13 +43,13 @@ class Engines(Thread):
         super().__init__(daemon=True)
         self._store = store
         self._size = size
-        self.followers: words.Followers | None = None
+        self.followers: connections.Followers | None = None
         self.start()
 
     def run(self) -> None:
-        self.followers = words.Followers(self._store, self._size)
+        self.followers = connections.Followers(self._store, self._size)
 
-    def all(self) -> words.Followers:
+    def all(self) -> connections.Followers:
         self.join(DEADLINE)
         assert self.followers is not None
         return self.followers
@@ -62,7 +62,7 @@ def test_a_stranger_is_no_rank() -> None:
     with socket.socket(family) as stranger:
         stranger.connect((address, port))
         stranger.sendall(bytes(1000))
-    leader = words.Leader(store, 1)
+    leader = connections.Leader(store, 1)
     followers = engines.all()
     leader.say("hello")
     assert list(followers.hear(DEADLINE)) == ["hello"]
@@ -72,11 +72,12 @@ def test_a_stranger_is_no_rank() -> None:
     for connection in (leader._connection, *followers._connections):
         with socket.socket(fileno=os.dup(connection.fileno())) as same:
             assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < words.SILENT_SECONDS
+            idle = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            assert idle < connections.SILENT_SECONDS
             milliseconds = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert milliseconds == words.SILENT_SECONDS * 1000
+            assert milliseconds == connections.SILENT_SECONDS * 1000
     leader.close()
-    with pytest.raises(words.Gone, match="rank 1"):
+    with pytest.raises(connections.Gone, match="rank 1"):
         list(followers.hear(DEADLINE))
     followers.close()
 
@@ -89,7 +90,7 @@ def test_an_init_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("no route to rank 0")
 
     with monkeypatch.context() as patched:
-        patched.setattr(words, "connect", refuse)
+        patched.setattr(connections, "connect", refuse)
         with pytest.raises(hvd.HorovodInternalError, match="no route to rank 0"):
             hvd.init()
     assert not torch.distributed.is_initialized()

@@ -12,7 +12,7 @@ import torch
 from conftest import Launch, free_address
 from fanin.horovod.errors import HostsUpdatedInterrupt
 from fanin.horovod.world import end
-from fanin.torch import words
+from fanin.torch.rendezvous import connections
 from ranks import Me
 from test_horovod import flat, network
 from torch import nn, optim
@@ -167,7 +167,7 @@ def test_a_meeting_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     hvd.init()
-    connect, met = words.connect, [OSError("a rank went while all met"), None, None]
+    connect, met = connections.connect, [OSError("a rank went while all met"), None, None]
 
     def meet(*given: Any) -> Any:
         failure = met.pop(0)
@@ -175,7 +175,7 @@ def test_a_meeting_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
             raise failure
         return connect(*given)
 
-    monkeypatch.setattr(words, "connect", meet)
+    monkeypatch.setattr(connections, "connect", meet)
     state = hvd.elastic.ObjectState(steps=0)
     resets = [hvd.HorovodInternalError("while it adapted"), None]
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import errors
-from fanin.torch.under_way import UnderWay
-from fanin.torch.work import AllReduceWork
+from fanin.torch.works.under_way import UnderWay
+from fanin.torch.works.work import CollectiveWork
 from ranks import Me, wait_until
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _coalescing_manager
@@ -310,10 +310,13 @@ def test_a_barrier_after_an_all_reduce_that_ended_the_group_waits_for_nobody(
     ranks.result(1)
 
 
-class Idle(AllReduceWork):
+class Idle(CollectiveWork):
     """A work of which nothing is under way."""
 
     def _late(self, limit: float) -> errors.AllReduceTimeout:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
         raise NotImplementedError
 
     def _make_future(self) -> Any:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import _fanin
-from fanin.torch.collectives import DTYPES
-from fanin.torch.error_feedback import BLOCK, ErrorFeedback, feed_back
+from fanin.torch.hooks.error_feedback import BLOCK, ErrorFeedback, feed_back
+from fanin.torch.works.collectives import DTYPES
 from ranks import Failure, Me
 from test_all_reduce import FLOATS
 from torch import nn

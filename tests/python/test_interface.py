@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 import pytest
-from fanin.torch.interface import gloo_address
+from fanin.torch.rendezvous import interface
+from fanin.torch.rendezvous.interface import gloo_address
 
 LOOPBACK_SWITCH = "127.0.0.1:4800"
 
@@ -29,7 +30,7 @@ def name_stands_for(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 def route_leads_from(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr("fanin.torch.interface._source_address", lambda _switch: address)
+    monkeypatch.setattr(interface, "_source_address", lambda _switch: address)
 
 
 @pytest.mark.parametrize("addresses", [["127.0.1.1"], [], ["192.0.2.7"], ["::1"]])
@@ -50,7 +51,7 @@ def test_what_the_user_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 OWN = """
 from torch._C._distributed_c10d import HashStore
-from fanin.torch.interface import own_address
+from fanin.torch.rendezvous.interface import own_address
 print(own_address(HashStore()))
 """
 
@@ -80,7 +81,7 @@ def test_an_interface_that_cannot_be_listened_at_says_why() -> None:
 
 def test_a_name_with_an_address_of_its_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     name_stands_for(monkeypatch, "127.0.0.1")
-    monkeypatch.setattr("fanin.torch.interface.is_loopback", lambda address: address != "127.0.0.1")
+    monkeypatch.setattr(interface, "is_loopback", lambda address: address != "127.0.0.1")
     route_leads_from(monkeypatch, "198.51.100.4")
     assert gloo_address("198.51.100.9:4800") is None
 

@@ -19,8 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from fanin.torch import Options, collectives
-from fanin.torch.handed import Handed
+from fanin.torch import Options
+from fanin.torch.backend.gloo_tensors import Handed
+from fanin.torch.works import collectives
 from ranks import Me, wait_until
 from torch import Tensor
 from torch.distributed import ReduceOp

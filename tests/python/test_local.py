@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fanin.errors import RankLost
-from fanin.torch.collectives import DTYPES
+from fanin.torch.works.collectives import DTYPES
 from ranks import DEADLINE, Me, Ranks
 
 Launch = Callable[..., Ranks]

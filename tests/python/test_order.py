@@ -14,10 +14,10 @@ import torch.distributed as dist
 from conftest import Launch
 from fake_device import plug_in
 from fanin import errors
-from fanin.torch import callbacks
 from fanin.torch.backend import backend_of
-from fanin.torch.channel import Channel
-from fanin.torch.turns import Turns
+from fanin.torch.backend.channel import Channel
+from fanin.torch.patches import callbacks
+from fanin.torch.works.turns import Turns
 from ranks import DEADLINE, Me, sums_on_switch, wait_until
 from torch import nn
 from torch._C._distributed_c10d import GradBucket

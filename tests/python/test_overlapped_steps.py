@@ -36,7 +36,7 @@ def together(me: Me) -> tuple[int, list[bool], list[int]]:
     before = [each.detach().clone() for each in kept]
     passed(net)
     optimizer.step()
-    pieces = optimizer._sending.pieces
+    pieces = optimizer._sender.pieces
     wait_until(lambda: all(piece.is_there() for piece in pieces), "all sums are there")
     steps = []
     few, step = optimizer._few, optimizer._few.step
@@ -49,7 +49,7 @@ def together(me: Me) -> tuple[int, list[bool], list[int]]:
     for number in (2, 0, 1):
         assert net[number].weight.isfinite().all()
     changed = [bool((x != y).any()) for x, y in zip(kept, before, strict=True)]
-    return len(steps), changed, [pieces.index(piece) for piece in optimizer._sending.read]
+    return len(steps), changed, [pieces.index(piece) for piece in optimizer._sender.read]
 
 
 def test_what_is_there_steps_at_once(launch: Launch) -> None:
@@ -193,7 +193,7 @@ def counted_out(me: Me) -> tuple[list[str], float]:
     nn.init.zeros_(net[0].weight)
     passed(net)
     optimizer.step()
-    used = optimizer._sending._used
+    used = optimizer._sender._used
     works, used.works = used.works, [Gone()]
     errors = []
     for _ in range(2):

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fake_device import Mark, Stream, plug_in
-from fanin.torch import DistributedOptimizer, moments
+from fanin.torch import DistributedOptimizer
 from fanin.torch.backend import FaninBackend, backend_of
+from fanin.torch.optimizers import device_clock
 from ranks import Me
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
@@ -151,7 +152,7 @@ def pending(me: Me) -> dict[str, int]:
             kept.append(nn.Parameter(net[1].weight.data))
         passed(net, optimizer)
         net.zero_grad()  # gradients are no secret
-        found[name] = len(optimizer._sending.read)
+        found[name] = len(optimizer._sender.read)
         optimizer.close()
         del kept
     return found
@@ -359,7 +360,7 @@ def compiled(me: Me, how: str) -> tuple[float, int]:
             model(batch).square().sum().mul(1e-3).backward()
             optimizer.step()
             if overlapped and how == "a part":
-                assert len(optimizer._sending.read) == 2, "the other layers wait"
+                assert len(optimizer._sender.read) == 2, "the other layers wait"
         found.append([each.detach().clone() for each in net.parameters()])
     off = max((x - y).abs().max().item() for x, y in zip(*found, strict=True))
     return off, len(compilations)
@@ -475,8 +476,8 @@ def on_a_device(me: Me) -> tuple[list[int], int, list[bool]]:
     device = Device()
     with pytest.MonkeyPatch.context() as patch:
         device.devices = plug_in(patch)
-        patch.setattr(moments, "now", device.now)
-        patch.setattr(moments, "seconds", device.seconds)
+        patch.setattr(device_clock, "now", device.now)
+        patch.setattr(device_clock, "seconds", device.seconds)
         me.init()
         net = layers(4)
         optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net)
@@ -490,7 +491,7 @@ def on_a_device(me: Me) -> tuple[list[int], int, list[bool]]:
             device.computing.go()
             optimizer.step()
         optimizer.synchronize()
-        return optimizer._sending._order, len(optimizer._sending._partitions), ahead
+        return optimizer._sender._order, len(optimizer._sender._partitions), ahead
 
 
 def test_the_order_is_by_the_devices_clock_and_not_by_when_the_host_has_asked(

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
 from fanin._join import join
-from fanin.torch import DistributedOptimizer, handshake
+from fanin.torch import DistributedOptimizer
 from fanin.torch.backend import FaninBackend, backend_of
+from fanin.torch.rendezvous import handshake
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -169,7 +170,9 @@ def _no_memory(*_: Any, **__: Any) -> Any:
     raise MemoryError("none left")
 
 
-@pytest.mark.parametrize("where", ["fanin.torch.backend.agree", "fanin._membership.join"])
+@pytest.mark.parametrize(
+    "where", ["fanin.torch.backend.fanin_backend.agree", "fanin._membership.join"]
+)
 def test_whatever_one_rank_fails_with_the_others_are_told_at_once(
     launch: Launch, spare: SwitchProcess, where: str
 ) -> None:

@@ -24,7 +24,7 @@ from conftest import Launch, SwitchProcess, free_address
 from fanin import _hosting
 from fanin._services import Place, Split, asked, columns, split
 from fanin.errors import JoinRefused
-from fanin.torch import handshake
+from fanin.torch.rendezvous import handshake
 from programs import BY_TORCH, Program, Start
 from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
 from torch._C._distributed_c10d import HashStore

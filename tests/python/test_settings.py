@@ -23,8 +23,8 @@ import torch.distributed as dist
 from conftest import Launch
 from fanin import _settings
 from fanin._settings import Settings, flag, variable
-from fanin.torch.membership import new_job
-from fanin.torch.options import settings_of
+from fanin.torch.backend.options import settings_of
+from fanin.torch.rendezvous.membership import new_job
 from ranks import DEADLINE, Me
 from torch._C import _distributed_c10d as c10d
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
-from fanin.torch.work import Request
+from fanin.torch.works.work import Request
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -25,9 +25,10 @@ import wire_dtypes
 from conftest import Launch
 from fake_device import FakeDevice, Mark, plug_in
 from fanin import _fanin, errors
-from fanin.torch import collectives, staging
-from fanin.torch.channel import Channel
-from fanin.torch.work import Request
+from fanin.torch.backend.channel import Channel
+from fanin.torch.device import staging
+from fanin.torch.works import collectives
+from fanin.torch.works.work import Request
 from ranks import DEADLINE, Me, wait_until
 
 ELEMENTS = 1000

@@ -26,7 +26,7 @@ from fanin import _fanin, errors
 from fanin._membership import Connected, Ranks, is_own
 from fanin._services import place
 from fanin._settings import Settings
-from fanin.torch.words import Followers, Leader
+from fanin.torch.rendezvous.connections import Followers, Leader
 from ranks import DEADLINE, Failure, Me
 from torch._C._distributed_c10d import HashStore
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from fanin import netlab
 from fanin._settings import Said, variable
 from fanin.bench.message import BOUNDED, Failed, Place, Round, Timing, Verdict
-from fanin.torch import channel
+from fanin.torch import Options
 from fanin.torch import lost as lost_of
-from fanin.torch.options import Options
+from fanin.torch.backend import channel
 
 _PERIOD = 97
 

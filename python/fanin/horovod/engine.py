@@ -39,8 +39,8 @@ from fanin.horovod.requests import (
     Request,
 )
 from fanin.horovod.timeline import Timeline
-from fanin.torch.channel import LOSS_TIMEOUT
-from fanin.torch.words import Followers, Gone, Leader
+from fanin.torch.backend.channel import LOSS_TIMEOUT
+from fanin.torch.rendezvous.connections import Followers, Gone, Leader
 
 PULSE = 1.0
 """Seconds without an operation after which a sum of nothing shows that all ranks are there."""

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from fanin.horovod.adasum import adasum
 from fanin.horovod.requests import Batch, Form, Kind, Operation, ReduceOp
-from fanin.torch.collectives import DTYPES
+from fanin.torch.works.collectives import DTYPES
 
 # What Gloo and fanin cannot add is added as what has room for it.
 _ADDED_AS: Final = {torch.bool: torch.uint8, torch.int16: torch.int32}

@@ -21,7 +21,7 @@ from fanin.horovod.parameters import Passes, all_of, name_added, named, when_rea
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
 from fanin.horovod.world import size
-from fanin.torch.steps import with_steps
+from fanin.torch.optimizers.wrapper import with_steps
 
 Groups = int | Sequence[Sequence[Tensor]]
 

@@ -20,7 +20,7 @@ from fanin.horovod.engine import Engine
 from fanin.horovod.errors import Apart, HorovodInternalError
 from fanin.horovod.rendezvous import Rendezvous
 from fanin.horovod.timeline import Timeline
-from fanin.torch import words
+from fanin.torch.rendezvous import connections
 
 # Where a launcher says which of its machines this is: hosts may share a name.
 _MACHINE = "GROUP_RANK"
@@ -73,7 +73,7 @@ class World:
         self._process = os.getpid()
         self._ours = not distributed.is_initialized()
         self._group: ProcessGroup | None = None
-        connected: words.Followers | words.Leader | None = None
+        connected: connections.Followers | connections.Leader | None = None
         try:
             store, rank, size = self._join(meeting, ranks, again=again)
             machines = PrefixStore("machines", store)
@@ -81,7 +81,7 @@ class World:
             named = [machines.get(f"{other}").decode() for other in range(size)]
             self.position = Position.of(rank, named)
             self.timeline = Timeline()
-            connected = words.connect(PrefixStore("engine", store), rank, size)
+            connected = connections.connect(PrefixStore("engine", store), rank, size)
             assert self._group is not None
             self._engine = Engine(
                 self._group, connected, rank, size, self.timeline, meeting.announce
@@ -161,7 +161,7 @@ _comm: list[int] = []
 _launched: Rendezvous | None = None
 # The store of the program's own group, and where its ranks meet; of the last such group alone.
 _grouped: tuple[Store, Rendezvous] | None = None
-_LOST = (JoinTimeout, RankLost, words.Gone, DistError, OSError, EOFError)
+_LOST = (JoinTimeout, RankLost, connections.Gone, DistError, OSError, EOFError)
 """The error of `init` when a rank is gone, or does not come."""
 
 

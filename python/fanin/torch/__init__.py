@@ -44,7 +44,7 @@ where a connection of Gloo's tells of a rank that is gone. Only of a future torc
 Where the services do not know within some seconds who is gone, the group ends all the same.
 
 Futures complete, and their callbacks run, in the order of the submissions, one at a time; what a
-callback begins has an order of its own, by a group beside (`turns`, `backend`). So torch's PowerSGD
+callback begins has an order of its own, by a group beside (`works.turns`). So torch's PowerSGD
 hook, whose callbacks begin all-reduces, is the same on all ranks with several buckets too.
 
 Sums are written into a tensor's memory while Python runs on. From `all_reduce` until
@@ -61,20 +61,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
-    from fanin.torch.asynchronous import AsynchronousOptimizer as AsynchronousOptimizer
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
     from fanin.torch.backend import replan as replan
+    from fanin.torch.backend.options import Options as Options
+    from fanin.torch.backend.sub_models import sub_models as sub_models
     from fanin.torch.compression import CompressionState as CompressionState
     from fanin.torch.compression import compression_hook as compression_hook
-    from fanin.torch.delta import DeltaOptimizer as DeltaOptimizer
-    from fanin.torch.hook import HookState as HookState
-    from fanin.torch.hook import allreduce_hook as allreduce_hook
-    from fanin.torch.machine import MachineState as MachineState
-    from fanin.torch.machine import machine_hook as machine_hook
-    from fanin.torch.options import Options as Options
-    from fanin.torch.overlap import DistributedOptimizer as DistributedOptimizer
-    from fanin.torch.partition import sub_models as sub_models
+    from fanin.torch.hooks.all_reduce import HookState as HookState
+    from fanin.torch.hooks.all_reduce import allreduce_hook as allreduce_hook
+    from fanin.torch.hooks.machine import MachineState as MachineState
+    from fanin.torch.hooks.machine import machine_hook as machine_hook
+    from fanin.torch.optimizers.asynchronous import AsynchronousOptimizer as AsynchronousOptimizer
+    from fanin.torch.optimizers.delta import DeltaOptimizer as DeltaOptimizer
+    from fanin.torch.optimizers.overlap import DistributedOptimizer as DistributedOptimizer
 
 __all__ = [
     "AsynchronousOptimizer",
@@ -94,20 +94,20 @@ __all__ = [
 ]
 
 _MODULES = {
-    "AsynchronousOptimizer": "asynchronous",
+    "AsynchronousOptimizer": "optimizers.asynchronous",
     "CompressionState": "compression",
-    "DeltaOptimizer": "delta",
-    "DistributedOptimizer": "overlap",
-    "HookState": "hook",
-    "MachineState": "machine",
-    "Options": "options",
-    "allreduce_hook": "hook",
+    "DeltaOptimizer": "optimizers.delta",
+    "DistributedOptimizer": "optimizers.overlap",
+    "HookState": "hooks.all_reduce",
+    "MachineState": "hooks.machine",
+    "Options": "backend.options",
+    "allreduce_hook": "hooks.all_reduce",
     "compression_hook": "compression",
     "lost": "backend",
-    "machine_hook": "machine",
+    "machine_hook": "hooks.machine",
     "plan": "backend",
     "replan": "backend",
-    "sub_models": "partition",
+    "sub_models": "backend.sub_models",
 }
 """Where each is; loaded when it is asked for, as `import torch` imports this one."""
 

@@ -46,7 +46,7 @@ def install() -> None:
 
 def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:
     from fanin.torch.backend import create
-    from fanin.torch.options import Options
+    from fanin.torch.backend.options import Options
 
     # Gloo ignores `pg_options` of every kind, so options that are not ours are not refused.
     ours = backend_options if isinstance(backend_options, Options) else None

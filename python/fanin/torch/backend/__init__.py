@@ -1,0 +1,27 @@
+"""The backend "fanin": which collectives the services serve, and Gloo for all others.
+
+`fanin_backend` is the backend of one rank, `channel` its way to the services, `delegating` its way
+to the Gloo group inside, and `groups` what a program asks of a group. How ranks find each other is
+`fanin.torch.rendezvous`; what a collective is until it is over, `fanin.torch.works`.
+"""
+
+from fanin.torch.backend.fanin_backend import FaninBackend, create
+from fanin.torch.backend.groups import (
+    backend_of,
+    lost,
+    named_apart,
+    plan,
+    replan,
+    same_ranks,
+)
+
+__all__ = [
+    "FaninBackend",
+    "backend_of",
+    "create",
+    "lost",
+    "named_apart",
+    "plan",
+    "replan",
+    "same_ranks",
+]

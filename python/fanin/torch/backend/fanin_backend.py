@@ -1,0 +1,616 @@
+"""The backend "fanin": what sums, gathers or spreads goes to the services, all else to Gloo.
+
+Ranks match collectives by their order. What a callback begins, on a thread of its own, has no place
+in the order of what the program begins meanwhile: DDP begins the next bucket's all-reduce before or
+after PowerSGD's callback begins one for the bucket before, each rank as its threads run. (Gloo ends
+the process then, or sums what does not belong together.) So what callbacks begin goes to a backend
+beside, of the same ranks, with an order of its own: `FaninBackend` makes it when a callback first
+begins a collective. In there the order is that of the callbacks (`turns`). A callback's `send` and
+`recv` stay: they are matched by rank and tag.
+
+A collective that one rank begins in a callback, all ranks begin in a callback. What callbacks of
+*these* begin goes there as well, and the program must see to its order.
+"""
+
+# The methods are torch's, and documented there.
+# ruff: noqa: D102
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
+from torch.distributed import DistError
+
+from fanin import _fanin
+from fanin._membership import Connected
+from fanin._settings import Settings
+from fanin.errors import Closed, FaninError, RankLeft, RankLost
+from fanin.torch.backend.channel import Channel
+from fanin.torch.backend.delegated_work import DelegatedWork
+from fanin.torch.backend.delegating import ANYONE, LAZY, DelegatingBackend, TensorLists, untraced
+from fanin.torch.backend.gloo_watch import Watch
+from fanin.torch.backend.options import Options, settings_of
+from fanin.torch.patches import callbacks, splitting, work_methods
+from fanin.torch.rendezvous import handshake
+from fanin.torch.rendezvous.interface import gloo_address
+from fanin.torch.rendezvous.membership import Failures, Patience, agree, naming_absent
+from fanin.torch.rendezvous.rank_list import Listed
+from fanin.torch.works import collectives
+from fanin.torch.works.under_way import with_message
+from fanin.torch.works.work import Part, seconds
+
+# How Gloo says that another rank's end of a connection is gone.
+LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
+# How Gloo says that nothing came of something, which may be for the same reason.
+OUT_OF_TIME = re.compile(r"[Tt]imed out|Connect timeout|timeout caused pair closure")
+
+# Held until they are destroyed: see `create`.
+_debugged: set[FaninBackend] = set()
+
+
+class _Options(Protocol):
+    """What the options of all collectives have."""
+
+    asyncOp: bool  # noqa: N815 - torch's name
+    timeout: timedelta
+
+
+def create(
+    options: c10d._DistributedBackendOptions, backend_options: object | None
+) -> FaninBackend:
+    """Make one rank's backend, for `init_process_group("fanin")` and `new_group`."""
+    # Those of others are for the other backends of a group of several.
+    if not isinstance(backend_options, Options):
+        backend_options = Options()
+    backend = FaninBackend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        backend_options.settings,
+        options.global_ranks_in_group,
+    )
+    if c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+        # Torch then wraps the backend in a C++ one that keeps only its C++ half alive.
+        _debugged.add(backend)
+    return backend
+
+
+class FaninBackend(DelegatingBackend):
+    """One rank of one group. The constructor blocks until all ranks have joined the job.
+
+    A group of one rank needs no switch. Raises the errors of `fanin.errors`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        group: str,
+        settings: Settings,
+        ranks: Sequence[int] = (),
+        outer: FaninBackend | None = None,
+    ) -> None:
+        """Join. `ranks` are the default group's, where `new_group` was given them.
+
+        `outer` is the backend whose collectives' callbacks this one is for.
+        """
+        waits = timeout.total_seconds()
+        look = None if outer is None else outer._look
+        listed = Listed(store, ranks, rank, group, _attempt()) if ranks else None
+        membership = agree(store, rank, size, group, settings, Patience.of(waits, look), listed)
+        connected: Connected | None = None
+        if size > 1:
+            failures = Failures(membership.store, rank, size)
+
+            def looks() -> None:
+                failures.look()
+                if look is not None:
+                    look()
+
+            patience = Patience.of(waits, looks, failures.tell)
+            with failures.shared():
+                connected = membership.connect(settings, rank, size, waits, patience)
+        try:
+            address = None if connected is None else gloo_address(connected.client.switch)
+            super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout, address)
+        except BaseException:
+            if connected is not None:
+                connected.close()
+            raise
+        self._store = membership.store
+        self._is_lazy = bool(os.environ.get(LAZY))
+        self._channel = Channel(None) if connected is None else self._joins(connected)
+        self.attempt = membership.attempt
+        self._replanned = 0
+        self._timeout = timeout
+        self._group = group
+        self.settings = settings
+        self._on_switch = 0
+        self._lost_before = (0, 0)
+        # The backend for what callbacks begin, and how many of these there were.
+        self._is_outer = outer is None
+        self._of_callbacks: FaninBackend | None = None
+        self._of_callbacks_made = 0
+        self._making = threading.Lock()
+        self._left = False
+        work_methods.install()
+        splitting.install(FaninBackend)
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
+        work = self._sum(tensors, opts)
+        return super().allreduce(tensors, opts) if work is None else self._issued(work)
+
+    def allreduce_coalesced(
+        self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions
+    ) -> Work:
+        work = self._sum(tensors, opts)
+        return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
+
+    @untraced
+    def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
+        average = _average(opts.reduceOp)
+        if average is None or not self._channel.has(tensors, adds=True):
+            return super().reduce(tensors, opts)
+        root, rank = opts.rootRank, self.rank()
+        parts = [collectives.reduce(tensor, average, root, rank) for tensor in tensors]
+        return self._start(tensors, parts, opts)
+
+    @untraced
+    def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
+        if not self._channel.has(tensors, adds=False):
+            return super().broadcast(tensors, opts)
+        root, rank = opts.rootRank, self.rank()
+        parts = [collectives.broadcast(tensor, root, rank) for tensor in tensors]
+        return self._start(tensors, parts, opts)
+
+    @untraced
+    def allgather(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        work = self._gather_lists(outputs, inputs, opts)
+        return super().allgather(outputs, inputs, opts) if work is None else work
+
+    @untraced
+    def allgather_coalesced(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        # One list a rank, which is the other way round.
+        work = self._gather_lists(list(zip(*outputs, strict=False)), inputs, opts)
+        return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
+
+    @untraced
+    def all_gather_single(
+        self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
+    ) -> Work:
+        work = self._gather([output], [source], opts)
+        return super().all_gather_single(output, source, opts) if work is None else work
+
+    @untraced
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work:
+        work = self._gather(outputs, inputs, opts)
+        return super().all_gather_single_coalesced(outputs, inputs, opts) if work is None else work
+
+    @untraced
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        work = self._scatter(outputs, inputs, opts)
+        return super().reduce_scatter(outputs, inputs, opts) if work is None else work
+
+    @untraced
+    def reduce_scatter_single(
+        self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        work = self._scatter([output], [self._slices(source)], opts)
+        return super().reduce_scatter_single(output, source, opts) if work is None else work
+
+    @untraced
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
+    ) -> Work:
+        work = self._scatter(outputs, [self._slices(source) for source in inputs], opts)
+        return (
+            super().reduce_scatter_single_coalesced(outputs, inputs, opts) if work is None else work
+        )
+
+    # As in `delegating`: what Python callers know them by.
+
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _slices(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Return one slice a rank, in one piece each; none if the tensor cannot be cut so."""
+        if tensor.layout != torch.strided or tensor.numel() % self.size() != 0:
+            return []
+        return tensor.detach().contiguous().view(-1).chunk(self.size()) if tensor.numel() else []
+
+    def _gather(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work | None:
+        """Start all-gathers by the services; None if they are not ones that these serve."""
+        n, rank = self.size(), self.rank()
+        fit = len(outputs) == len(inputs) and all(
+            output.numel() == n * source.numel() > 0 and output.dtype == source.dtype
+            for output, source in zip(outputs, inputs, strict=True)
+        )
+        if not fit or not self._gathers(outputs, inputs):
+            return None
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [collectives.all_gather_single(one, source, rank, n) for one, source in pairs]
+        return self._start(outputs, parts, opts)
+
+    def _gather_lists(
+        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
+    ) -> Work | None:
+        flat = [tensor for each in outputs for tensor in each]
+        if not self._matches(outputs, inputs) or not self._gathers(flat, inputs):
+            return None
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [collectives.all_gather(each, source, self.rank()) for each, source in pairs]
+        return self._start(flat, parts, opts)
+
+    def _gathers(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+        """Whether the services are to gather these; they could, but not in large."""
+        size_bytes = sum(tensor.nbytes for tensor in outputs)
+        return self._channel.gathers([*outputs, *inputs], size_bytes)
+
+    def _scatter(
+        self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
+    ) -> Work | None:
+        """Start reduce-scatters by the services; None if they are not ones that these serve."""
+        average = _average(opts.reduceOp)
+        if average is None or not self._matches(inputs, outputs):
+            return None
+        flat = [tensor for each in inputs for tensor in each]
+        if not self._channel.has([*outputs, *flat], adds=True):
+            return None
+        pairs = zip(outputs, inputs, strict=True)
+        parts = [
+            collectives.reduce_scatter(output, each, average, self.rank()) for output, each in pairs
+        ]
+        return self._start(outputs, parts, opts)
+
+    def _matches(self, lists: TensorLists, ones: Sequence[Tensor]) -> bool:
+        """Whether each of the lists has one a rank, like the one tensor that belongs to it."""
+        if len(lists) != len(ones):
+            return False
+        return all(
+            len(each) == self.size()
+            and all(t.dtype == one.dtype and t.numel() == one.numel() for t in each)
+            for each, one in zip(lists, ones, strict=True)
+        )
+
+    def _start(self, tensors: Sequence[Tensor], parts: list[Part], opts: _Options) -> Work:
+        self._on_switch += 1
+        work = self._channel.start(tensors, parts, notify=opts.asyncOp, limit=seconds(opts.timeout))
+        return self._issued(work)
+
+    def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
+        """Start the all-reduce by the services; None if it is not one that these serve."""
+        average = _average(opts.reduceOp)
+        if average is None:
+            return None
+        if not all(map(self._channel.serves, tensors)):
+            return None
+        if len({tensor.device.type for tensor in tensors}) > 1:
+            return None
+        self._on_switch += 1
+        # A synchronous call keeps its work to itself: nobody can ask for a future.
+        return self._channel.all_reduce(
+            tensors, average=average, notify=opts.asyncOp, limit=seconds(opts.timeout)
+        )
+
+    def serves(self, tensor: Tensor) -> bool:
+        """Return whether all-reduces of such a tensor are not handed to Gloo."""
+        return self._channel.serves(tensor)
+
+    @property
+    def plan(self) -> _fanin.JobPlan | None:
+        """See `fanin.torch.plan`."""
+        return self._channel.plan
+
+    def lost(self) -> tuple[int, int]:
+        """See `fanin.torch.lost`."""
+        of_callbacks = self._of_callbacks
+        counted = [self._lost_before, self._channel.lost()]
+        counted += [] if of_callbacks is None else [of_callbacks.lost()]
+        return sum(each[0] for each in counted), sum(each[1] for each in counted)
+
+    def replan(self, switch: str | None) -> None:
+        """See `fanin.torch.replan`."""
+        # After all that is under way, on every rank.
+        self.barrier(c10d.BarrierOptions()).wait()
+        if self.size() == 1:
+            return
+        self._replanned += 1
+        store = PrefixStore(f"replan-{self._replanned}/", self._store)
+        failures = Failures(store, self.rank(), self.size())
+
+        def look() -> None:
+            # Who dies is missing in the plan before, too, which hears of it at once.
+            failure = self._channel.failure()
+            if failure is not None:
+                raise failure
+            failures.look("; the group goes on as it was")
+
+        patience = Patience.of(self._timeout.total_seconds(), look)
+        try:
+            settings, connected = self._joined(store, switch, patience)
+        except Exception as error:
+            # The others may wait for this rank; nobody joins without it.
+            if self._channel.failure() is None:
+                failures.tell(error)
+            raise
+        before = self._channel
+        self._lost_before = self.lost()
+        self._channel = self._joins(connected)
+        self.settings = settings
+        # The backend for callbacks is made anew, by the new plan, when it is next needed.
+        self._end_of_callbacks(FaninBackend.shutdown)
+        before.close()
+
+    def _joins(self, connected: Connected) -> Channel:
+        hosted, watch = connected.hosted, self._watch
+        leaving = None
+        if self._is_lazy and watch is not None:
+            leaving = partial(_say_begun, self._store, self.rank(), watch)
+        return Channel(connected.client, hosted.release if hosted else None, leaving)
+
+    def _joined(
+        self, store: Store, switch: str | None, patience: Patience
+    ) -> tuple[Settings, Connected]:
+        """Join the job of a new plan, once all ranks have; rank 0 says by which switches."""
+        rank, size = self.rank(), self.size()
+        named = self.settings.at(switch if rank == 0 else None)
+        membership = agree(store, rank, size, self._group, named, patience)
+        settings = self.settings.at(membership.switch)
+        timeout = self._timeout.total_seconds()
+        connected = membership.connect(settings, rank, size, timeout, patience)
+        try:
+            with naming_absent(self._group, patience.seconds):
+                handshake.gather(store, rank, size, "joined", "", patience.left(), patience.pause)
+        except BaseException:
+            connected.close()
+            raise
+        return settings, connected
+
+    def _lane(self) -> FaninBackend:
+        """Return the backend for what is begun here and now: this one, or that of callbacks."""
+        if not callbacks.inside() or not self._is_outer or self.size() == 1:
+            return self
+        with self._making:
+            if self._of_callbacks is None:
+                made = self._make_of_callbacks()
+                self._channel.turns.set_inner(made._channel.turns)
+                self._of_callbacks = made
+            elif (reason := self._of_callbacks._channel.ended_by()) is not None:
+                # Not all ranks know it yet: in a new one they could sum what does not belong
+                # together.
+                self._channel.end(reason)
+            return self._of_callbacks
+
+    def _make_of_callbacks(self) -> FaninBackend:
+        self._look()
+        self._of_callbacks_made += 1
+        made = FaninBackend(
+            PrefixStore(f"callbacks-{self._of_callbacks_made}/", self._store),
+            self.rank(),
+            self.size(),
+            self._timeout,
+            f"{self._group}/callbacks",
+            self.settings,
+            outer=self,
+        )
+        try:
+            self._look()
+        except BaseException:
+            made.abort()
+            raise
+        return made
+
+    def _look(self) -> None:
+        """Raise what keeps this group from making another one of its ranks."""
+        failure = self._channel.failure()
+        if failure is not None:
+            raise failure
+        if self._left:
+            raise Closed("the process group was destroyed while a callback began a collective")
+
+    def _end_of_callbacks(self, end: Callable[[FaninBackend], None]) -> None:
+        """End the backend of what callbacks begin, if there is one."""
+        with self._making:
+            ended, self._of_callbacks = self._of_callbacks, None
+        if ended is not None:
+            end(ended)
+
+    def _issued(self, work: Work) -> Work:
+        if not self._is_outer and isinstance(work, DelegatedWork):
+            self._channel.turns.beside(work)
+        return super()._issued(work)
+
+    def _under_way(self) -> list[Work]:
+        of_callbacks = self._of_callbacks
+        inner = [] if of_callbacks is None else of_callbacks._under_way()
+        return [*self._channel.under_way(), *super()._under_way(), *inner]
+
+    def failure(self) -> FaninError | None:
+        return self._channel.failure()
+
+    def left(self) -> dict[int, int]:
+        if not self._is_lazy:
+            return {}  # Gloo notices by itself
+        return {rank: _begun(self._store, rank) for rank in self._channel.left()}
+
+    def is_alone(self) -> bool:
+        others = {*range(self.size())} - {self.rank()}
+        failure, gone = self._channel.failure(), set(self._channel.left())
+        if isinstance(failure, RankLost | RankLeft):
+            gone.add(failure.rank)
+        # After a failure no more is heard of the others. A Gloo that connects lazily might wait for
+        # one that lives.
+        unheard = failure is not None and not self._is_lazy
+        return bool(gone) and (unheard or others <= gone) and all(map(self._is_cut_off, others))
+
+    def explain(self, error: Exception, peer: int | None) -> Exception:
+        if LOST_PEER.search(str(error)):
+            cause = self._channel.loss(error, None if peer == ANYONE else peer)
+        elif OUT_OF_TIME.search(str(error)):
+            cause = self._channel.gone(None if peer == ANYONE else peer)
+        else:
+            return super().explain(error, peer)
+        if cause is None:
+            return error
+        return with_message(cause, f"{cause.message}; on Gloo: {error}")
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def split(self, store: Store, ranks: Sequence[int], opts: c10d.Backend.Options) -> FaninBackend:
+        """Make a backend for some of this one's ranks: a job of its own at the services."""
+        if self.rank() not in ranks:
+            # Not None, as C++ would crash. Torch does not come here (`splitting`).
+            raise ValueError(f"rank {self.rank()} is not in the split of ranks {list(ranks)}")
+        return FaninBackend(
+            store,
+            list(ranks).index(self.rank()),
+            len(ranks),
+            opts._timeout,
+            opts.group_name,
+            settings_of(opts) or self.settings,
+        )
+
+    def merge(self, store: Store, opts: c10d.Backend.Options, rank: int, size: int) -> FaninBackend:
+        """Make a backend for ranks that had different groups: a job of its own at the services."""
+        return FaninBackend(
+            store, rank, size, opts._timeout, opts.group_name, settings_of(opts) or self.settings
+        )
+
+    @property
+    def options(self) -> c10d.Backend.Options:
+        return c10d.Backend.Options("fanin", self._timeout)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._on_switch + super()._get_sequence_number_for_group()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Replace the timeout of every collective, by the services and on Gloo."""
+        super().set_timeout(timeout)
+        self._channel.set_timeout(timeout.total_seconds())
+        self._timeout = timeout
+        if self._of_callbacks is not None:
+            self._of_callbacks.set_timeout(timeout)
+
+    def _set_group_uid(self, uid: str) -> None:
+        """Name the group, for flight recorders, in which Gloo writes too."""
+        super()._set_group_uid(uid)  # type: ignore[misc]  # torch's stubs lack it
+        self._gloo._set_group_uid(uid)
+
+    def shutdown(self) -> None:
+        """Leave, once what is under way is done, if that is soon; what is not fails."""
+        with contextlib.ExitStack() as last:
+            last.callback(_debugged.discard, self)
+            last.callback(super().shutdown)
+            last.callback(self._channel.close)
+            last.callback(self._leave_with, FaninBackend.shutdown)
+            self._channel.finish(self._under_way())
+
+    def abort(self) -> None:
+        self._leave_with(FaninBackend.abort)
+        self._channel.close()
+        super().abort()
+
+    def _leave_with(self, end: Callable[[FaninBackend], None]) -> None:
+        """Leave first the backend of what callbacks begin, for which some callback may wait."""
+        self._left = True
+        self._end_of_callbacks(end)
+
+
+def _in_its_lane(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a collective that a callback begins begun by the backend that is for these."""
+
+    @functools.wraps(method)
+    def call(self: FaninBackend, *args: Any) -> Any:
+        return method(self._lane(), *args)
+
+    return call
+
+
+# All that the ranks match by its order.
+for _name in (
+    "allreduce",
+    "allreduce_sparse",
+    "allreduce_coalesced",
+    "reduce",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "_allgather_base",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "_reduce_scatter_base",
+    "all_to_all_single",
+    "alltoall_base",
+    "alltoall",
+    "barrier",
+    "monitored_barrier",
+    "start_coalescing",
+    "end_coalescing",
+):
+    setattr(FaninBackend, _name, _in_its_lane(getattr(FaninBackend, _name)))
+
+
+def _attempt() -> str | None:
+    """Return what tells this default group from all others of its store; None if it is not ours."""
+    world = distributed.group.WORLD
+    if world is None:
+        return None
+    for device in world._device_types:
+        backend = splitting.unwrapped(world, device)
+        if isinstance(backend, FaninBackend):
+            return backend.attempt
+    return None
+
+
+def _say_begun(store: Store, rank: int, watch: Watch) -> None:
+    with contextlib.suppress(DistError):  # the store is gone
+        store.set(f"begun/{rank}", str(watch.begun))
+
+
+def _begun(store: Store, rank: int) -> int:
+    """Return how many collectives on Gloo a rank had begun when it left."""
+    key = f"begun/{rank}"
+    with contextlib.suppress(DistError):
+        if store.check([key]):
+            return int(store.get(key))
+    # Its store went with it, or before it.
+    return -1
+
+
+def _average(op: ReduceOp | ReduceOp.RedOpType) -> bool | None:
+    """Whether an operation is the average; None if it is neither that nor the sum."""
+    average = op == ReduceOp.AVG
+    return average if average or op == ReduceOp.SUM else None

@@ -1,0 +1,86 @@
+"""A DDP communication hook: gradients by fanin, the rest through any backend."""
+
+# No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
+
+import contextlib
+from datetime import timedelta
+from typing import Any, Unpack, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
+
+from fanin._settings import Said
+from fanin.torch.backend import backend_of, named_apart
+from fanin.torch.backend.options import Options
+from fanin.torch.hooks.error_feedback import ErrorFeedback
+
+
+class HookState:
+    """What `allreduce_hook` needs: a group on fanin of the process group's ranks.
+
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(HookState(), allreduce_hook)
+
+    Collective: all ranks of `process_group` (None: the default group) make one, at the same place
+    in their program. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
+    With ``wire_dtype="int8"`` what rounding takes of this rank's gradients is added to those of its
+    next step, of each model by itself; the residuals are in float32, as much memory again as its
+    gradients.
+    Raises the errors of `fanin.errors`.
+    """
+
+    def __init__(
+        self,
+        switch: str | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        timeout: float = 300.0,
+        **settings: Unpack[Said],
+    ) -> None:
+        self.process_group = process_group
+        options = Options(switch=switch, **settings)
+        with named_apart(process_group):
+            made = dist.new_group(
+                dist.get_process_group_ranks(process_group),
+                timedelta(seconds=timeout),
+                backend="fanin",
+                pg_options=options,
+                # The ranks of other groups are not here, and those of this one keep their order.
+                use_local_synchronization=True,
+                sort_ranks=False,
+                group_desc="ddp-hook",
+            )
+        self.group = cast(dist.ProcessGroup, made)
+        # A rank alone sends nothing.
+        rounds = options.settings.travels_as == "int8" and self.group.size() > 1
+        self.error_feedback = ErrorFeedback() if rounds else None
+
+    def close(self) -> None:
+        """Leaves the group. The hook must not be called afterwards. Idempotent."""
+        with contextlib.suppress(ValueError):  # it is destroyed, maybe with all groups
+            dist.destroy_process_group(self.group)
+
+
+def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket of gradients over the ranks, by fanin.
+
+    Buckets that it does not serve (float64 by ATP) are averaged by DDP's process group.
+    """
+    tensor = bucket.buffer()
+    if not backend_of(state.group).serves(tensor):
+        group = state.process_group or dist.group.WORLD
+        assert group is not None  # DDP has one
+        return plain_hook(group, bucket)
+    if state.error_feedback is not None:
+        state.error_feedback.round(bucket)
+    work = dist.all_reduce(tensor, dist.ReduceOp.AVG, group=state.group, async_op=True)
+    assert work is not None  # of a member
+    return work.get_future().then(_first)
+
+
+def _first(future: torch.futures.Future[Any]) -> torch.Tensor:
+    tensor: torch.Tensor = future.value()[0]
+    return tensor

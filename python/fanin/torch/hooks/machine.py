@@ -1,0 +1,247 @@
+"""Gradients of a machine's GPUs: by NCCL among neighbours, what is left by fanin (BytePS §4.2).
+
+The ranks of a *domain*, neighbours on one machine, cut each bucket of gradients into one part for
+each *holder*. A part is reduced to its holder, holders of one number in all domains of all machines
+all-reduce their parts on fanin, and each part goes back to its domain.
+
+- All ranks hold (the default): reduce-scatter and all-gather. With a domain for each PCIe switch
+  that is CPU-assisted aggregation: fanin sums what the domains of a machine have in shared memory.
+- Some hold: reduce and broadcast, with roots whose copies do not compete with the NIC's.
+
+`fanin topo` says which of it a machine should take.
+"""
+
+# No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Unpack, cast
+
+import torch
+from torch import Tensor, distributed
+from torch._C._distributed_c10d import GradBucket
+from torch.futures import Future
+
+from fanin._services import machine
+from fanin._settings import Said
+from fanin.torch.backend.options import Options
+
+TIMEOUT = 300.0
+
+# By a bucket's address, length and dtype: it padded, where it has to be, and this holder's part.
+_Buffers = dict[tuple[int, int, torch.dtype], tuple[Tensor | None, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Neighbour:
+    """What each rank tells the others."""
+
+    machine: str
+    domain: str
+    backend: str
+    holders: list[int] | None
+
+
+class MachineState:
+    """What `machine_hook` needs: how the ranks of this machine sum, and who of them sends.
+
+        dist.init_process_group("nccl")
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(MachineState(), machine_hook)
+
+    Collective: all ranks of the default group make one, at the same place in their program. `local`
+    is torch's backend inside a machine: "nccl", or "gloo" for tensors of the CPU. Ranks of one
+    machine with the same `domain` are one domain (default: all of them). `holders` are places in
+    the domain, in the order of ranks, whose ranks each have a part of the sums and send it
+    (default: all). `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
+
+    A state is of one model. Raises `ValueError` on all ranks where they say what cannot be, and the
+    errors of `fanin.errors`.
+    """
+
+    def __init__(
+        self,
+        local: str = "nccl",
+        *,
+        domain: str = "",
+        holders: Sequence[int] | None = None,
+        switch: str | None = None,
+        timeout: float = TIMEOUT,
+        **settings: Unpack[Said],
+    ) -> None:
+        rank, size = distributed.get_rank(), distributed.get_world_size()
+        options = Options(switch=switch, **settings)
+        places = None if holders is None else list(holders)
+        own = _Neighbour(machine(options.settings), domain, local, places)
+        neighbours: list[Any] = [None] * size
+        distributed.all_gather_object(neighbours, own)
+        domains = _domains(neighbours)
+        holders_of = _holders(neighbours, domains)
+        limit = timedelta(seconds=timeout)
+        # All ranks make all groups. Reductions and what goes back are each in an order of their
+        # own, so they have a communicator each.
+        for ranks, of_domain in zip(domains, holders_of, strict=True):
+            down, up = _group(ranks, limit, local), _group(ranks, limit, local)
+            if rank in ranks:
+                self._down, self._up = down, up
+                self._ranks, self._holders = ranks, of_domain
+        self._across: distributed.ProcessGroup | None = None
+        for of_number in zip(*holders_of, strict=True):
+            across = _group(list(of_number), limit, "fanin", options)
+            if rank in of_number:
+                self._across = across
+        self._part = self._holders.index(rank) if rank in self._holders else None
+        self._size = size
+        # Of each bucket: those of a step are free when the next one's begin, as DDP waits for all.
+        # DDP forms its buckets anew: those that a step does not use are forgotten by the next one.
+        self._buffers: _Buffers = {}
+        self._used: _Buffers = {}
+        self._before: Future[Any] | None = None
+
+    @property
+    def holders(self) -> list[int]:
+        """The ranks of this one's domain that send, in the order of their parts."""
+        return list(self._holders)
+
+    def begin_step(self) -> None:
+        """Note that the first bucket of a step comes next."""
+        if self._used:
+            self._buffers, self._used = self._used, {}
+
+    def average(self, flat: Tensor) -> Future[Tensor]:
+        """Average a tensor of one dimension over all ranks, in place.
+
+        All ranks do in one order. The tensor is always the same for its address: a bucket of DDP.
+        """
+        with self._ends_for_all():
+            whole, part = self._memory(flat)
+            if whole is not flat:
+                whole[: flat.numel()].copy_(flat)  # what is behind it stays zero
+            # Before anything is summed, as DDP does: sums of float16 would overflow.
+            whole.div_(self._size)
+            self._reduce(whole, part)
+            sums: Future[Any] = Future(devices=_devices(flat))
+            if self._across is None:
+                sums.set_result([whole])
+            else:
+                work = distributed.all_reduce(part, group=self._across, async_op=True)
+                assert work is not None  # of a member
+                sums = work.get_future()
+        # One after the other, in the order of the calls, on all ranks.
+        awaited = [sums] if self._before is None else [self._before, sums]
+
+        def spread(_: Future[Any]) -> Tensor:
+            with self._ends_for_all():
+                for each in awaited:
+                    each.wait()  # they are there: for this stream, and what one has failed with
+                self._gather(whole, part)
+                if whole is not flat:
+                    flat.copy_(whole[: flat.numel()])
+            return flat
+
+        # What is collected has no devices, and what follows from it would run on any stream.
+        ready: Future[Any] = Future(devices=_devices(flat))
+        torch.futures.collect_all(awaited).add_done_callback(lambda _: ready.set_result([whole]))
+        spread_out: Future[Tensor] = ready.then(spread)
+        self._before = spread_out
+        return spread_out
+
+    @contextlib.contextmanager
+    def _ends_for_all(self) -> Iterator[None]:
+        """Leave all groups where something fails: others wait for what this rank would do next."""
+        try:
+            yield
+        except BaseException:
+            for group in (self._across, self._down, self._up):
+                with contextlib.suppress(Exception):  # what has failed is told, and not this
+                    if group is not None:
+                        group.abort()
+            raise
+
+    def _memory(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        key = flat.data_ptr(), flat.numel(), flat.dtype
+        if key not in self._buffers:
+            length, rest = divmod(flat.numel(), len(self._holders))
+            length += bool(rest)
+            padded = flat.new_zeros(length * len(self._holders)) if rest else None
+            self._buffers[key] = padded, flat.new_empty(length)
+        padded, part = self._used[key] = self._buffers[key]
+        return flat if padded is None else padded, part
+
+    def _reduce(self, whole: Tensor, part: Tensor) -> None:
+        if len(self._holders) == len(self._ranks):
+            distributed.reduce_scatter_tensor(part, whole, group=self._down)
+            return
+        for holder, each in zip(self._holders, whole.chunk(len(self._holders)), strict=True):
+            distributed.reduce(each, holder, group=self._down)
+        if self._part is not None:
+            part.copy_(whole.chunk(len(self._holders))[self._part])
+
+    def _gather(self, whole: Tensor, part: Tensor) -> None:
+        if len(self._holders) == len(self._ranks):
+            distributed.all_gather_into_tensor(whole, part, group=self._up)
+            return
+        for number, each in enumerate(whole.chunk(len(self._holders))):
+            if number == self._part:
+                each.copy_(part)
+            distributed.broadcast(each, self._holders[number], group=self._up)
+
+
+def machine_hook(state: MachineState, bucket: GradBucket) -> Future[Tensor]:
+    """Average a bucket of gradients over the ranks: in the machine first, then on fanin."""
+    if bucket.index() == 0:
+        state.begin_step()
+    return state.average(bucket.buffer())
+
+
+def _domains(neighbours: Sequence[_Neighbour]) -> list[list[int]]:
+    """Return the ranks of each domain."""
+    backends = {each.backend for each in neighbours}
+    if len(backends) > 1:
+        raise ValueError(f"ranks say different backends for local: {', '.join(sorted(backends))}")
+    domains: dict[tuple[str, str], list[int]] = {}
+    for rank, each in enumerate(neighbours):
+        domains.setdefault((each.machine, each.domain), []).append(rank)
+    return list(domains.values())
+
+
+def _holders(neighbours: Sequence[_Neighbour], domains: Sequence[list[int]]) -> list[list[int]]:
+    """Return which ranks of each domain hold, as many of each."""
+    found = []
+    for ranks in domains:
+        said = {str(neighbours[rank].holders): rank for rank in ranks}
+        if len(said) > 1:
+            ways = " and ".join(f"{what} (rank {rank})" for what, rank in said.items())
+            raise ValueError(f"ranks of one domain say different holders: {ways}")
+        places = neighbours[ranks[0]].holders
+        if places is None:
+            places = list(range(len(ranks)))
+        if not places or len(set(places)) < len(places):
+            raise ValueError(f"holders are {places}: name each once, and at least one")
+        outside = [place for place in places if not 0 <= place < len(ranks)]
+        if outside:
+            raise ValueError(
+                f"holders are {places}, and the domain of ranks {ranks} has the places 0 to "
+                f"{len(ranks) - 1}"
+            )
+        found.append([ranks[place] for place in places])
+    counts = {len(each) for each in found}
+    if len(counts) > 1:
+        raise ValueError(
+            f"domains {list(map(list, domains))} have {' and '.join(map(str, sorted(counts)))} "
+            "holders: a part of the gradients is a holder's of each, so say as many for all"
+        )
+    return found
+
+
+def _group(
+    ranks: list[int], limit: timedelta, backend: str, options: Options | None = None
+) -> distributed.ProcessGroup:
+    made = distributed.new_group(ranks, timeout=limit, backend=backend, pg_options=options)
+    return cast(distributed.ProcessGroup, made)
+
+
+def _devices(flat: Tensor) -> list[int | str | torch.device]:
+    return [flat.device] if flat.is_cuda else []

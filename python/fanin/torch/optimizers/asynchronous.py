@@ -1,0 +1,670 @@
+"""Training that does not wait for the last worker (GOAT §V).
+
+A worker's `step` ends as soon as its gradient is in the model, whoever else was slower. An *epoch*
+sums the gradients of those who were ready first; a late gradient counts in the epoch in which it
+arrives, and its worker gets the model then. Algorithm 2 chooses how many an epoch waits for.
+
+The paper's server has the model and the optimizer. Here each rank has both, in a thread that takes
+part in every epoch, with zeros where its worker is not ready. All add the same sum to the same
+parameters, so that all copies are equal, and no machine has a server's load. Who takes part, rank 0
+decides: it hears who is ready, and tells all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+import queue
+import threading
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch import Tensor, distributed
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import _get_default_store
+
+from fanin import _fanin
+from fanin.errors import AllReduceTimeout, FaninError
+from fanin.torch.backend import same_ranks
+from fanin.torch.backend.channel import LOSS_TIMEOUT
+from fanin.torch.optimizers.wrapper import Steps, all_but_step, settings_of, with_steps
+from fanin.torch.patches import splitting
+from fanin.torch.rendezvous.connections import Followers, Gone, Leader, Silent, connect
+
+PULSE = 1.0
+"""Seconds after which an epoch of nobody shows that all ranks are still there."""
+SMOOTHING = 0.9
+"""Of what is measured of gradients, which part of the earlier epochs' is kept."""
+ENOUGH = 0.25
+"""Of all workers, which part could just reach what is to be reached, where nobody says what is."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A worker's word to rank 0: its gradient's squares are there, or it has left."""
+
+    rank: int
+    number: int
+    """Of this rank's words. One that was interrupted while it spoke says its last word again."""
+    squares: float | None
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """Rank 0's word to all: whose gradients count, and how the optimizer is set."""
+
+    participants: frozenset[int] | None
+    """None: all have left."""
+    settings: list[dict[str, Any]]
+    loads: bool
+    """Whether the optimizer gets a state of rank 0's before."""
+
+
+def AsynchronousOptimizer(  # noqa: N802 - a class, to who calls it
+    optimizer: torch.optim.Optimizer,
+    process_group: distributed.ProcessGroup | None = None,
+    *,
+    wait_for: int | None = None,
+    gradient_square: float | None = None,
+) -> Any:
+    """Return an optimizer of the same class that steps with the gradients of whoever is ready.
+
+        model = Net()  # not in DistributedDataParallel
+        optimizer = AsynchronousOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        while optimizer.epoch < 1000:
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+        optimizer.close()
+
+    Collective: all ranks of `process_group` (None: the default group) make one, with an optimizer
+    of the same parameters, and close it. They begin with rank 0's parameters and its optimizer's
+    state, and have the same ones, to the bit, after `close`. Ranks may do different numbers of
+    steps. A parameter that has no gradient is stepped with zeros.
+
+    `wait_for` is the number of workers that an epoch waits for, at least; None lets GOAT's
+    Algorithm 2 choose it before each, by how long each worker took last. It needs the variance of
+    the workers' gradients, which is measured, and the mean square of the gradient that is to be
+    reached, `gradient_square`: None takes what the gradients of a quarter of the workers could
+    just reach, which is our choice. The first epoch waits for all.
+
+    Gradients are averaged over those that took part. A gradient may be of a model some epochs old,
+    as with every asynchronous training: a learning rate that is just small enough for all workers
+    together may be too large. Buffers (running means of BatchNorm) stay each rank's own.
+
+    It is an optimizer as others are, for schedulers, gradient scalers and checkpoints. Its settings
+    are rank 0's: what a scheduler sets there holds on all ranks, and so does the state that rank 0
+    loads. `state` and `state_dict` are copies, as epochs go on. Hooks on steps run round each
+    epoch's step, in another thread, on copies of the parameters. A step that is interrupted
+    (Ctrl-C) has given its gradient: the next one waits until that is in.
+
+    Raises `ValueError` for ranks whose parameters differ in shape or dtype, sparse gradients, an
+    optimizer that computes gradients itself (LBFGS) or is such a one already, a `wait_for` that is
+    not 1 to the number of ranks; and from `step` and `close` the errors of `fanin.errors` once a
+    rank is gone: the training ends then, on all ranks. So it does with
+    `fanin.errors.AllReduceTimeout`, which names them, where ranks are waited for that have said
+    nothing for the timeout of the process group.
+    """
+    group = process_group or distributed.group.WORLD
+    if group is None:
+        raise ValueError("there is no group: call init_process_group first")
+    size = group.size()
+    if wait_for is not None and not 1 <= wait_for <= size:
+        raise ValueError(f"wait_for is {wait_for}, and there are {size} ranks: 1 to {size}")
+    if gradient_square is not None and not gradient_square > 0:
+        raise ValueError(f"gradient_square is {gradient_square}, and must be above 0")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS computes gradients several times a step, and here they come from all ranks: "
+            "take another optimizer"
+        )
+    made = with_steps(optimizer, AsynchronousSteps)
+    made.prepare(optimizer, group, wait_for, gradient_square)
+    return made
+
+
+class AsynchronousSteps(Steps):
+    """What is put before an optimizer's class: steps by epochs, on copies of the parameters."""
+
+    named = "AsynchronousOptimizer"
+
+    def prepare(
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: distributed.ProcessGroup,
+        wait_for: int | None,
+        gradient_square: float | None,
+    ) -> None:
+        """Take part in epochs from now on."""
+        size = group.size()
+        self._rank = group.rank()
+        self._trained = [p for p in parameters_of(self) if p.requires_grad]
+        self._sums = same_ranks(group)
+        agree_on_parameters(self._trained, self._sums)
+        self._flats = [_Flat(of) for of in alike(self._trained)]
+        # Whose state this one's stands for, but for a moment in which it loads one itself.
+        self._behind = _on_copies(optimizer, self._flats)
+        self._loads = False
+        # A gradient scaler unscales by itself: the copies' optimizer knows none.
+        self._step_supports_amp_scaling = False
+        self._timeout = timeout_of(self._sums)
+        # Whoever looks at the copies' optimizer while it does not step.
+        self._stepping = threading.Lock()
+        self._load(self._behind.state_dict())
+        name = f"epochs/{self._sums.group_name}"
+        words = connect(PrefixStore(name, _get_default_store()), self._rank, size)
+        self._words: _Coordinator | Leader = (
+            _Coordinator(size, words, wait_for, gradient_square, self._timeout)
+            if isinstance(words, Followers)
+            else words
+        )
+        self._changed = threading.Condition()
+        self._epoch = 0
+        self._steps = 0
+        # What was said last, and not answered, with its gradients.
+        self._said: _Said | None = None
+        self._given: dict[Tensor, Tensor] = {}
+        self._loading: dict[str, Any] | None = None
+        self._numbers = count()
+        self._closed = False
+        self._over = False
+        self._error: BaseException | None = None
+        for flat in self._flats:
+            flat.begin(self._sums)
+        self._thread = threading.Thread(target=self._follow, name="fanin-epochs", daemon=True)
+        self._thread.start()
+
+    @property
+    def epoch(self) -> int:
+        """How often the model has changed, as far as this rank has seen it."""
+        return self._epoch
+
+    @property
+    def steps(self) -> int:
+        """How many gradients of this rank are in the model."""
+        return self._steps
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Give the parameters' gradients, and return once they are in, with the model as it is.
+
+        Returns what `closure` did, which computes them anew if there is one.
+        """
+        if self._closed:
+            raise ValueError("the optimizer is closed")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        squares = 0.0
+        gradients = {p: p.grad.detach() for p in self._trained if p.grad is not None}
+        for gradient in gradients.values():
+            if gradient.layout != torch.strided:
+                raise ValueError(
+                    "a gradient is sparse, and an epoch adds dense ones: make the layer with "
+                    "sparse=False"
+                )
+            squares += float(gradient.double().square().sum())
+        self._take_part(squares, gradients)
+        # What schedulers look at, to warn who steps them first.
+        self._opt_called = True
+        return loss
+
+    # Torch puts a class's hooks round a step, once: they are round the copies' one.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Take part until all ranks have closed, and return with the model that all have then."""
+        self._closed = True
+        self._take_part(None, {})
+        self._thread.join()
+
+    @property
+    def state(self) -> Any:
+        """A copy of each parameter's state; it is the same on all ranks after the same epoch."""
+        if vars(self).get("_loads", True):
+            return vars(self)["state"]
+        parameters = {copy: own for flat in self._flats for own, copy in flat.pairs()}
+        with self._stepping:
+            found = self._behind.state.items()
+            return defaultdict(
+                dict, {parameters.get(of, of): deepcopy(state) for of, state in found}
+            )
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        vars(self)["state"] = state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take another state, which all ranks load; all get rank 0's, in the next epoch."""
+        if self._closed:
+            raise ValueError("the optimizer is closed")
+        self._loads = True
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            self._loads = False
+            vars(self)["state"] = defaultdict(dict)
+        if not isinstance(self._words, _Coordinator):
+            return
+        with self._changed:
+            self._loading = state_dict
+        self._words.load()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or self._over or self._loading is None
+            )
+            self._raise_error()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise: other ranks may be in the midst of an epoch."""
+        del param_group
+        raise ValueError(
+            "an AsynchronousOptimizer has the parameters that it began with: close it, and make "
+            "another one of all parameters, on all ranks"
+        )
+
+    def _take_part(self, squares: float | None, gradients: dict[Tensor, Tensor]) -> None:
+        """Say what there is to rank 0, and wait until it is in: a gradient, or the end."""
+        if self._said is not None:  # it was interrupted
+            self._wait_for_answer()
+        with self._changed:
+            self._raise_error()
+            if self._over:
+                return
+            self._given = gradients
+            self._said = _Said(self._rank, next(self._numbers), squares)
+        try:
+            self._wait_for_answer()
+        except BaseException:
+            # Interrupted: what the program does to its gradients now is for another step.
+            with self._changed:
+                if self._error is None:
+                    self._given = {of: gradient.clone() for of, gradient in self._given.items()}
+            raise
+
+    def _wait_for_answer(self) -> None:
+        said = self._said
+        if said is None:
+            return
+        try:
+            self._words.say(said)
+        except (Gone, OSError):  # the thread that follows says why
+            self._thread.join()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error is not None or self._over or self._said is None
+            )
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _leave(self) -> None:
+        """Close all connections, so that nobody waits for this rank. Once."""
+        self._words.close()
+        with contextlib.suppress(ValueError):  # destroyed with all others
+            distributed.destroy_process_group(self._sums)
+        del self._sums  # Gloo's connections last as long as somebody has the group
+
+    def _follow(self) -> None:
+        """Take part in all epochs."""
+        try:
+            while self._play(self._next()):
+                pass
+        except BaseException as error:
+            explained = self._explained(error)
+            with self._changed:
+                self._error = explained
+                self._changed.notify_all()
+        self._leave()
+
+    def _next(self) -> _Epoch:
+        if isinstance(self._words, _Coordinator):
+            return self._words.begin(self)
+        # Rank 0 says something every second, but while it waits for others in an epoch.
+        heard = self._words.hear(self._timeout + LOSS_TIMEOUT)
+        if isinstance(heard, FaninError):
+            raise heard
+        return cast(_Epoch, heard)
+
+    def _play(self, epoch: _Epoch) -> bool:
+        """Add an epoch's gradients to this rank's copy; false after the last one."""
+        if epoch.participants is None:
+            with self._changed:
+                for flat in self._flats:
+                    flat.give()
+                self._over = True
+                self._said = None
+                self._changed.notify_all()
+            return False
+        if epoch.loads:
+            self._load(self._loading)
+            with self._changed:
+                self._loading = None
+                self._changed.notify_all()
+        taken = self._rank in epoch.participants
+        if not epoch.participants:
+            distributed.all_reduce(torch.zeros(1, device="cpu"), group=self._sums)
+            return True
+        squares = 0.0
+        with self._changed:
+            given = self._given if taken else {}
+            for flat in self._flats:
+                flat.gather(given)
+        for flat in self._flats:
+            distributed.all_reduce(flat.values, group=self._sums)
+            flat.values /= len(epoch.participants)
+            if isinstance(self._words, _Coordinator):
+                squares += float(flat.values.double().square().sum())
+        with self._stepping:
+            for each, values in zip(self._behind.param_groups, epoch.settings, strict=True):
+                each.update(values)
+            self._behind.step()
+        if isinstance(self._words, _Coordinator):
+            self._words.measure(epoch.participants, squares)
+        with self._changed:
+            self._epoch += 1
+            if taken:
+                for flat in self._flats:
+                    flat.give()
+                self._steps += 1
+                self._said, self._given = None, {}
+                self._changed.notify_all()
+        return True
+
+    def _load(self, state: dict[str, Any] | None) -> None:
+        """Give the copies' optimizer a state of rank 0's."""
+        told: list[Any] = [None]
+        if self._rank == 0:
+            try:
+                told = [pickle.dumps(state)]
+            except Exception as error:  # others wait to hear something
+                told = [TypeError(f"the state of rank 0's optimizer cannot be sent: {error}")]
+        distributed.broadcast_object_list(told, group_src=0, group=self._sums)
+        if isinstance(told[0], Exception):
+            raise told[0]
+        with self._stepping:
+            self._behind.load_state_dict(pickle.loads(told[0]))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return why, as the ranks' job knows it, where a connection of its own is gone."""
+        if isinstance(error, Silent):
+            return _silence([error.rank], self._timeout + LOSS_TIMEOUT)
+        if isinstance(error, FaninError) or not isinstance(error, (Gone, RuntimeError)):
+            return error
+        try:
+            work = distributed.all_reduce(
+                torch.zeros(1, device="cpu"), group=self._sums, async_op=True
+            )
+            assert work is not None
+            work.wait(timedelta(seconds=LOSS_TIMEOUT))
+        except FaninError as cause:
+            return cause
+        except (RuntimeError, ValueError):  # the program has destroyed the group
+            pass
+        return RuntimeError(str(error))
+
+
+class _Flat:
+    """Parameters of one dtype and device: what is summed in one piece, copies for the optimizer."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        first = parameters[0]
+        elements = sum(parameter.numel() for parameter in parameters)
+        self.values = torch.zeros(elements, dtype=first.dtype, device=first.device)
+        """What is summed: the copies' gradients, one behind the other."""
+        self._parameters = parameters
+        self._copies = [parameter.detach().clone() for parameter in parameters]
+        pieces = torch.split(self.values, [parameter.numel() for parameter in parameters])
+        for copy, piece in zip(self._copies, pieces, strict=True):
+            copy.grad = piece.view(copy.shape)
+
+    def pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return each parameter with its copy."""
+        return zip(self._parameters, self._copies, strict=True)
+
+    def gather(self, given: dict[Tensor, Tensor]) -> None:
+        """Put the gradients of parameters in; zero where there is none."""
+        for parameter, copy in self.pairs():
+            assert copy.grad is not None
+            if parameter in given:
+                copy.grad.copy_(given[parameter])
+            else:
+                copy.grad.zero_()
+
+    def begin(self, group: distributed.ProcessGroup) -> None:
+        """Make the copies, and with them the parameters, what rank 0's are."""
+        for copy in self._copies:
+            assert copy.grad is not None
+            copy.grad.copy_(copy)
+        distributed.broadcast(self.values, group_src=0, group=group)
+        for copy in self._copies:
+            assert copy.grad is not None
+            copy.copy_(copy.grad)
+        self.give()
+
+    def give(self) -> None:
+        """Make the parameters what the copies are."""
+        with torch.no_grad():
+            for parameter, copy in self.pairs():
+                parameter.copy_(copy)
+        if self.values.is_cuda:  # whoever reads them has another stream
+            torch.cuda.current_stream(self.values.device).synchronize()
+
+
+class _Coordinator:
+    """Decides on rank 0 whose gradients count: of those who are ready, when there are enough."""
+
+    def __init__(
+        self,
+        size: int,
+        words: Followers,
+        wait_for: int | None,
+        gradient_square: float | None,
+        timeout: float,
+    ) -> None:
+        self._size = size
+        self._words = words
+        self._wait_for = wait_for
+        self._timeout = timeout
+        self._noise = _Noise(gradient_square)
+        self._own: queue.SimpleQueue[_Said] = queue.SimpleQueue()
+        self._loads = False
+        self._heard = dict.fromkeys(range(size), -1)
+        self._ready: dict[int, float] = {}
+        self._left: set[int] = set()
+        # Since when nobody has said anything.
+        self._silent = time.monotonic()
+        # Since when each worker has had its model, and how long it took last.
+        self._given = dict.fromkeys(range(size), time.monotonic())
+        self._took: dict[int, float] = {}
+
+    def say(self, said: _Said) -> None:
+        """Take rank 0's own word, from its trainer's thread."""
+        self._own.put(said)
+        self._words.wake()
+
+    def load(self) -> None:
+        """Let all load a state of rank 0's in the next epoch, which begins now."""
+        self._loads = True
+        self._words.wake()
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> _Epoch:
+        """Wait until an epoch can begin, and tell all ranks of it."""
+        try:
+            participants = self._next()
+        except AllReduceTimeout as error:
+            with contextlib.suppress(Gone):
+                self._words.tell(error)
+            raise
+        loads, self._loads = self._loads, False
+        settings = [settings_of(each) for each in optimizer.param_groups]
+        epoch = _Epoch(participants, settings, loads)
+        self._words.tell(epoch)
+        return epoch
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._words.close()
+
+    def _next(self) -> frozenset[int] | None:
+        """Return whose epoch begins: nobody's to see that all are there; None once all left."""
+        while len(self._left) < self._size:
+            enough = self._enough()
+            heard = [*self._words.hear(0.0 if enough or self._loads else PULSE), *self._said()]
+            if not heard:
+                self._end_silence()
+                return frozenset(self._ready) if enough else frozenset()
+            self._silent = time.monotonic()
+            for said in heard:
+                self._note(said)
+        return None
+
+    def _end_silence(self) -> None:
+        """Raise where some wait, and those for whom they do have been silent for too long."""
+        if self._enough() or not (self._ready or self._left):
+            return
+        waited = time.monotonic() - self._silent
+        if waited > self._timeout:
+            absent = set(range(self._size)) - set(self._ready) - self._left
+            raise _silence(sorted(absent), waited)
+
+    def _said(self) -> Iterable[_Said]:
+        while not self._own.empty():
+            yield self._own.get()
+
+    def measure(self, participants: frozenset[int], mean_squares: float) -> None:
+        """Learn from an epoch that is over, by the squares of its mean gradient."""
+        squares = [self._ready.pop(rank) for rank in participants]
+        self._noise.add(squares, mean_squares)
+        now = time.monotonic()
+        for rank in participants:
+            self._given[rank] = now
+        self._silent = now
+
+    def _note(self, said: _Said) -> None:
+        if said.number <= self._heard[said.rank]:
+            return  # again
+        self._heard[said.rank] = said.number
+        if said.squares is None:
+            self._left.add(said.rank)
+        else:
+            self._ready[said.rank] = said.squares
+            self._took[said.rank] = time.monotonic() - self._given[said.rank]
+
+    def _enough(self) -> bool:
+        """Whether as many are ready as an epoch waits for, or all who are still there."""
+        there = self._size - len(self._left)
+        return len(self._ready) >= min(max(1, self._needed()), there) > 0
+
+    def _needed(self) -> int:
+        if self._wait_for is not None:
+            return self._wait_for
+        now = time.monotonic()
+        there = [rank for rank in range(self._size) if rank not in self._left]
+        if any(rank not in self._took for rank in there):
+            return self._size
+        # Who is late already takes that long at least.
+        late = {rank: now - self._given[rank] for rank in there if rank not in self._ready}
+        took = [max(self._took[rank], late.get(rank, 0.0), 1e-9) for rank in there]
+        return self._noise.participants(took)
+
+
+class _Noise:
+    """How far the workers' gradients are apart: σ² of GOAT's Eq. 36, measured."""
+
+    def __init__(self, gradient_square: float | None) -> None:
+        self._aim = gradient_square
+        self._variance: float | None = None
+
+    def add(self, squares: list[float], mean_squares: float) -> None:
+        """Take the squares of an epoch's gradients and of their mean; one alone says nothing."""
+        n = len(squares)
+        if n < 2 or not math.isfinite(sum(squares) + mean_squares):
+            return
+        now = max(0.0, (sum(squares) - n * mean_squares) / (n - 1))
+        before = now if self._variance is None else self._variance
+        self._variance = SMOOTHING * before + (1 - SMOOTHING) * now
+
+    def participants(self, took: list[float]) -> int:
+        """Return `K` of Algorithm 2 by the workers' seconds; all of them if none is enough."""
+        variance, square = ENOUGH * len(took), 1.0
+        if self._aim is not None:
+            if self._variance is None:
+                return len(took)
+            variance, square = self._variance, self._aim
+        # By how much the loss is above its least is a factor of all numbers of epochs alike.
+        try:
+            return len(_fanin.participation(took, len(took), 1.0, variance, square))
+        except ValueError:  # the noise of all together is above what is to be reached
+            return len(took)
+
+
+def alike(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return those of one dtype and device together."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for parameter in parameters:
+        found.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    return list(found.values())
+
+
+def _on_copies(optimizer: torch.optim.Optimizer, flats: list[_Flat]) -> torch.optim.Optimizer:
+    """Return an optimizer like this one that steps the copies, and has settings of its own."""
+    copies = {parameter: copy for flat in flats for parameter, copy in flat.pairs()}
+    other: torch.optim.Optimizer = object.__new__(type(optimizer))
+    vars(other).update(all_but_step(optimizer))
+    # They are for states that go into files, and come out of them.
+    for name in vars(other):
+        if name.endswith(("state_dict_pre_hooks", "state_dict_post_hooks")):
+            vars(other)[name] = OrderedDict()
+    other.param_groups = [
+        {**each, "params": [copies.get(parameter, parameter) for parameter in each["params"]]}
+        for each in optimizer.param_groups
+    ]
+    other.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        other.state[copies.get(parameter, parameter)] = state
+    return other
+
+
+def _silence(ranks: list[int], waited: float) -> AllReduceTimeout:
+    return AllReduceTimeout(
+        f"ranks {ranks} gave no gradient within {waited:.0f} s, and others wait for them: their "
+        "programs are stuck, or have ended without close(); timeout= of init_process_group says "
+        "how long is waited",
+        missing_ranks=ranks,
+        waited=waited,
+    )
+
+
+def timeout_of(group: distributed.ProcessGroup) -> float:
+    """Return the timeout of a group, in seconds."""
+    options = splitting.unwrapped(group, group._device_types[0]).options
+    return float(options._timeout.total_seconds())
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return all parameters that an optimizer steps, in its order."""
+    return [parameter for each in optimizer.param_groups for parameter in each["params"]]
+
+
+def agree_on_parameters(parameters: list[Tensor], group: distributed.ProcessGroup) -> None:
+    """Raise where another rank has other parameters."""
+    shapes = [(tuple(parameter.shape), parameter.dtype) for parameter in parameters]
+    of_all: list[Any] = [None] * group.size()
+    distributed.all_gather_object(of_all, shapes, group=group)
+    for rank, theirs in enumerate(of_all):
+        if theirs != of_all[0]:
+            raise ValueError(
+                f"rank {rank} has {len(theirs)} parameters, and rank 0 {len(of_all[0])}, or of "
+                "other shapes or dtypes: all ranks need the same model"
+            )

@@ -1,0 +1,283 @@
+"""How the ranks of a torch group agree on a job and a switch, over the group's own store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError
+
+from fanin import errors
+from fanin._join import check_rank, trusted
+from fanin._membership import Connected, Ranks
+from fanin._settings import Settings
+from fanin.errors import FaninError, JoinTimeout, RankLost
+from fanin.torch.rendezvous import handshake
+from fanin.torch.rendezvous.interface import GLOO_VARIABLE, own_address
+from fanin.torch.rendezvous.rank_list import Listed
+
+# What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
+JOB_BYTES_MAX = 80
+GROUP_MAX = 24
+# The keys under which a rank says why it cannot join, and that it is through.
+WRONG = "wrong"
+OVER = "over"
+# How long a rank that cannot join waits for the others to hear of it, in seconds.
+PARTING = 5.0
+# torch's name of the default group.
+DEFAULT_GROUP = "0"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a rank waits for the others."""
+
+    seconds: float
+    """In all."""
+    deadline: float
+    """When they are over (`time.monotonic`)."""
+    look: Callable[[], None] | None = None
+    """Called now and then meanwhile; what it raises ends the wait."""
+    tell: Callable[[BaseException], None] | None = None
+    """Called with what ends the wait, before anything that others need is gone."""
+
+    @classmethod
+    def of(
+        cls,
+        seconds: float,
+        look: Callable[[], None] | None = None,
+        tell: Callable[[BaseException], None] | None = None,
+    ) -> Patience:
+        """Return patience that begins now."""
+        return cls(seconds, time.monotonic() + seconds, look, tell)
+
+    def left(self) -> float:
+        """Return how many seconds are left."""
+        return self.deadline - time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep between two looks."""
+        # Before, not after: what all ranks learn when the last one has spoken, each says by itself.
+        if self.look is not None:
+            self.look()
+        # A store's own wait would look at nothing else meanwhile.
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What all ranks of a group share."""
+
+    job: str
+    """Unique among all runs on all machines: it carries a random number of rank 0."""
+    switch: str | None
+    """Rank 0's switch, None if it has none: for ranks that were told of none."""
+    store: Store
+    """A part of the group's store that no other attempt uses."""
+    attempt: str
+    """Fresh: no other attempt has it."""
+    group: str
+    """The group's name."""
+
+    def connect(
+        self,
+        settings: Settings,
+        rank: int,
+        world_size: int,
+        timeout: float,
+        patience: Patience,
+    ) -> Connected:
+        """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`.
+
+        `timeout` is that of each all-reduce, in seconds.
+        """
+
+        def gather(name: str, text: str, left: float) -> list[str]:
+            with naming_absent(self.group, patience.seconds):
+                return handshake.gather(
+                    self.store, rank, world_size, name, text, left, patience.pause
+                )
+
+        ranks = Ranks(
+            job=self.job,
+            name=self.job,
+            who=f"group {self.group!r}",
+            rank=rank,
+            world_size=world_size,
+            address=own_address(self.store),
+            cure=f"Set {GLOO_VARIABLE} to the interface to the others",
+            gather=gather,
+            trust=trusted(settings),
+            look=patience.look,
+            tell=patience.tell,
+        )
+        # A rank's own switch first: it may reach it by another address than rank 0.
+        own = replace(settings, switch=settings.switch or self.switch)
+        # Also what looks at the store while the rank joins may find it gone.
+        with naming_absent(self.group, patience.seconds):
+            return ranks.connect(own, timeout, patience.deadline)
+
+
+@contextlib.contextmanager
+def naming_absent(group: str, waited: float) -> Iterator[None]:
+    """Turn what the store lacks into an error that names the ranks of a group."""
+    try:
+        yield
+    except handshake.Absent as absent:
+        raise JoinTimeout(
+            f"group {group!r}: {_named(absent.ranks)} did not say within {waited:g} s "
+            "where they are; did they end?",
+            missing_ranks=absent.ranks,
+            waited=waited,
+        ) from None
+    except DistError as gone:
+        raise _without_store(group, gone) from gone
+
+
+def _without_store(group: str, error: DistError) -> FaninError:
+    return FaninError(
+        f"group {group!r}: the store where its ranks meet is gone: the process that hosts it, rank "
+        f"0 or the launcher, ended; its log says why ({str(error).splitlines()[0]})"
+    )
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What ends the joining of one rank ends that of all, by the same error: it is in their store.
+
+    A rank that fails stays until all have read why, as its process may host the store.
+    """
+
+    store: Store
+    """A part of the group's store that no other attempt uses."""
+    rank: int
+    world_size: int
+
+    def look(self, then: str = "") -> None:
+        """Raise what another rank told, if one did; `then` is what it leads to."""
+        if (told := self._told(then)) is not None:
+            raise told
+
+    def _told(self, then: str = "") -> FaninError | None:
+        if not self.store.check([WRONG]):
+            return None
+        rank, kind, message, fields = json.loads(self.store.get(WRONG))
+        if rank == self.rank:
+            return None
+        told: FaninError = getattr(errors, kind)(f"rank {rank}: {message}{then}", **fields)
+        return told
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others what ended this rank's joining, unless one of them did before."""
+        with contextlib.suppress(DistError):  # without the store nobody can be told
+            if not self.store.check([WRONG]):
+                self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        if isinstance(error, FaninError):
+            kind, message = type(error).__name__, str(error)
+            fields = {name: value for name, value in vars(error).items() if name != "message"}
+        else:
+            kind, message, fields = "FaninError", f"{type(error).__name__}: {error}", {}
+        self.store.set(WRONG, json.dumps([self.rank, kind, message, fields]))
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Tell the others what the block raises, and raise it once they have heard."""
+        try:
+            yield
+        except BaseException as error:
+            told: FaninError | None = None
+            self.tell(error)
+            with contextlib.suppress(DistError):
+                told = self._told()
+                self._say_over()
+                if isinstance(error, Exception):
+                    self._await_others()
+            if isinstance(error, RankLost) and told is not None:
+                # A rank that said why it cannot join was missed before that was read.
+                raise told from error
+            raise
+        with contextlib.suppress(DistError):
+            self._say_over()
+
+    def _say_over(self) -> None:
+        # Also a rank that has joined: nobody need wait for it.
+        self.store.set(f"{OVER}/{self.rank}", "")
+
+    def _await_others(self) -> None:
+        deadline = time.monotonic() + PARTING
+        keys = [f"{OVER}/{other}" for other in range(self.world_size)]
+        while not self.store.check(keys) and time.monotonic() < deadline:
+            time.sleep(handshake.PAUSE_MAX)
+
+
+def new_job(job: str | None, group: str) -> str:
+    """Return a name that no other run has for the job of a group: "train/group-1#5f0c9a3e".
+
+    `job` is the setting; without it the program's name is taken. `group` is the group's name.
+    """
+    name = (job or _program()).encode()[:JOB_BYTES_MAX].decode(errors="ignore")
+    kept = re.sub(r"[^A-Za-z0-9_.-]", "_", group)[:GROUP_MAX]
+    if re.fullmatch("[0-9a-f]+", kept):
+        kept = f"group-{kept[:8]}"  # a number, or a hash of the ranks
+    return f"{name}{'' if group == DEFAULT_GROUP else f'/{kept}'}#{secrets.token_hex(4)}"
+
+
+def _program() -> str:
+    path = Path(sys.argv[0] if sys.argv else "")
+    name = path.parent.name if path.stem == "__main__" else path.stem
+    return name if name.isprintable() and name not in ("", "-c", "-m") else "python"
+
+
+def agree(
+    store: Store,
+    rank: int,
+    world_size: int,
+    group: str,
+    settings: Settings,
+    patience: Patience,
+    listed: Listed | None = None,
+) -> Membership:
+    """Rank 0 decides, all agree; returns once every rank of this attempt is there.
+
+    `listed` is what `new_group` was given. Raises `fanin.errors.JoinTimeout` if some rank does not
+    come in time, `GroupMismatch` if one was given another list, and `RankOutOfRange` where no
+    switch would serve so many.
+    """
+    check_rank(rank, world_size)
+    if listed is not None:
+        store = listed.store
+        patience = replace(patience, look=listed.look)
+
+    def decide() -> tuple[str, str | None]:
+        return new_job(settings.job, group), settings.switch
+
+    try:
+        terms = handshake.agree(store, rank, world_size, decide, patience.left(), patience.pause)
+    except handshake.Absent as absent:
+        raise JoinTimeout(
+            f"group {group!r}: {_named(absent.ranks)} did not join within {patience.seconds:g} s; "
+            "does every rank make the same groups, in the same order?",
+            missing_ranks=absent.ranks,
+            waited=patience.seconds,
+        ) from None
+    except DistError as gone:
+        raise _without_store(group, gone) from gone
+    agreed = PrefixStore(f"fanin/{terms.token}/", store)
+    return Membership(terms.job, terms.switch, agreed, terms.token, group)
+
+
+def _named(ranks: list[int]) -> str:
+    names = [str(rank) for rank in ranks]
+    if len(names) < 2:
+        return f"rank {names[0]}" if names else "some rank"
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
