@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fanin import _fanin
 from fanin._settings import Settings
 from fanin_lab import units
-from fanin_lab.bench import BenchError, command, message, rank
+from fanin_lab.bench import BenchError, command, machine, message, rank
 from fanin_lab.bench.plan import Machine, planned
 from fanin_lab.bench.result import Setting, error_allowed, figures
 from fanin_lab.bench.stage import Links, Sample, background
@@ -301,6 +302,16 @@ def test_the_error_allowed_is_the_stated_one() -> None:
     expected = 8 * 127 / 63.5 * (2 + 1 / 63.5)
     assert error_allowed("fanin", epsilon, 8, 127, "int8") == pytest.approx(expected, rel=1e-4)
     assert error_allowed("fanin", 0.0, 8, 127, "int8") == 0, "integers stay int32"
+
+
+@pytest.mark.parametrize("for_tests", [True, False])
+def test_what_is_compiled_for_tests_is_not_taken_for_a_release(
+    for_tests: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_fanin, "assertions", for_tests)
+    machine.warn_of_a_build_for_tests()
+    assert ("make build" in capsys.readouterr().err) == for_tests
+    assert str(machine.versions()["fanin"]).endswith(" for tests") == for_tests
 
 
 def test_units_are_those_of_tc_and_of_people() -> None:

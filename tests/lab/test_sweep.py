@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import fanin
+import fanin_lab
 import psutil
 import pytest
 from fanin._simulation import StoppedError
@@ -480,7 +481,8 @@ def test_a_node_with_another_build_is_refused(
     with binding.open("ab") as file:
         file.write(b"another")
     # The nodes, which run already, keep what is installed.
-    monkeypatch.setenv("PYTHONPATH", str(another))
+    laboratory = Path(fanin_lab.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (another, laboratory))))
     out = tmp_path / "out"
     ended = sim(small, "--seeds", "2", "--out", out, "--ray", two_nodes)
     assert ended.returncode == 1, ended.stdout

@@ -182,6 +182,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)
     counts = args.workers or (WORKERS_SWEEP if args.sweep else WORKERS_DEFAULT)
     began = datetime.now(UTC).isoformat(timespec="seconds")
+    machine.warn_of_a_build_for_tests()
     where = machine.machine()  # its load, too, before ours
     rounds = len(counts) * len(sizes) * (args.warmup + args.repeat) * len(backends(args))
     with _signals.as_exit(), progress(rounds) as advance:

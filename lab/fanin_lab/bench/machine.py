@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import fanin
+from fanin import _fanin
 
 
 def machine() -> dict[str, Any]:
@@ -23,14 +27,18 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of what is measured and of what it runs on."""
-    from fanin import _fanin
-
     return {
-        "fanin": _fanin.version,
+        "fanin": fanin.__version__ + (" for tests" if _fanin.assertions else ""),
         "python": platform.python_version(),
         "torch": _version("torch"),
         "numpy": _version("numpy"),
     }
+
+
+def warn_of_a_build_for_tests() -> None:
+    """Say on standard error that what is measured is no release, where it is none."""
+    if _fanin.assertions:
+        print("this fanin is a build for tests, and slow: `make build` first", file=sys.stderr)
 
 
 def commit() -> str | None:

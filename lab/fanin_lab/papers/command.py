@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import fanin
 from fanin import _signals
 from fanin._cures import nearest, to_install
 from fanin.errors import FaninError
@@ -154,8 +155,6 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     if missing:
         text = f"missing: {', '.join(missing)}; install with: {to_install(*missing)}"
         raise ReproduceError(text)
-    from fanin import _fanin
-
     from fanin_lab.bench import machine
 
     began = time.monotonic()
@@ -174,7 +173,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         "format": FORMAT,
         "command": shlex.join(command),
         "commit": machine.commit(),
-        "version": _fanin.version,
+        "version": fanin.__version__,
         "seeds": list(seeds),
         "quick": args.quick,
         "doubts": sorted(lab.doubts),

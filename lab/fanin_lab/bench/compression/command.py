@@ -148,6 +148,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     except argparse.ArgumentTypeError as error:
         raise BenchError(str(error)) from None
     began = datetime.now(UTC).isoformat(timespec="seconds")
+    machine.warn_of_a_build_for_tests()
     where = machine.machine()  # its load, too, before ours
     with _signals.as_exit():
         given = (

@@ -1,4 +1,4 @@
-"""What `pip install` gives: built once, installed where there is neither a compiler nor torch."""
+"""What `pip install` gives, fanin and its laboratory, where there is neither a compiler nor torch."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {wheel.name.split("-")[0]: wheel for wheel in out.glob("*.whl")}
 
 
-def rooms(wheel: Path) -> set[str]:
-    """The packages below fanin's."""
+def packages(wheel: Path) -> set[str]:
+    """The packages at its top, and those right below them."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name.split("/")[1] for name in archive.namelist() if name.count("/") > 1}
+        folders = [name.split("/")[:-1] for name in archive.namelist()]
+    return {"/".join(path[:2]) for path in folders if path and "." not in path[0]}
 
 
 def test_the_laboratory_has_the_version_of_what_it_is_a_laboratory_of() -> None:
@@ -63,11 +64,20 @@ def test_the_wheel_is_for_every_python_and_leaves_the_laboratory_out(
     wheels: dict[str, Path],
 ) -> None:
     assert "-cp311-abi3-" in wheels["fanin"].name
-    laboratory = {"bench", "netlab", "profiler", "reproduce", "sweep"}
-    assert "torch" in rooms(wheels["fanin"])
-    assert not rooms(wheels["fanin"]) & laboratory
-    assert laboratory <= rooms(wheels["fanin_lab"])
-    assert "torch" not in rooms(wheels["fanin_lab"])
+    assert "fanin/torch" in packages(wheels["fanin"])
+    assert {package.partition("/")[0] for package in packages(wheels["fanin"])} == {"fanin"}
+    laboratory = ("bench", "netlab", "papers", "profiler", "sweep")
+    rooms = {f"fanin_lab/{room}" for room in laboratory}
+    assert packages(wheels["fanin_lab"]) == {"fanin_lab", *rooms}
+
+
+def test_the_package_names_the_laboratory_only_where_it_hands_commands_over() -> None:
+    named = [
+        file.name
+        for file in sorted((ROOT / "python").rglob("*.py"))
+        if "fanin_lab" in file.read_text()
+    ]
+    assert named == ["_cli.py", "_cures.py"]
 
 
 @pytest.fixture(scope="module")
