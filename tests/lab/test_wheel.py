@@ -1,4 +1,4 @@
-"""What `pip install` gives, fanin and its laboratory, where there is neither a compiler nor torch."""
+"""What `pip install` gives, fanin and its laboratory, without a compiler and without torch."""
 
 from __future__ import annotations
 
