@@ -55,9 +55,9 @@ $(BUILT): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release
 	rm -f $(CHECKED); touch $@
 
-# As Rust's tests are compiled (Cargo.toml, profile.dev): with assertions, from the same parts, and linked in seconds.
+# As Rust's tests are compiled (Cargo.toml, profile.dev): with assertions, from the same packages, and linked in seconds.
 $(CHECKED): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --features as-tests
 	rm -f $(BUILT); touch $@
 
 # The laboratory is a path in the environment.
