@@ -14,6 +14,7 @@ PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.t
 
 help:
 	@echo 'make build   a working $(BIN)/fanin (. $(BIN)/activate puts it, and torchrun, on the PATH)'
+	@echo 'make checked the same for tests: with assertions, compiled sooner, and slower'
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    the product: what a contributor runs (a quarter of an hour)'
