@@ -18,7 +18,7 @@ help:
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    the product: what a contributor runs (a quarter of an hour)'
-	@echo 'make test-lab    the laboratory, the papers, what pip installs, and 20,000 hostile networks in the simulator; CI runs both'
+	@echo 'make test-lab    the laboratory, the papers, what pip installs, and 25,000 hostile networks in the simulator; CI runs both'
 	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
@@ -123,13 +123,13 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test-python: checked
 	$(PYTEST) tests/python
 
-# With a release, as figures and long simulations need one. More hostile networks than in `make test`: of the whole workspace,
-# so that nothing is built with other features again.
+# With a release, as figures and long simulations need one. Five times as many hostile networks as in `make test`: of the whole
+# workspace, so that nothing is built with other features again.
 test-lab: build
 	$(PYTEST) tests/lab
-	cargo test --workspace --quiet --test hostile -- --ignored more_seeds
+	cargo test --workspace --quiet --test hostile -- --ignored of_a_campaign
 
-# Hostile networks in the simulator, eight times as many as in the other two; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
+# Hostile networks in the simulator, eight times as many as in `make test-lab`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".
 LONG ?=
 test-long: build
