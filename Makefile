@@ -1,19 +1,24 @@
-# The commands of README.md; `.ci/run` runs `make test`.
+# The commands of README.md; `.ci/run` runs `make test` and `make test-lab`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BUILT := $(VENV)/.built
+CHECKED := $(VENV)/.checked
+LABORATORY := $(VENV)/.laboratory
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build wheel demo test lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
+.PHONY: help build checked wheel demo test test-lab lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make build   a working $(BIN)/fanin (. $(BIN)/activate puts it, and torchrun, on the PATH)'
+	@echo 'make checked the same for tests: with assertions, compiled sooner, and slower'
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
-	@echo 'make test    everything that CI runs'
+	@echo 'make test    the product: what a contributor runs (a quarter of an hour)'
+	@echo 'make test-lab    the laboratory, the papers, what pip installs, and 25,000 hostile networks in the simulator; CI runs both'
 	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
@@ -45,12 +50,25 @@ $(STAMP): pyproject.toml | tools
 	$(BIN)/python -m pip install --quiet --requirement $(VENV)/requirements.txt
 	touch $@
 
-$(BIN)/fanin: $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
+# What is in $(VENV) is a release, or a build for tests. Each takes the other's place in seconds, once it is compiled.
+$(BUILT): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
 	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release
+	rm -f $(CHECKED); touch $@
+
+# As Rust's tests are compiled (Cargo.toml, profile.dev): with assertions, from the same packages, and linked in seconds.
+$(CHECKED): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --features as-tests
+	rm -f $(BUILT); touch $@
+
+# The laboratory is a path in the environment.
+$(LABORATORY): lab/pyproject.toml | $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable ./lab
 	touch $@
 
-build: $(BIN)/fanin
+build: $(BUILT) $(LABORATORY)
+
+checked: $(CHECKED) $(LABORATORY)
 
 # What `pip install` takes: for every Python from 3.11 on, and for glibc from this machine's symbols on, which maturin checks. The
 # laboratory is a wheel of its own.
@@ -66,8 +84,8 @@ demo: build
 	$(BIN)/python examples/compare.py
 
 test: test-tools
-	# Side by side: pip and the linker of a release are one core's work, for minutes.
-	$(MAKE) --no-print-directory -j 2 build compile-rust
+	# Side by side: pip is one core's work, for minutes, and Cargo takes turns.
+	$(MAKE) --no-print-directory -j 2 checked compile-rust
 	# What reads Python's files is one core's work, too.
 	$(MAKE) --no-print-directory -j 2 lint test-rust
 	# By themselves: they have limits, which they would come near to beside Rust's.
@@ -80,7 +98,7 @@ compile-rust: compile-fuzz
 	cargo test --workspace --no-run --quiet
 	cargo test --workspace --no-run --quiet --bench '*'
 
-lint: test-tools build
+lint: test-tools $(STAMP)
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff check
@@ -101,14 +119,21 @@ test-rust: test-tools
 
 # A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long. The order is
 # conftest.py's, not xdist's.
-test-python: build
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test-python: checked
+	$(PYTEST) tests/python
 
-# Hostile networks in the simulator, eight times as many as in `make test`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
+# With a release, as figures and long simulations need one. Five times as many hostile networks as in `make test`: of the whole
+# workspace, so that nothing is built with other features again.
+test-lab: build
+	$(PYTEST) tests/lab
+	cargo test --workspace --quiet --test hostile -- --ignored of_a_campaign
+
+# Hostile networks in the simulator, eight times as many as in `make test-lab`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".
 LONG ?=
 test-long: build
-	cargo test --package fanin-sim --test hostile -- --ignored --nocapture
+	cargo test --workspace --test hostile -- --ignored --nocapture long_campaign
 	$(BIN)/python -m pytest -m long -s $(LONG)
 
 # PyTorch's own tests beside Gloo: all of them with 2 ranks, those of groups also with more. A quarter of an hour.

@@ -19,8 +19,8 @@ from pathlib import Path
 import performance
 import rows
 from fanin import _signals
-from fanin._units import shown_time
-from fanin.bench.progress import progress
+from fanin_lab.bench.progress import progress
+from fanin_lab.units import shown_time
 from rows import Command
 
 

@@ -25,11 +25,11 @@ import document
 import sharing
 from fanin import _signals
 from fanin._settings import variable
-from fanin._units import rate_bps, shown_rate, shown_time
-from fanin.bench import BenchError, command, machine
-from fanin.bench.measure import measure as all_reduces
-from fanin.bench.progress import Advance, progress
-from fanin.netlab import NetlabError
+from fanin_lab.bench import BenchError, command, machine
+from fanin_lab.bench.measure import measure as all_reduces
+from fanin_lab.bench.progress import Advance, progress
+from fanin_lab.netlab import NetlabError
+from fanin_lab.units import rate_bps, shown_rate, shown_time
 from performance import ROOT, no_laboratory, say
 from rows import MB, Command, fanin_samples, median_s
 
@@ -152,7 +152,7 @@ def _arguments() -> argparse.Namespace:
 def measure(where: Mapping[str, Any], quick: bool) -> Found:
     """Run everything, what is compared by turns.
 
-    Raises `BenchError`, `sharing.SharingError`, and `fanin.netlab.NetlabError`.
+    Raises `BenchError`, `sharing.SharingError`, and `fanin_lab.netlab.NetlabError`.
     """
     rounds, losses, beside = (1, LOSSES[::3], BESIDE[-1:]) if quick else (ROUNDS, LOSSES, BESIDE)
     load = replace(SHARING, elements=20_000, calls=2) if quick else SHARING

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import document
-from fanin._units import shown_size, shown_time
-from fanin.bench import COLLECTIVES
+from fanin_lab.bench import COLLECTIVES
+from fanin_lab.units import shown_size, shown_time
 from performance import ROOT, FailedError, bench, no_laboratory
 
 BEGIN = "<!-- what stands from here on is written by `python benches/collectives.py` -->"

@@ -26,11 +26,11 @@ from typing import Any
 
 import document
 from fanin import _signals
-from fanin._units import rate_bps, shown_rate, shown_size
-from fanin.bench.compression.command import HEADERS, Row, measure
-from fanin.bench.compression.gradients import learned
-from fanin.bench.compression.methods import AS_THEY_ARE, Method, defaults, method
-from fanin.bench.compression.ranks import Groups, play, run
+from fanin_lab.bench.compression.command import HEADERS, Row, measure
+from fanin_lab.bench.compression.gradients import learned
+from fanin_lab.bench.compression.methods import AS_THEY_ARE, Method, defaults, method
+from fanin_lab.bench.compression.ranks import Groups, play, run
+from fanin_lab.units import rate_bps, shown_rate, shown_size
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "compression.md"
@@ -71,7 +71,7 @@ def body(groups: Groups, task: dict[str, Any]) -> list[list[list[float]]]:
 
 def _train(groups: Groups, sending: Method, model: str, seed: int) -> list[float]:
     import torch
-    from fanin.reproduce.training import begun, tasks
+    from fanin_lab.papers.training import begun, tasks
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
@@ -111,7 +111,7 @@ _TASKS = {"gpt": "GPT", "digits": "digits"}
 def _compute_s(model: str) -> float:
     """Return how long a rank computes in a step, with the machine to itself."""
     import torch
-    from fanin.reproduce.training import begun, tasks
+    from fanin_lab.papers.training import begun, tasks
     from torch.nn.functional import cross_entropy
 
     chosen = tasks()[_TASKS[model]]

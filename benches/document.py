@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fanin._units import shown_size, shown_time
+from fanin_lab.units import shown_size, shown_time
 from kernels import Kernel
 from rows import HEADERS, Check, Command, commands, fanin_samples, median_s
 

@@ -24,7 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from fanin.netlab import SERVER, Netlab, address
+from fanin_lab.netlab import SERVER, Netlab, address
 
 PORT = {"atp": 4800, "goat": 4900}
 """Of the server; the switches have the next one."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fanin.netlab import INTERFACE, Netlab
+from fanin_lab.netlab import INTERFACE, Netlab
 
 Layer = tuple[list[int], float]
 """The elements of its tensors, and its part of the computing."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import fanin
 import numpy as np
-from fanin.netlab.kernel import batch, inside, namespace_of, require_root, require_tools, run
+from fanin_lab.netlab.kernel import batch, inside, namespace_of, require_root, require_tools, run
 
 LISTEN = "10.78.2.1:4800"
 """Of the switch, beside the far router."""

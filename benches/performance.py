@@ -28,11 +28,11 @@ import document
 import kernels
 import rows
 from fanin import _signals
-from fanin.bench import machine
-from fanin.bench.command import main as run_bench
-from fanin.bench.progress import Advance, progress
-from fanin.netlab import NetlabError
-from fanin.netlab.kernel import require_root, require_tools
+from fanin_lab.bench import machine
+from fanin_lab.bench.command import main as run_bench
+from fanin_lab.bench.progress import Advance, progress
+from fanin_lab.netlab import NetlabError
+from fanin_lab.netlab.kernel import require_root, require_tools
 from rows import Command
 
 ROOT = Path(__file__).resolve().parents[1]

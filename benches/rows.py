@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fanin._units import rate_bps, shown_time
-from fanin.reproduce.byteps.equations import optimal
+from fanin_lab.papers.byteps.equations import optimal
+from fanin_lab.units import rate_bps, shown_time
 
 HEADERS = 1482 / 1408
 """What is on an Ethernet link with an MTU of 1500, by what of it is payload."""

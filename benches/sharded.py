@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fanin.netlab import INTERFACE, Netlab
+from fanin_lab.netlab import INTERFACE, Netlab
 
 WIDTH = 1024
 """A layer is WIDTH x WIDTH: 4 MiB of float32. FSDP2 gathers layers one by one."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import fanin
 import numpy as np
-from fanin.netlab import SWITCH, SWITCH_ADDRESS, Netlab, address
+from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab, address
 
 JOBS = ("A", "B")
 WORKERS = 2
@@ -84,7 +84,7 @@ class Counters:
 def measure(load: Load, aggregators: int) -> list[Round]:
     """Run job A alone, job B alone, and both, on a switch with so many aggregators.
 
-    Raises `SharingError`, and `fanin.netlab.NetlabError`.
+    Raises `SharingError`, and `fanin_lab.netlab.NetlabError`.
     """
     with _jobs(load, aggregators) as (lab, ranks):
         everybody = [[job] for job in JOBS] + [list(JOBS)]

@@ -27,8 +27,8 @@ from typing import Any
 import fanin.torch
 import torch
 import torch.distributed as dist
-from fanin import netlab
-from fanin.netlab import SWITCH, SWITCH_ADDRESS, Netlab
+from fanin_lab import netlab
+from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-# Of each command in Python: where it is, and the extra of the package that it needs.
+# Of each command in Python: where it is, and the extra of the package that it needs. The laboratory
+# (fanin_lab) is a distribution of its own.
 _COMMANDS = {
     "run": ("fanin.launch", "run", "torch"),
-    "bench": ("fanin.bench", "main", "lab"),
-    "netlab": ("fanin.netlab.command", "main", "lab"),
-    "profile": ("fanin.profiler", "main", "lab"),
-    "reproduce": ("fanin.reproduce.command", "main", "lab"),
-    "sim": ("fanin.sweep.command", "main", "lab"),
+    "bench": ("fanin_lab.bench", "main", "lab"),
+    "netlab": ("fanin_lab.netlab.command", "main", "lab"),
+    "profile": ("fanin_lab.profiler", "main", "lab"),
+    "reproduce": ("fanin_lab.papers.command", "main", "lab"),
+    "sim": ("fanin_lab.sweep.command", "main", "lab"),
 }
 # `fanin sim` runs many times with one of these; without, and for its help, it is Rust's.
 _MANY = ("--sweep", "--seeds", "--jobs", "--out", "--ray")
@@ -22,16 +23,7 @@ _MANY = ("--sweep", "--seeds", "--jobs", "--out", "--ray")
 _TORCH = ("torch", "numpy")
 _BROUGHT = {
     "torch": _TORCH,
-    "lab": (
-        *_TORCH,
-        "fanin.bench",
-        "fanin.netlab",
-        "fanin.profiler",
-        "fanin.reproduce",
-        "fanin.sweep",
-        "matplotlib",
-        "rich",
-    ),
+    "lab": (*_TORCH, "fanin_lab", "matplotlib", "rich"),
 }
 
 

@@ -21,9 +21,9 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def to_install(*modules: str) -> str:
     """Return the command that installs these modules.
 
-    No index has fanin: a name that is looked up there could be anybody's.
+    No index has fanin or fanin-lab: a name that is looked up there could be anybody's.
     """
     packages = [module.partition(".")[0] for module in modules]
-    if "fanin" in packages:
+    if "fanin_lab" in packages:
         return f"pip install {_LAB} (`make wheel` in a clone of fanin builds it)"
     return f"pip install {' '.join(_PACKAGES.get(package, package) for package in packages)}"

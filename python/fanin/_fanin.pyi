@@ -12,6 +12,8 @@ Security = Literal["tag", "authenticate", "encrypt"]
 Protocol = Literal["switchml", "atp", "goat"]
 
 version: str
+assertions: bool
+"""Whether this was compiled for tests (`make checked`): its figures are no release's."""
 variables: list[str]
 """Every environment variable that some part of fanin reads."""
 

@@ -10,12 +10,10 @@ import os
 import re
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fanin import _fanin
 from programs import Program
 
 HERE = Path(__file__).parent
@@ -45,13 +43,6 @@ STRATEGIES = [
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("FANIN_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="module")
-def switch() -> Iterator[str]:
-    running = _fanin.Switch()
-    yield running.address
-    running.stop()
 
 
 def summed(switch: str) -> int:

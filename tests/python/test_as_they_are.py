@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import netlab
-from fanin.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab
+from fanin_lab import netlab
+from fanin_lab.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab
+from laboratory import NAME, needs_lab
 from ranks import Me, sums_on_switch
-from test_netlab import NAME, needs_lab
 from torch._C._distributed_c10d import FileStore
 
 # Bits of the significand, and the smallest number above zero.

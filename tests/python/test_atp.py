@@ -19,20 +19,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import _fanin
-from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from fanin_lab.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from laboratory import NAME, needs_lab
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
 from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
-from test_netlab import NAME, needs_lab, sums_over_the_laboratory
-
-
-@pytest.fixture(scope="module")
-def atp() -> Iterator[str]:
-    """A switch of ATP, with its server, in this process."""
-    running = _fanin.Switch(protocol="atp")
-    yield running.address
-    running.stop()
+from test_links import sums_over_the_laboratory
 
 
 def by_atp(me: Me, body: Callable[..., Any], *args: Any) -> Any:

@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import errors, netlab
-from fanin.netlab import SWITCH, SWITCH_ADDRESS, Netlab
+from fanin import errors
 from fanin.torch.backend.options import Options
+from fanin_lab import netlab
+from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab
+from laboratory import NAME, needs_lab
 from ranks import DEADLINE, Failure, Me
-from test_netlab import NAME, needs_lab
 from torch._C._distributed_c10d import FileStore
 
 BOUND = 0.02

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import _fanin, errors
+from fanin import errors
 from fanin.torch import Options
 from ranks import Failure, Me
 from torch.distributed.distributed_c10d import _coalescing_manager
@@ -443,9 +443,5 @@ def by_atp(me: Me) -> int:
     return on_switch()
 
 
-def test_a_job_of_atp_leaves_them_to_gloo(launch: Launch) -> None:
-    running = _fanin.Switch(protocol="atp")
-    try:
-        assert launch(by_atp, 2, at=running.address).results() == [0, 0]
-    finally:
-        running.stop()
+def test_a_job_of_atp_leaves_them_to_gloo(launch: Launch, atp: str) -> None:
+    assert launch(by_atp, 2, at=atp).results() == [0, 0]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_netlab import needs_lab
+from laboratory import needs_lab
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch, SwitchProcess
+from conftest import Launch, SwitchProcess, switch_here
 from fanin import _fanin, errors
 from ranks import DEADLINE, Failure, Me, Ranks, wait_until
 from test_wire import PREAMBLE, SLOT
@@ -199,8 +199,7 @@ def test_a_rank_that_does_not_make_a_group_is_named_within_the_groups_timeout(
 
 
 def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
-    switch = _fanin.Switch(pool_units=64)
-    try:
+    with switch_here(pool_units=64) as switch:
         with pytest.raises(errors.PoolExhausted) as caught:
             _fanin.Client([(switch.address, 1.0, None, None)], "big", 0, 1, timeout=5, slots=4096)
         error = caught.value
@@ -209,8 +208,6 @@ def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
         # Of 256 elements each, as the pool is; a slot of the job may be larger.
         assert error.asked % 4096 == 0
         assert re.search(rf"{error.asked}\b.*\b{error.free}\b", str(error)), error
-    finally:
-        switch.stop()
 
 
 # Disagreeing
@@ -526,29 +523,26 @@ def test_random_bytes_on_both_ports_do_no_harm(launch: Launch, switch: str) -> N
 
 
 def test_packets_that_are_not_for_a_switch_are_counted_by_reason() -> None:
-    noisy = _fanin.Switch()
-    host, port = noisy.address.split(":")
+    with switch_here() as noisy:
+        host, port = noisy.address.split(":")
 
-    def dropped() -> dict[str, int]:
-        with urllib.request.urlopen(f"http://{noisy.address}/metrics", timeout=5) as page:
-            text = page.read().decode()
-        found = re.findall(r'^fanin_packets_dropped_total\{reason="(\w+)"\} (\d+)$', text, re.M)
-        return {reason: int(count) for reason, count in found if count != "0"}
+        def dropped() -> dict[str, int]:
+            with urllib.request.urlopen(f"http://{noisy.address}/metrics", timeout=5) as page:
+                text = page.read().decode()
+            found = re.findall(r'^fanin_packets_dropped_total\{reason="(\w+)"\} (\d+)$', text, re.M)
+            return {reason: int(count) for reason, count in found if count != "0"}
 
-    # docs/wire.md: magic, version, kind, job, generation, worker, shard; then a slot's header.
-    preambles = {
-        "malformed": (0xBEEF, 1, 1, 7, 0, 0, 0),
-        "version": (0xFA51, 1, 1, 7, 0, 0, 0),
-        "unknown_job": (0xFA51, 5, 1, 7, 0, 0, 0),
-        "out_of_range": (0xFA51, 5, 1, 7, 0, 0, 200),
-    }
-    try:
+        # docs/wire.md: magic, version, kind, job, generation, worker, shard; then a slot's header.
+        preambles = {
+            "malformed": (0xBEEF, 1, 1, 7, 0, 0, 0),
+            "version": (0xFA51, 1, 1, 7, 0, 0, 0),
+            "unknown_job": (0xFA51, 5, 1, 7, 0, 0, 0),
+            "out_of_range": (0xFA51, 5, 1, 7, 0, 0, 200),
+        }
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             for fields in preambles.values():
                 udp.sendto(PREAMBLE.pack(*fields) + bytes(SLOT.size), (host, int(port)))
         wait_until(lambda: dropped() == dict.fromkeys(preambles, 1), "each is counted once", 10)
-    finally:
-        noisy.stop()
 
 
 def test_errors_survive_pickling() -> None:

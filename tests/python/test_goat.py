@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch, SwitchProcess
-from fanin import _fanin
+from conftest import Launch, SwitchProcess, switch_here
 from ranks import Me
 from test_atp import (
     TINY,
@@ -71,9 +70,8 @@ def tree() -> Iterator[Tree]:
 @pytest.fixture(scope="module")
 def goat() -> Iterator[str]:
     """A switch of GOAT, with its root, in this process."""
-    running = _fanin.Switch(protocol="goat")
-    yield running.address
-    running.stop()
+    with switch_here(protocol="goat") as running:
+        yield running.address
 
 
 def by_goat(me: Me, body: Callable[..., Any], *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Where the inner Gloo group listens. That it works between machines, test_netlab.py shows."""
+"""Where the inner Gloo group listens. That it works between machines, test_links.py shows."""
 
 from __future__ import annotations
 

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import fanin
 import numpy as np
 import pytest
 from conftest import SwitchProcess
-from fanin import errors, netlab
-from fanin.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab
+from fanin import errors
+from fanin_lab import netlab
+from fanin_lab.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab
+from laboratory import needs_lab
 from programs import BY_NUMPY, Program, Start
 from ranks import DEADLINE, wait_until
-from test_netlab import needs_lab
 
 # Nothing is found out by silence within a test.
 NEVER = "3600"
@@ -198,23 +200,22 @@ def test_a_stopped_rank_ends_the_sum_by_its_timeout_and_is_named(start: Start) -
 def test_a_machine_that_vanishes_is_found_by_the_silence_of_its_kernel() -> None:
     source = BY_NUMPY + SUMS
     with Netlab(2, name="lives") as lab:
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", f"{SWITCH_ADDRESS}:4800"]
-        switch = lab.popen(SWITCH, [*command, "--heartbeat-timeout", "2"])
+        there = partial(lab.popen, SWITCH)
+        quick = ("--heartbeat-timeout", "2")
         ranks: list[Program] = []
-        try:
-            for number in range(2):
-                said = {"RANK": str(number), "WORLD_SIZE": "2", "FANIN_SWITCH": SWITCH_ADDRESS}
-                inside = ["ip", "netns", "exec", lab.namespace(f"w{number}"), sys.executable]
-                ranks.append(Program([*inside, "-c", source], said))
-            joined(ranks)
-            # The cable of w1: nothing goes in or out any more, and nobody says so.
-            cut = ["ip", "-n", lab.namespace("w1"), "link", "set", INTERFACE, "down"]
-            subprocess.run(cut, check=True)
-            assert ranks[0].wait() == 1
-            assert "fanin.errors.RankLost: rank 1 is lost" in ranks[0].text()
-        finally:
-            for rank in ranks:
-                rank.end()
-            switch.kill()
-            switch.wait()
+        with SwitchProcess(*quick, listen=f"{SWITCH_ADDRESS}:4800", popen=there):
+            try:
+                for number in range(2):
+                    said = {"RANK": str(number), "WORLD_SIZE": "2", "FANIN_SWITCH": SWITCH_ADDRESS}
+                    inside = ["ip", "netns", "exec", lab.namespace(f"w{number}"), sys.executable]
+                    ranks.append(Program([*inside, "-c", source], said))
+                joined(ranks)
+                # The cable of w1: nothing goes in or out any more, and nobody says so.
+                cut = ["ip", "-n", lab.namespace("w1"), "link", "set", INTERFACE, "down"]
+                subprocess.run(cut, check=True)
+                assert ranks[0].wait() == 1
+                assert "fanin.errors.RankLost: rank 1 is lost" in ranks[0].text()
+            finally:
+                for rank in ranks:
+                    rank.end()
     netlab.down("lives")

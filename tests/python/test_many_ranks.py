@@ -13,10 +13,10 @@ import many_ranks
 import numpy as np
 import pytest
 from conftest import SwitchProcess
-from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from fanin_lab.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from laboratory import NAME, needs_lab
 from many_ranks import Protocol, ranks_of_a_rack
 from ranks import DEADLINE
-from test_netlab import NAME, needs_lab
 
 ROOTS: dict[Protocol, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "switchml": ("switch", ("--shards", "1"), ("--shards", "1")),

@@ -12,11 +12,11 @@ import fanin
 import numpy as np
 import pytest
 from conftest import Launch, SwitchProcess
-from fanin import netlab
+from fanin_lab import netlab
+from laboratory import NAME
 from paths import LISTEN, Routed
 from ranks import Me
 from test_bounds import BOUND, ELEMENTS, gradient
-from test_netlab import NAME
 
 MISSING = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
 needs_routers = pytest.mark.skipif(

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin.netlab import SERVER, SERVER_ADDRESS, Netlab, address
 from fanin.torch import Options
+from fanin_lab.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from laboratory import NAME, needs_lab
 from ranks import Me
 from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
-from test_netlab import NAME, needs_lab, sums_over_the_laboratory
+from test_links import sums_over_the_laboratory
 
 SHARDS = ("--shards", "1")
 

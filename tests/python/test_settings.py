@@ -479,9 +479,9 @@ FANIN = "runpy.run_module('fanin', run_name='__main__')"
         ("torch", ("import fanin.torch",), 'pip install "torch>=2.14" numpy'),
         ("numpy", ("import fanin; fanin.connect",), "pip install numpy"),
         # No index has these two wheels, and what one has under their names is anybody's.
-        ("fanin.bench", (FANIN, "bench", "allreduce"), "pip install target/wheels/fanin_lab-"),
-        ("fanin.netlab", (FANIN, "netlab", "status"), "pip install target/wheels/fanin_lab-"),
-        ("fanin.reproduce", (FANIN, "reproduce", "atp"), "pip install target/wheels/fanin_lab-"),
+        ("fanin_lab", (FANIN, "bench", "allreduce"), "pip install target/wheels/fanin_lab-"),
+        ("fanin_lab", (FANIN, "netlab", "status"), "pip install target/wheels/fanin_lab-"),
+        ("fanin_lab", (FANIN, "reproduce", "atp"), "pip install target/wheels/fanin_lab-"),
         ("matplotlib", (FANIN, "reproduce", "atp"), "pip install matplotlib"),
     ],
 )

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import free_address
-from fanin import _fanin, netlab
-from fanin.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab
+from conftest import SwitchProcess, free_address
+from fanin import _fanin
+from fanin_lab import netlab
+from fanin_lab.netlab import INTERFACE, SWITCH, SWITCH_ADDRESS, Netlab
+from laboratory import NAME, needs_lab
 from programs import BY_NUMPY, Program, Start
-from test_netlab import NAME, needs_lab
 
 LISTEN = f"{SWITCH_ADDRESS}:4800"
 # Nobody waits as long for a typed error.
@@ -50,24 +52,22 @@ def two_ranks(
     lab: Netlab, *options: str, elements: int = 50_000, said: Mapping[str, str] | None = None
 ) -> Iterator[Ranks]:
     """Two ranks, each on a machine of its own, that sum at a switch until they are told to end."""
-    service = options or ("switch",)
-    command = [sys.executable, "-m", "fanin", *service, "--listen", LISTEN]
-    switch = lab.popen(SWITCH, command)
+    command, *more = options or ("switch",)
     ranks: Ranks = []
-    try:
-        for rank in range(2):
-            place = {"RANK": str(rank), "WORLD_SIZE": "2", "FANIN_SWITCH": LISTEN}
-            environment = {**place, "ELEMENTS": str(elements), **(said or {})}
-            within = ["ip", "netns", "exec", lab.namespace(f"w{rank}"), sys.executable]
-            ranks.append(Program([*within, "-c", BY_NUMPY + SUMS], environment))
-        for program in ranks:
-            program.line("^joined$")
-        yield ranks
-    finally:
-        for program in ranks:
-            program.end()
-        switch.kill()
-        switch.wait()
+    there = partial(lab.popen, SWITCH)
+    with SwitchProcess(*more, command=command, listen=LISTEN, popen=there):
+        try:
+            for rank in range(2):
+                place = {"RANK": str(rank), "WORLD_SIZE": "2", "FANIN_SWITCH": LISTEN}
+                environment = {**place, "ELEMENTS": str(elements), **(said or {})}
+                within = ["ip", "netns", "exec", lab.namespace(f"w{rank}"), sys.executable]
+                ranks.append(Program([*within, "-c", BY_NUMPY + SUMS], environment))
+            for program in ranks:
+                program.line("^joined$")
+            yield ranks
+        finally:
+            for program in ranks:
+                program.end()
 
 
 @contextlib.contextmanager

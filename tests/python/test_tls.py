@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import Launch, SwitchProcess
+from conftest import Launch, SwitchProcess, switch_here
 from fanin import _fanin, errors
 from fanin._membership import Connected, Ranks, is_own
 from fanin._services import place
@@ -125,8 +125,7 @@ def test_a_rank_with_another_secret_takes_no_part(
 
 
 def test_a_switch_that_knows_a_secret_serves_nobody_without_it(secret_file: Path) -> None:
-    switch = _fanin.Switch(secret_file=str(secret_file))
-    try:
+    with switch_here(secret_file=str(secret_file)) as switch:
         with pytest.raises(
             errors.Untrusted, match=r"asks for a secret.*FANIN_SECRET_FILE"
         ) as refused:
@@ -137,8 +136,6 @@ def test_a_switch_that_knows_a_secret_serves_nobody_without_it(secret_file: Path
             switch.address, job="known", rank=0, world_size=1, secret_file=file
         ) as group:
             assert (group.all_reduce(np.ones(10, np.float32)) == 1).all()
-    finally:
-        switch.stop()
 
 
 def test_a_service_whose_key_is_not_the_one_that_was_told_is_refused(switch: str) -> None:

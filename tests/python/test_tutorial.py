@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from laboratory import needs_lab
 from programs import Program
-from test_netlab import needs_lab
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"

@@ -71,6 +71,7 @@ mod _fanin {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("variables", crate::environment::VARIABLES)?;
+        module.add("assertions", cfg!(debug_assertions))?;
         module.add("version", env!("CARGO_PKG_VERSION"))
     }
 }

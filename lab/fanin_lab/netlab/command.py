@@ -1,0 +1,257 @@
+"""`fanin netlab`: the subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from fanin import _signals
+
+from fanin_lab import units
+from fanin_lab.netlab.kernel import (
+    NetlabError,
+    checked_name,
+    inside,
+    namespace_of,
+    require_root,
+    require_tools,
+)
+from fanin_lab.netlab.lab import (
+    MTU_DEFAULT,
+    SERVER_ADDRESS,
+    SWITCH,
+    SWITCH_ADDRESS,
+    Netlab,
+    address,
+    down,
+    members,
+)
+from fanin_lab.netlab.state import describe
+
+EXAMPLES = """\
+examples (as root):
+  fanin netlab up --workers 4 --rate 1gbit --loss 0.1%
+  fanin netlab exec sw -- fanin switch --listen 10.77.0.254:4800 &
+  fanin netlab exec w0 -- fanin status --switch 10.77.0.254:4800
+  fanin netlab status
+  fanin netlab down
+four machines, the last with a slower link, and a fast one that only sums:
+  fanin netlab up --workers 4 --rate 1gbit --rate-of w3=500mbit --spares 1 --spare-rate 2.5gbit
+  fanin netlab exec s0 -- fanin switch --listen 10.77.0.209:4800 &
+two racks, for ATP:
+  fanin netlab up --workers 4 --racks 2 --rate 1gbit
+  fanin netlab exec server -- fanin server --listen 10.77.0.254:4800 &
+  fanin netlab exec sw0 -- fanin switch --listen 10.77.0.241:4800 \\
+      --protocol atp --upstream 10.77.0.254:4800 &
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="fanin netlab",
+        description="A laboratory of network namespaces: workers w0, w1, .. (10.77.0.1, .2, ..), "
+        f"each with a link to sw ({SWITCH_ADDRESS}), which is for the switch and has a link for "
+        f"each of them. Spare machines s0, s1, .. ({address('s0')}, ..) have one link, as workers "
+        "do, for switches on machines such as these. With several racks the workers are divided "
+        f"among sw0, sw1, .. ({address('sw0')}, ..), each with a link to server "
+        f"({SERVER_ADDRESS}), where the spare machines then are. Needs root.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("--name", default="", help="one of several laboratories on this machine")
+        return sub
+
+    up = command("up", "Build the laboratory.")
+    up.add_argument(
+        "--replace",
+        action="store_true",
+        help="in place of the one that there is, which ends with all that runs in it",
+    )
+    up.add_argument("--workers", type=int, required=True, metavar="N")
+    up.add_argument(
+        "--racks", type=int, default=1, metavar="R", help="switches under a server (default: 1)"
+    )
+    add_link_arguments(up)
+    add_machine_arguments(up)
+    execute = command("exec", "Run a command in w0, w1, .., s0, .., sw or server.")
+    execute.add_argument("member", metavar="MEMBER", help="w0, w1, .., s0, .., sw or server")
+    execute.add_argument("argv", metavar="-- COMMAND ...", nargs=argparse.REMAINDER)
+    command("down", "Remove the laboratory, whole or half-built, and end what runs in it.")
+    status = command("status", "Show the laboratory's links.")
+    status.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
+def add_link_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add --rate, --queue, --loss and --mtu, as `fanin netlab up` and `fanin bench` have them."""
+    parser.add_argument(
+        "--rate",
+        type=units.rate_bps,
+        metavar="R",
+        help="of each link, both ways, as tc writes it: 500mbit, 1gbit (default: unshaped)",
+    )
+    parser.add_argument(
+        "--queue",
+        type=units.size_bytes,
+        metavar="SIZE",
+        help="what may wait at each end of a link with a rate, as a switch's buffer lets it; more "
+        "is dropped: 200KB (default: 50 ms of the rate)",
+    )
+    parser.add_argument(
+        "--loss",
+        type=units.loss_fraction,
+        metavar="P",
+        help="of packets on each link in each direction: 0.1%% or 0.001; without segmentation "
+        "offload, so that a packet is a packet, which costs CPU time: compare with a loss of 0 "
+        "(default: none, and trains stay whole)",
+    )
+    parser.add_argument(
+        "--mtu", type=int, metavar="M", help=f"of each link, bytes (default: {MTU_DEFAULT})"
+    )
+
+
+def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
+    """Add what machines there are beyond workers that are alike."""
+    parser.add_argument(
+        "--spares",
+        type=units.whole_number,
+        default=0,
+        metavar="K",
+        help="machines more, s0, s1, .., each with one link (default: 0)",
+    )
+    parser.add_argument(
+        "--spare-rate",
+        type=units.rate_bps,
+        metavar="R",
+        help="of their links (default: that of --rate)",
+    )
+    parser.add_argument(
+        "--rate-of",
+        type=_rate_of,
+        action="append",
+        default=[],
+        metavar="MACHINE=R",
+        help="of one machine's link, as in w3=500mbit; for each such machine once",
+    )
+
+
+def _rate_of(text: str) -> tuple[str, int]:
+    member, found, rate = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no machine and rate; write w3=500mbit")
+    return member, units.rate_bps(rate)
+
+
+def main(argv: list[str]) -> int:
+    """Run `fanin netlab ARGV` and return its exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        checked_name(args.name)
+        match args.command:
+            case "up":
+                return _up(args)
+            case "exec":
+                return _exec(parser, args)
+            case "down":
+                gone = down(args.name)
+                print(f"removed {' '.join(gone)}" if gone else "there was no laboratory")
+            case "status":
+                return _status(args)
+    except NetlabError as error:
+        print(f"fanin netlab: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _up(args: argparse.Namespace) -> int:
+    lab = Netlab(
+        args.workers,
+        spares=args.spares,
+        racks=args.racks,
+        rate_bps=args.rate,
+        spare_rate_bps=args.spare_rate,
+        rates=dict(args.rate_of),
+        queue_bytes=args.queue,
+        loss=args.loss,
+        mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
+        name=args.name,
+    )
+    if not args.replace and (others := members(args.name)):
+        raise NetlabError(
+            f"there is a laboratory ({' '.join(others)}), perhaps somebody else's: --name NAME "
+            "makes another one beside it, and --replace ends it first"
+        )
+    with _signals.as_exit():
+        lab.up()
+    above = f"sw at {SWITCH_ADDRESS}"
+    if lab.racks > 1:
+        last = f"sw{lab.racks - 1}"
+        above = f"sw0 at {address('sw0')} to {last} at {address(last)}, server at {SERVER_ADDRESS}"
+    there = f"{_shown_machines('w', lab.workers, 'worker')}, {above}"
+    if lab.spares:
+        there += f", {_shown_machines('s', lab.spares, 'spare machine')}"
+    links = units.shown_links(
+        lab.rate_bps,
+        lab.loss,
+        lab.mtu,
+        spare_bps=args.spare_rate,
+        rates=dict(args.rate_of),
+        queue=lab.queue_bytes,
+    )
+    print(f"{there}; {links}")
+    return 0
+
+
+def _shown_machines(kind: str, count: int, what: str) -> str:
+    first, last = f"{kind}0", f"{kind}{count - 1}"
+    if count == 1:
+        return f"1 {what}, {first} at {address(first)}"
+    return f"{count} {what}s, {first} at {address(first)} to {last} at {address(last)}"
+
+
+def _exec(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
+    if not command:
+        parser.error("exec: no command; say: fanin netlab exec w0 -- COMMAND ...")
+    require_root()
+    require_tools("ip")
+    if args.member not in (there := members(args.name)):
+        found = f"there are {' '.join(there)}" if there else "there is none; see: fanin netlab up"
+        raise NetlabError(f"no {args.member} in the laboratory: {found}")
+    sys.stdout.flush()
+    execute = inside(namespace_of(args.name, args.member), command)
+    os.execvp(execute[0], execute)
+
+
+def _status(args: argparse.Namespace) -> int:
+    state = describe(args.name)
+    if args.json:
+        print(json.dumps(state))
+        return 0
+    machines = [*state["workers"], *state["spares"]]
+    if not machines and not state["bridges"]:
+        print("no laboratory")
+        return 0
+    bridges = state["bridges"] or [{"name": SWITCH, "address": None}]
+    for bridge in bridges:
+        print(f"{bridge['name']:<4} {bridge['address'] or 'missing'}")
+    for machine in machines:
+        rates = [
+            "unshaped" if bps is None else units.shown_rate(bps)
+            for bps in (machine["up_rate_bps"], machine["down_rate_bps"])
+        ]
+        print(
+            f"{machine['name']:<4} {machine['address'] or 'no address':<12} "
+            f"{'connected' if machine['connected'] else 'not connected'}, "
+            f"MTU {machine['mtu_bytes']}, up {rates[0]}, down {rates[1]}, "
+            f"loss {100 * (machine['down_loss'] or 0):g} %, processes {len(machine['processes'])}"
+        )
+    print(f"packets lost on purpose: {state['packets_lost']}")
+    return 0

@@ -1,0 +1,365 @@
+"""Building a laboratory, being in it, and removing it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fanin import _signals
+
+from fanin_lab.netlab.kernel import (
+    NetlabError,
+    batch,
+    checked_name,
+    inside,
+    namespace_of,
+    require_root,
+    require_tools,
+    run,
+)
+
+SWITCH = "sw"
+SWITCH_ADDRESS = "10.77.0.254"
+"""The bridge's: what the switch listens on, and all workers reach."""
+SERVER = "server"
+SERVER_ADDRESS = SWITCH_ADDRESS
+"""The server's address; in a laboratory with several racks it stands above their switches."""
+WORKERS_MAX = 208
+SPARES_MAX = 32
+RACKS_MAX = 10
+MTU_MIN, MTU_DEFAULT, MTU_MAX = 576, 1500, 65535
+_ETHERNET_HEADER = 14  # bytes, which a queue counts and an MTU does not
+INTERFACE = "eth0"
+"""The link, as a worker or a spare machine sees it."""
+
+_FIRST = {"w": 1, "s": WORKERS_MAX + 1, SWITCH: WORKERS_MAX + SPARES_MAX + 1}
+"""The last part of the first address of workers, spare machines, and switches of racks."""
+_MACHINE = re.compile(r"(w|s|sw)(\d+)")
+_MEMBER = r"server|sw\d*|s\d+|w\d+"
+
+BRIDGE = "br0"
+UPLINK = "uplink"
+"""The link to the server, as the switch of a rack sees it."""
+_RUN = Path("/run/netns")
+_BRIDGE_FILTERS = Path("/proc/sys/net/bridge")  # each namespace has its own
+# nftables draws an integer below this: the loss in millionths.
+_LOSS_UNIT = 1_000_000
+# How many bytes may go at the machine's rate: as many as a timer of it may be late for, and a few
+# frames. On a slow link more would be a good part of what is measured.
+_BURST_MAX = 128 << 10
+_BURST_S = 0.004
+_BURST_FRAMES = 4
+# How long the rest may wait before it is dropped, where nobody says how much of it may.
+_LATENCY = "latency 50ms"
+# How long processes in a laboratory that is removed have to end after SIGTERM, in seconds.
+_TERMINATION = 2.0
+_CLONE_NEWNET = 0x40000000
+
+
+class Netlab:
+    """A laboratory that lives as long as its ``with`` block, also when a signal ends that.
+
+    ``rate_bps`` shapes each link both ways; None leaves it to the machine. At each end of a shaped
+    link ``queue_bytes`` may wait, or what it carries in 50 ms. ``loss`` is the fraction
+    of IP packets that each link loses, independently, in each direction; links that can lose (0 is
+    a loss, None is not) carry no trains, which costs the machine several times as much for a byte.
+    Laboratories with different names do not see each other.
+
+    ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
+    has the links of all: what is summed there crosses a link such as a worker's. Their links have
+    ``spare_rate_bps``, or the workers' rate; ``rates`` are of single machines, by their names.
+
+    With several ``racks`` the workers are divided among ``sw0``, ``sw1``, .., each with a link to
+    ``server``: a bridge as well, so that any two can talk. Spare machines then hang on that.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        spares: int = 0,
+        racks: int = 1,
+        rate_bps: int | None = None,
+        spare_rate_bps: int | None = None,
+        rates: Mapping[str, int] | None = None,
+        queue_bytes: int | None = None,
+        loss: float | None = None,
+        mtu: int = MTU_DEFAULT,
+        name: str = "",
+    ) -> None:
+        if not 1 <= workers <= WORKERS_MAX:
+            raise NetlabError(f"{workers} workers: a laboratory has 1 to {WORKERS_MAX}")
+        if not 0 <= spares <= SPARES_MAX:
+            raise NetlabError(f"{spares} spare machines: a laboratory has up to {SPARES_MAX}")
+        if spare_rate_bps is not None and not spares:
+            raise NetlabError("a rate of spare machines, and there is none: say how many, too")
+        if not 1 <= racks <= min(workers, RACKS_MAX):
+            raise NetlabError(
+                f"{racks} racks of {workers} workers: 1 to {RACKS_MAX}, none of them empty"
+            )
+        if not MTU_MIN <= mtu <= MTU_MAX:
+            raise NetlabError(f"an MTU of {mtu}: IPv4 over Ethernet has {MTU_MIN} to {MTU_MAX}")
+        if loss is not None and not 0 <= loss <= 0.5:
+            raise NetlabError(f"a loss of {loss}: a fraction of at most 0.5")
+        self.workers = workers
+        self.spares = spares
+        self.racks = racks
+        self.rate_bps = rate_bps
+        self.rates: dict[str, int | None] = dict.fromkeys(_named("w", workers), rate_bps)
+        """The rates of the machines' links, both ways; None: unshaped. Workers come first."""
+        self.rates |= dict.fromkeys(_named("s", spares), spare_rate_bps or rate_bps)
+        if unknown := (rates or {}).keys() - self.rates.keys():
+            raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(self.rates)}")
+        self.rates |= rates or {}
+        if queue_bytes is not None and not any(self.rates.values()):
+            raise NetlabError("a queue, and no link has a rate that would fill it: say one, too")
+        if queue_bytes is not None and queue_bytes < mtu + _ETHERNET_HEADER:
+            raise NetlabError(
+                f"a queue of {queue_bytes} bytes: none has room for a full packet, so each would "
+                f"be dropped; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
+            )
+        self.queue_bytes = queue_bytes
+        self.loss = loss
+        self.mtu = mtu
+        self.name = checked_name(name)
+        self._signals = contextlib.ExitStack()
+
+    def up(self) -> None:
+        """Build it, in place of the one of that name if there is one."""
+        require_root()
+        require_tools("ip", "tc", *(["nft"] if self.loss else []))
+        down(self.name)
+        try:
+            self._build()
+        except BaseException:
+            down(self.name)
+            raise
+
+    def down(self) -> None:
+        """Remove it with all processes in it. Idempotent."""
+        down(self.name)
+
+    def namespace(self, member: str) -> str:
+        """Return the name under which `ip netns` knows ``w0``, .., ``s0``, .. or ``sw``."""
+        return namespace_of(self.name, member)
+
+    def switch_of(self, worker: int) -> str:
+        """Return the switch of the worker's rack: ``sw``, or one of ``sw0``, ``sw1``, .."""
+        if self.racks == 1:
+            return SWITCH
+        return f"{SWITCH}{worker * self.racks // self.workers}"
+
+    def popen(self, member: str, command: Sequence[str], **keywords: Any) -> subprocess.Popen[Any]:
+        """Start a command in a member; the keywords are `subprocess.Popen`'s."""
+        return subprocess.Popen(inside(self.namespace(member), command), **keywords)
+
+    def __enter__(self) -> Netlab:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_signals.as_exit())
+            self.up()
+            self._signals = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._signals, _signals.ignored():
+            self.down()
+
+    def _build(self) -> None:
+        ports: dict[str, list[str]] = {self.switch_of(i): [] for i in range(self.workers)}
+        for i, worker in enumerate(_named("w", self.workers)):
+            ports[self.switch_of(i)].append(worker)
+        uplinks = list(ports) if self.racks > 1 else []
+        if uplinks:
+            ports[SERVER] = []
+        ports[list(ports)[-1]] += _named("s", self.spares)
+        create = [f"netns add {self.namespace(member)}" for member in [*ports, *self.rates]]
+        for bridge, of_bridge in ports.items():
+            create += [self._link(machine, INTERFACE, bridge, machine) for machine in of_bridge]
+        for switch in uplinks:
+            create.append(self._link(switch, UPLINK, SERVER, switch))
+            ports[switch].append(UPLINK)
+            ports[SERVER].append(switch)
+        batch(["ip"], create)
+        for bridge, of_bridge in ports.items():
+            self._build_bridge(bridge, of_bridge)
+        for machine, rate_bps in self.rates.items():
+            namespace = self.namespace(machine)
+            link = f"link set {INTERFACE} mtu {self.mtu} {self._segments()} up"
+            own = f"addr add {address(machine)}/24 dev {INTERFACE}"
+            batch(["ip", "-n", namespace], ["link set lo up", link, own])
+            self._impair(namespace, {INTERFACE: rate_bps})
+        for bridge, of_bridge in ports.items():
+            rates = {port: self.rates.get(port, self.rate_bps) for port in of_bridge}
+            self._impair(self.namespace(bridge), rates)
+
+    def _link(self, below: str, end: str, above: str, port: str) -> str:
+        # Born in their namespaces: a name in ours could be taken, or be left behind.
+        below, above = self.namespace(below), self.namespace(above)
+        return f"link add {end} netns {below} type veth peer name {port} netns {above}"
+
+    def _build_bridge(self, member: str, ports: Sequence[str]) -> None:
+        namespace = self.namespace(member)
+        link = f"mtu {self.mtu} {self._segments()} up"
+        batch(
+            ["ip", "-n", namespace],
+            [
+                "link set lo up",
+                f"link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+                *(f"link set {port} master {BRIDGE} {link}" for port in ports),
+                f"link set {BRIDGE} {link}",
+                f"addr add {address(member)}/24 dev {BRIDGE}",
+            ],
+        )
+        # Where br_netfilter is loaded, the bridge would route and filter what it has to pass on.
+        if filters := sorted(map(str, _BRIDGE_FILTERS.glob("bridge-nf-call-*"))):
+            run(inside(namespace, ["tee", *filters]), "0")
+
+    def _burst(self, rate_bps: int) -> int:
+        late = min(_BURST_MAX, int(rate_bps / 8 * _BURST_S))
+        return max(late, _BURST_FRAMES * (self.mtu + _ETHERNET_HEADER))
+
+    def _impair(self, namespace: str, rates: Mapping[str, int | None]) -> None:
+        """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
+        queue = _LATENCY if self.queue_bytes is None else f"limit {self.queue_bytes}"
+        shape = [
+            f"qdisc add dev {interface} root tbf rate {rate_bps}bit "
+            f"burst {self._burst(rate_bps)} {queue}"
+            for interface, rate_bps in rates.items()
+            if rate_bps is not None
+        ]
+        if shape:
+            batch(["tc", "-n", namespace], shape)
+        if self.loss:
+            rules = self._rules(self.loss, list(rates))
+            run(inside(namespace, ["nft", "-f", "-"]), rules, f"nft in {namespace}")
+
+    def _segments(self) -> str:
+        # A link that takes no train makes the kernel cut it first, TCP's and UDP_SEGMENT's alike,
+        # so that a packet is a packet for the rules below. veth does not join them again: no GRO.
+        return "" if self.loss is None else "gso_max_segs 1"
+
+    def _rules(self, loss: float, interfaces: Sequence[str]) -> str:
+        millionths = round(loss * _LOSS_UNIT)
+        # At the receiving end: the packet has taken its time on the link, and whoever sent it does
+        # not hear of its loss, as it would (EPERM) from a rule on its own output. ARP is spared.
+        return f"""
+table netdev fanin {{
+  chain loss {{
+    type filter hook ingress devices = {{ {", ".join(interfaces)} }} priority 0; policy accept;
+    ether type ip numgen random mod {_LOSS_UNIT} < {millionths} counter drop
+  }}
+}}
+"""
+
+
+def address(member: str) -> str:
+    """Return the address of ``w0``, .., ``s0``, .., ``sw``, ``sw0``, .. or ``server``."""
+    if member in (SWITCH, SERVER):
+        return SWITCH_ADDRESS
+    match = _MACHINE.fullmatch(member)
+    assert match, member
+    return f"10.77.0.{_FIRST[match[1]] + int(match[2])}"
+
+
+def _named(kind: str, count: int) -> list[str]:
+    return [f"{kind}{i}" for i in range(count)]
+
+
+def down(name: str = "") -> list[str]:
+    """Remove the laboratory of that name, whole or not, and end what runs in it.
+
+    Returns the members that there were.
+    """
+    require_root()
+    require_tools("ip")
+    found = members(name)
+    namespaces = [namespace_of(name, member) for member in found]
+    _end_processes(namespaces)
+    for namespace in namespaces:
+        run(["ip", "netns", "del", namespace])
+    return found
+
+
+def members(name: str = "") -> list[str]:
+    """Return what there is of the laboratory of that name.
+
+    Workers, then spare machines, each in their order; then ``sw``, or ``sw0``, ``sw1``, .. and
+    ``server``.
+    """
+    prefix = re.escape(namespace_of(checked_name(name), ""))
+    pattern = re.compile(f"{prefix}({_MEMBER})")
+    try:
+        matches = [match for entry in _RUN.iterdir() if (match := pattern.fullmatch(entry.name))]
+    except FileNotFoundError:  # nobody has made a namespace since the machine started
+        return []
+    return sorted((match[1] for match in matches), key=_place)
+
+
+def is_machine(member: str) -> bool:
+    """Whether it has one link of its own: a worker or a spare machine."""
+    match = _MACHINE.fullmatch(member)
+    return match is not None and match[1] != SWITCH
+
+
+def _place(member: str) -> tuple[int, int]:
+    match = _MACHINE.fullmatch(member)
+    kind, number = (match[1], int(match[2])) if match else (member, 0)
+    return ("w", "s", SWITCH, SERVER).index(kind), number
+
+
+def names() -> list[str]:
+    """Return the names of the laboratories that there are, whole or not."""
+    pattern = re.compile(f"fanin-(?:([a-z0-9]+)-)?(?:{_MEMBER})")
+    try:
+        matches = [match for entry in _RUN.iterdir() if (match := pattern.fullmatch(entry.name))]
+    except FileNotFoundError:
+        return []
+    return sorted({match[1] or "" for match in matches})
+
+
+def processes(name: str, member: str) -> list[int]:
+    """Return the ids of the processes in the member, without this one."""
+    shown = run(["ip", "netns", "pids", namespace_of(name, member)])
+    return [pid for pid in map(int, shown.split()) if pid != os.getpid()]
+
+
+def enter(namespace: str) -> None:
+    """Move the calling thread, and the threads that it starts, into the network namespace."""
+    with (_RUN / namespace).open() as opened:
+        # os.setns is Python 3.12's.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(opened.fileno(), _CLONE_NEWNET) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), namespace)
+
+
+def _end_processes(namespaces: Sequence[str]) -> None:
+    def living() -> set[int]:
+        listed = " ".join(run(["ip", "netns", "pids", namespace]) for namespace in namespaces)
+        return set(map(int, listed.split())) - {os.getpid()}
+
+    deadline = time.monotonic() + _TERMINATION
+    asked: set[int] = set()
+    while pids := living():
+        late = time.monotonic() > deadline
+        for pid in pids if late else pids - asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        if late:
+            return
+        asked |= pids
+        time.sleep(0.02)

@@ -1,0 +1,100 @@
+"""The state of a laboratory, read from the kernel: there is no other record of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+from fanin_lab.netlab.kernel import inside, namespace_of, require_root, require_tools, run
+from fanin_lab.netlab.lab import BRIDGE, INTERFACE, SWITCH, is_machine, members, processes
+
+
+def describe(name: str = "") -> dict[str, Any]:
+    """Read the laboratory's state from the kernel: what `fanin netlab status --json` prints."""
+    require_root()
+    require_tools("ip", "tc")
+    found = members(name)
+    bridges = []
+    ports: dict[str, dict[str, Any]] = {}
+    for member in (member for member in found if not is_machine(member)):
+        links = _links(namespace_of(name, member))
+        bridges.append(
+            {
+                "name": member,
+                "namespace": namespace_of(name, member),
+                "address": links.get(BRIDGE, {}).get("address"),
+                "processes": processes(name, member),
+            }
+        )
+        ports |= {port: link for port, link in links.items() if is_machine(port)}
+    machines: list[dict[str, Any]] = []
+    for member in filter(is_machine, found):
+        link = _links(namespace_of(name, member)).get(INTERFACE, {})
+        port = ports.get(member, {})
+        machines.append(
+            {
+                "name": member,
+                "namespace": namespace_of(name, member),
+                "address": link.get("address"),
+                "connected": bool(link.get("up") and port.get("up")),
+                "mtu_bytes": link.get("mtu_bytes"),
+                "up_rate_bps": link.get("rate_bps"),
+                "down_rate_bps": port.get("rate_bps"),
+                "up_loss": port.get("loss"),
+                "down_loss": link.get("loss"),
+                "processes": processes(name, member),
+            }
+        )
+    return {
+        "name": name,
+        "switch": next((bridge for bridge in bridges if bridge["name"] == SWITCH), None),
+        "bridges": bridges,
+        "workers": [machine for machine in machines if machine["name"].startswith("w")],
+        "spares": [machine for machine in machines if machine["name"].startswith("s")],
+        "packets_lost": sum(_lost(namespace_of(name, member)) for member in found),
+    }
+
+
+def _links(namespace: str) -> dict[str, dict[str, Any]]:
+    """Return what is known of each interface; its rate is that of what it sends."""
+    links: dict[str, dict[str, Any]] = {}
+    for entry in json.loads(run(["ip", "-n", namespace, "-j", "addr"]) or "[]"):
+        addresses = [a["local"] for a in entry.get("addr_info", []) if a["family"] == "inet"]
+        links[entry["ifname"]] = {
+            "address": addresses[0] if addresses else None,
+            "mtu_bytes": entry["mtu"],
+            "up": "LOWER_UP" in entry["flags"],
+            "rate_bps": None,
+            "loss": 0.0,
+        }
+    for entry in json.loads(run(["tc", "-n", namespace, "-j", "qdisc", "show"]) or "[]"):
+        if entry["kind"] == "tbf" and entry["dev"] in links:
+            links[entry["dev"]]["rate_bps"] = 8 * entry["options"]["rate"]
+    rule = _rule(namespace)
+    for link in links.values():
+        link["loss"] = rule.get("loss", 0.0)
+    return links
+
+
+def _lost(namespace: str) -> int:
+    return int(_rule(namespace).get("packets", 0))
+
+
+def _rule(namespace: str) -> dict[str, float]:
+    """Return the loss and its counter, or nothing if the namespace loses nothing."""
+    if shutil.which("nft") is None:
+        return {}
+    shown = run(inside(namespace, ["nft", "-j", "list", "ruleset"]))
+    for entry in json.loads(shown)["nftables"]:
+        rule = entry.get("rule", {})
+        if (rule.get("table"), rule.get("chain")) != ("fanin", "loss"):
+            continue
+        found: dict[str, float] = {}
+        for part in rule["expr"]:
+            if "numgen" in (left := part.get("match", {}).get("left", {})):
+                found["loss"] = part["match"]["right"] / left["numgen"]["mod"]
+            if "counter" in part:
+                found["packets"] = part["counter"]["packets"]
+        return found
+    return {}

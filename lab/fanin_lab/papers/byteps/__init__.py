@@ -1,0 +1,33 @@
+"""Figures of BytePS (Jiang et al., OSDI 2020)."""
+
+from __future__ import annotations
+
+from fanin_lab.papers.byteps import (
+    acceleration,
+    communication,
+    goodput,
+    machine,
+    scalability,
+    spares,
+    summation,
+    theorem,
+)
+from fanin_lab.papers.finding import Paper
+
+PAPER = Paper(
+    [
+        module.EXPERIMENT
+        for module in (
+            theorem,
+            acceleration,
+            communication,
+            machine,
+            spares,
+            scalability,
+            summation,
+            goodput,
+        )
+    ],
+    repeated="rounds",
+    repetitions=3,
+)

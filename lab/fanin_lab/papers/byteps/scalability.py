@@ -1,0 +1,372 @@
+"""§7.4, Figures 15 and 16: six models on 8 to 256 GPUs, with and without machines that only sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from fanin_lab.papers.byteps.cluster import NIC_GBPS
+from fanin_lab.papers.byteps.inside import GPUS
+from fanin_lab.papers.byteps.training import (
+    BASELINE_GBPS,
+    COMPUTINGS,
+    LONG,
+    LONG_CHANGE,
+    LONG_CONTRADICTS,
+    MODELS,
+    OVER_COMPUTING,
+    OVER_OVERLAP,
+    OVER_RING,
+    USUAL,
+    Case,
+    Rates,
+    Trained,
+    computing_s,
+    rates,
+    unhidden_s,
+)
+from fanin_lab.papers.finding import (
+    MORE,
+    Experiment,
+    Finding,
+    Outcome,
+    Range,
+    Reason,
+    at_least,
+    at_most,
+)
+from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MACHINES, MACHINES_QUICK = [2, 8, 32], [2, 8]
+MODELS_QUICK = ["vgg16", "ugatit"]
+NO_SLOWER = at_least(0.99)
+LOST_MOST = at_most(100 - 91.6)
+PAPERS_PERCENT = {"resnet50": [97.5, 88.0], "ugatit": [74.0]}
+"""BytePS's with as many CPU machines, and all-reduce's, as far as §7.4 says them in words."""
+BAR: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "butt"}
+OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper does not give."""
+
+    computing: int
+    overlap: bool
+    """Of BytePS's passes."""
+    limited: bool
+    """Whether the rival is: all-reduce by the inside of machines, native PS by Table 2; else by its
+    NIC alone, or by what its GPUs leave of that."""
+
+
+SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
+SETTINGS_QUICK = [of for of in SETTINGS if of.computing == USUAL]
+SHOWN = Setting(USUAL, overlap=False, limited=True)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A system's percents of linear scaling."""
+
+    percents: Sequence[float]
+    """By the number of machines."""
+    least: float
+    """Of all settings, with most machines."""
+    most: float
+
+
+class Cases:
+    """Who trains how, as far as NVLink machines let them."""
+
+    def __init__(self, lab: Lab, prefix: str, counts: Sequence[int]):
+        clusters = [(n, k) for n in counts for k in (0, n)]
+        self._rates: dict[tuple[int, int], Rates] = rates(lab, prefix, "nvlink", clusters)
+
+    def byteps(self, model: str, n: int, k: int, of: Setting) -> Case:
+        """Return BytePS's."""
+        gbps = self._rates[n, k].byteps
+        return Case(model, "byteps", n, k, gbps, of.computing, of.overlap)
+
+    def ring(self, model: str, n: int, of: Setting) -> Case:
+        """Return all-reduce's."""
+        gbps = self._rates[n, 0].ring if of.limited else NIC_GBPS
+        return Case(model, "ring", n, gbps=gbps, computing=of.computing)
+
+    def servers(self, model: str, n: int, of: Setting, system: str = "servers") -> Case:
+        """Return native PS's."""
+        gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
+        return Case(model, system, n, n, gbps, of.computing)
+
+    def every(
+        self, models: Sequence[str], counts: Sequence[int], settings: Sequence[Setting]
+    ) -> Iterator[Case]:
+        """Return all: the largest number of machines in all settings."""
+        wanted = [(counts[-1], of) for of in settings] + [(n, SHOWN) for n in counts]
+        for model in models:
+            for n, of in wanted:
+                yield self.byteps(model, n, n, of)
+                yield self.byteps(model, n, 0, of)
+                yield self.ring(model, n, of)
+                if MODELS[model].has_servers:
+                    yield self.servers(model, n, of)
+
+
+def run(lab: Lab) -> Outcome:
+    """Train every model on every system."""
+    models = MODELS_QUICK if lab.quick else list(MODELS)
+    counts = MACHINES_QUICK if lab.quick else MACHINES
+    settings = SETTINGS_QUICK if lab.quick else SETTINGS
+    n = counts[-1]
+    cases = Cases(lab, "scalability", counts)
+    trained = Trained(lab, "scalability", cases.every(models, counts, settings))
+
+    def gain(model: str, k: int, of: Setting) -> float:
+        return trained.gain(cases.byteps(model, n, k, of), cases.ring(model, n, of))
+
+    def by_servers(model: str, of: Setting) -> float:
+        return trained.gain(cases.byteps(model, n, n, of), cases.servers(model, n, of))
+
+    def lost(model: str, of: Setting) -> float:
+        return 100 * (1 - trained.efficiency(cases.byteps(model, n, n, of)))
+
+    def lost_by_ring(of: Setting) -> float:
+        return 100 * (1 - trained.efficiency(cases.ring("resnet50", n, of)))
+
+    def grows() -> float:
+        few = counts[0]
+        first = cases.byteps("ugatit", few, few, SHOWN), cases.ring("ugatit", few, SHOWN)
+        return gain("ugatit", n, SHOWN) / trained.gain(*first)
+
+    with_servers = [model for model in models if MODELS[model].has_servers]
+    others = [model for model in models if model not in ("ugatit", "gpt2")]
+    computing = "" if lab.quick else f"{OVER_COMPUTING}, "
+    byteps = f"{computing}{OVER_OVERLAP}"
+    ring, servers = f"{byteps}, {OVER_RING}", f"{byteps}, {OVER_SERVERS}"
+    gpus = f"{n * GPUS} GPUs"
+
+    def ratio(
+        figure: str,
+        what: str,
+        paper: float | str,
+        of_setting: Callable[[Setting], float],
+        swept: str,
+        holds: Range | None = None,
+    ) -> Finding:
+        ours = _over(of_setting, settings)
+        return Finding(figure, f"{gpus}: {what}", paper, ours, holds, "x", swept)
+
+    def loss(
+        what: str,
+        paper: float | str,
+        of_setting: Callable[[Setting], float],
+        swept: str = byteps,
+        holds: Range | None = None,
+    ) -> Finding:
+        ours = _over(of_setting, settings)
+        return Finding("§7.4", LOST.format(gpus, what), paper, ours, holds, "%", swept)
+
+    findings = [
+        ratio(
+            "§7.4, abstract",
+            BY_RING.format("with", "UGATIT, of which the paper has the most"),
+            1.84,
+            lambda of: gain("ugatit", n, of),
+            ring,
+        ),
+    ]
+    for words, k, least, most in (("with", n, 1.10, 1.84), ("without", 0, 1.09, 1.53)):
+        for which, end, paper in (("most", max, most), ("least", min, least)):
+
+            def of_all(of: Setting, k: int = k, end: Callable[..., float] = end) -> float:
+                return end(gain(model, k, of) for model in models)
+
+            what = BY_RING.format(words, f"the {which} of all models")
+            findings.append(ratio("§7.4", what, paper, of_all, ring))
+    findings += [
+        ratio(
+            "Figs. 15, 16",
+            "BytePS with CPU machines by BytePS without, the least of all models",
+            "with is always the best",
+            lambda of: min(
+                trained.gain(cases.byteps(model, n, n, of), cases.byteps(model, n, 0, of))
+                for model in models
+            ),
+            byteps,
+            NO_SLOWER,
+        ),
+        ratio(
+            "Figs. 15, 16",
+            "all-reduce by native PS, the least of all models that have it",
+            "always a clear advantage",
+            lambda of: min(
+                trained.gain(cases.ring(model, n, of), cases.servers(model, n, of))
+                for model in with_servers
+            ),
+            f"{computing}{OVER_RING}, and at once {OVER_SERVERS}",
+            MORE,
+        ),
+        ratio(
+            "§7.4",
+            VGG,
+            1.52,
+            lambda of: by_servers("vgg16", of),
+            servers,
+        ),
+        ratio(
+            "abstract",
+            "BytePS with CPU machines by native PS, the most of all models that have it",
+            3.45,
+            lambda of: max(by_servers(model, of) for model in with_servers),
+            servers,
+        ),
+        Finding(
+            "§7.4",
+            f"UGATIT: BytePS's gain over all-reduce on {gpus} by that on {counts[0] * GPUS}, "
+            "10 TFLOP/s a GPU",
+            "the speedup becomes larger",
+            Spread.of([grows()]),
+            at_least(1.0),
+            "x",
+        ),
+        loss("UGATIT, BytePS with CPU machines", 26.0, lambda of: lost("ugatit", of)),
+        loss(
+            "BytePS with CPU machines, the most of all but UGATIT and GPT-2",
+            "8.4 % at most, of all but UGATIT",
+            lambda of: max(lost(model, of) for model in others),
+            holds=LOST_MOST,
+        ),
+    ]
+    if not lab.quick:
+        findings += [
+            loss(
+                GPT2,
+                "8.4 % at most, of all but UGATIT",
+                lambda of: lost("gpt2", of),
+                holds=LOST_MOST,
+            ),
+            loss(RESNET.format("BytePS with CPU machines"), 2.5, lambda of: lost("resnet50", of)),
+            loss(RESNET.format("all-reduce"), 12.0, lost_by_ring, f"{computing}{OVER_RING}"),
+        ]
+    of_systems: dict[str, Callable[[str, int, Setting], Case]] = {
+        "BytePS, k = n": lambda model, m, of: cases.byteps(model, m, m, of),
+        "BytePS, k = 0": lambda model, m, of: cases.byteps(model, m, 0, of),
+        "all-reduce": cases.ring,
+        "native PS, k = n": cases.servers,
+    }
+
+    def curve(model: str, case: Callable[[str, int, Setting], Case]) -> Curve:
+        swept = [100 * trained.efficiency(case(model, n, of)) for of in settings]
+        percents = [100 * trained.efficiency(case(model, m, SHOWN)) for m in counts]
+        return Curve(percents, min(swept), max(swept))
+
+    shown = {
+        model: {
+            system: curve(model, case)
+            for system, case in of_systems.items()
+            if case != cases.servers or model in with_servers
+        }
+        for model in models
+    }
+
+    def draw(figure: Figure) -> None:
+        rows = 2 if len(models) > 3 else 1
+        for at, (model, curves) in enumerate(shown.items()):
+            axes = figure.add_subplot(rows, len(models) // rows, at + 1)
+            for colour, (system, of) in enumerate(curves.items()):
+                axes.plot(counts, of.percents, f"C{colour}o-", markersize=4, label=system)
+                place = n * 1.15 ** (colour + 1)
+                axes.plot([place, place], [of.least, of.most], f"C{colour}", **BAR)
+            papers = PAPERS_PERCENT.get(model, [])
+            axes.plot([n] * len(papers), papers, "kx", markersize=9)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(counts, [str(count * GPUS) for count in counts])
+            axes.set_ylim(0, 105)
+            axes.plot([], [], "kx", label="paper")
+            finish(axes, "GPUs of 10 TFLOP/s", "", MODELS[model].name)
+        figure.supylabel("% of linear scaling (bars: all settings)")
+
+    series = {
+        model: {system: asdict(of) for system, of in curves.items()}
+        for model, curves in shown.items()
+    }
+    return Outcome(findings, draw, {"machines": counts, "percent_of_linear": series})
+
+
+def why(lab: Lab) -> Sequence[Reason]:
+    """Let nothing of the communication be hidden, or batches and servers be others."""
+    if lab.quick:
+        return []
+    n = MACHINES[-1]
+    gpus = f"{n * GPUS} GPUs"
+    cases = Cases(lab, "scalability-why", [n])
+    alone = [(model, computing) for model in MODELS for computing in COMPUTINGS]
+    computed = computing_s(lab, "scalability-why", alone)
+
+    def unhidden(case: Case) -> float:
+        return unhidden_s(computed[case.model, case.computing], case)
+
+    def gain(model: str, k: int, of: Setting) -> float:
+        ours, theirs = cases.byteps(model, n, k, of), cases.ring(model, n, of)
+        return unhidden(theirs) / unhidden(ours)
+
+    def lost(case: Case) -> float:
+        return 100 * (1 - computed[case.model, case.computing] / unhidden(case))
+
+    def reason(what: str, of_setting: Callable[[Setting], float]) -> Reason:
+        return Reason(what, "nothing of it is hidden by computing", _over(of_setting), HIDDEN)
+
+    def least(words: str, k: int) -> Reason:
+        what = f"{gpus}: " + BY_RING.format(words, "the least of all models")
+        return reason(what, lambda of: min(gain(model, k, of) for model in MODELS))
+
+    reasons = [least("with", n), least("without", 0)]
+    reasons += [
+        reason(
+            LOST.format(gpus, RESNET.format("BytePS with CPU machines")),
+            lambda of: lost(cases.byteps("resnet50", n, n, of)),
+        ),
+        reason(
+            LOST.format(gpus, RESNET.format("all-reduce")),
+            lambda of: lost(cases.ring("resnet50", n, of)),
+        ),
+    ]
+    of_long = [cases.byteps(LONG, n, n, of) for of in SETTINGS]
+    of_vgg = {
+        of: (cases.byteps("vgg16", n, n, of), cases.servers("vgg16", n, of, "whole"))
+        for of in SETTINGS
+    }
+    every = [*of_long, *(case for both in of_vgg.values() for case in both)]
+    trained = Trained(lab, "scalability-why", every)
+    longer = Spread.over(
+        [Spread.of([100 * (1 - trained.efficiency(case))]) for case in dict.fromkeys(of_long)]
+    )
+    return [
+        *reasons,
+        Reason(LOST.format(gpus, GPT2), LONG_CHANGE, longer, LONG_CONTRADICTS),
+        Reason(
+            f"{gpus}: {VGG}",
+            "servers have whole variables, and three quarters of the model are one",
+            _over(lambda of: trained.gain(*of_vgg[of])),
+        ),
+    ]
+
+
+VGG = "BytePS with CPU machines by native PS, VGG-16"
+BY_RING = "BytePS {} CPU machines by all-reduce, {}"
+LOST = "{}: what is lost of linear scaling, {}"
+RESNET = "ResNet-50, {}"
+GPT2 = "GPT-2, BytePS with CPU machines"
+HIDDEN = '§7: frameworks "can overlap the DNN computation and communication"'
+
+
+def _over(of_setting: Callable[[Setting], float], settings: Sequence[Setting] = SETTINGS) -> Spread:
+    return Spread.over([Spread.of([of_setting(of)]) for of in settings])
+
+
+EXPERIMENT = Experiment("scalability", "Six models on up to 256 GPUs (Figures 15 and 16)", run, why)

@@ -1,0 +1,176 @@
+"""§7.2, Figure 13: two models on 64 GPUs, with none to as many machines that only sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
+
+from fanin_lab.papers.byteps.cluster import NIC_GBPS
+from fanin_lab.papers.byteps.training import (
+    COMPUTINGS,
+    LONG,
+    LONG_CHANGE,
+    LONG_CONTRADICTS,
+    OVER_COMPUTING,
+    OVER_OVERLAP,
+    OVER_RING,
+    PLAYED,
+    USUAL,
+    Case,
+    Trained,
+    rates,
+)
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
+from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MACHINES = MOST = 8
+SPARES, SPARES_QUICK = [0, 2, 4, 6, 8], [0, 8]
+KINDS = {"nvlink": "NVLink", "pcie-only": "PCIe-only"}
+Setting = tuple[int, bool, bool]
+"""Computing, whether BytePS's passes overlap, and whether the inside of a machine limits
+all-reduce."""
+SHOWN: Setting = (USUAL, False, True)
+
+
+class Pair:
+    """Both models on both kinds of machines."""
+
+    def __init__(self, lab: Lab, prefix: str, models: Sequence[str]):
+        self.models = models
+        self.spares = SPARES_QUICK if lab.quick else SPARES
+        computings = [USUAL] if lab.quick else list(COMPUTINGS)
+        self._settings: list[Setting] = list(product(computings, (False, True), (True, False)))
+        clusters = [(MACHINES, k) for k in self.spares]
+        self._rates = {kind: rates(lab, prefix, kind, clusters) for kind in KINDS}
+        self._trained = Trained(lab, prefix, self._cases())
+        self.places = list(product(KINDS, models))
+
+    def _byteps(self, kind: str, model: str, k: int, of: Setting) -> Case:
+        computing, overlap, _ = of
+        gbps = self._rates[kind][MACHINES, k].byteps
+        return Case(model, "byteps", MACHINES, k, gbps, computing, overlap)
+
+    def _ring(self, kind: str, model: str, of: Setting) -> Case:
+        computing, _, limited = of
+        gbps = self._rates[kind][MACHINES, 0].ring if limited else NIC_GBPS
+        return Case(model, "ring", MACHINES, gbps=gbps, computing=computing)
+
+    def _cases(self) -> Iterator[Case]:
+        for kind, model in product(KINDS, self.models):
+            for of in self._settings:
+                yield from (self._byteps(kind, model, k, of) for k in (0, MOST))
+                yield self._ring(kind, model, of)
+            yield from (self._byteps(kind, model, k, SHOWN) for k in self.spares)
+
+    def by_none(self, kind: str, model: str, of: Setting) -> float:
+        """Return what as many machines more gain."""
+        ours, theirs = (self._byteps(kind, model, k, of) for k in (MOST, 0))
+        return self._trained.gain(ours, theirs)
+
+    def by_ring(self, kind: str, model: str, k: int, of: Setting) -> float:
+        """Return BytePS's speed by all-reduce's."""
+        return self._trained.gain(self._byteps(kind, model, k, of), self._ring(kind, model, of))
+
+    def shown(self, kind: str, model: str) -> tuple[list[float], float]:
+        """Return percents of linear scaling: BytePS's with each k, and a ring's."""
+        percents = [
+            100 * self._trained.efficiency(self._byteps(kind, model, k, SHOWN)) for k in self.spares
+        ]
+        return percents, 100 * self._trained.efficiency(self._ring(kind, model, SHOWN))
+
+    def over(self, figure: Callable[[Setting], float]) -> Spread:
+        """Return its spread over what is swept."""
+        return Spread.over([Spread.of([figure(of)]) for of in self._settings])
+
+    def ratios(self) -> dict[str, Spread]:
+        """Return what the paper says something of, by the rows."""
+        gan, other = self.models
+        return {
+            MOST_OF_NONE: self.over(lambda of: max(self.by_none(*at, of) for at in self.places)),
+            MOST_OF_NONE_GAN: self.over(lambda of: max(self.by_none(at, gan, of) for at in KINDS)),
+            MOST_OF_RING: self.over(
+                lambda of: max(self.by_ring(*at, MOST, of) for at in self.places)
+            ),
+            MOST_OF_RING_GAN: self.over(
+                lambda of: max(self.by_ring(at, gan, MOST, of) for at in KINDS)
+            ),
+            LEAST_OF_RING: self.over(
+                lambda of: min(self.by_ring(*at, 0, of) for at in self.places)
+            ),
+            ON_NVLINK: self.over(
+                lambda of: self.by_none("nvlink", gan, of) / self.by_none("pcie-only", gan, of)
+            ),
+            OF_GAN: self.over(
+                lambda of: self.by_none("nvlink", gan, of) / self.by_none("nvlink", other, of)
+            ),
+        }
+
+
+def run(lab: Lab) -> Outcome:
+    """Train both models on both kinds of machines."""
+    pair = Pair(lab, "spares", ["ugatit", "gpt2"])
+    alone = OVER_OVERLAP if lab.quick else f"{OVER_COMPUTING}, {OVER_OVERLAP}"
+    with_ring = f"{alone}, {OVER_RING}"
+    shown = {at: pair.shown(*at) for at in pair.places}
+
+    def draw(figure: Figure) -> None:
+        for at, model in enumerate(pair.models):
+            axes = figure.add_subplot(1, len(pair.models), at + 1)
+            for colour, (kind, name) in enumerate(KINDS.items()):
+                percents, rival = shown[kind, model]
+                axes.plot(pair.spares, percents, f"C{colour}o-", label=f"BytePS, {name}")
+                axes.axhline(rival, color=f"C{colour}", linestyle=":", label=f"all-reduce, {name}")
+            axes.set_ylim(0, 105)
+            axes.set_xticks(pair.spares)
+            title = f"{PLAYED[model].name}, GPUs of 10 TFLOP/s"
+            finish(axes, "machines that only sum, k", "% of linear scaling", title)
+
+    claims: dict[str, tuple[str, float | str, Range | None, str]] = {
+        MOST_OF_NONE: ("Fig. 13", 1.20, None, alone),
+        MOST_OF_NONE_GAN: ("Fig. 13", 1.20, None, alone),
+        MOST_OF_RING: ("Fig. 13", 1.45, None, with_ring),
+        MOST_OF_RING_GAN: ("Fig. 13", 1.45, None, with_ring),
+        LEAST_OF_RING: ("Fig. 13", "consistently faster in any cases", MORE, with_ring),
+        ON_NVLINK: ("§7.2", "higher: there the network is the bottleneck", MORE, alone),
+        OF_GAN: ("§7.2", "larger: GAN is more communication intensive", MORE, alone),
+    }
+    ratios = pair.ratios()
+    return Outcome(
+        [
+            Finding(figure, what, paper, ratios[what], holds, "x", swept)
+            for what, (figure, paper, holds, swept) in claims.items()
+        ],
+        draw,
+        {
+            "k": pair.spares,
+            "percent_of_linear": {
+                f"{model}, {kind}": {"byteps": percents, "all-reduce": rival}
+                for (kind, model), (percents, rival) in shown.items()
+            },
+        },
+    )
+
+
+def why(lab: Lab) -> Sequence[Reason]:
+    """Let GPT-2 compute for longer."""
+    ratios = Pair(lab, "spares-why", ["ugatit", LONG]).ratios()
+    return [
+        Reason(what, f"GPT-2 with {LONG_CHANGE}", ratios[what], LONG_CONTRADICTS)
+        for what in (MOST_OF_NONE, MOST_OF_RING, OF_GAN)
+    ]
+
+
+_BOTH = "the most of UGATIT and GPT-2, NVLink and PCIe-only"
+MOST_OF_NONE = f"k = {MOST} by k = 0, {_BOTH}"
+MOST_OF_NONE_GAN = f"k = {MOST} by k = 0, UGATIT, the most of NVLink and PCIe-only"
+MOST_OF_RING = f"k = {MOST}, BytePS by all-reduce, {_BOTH}"
+MOST_OF_RING_GAN = f"k = {MOST}, BytePS by all-reduce, UGATIT, the most of NVLink and PCIe-only"
+LEAST_OF_RING = "k = 0, BytePS by all-reduce, the least of UGATIT and GPT-2, NVLink and PCIe-only"
+ON_NVLINK = f"UGATIT: what k = {MOST} gains by k = 0 on NVLink machines, by that on PCIe-only ones"
+OF_GAN = f"NVLink: what k = {MOST} gains UGATIT by k = 0, by what it gains GPT-2"
+EXPERIMENT = Experiment("spares", "64 GPUs, by the number of CPU machines (Figure 13)", run, why)

@@ -1,0 +1,129 @@
+"""§5, Figure 9(b): how many floats a service sums in a second, on this machine's processor."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from fanin import _fanin
+
+from fanin_lab.papers.finding import Experiment, Finding, Outcome, at_least, at_most
+from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import PAPER, finish
+
+if TYPE_CHECKING:
+    from fanin._fanin import DType
+    from matplotlib.figure import Figure
+
+DTYPES: dict[DType, str] = {"float32": "FP32", "float16": "FP16"}
+NIC_GBPS = 100.0
+CORES_MAX = 3.0
+"""§5: "fewer than 3 CPU cores when it runs at 100Gbps throughput"."""
+WORKERS = 8
+BYTES, BYTES_QUICK = 4 * 2**20, 2**18
+"""Of each worker's contribution: a partition of the paper's (§4.1)."""
+REPEAT, REPEAT_QUICK = 20, 5
+"""Of which the fastest counts: what else runs here only makes it slower."""
+
+
+def run(lab: Lab) -> Outcome:
+    """Sum on one core and on all, and copy as many bytes."""
+    import numpy
+
+    size, repeat = (BYTES_QUICK, REPEAT_QUICK) if lab.quick else (BYTES, REPEAT)
+    cores = len(os.sched_getaffinity(0))
+    dice = numpy.random.default_rng(lab.seeds[0])
+    found: dict[str, list[float]] = {}
+    for _ in lab.seeds:
+        for dtype, name in DTYPES.items():
+            kind = numpy.dtype(dtype)
+
+            def contributions(kind: numpy.dtype[numpy.generic] = kind) -> list[bytes]:
+                values = dice.standard_normal((WORKERS, size // kind.itemsize)).astype(kind)
+                return [of_one.tobytes() for of_one in values]
+
+            of_cores = [contributions() for _ in range(cores)]
+
+            def sums(core: int, of: list[list[bytes]] = of_cores, dtype: DType = dtype) -> None:
+                _fanin.summed(of[core], dtype)
+
+            for of, count in (("1", 1), ("all", cores)):
+                rate = _gbps(repeat, count, WORKERS * size, sums)
+                found.setdefault(f"{name}, {of}", []).append(rate)
+        source = numpy.ones(WORKERS * size, numpy.uint8)
+        target = numpy.empty_like(source)
+
+        def copy(_: int, to: numpy.ndarray = target, of: numpy.ndarray = source) -> None:
+            numpy.copyto(to, of)
+
+        rate = _gbps(repeat, 1, source.nbytes, copy)
+        found.setdefault("memcpy, 1", []).append(rate)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        names = [*DTYPES.values(), "memcpy"]
+        for at, (cores_of, label) in enumerate((("1", "1 core"), ("all", f"all {cores} cores"))):
+            there = [name for name in names if f"{name}, {cores_of}" in found]
+            medians = [Spread.of(found[f"{name}, {cores_of}"]).median for name in there]
+            places = [names.index(name) + 0.4 * at for name in there]
+            axes.bar(places, medians, 0.38, label=label)
+        axes.axhline(NIC_GBPS, **PAPER, label="the paper's NIC")
+        # A copy has one bar and a sum has two: the name is below their middle.
+        middles = [
+            place + (0.2 if f"{name}, all" in found else 0) for place, name in enumerate(names)
+        ]
+        axes.set_xticks(middles, names)
+        title = f"{WORKERS} contributions, packet by packet"
+        finish(axes, "", "Gbit/s of contributions", title)
+
+    findings = []
+    for name in DTYPES.values():
+        one, every = (found[f"{name}, {cores_of}"] for cores_of in ("1", "all"))
+        findings += [
+            Finding(
+                "Fig. 9(b)",
+                f"{name}: what all {cores} cores of this machine sum (the paper's have 32)",
+                "more than 200 Gbit/s, and so more than the NIC's 100",
+                Spread.of(every),
+                holds=at_least(NIC_GBPS),
+                unit="Gbit/s",
+            ),
+            Finding(
+                "§5",
+                f"{name}: cores of this machine that sum 100 Gbit/s",
+                "fewer than 3",
+                Spread.of([NIC_GBPS / rate for rate in one]),
+                holds=at_most(CORES_MAX),
+            ),
+        ]
+    by_memcpy = {
+        name: Spread.of(
+            [a / b for a, b in zip(found[f"{name}, 1"], found["memcpy, 1"], strict=True)]
+        ).median
+        for name in DTYPES.values()
+    }
+    return Outcome(findings, draw, {"gbps": found, "one core by memcpy": by_memcpy})
+
+
+def _gbps(repeat: int, cores: int, size: int, work: Callable[[int], None]) -> float:
+    """Return how fast so many cores at once are, each with so many bytes, the best of some tries.
+
+    By how long a core works for it: what else runs there meanwhile is not in it.
+    """
+
+    def cpu_s(core: int) -> float:
+        began = time.thread_time()
+        work(core)
+        return time.thread_time() - began
+
+    with ThreadPoolExecutor(cores) as pool:
+        tries = [list(pool.map(cpu_s, range(cores))) for _ in range(repeat)]
+    return max(sum(8e-9 * size / of_core for of_core in times) for times in tries)
+
+
+EXPERIMENT = Experiment(
+    "summation", "Sums of a service on this machine (Figure 9b)", run, measures=True
+)

@@ -1,0 +1,129 @@
+"""§4.1.1, Theorem 1: the least time, and the shares with which it is reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fanin_lab.papers.byteps import equations
+from fanin_lab.papers.byteps.plans import UNIT_S, plans
+from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
+from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MACHINES = [4, 8, 16, 32]
+MACHINES_QUICK = [4, 8]
+SHOWN = 8
+"""Machines that train, in the plot of shares: as many as in the paper's Figures 12 and 13."""
+ROUNDING = 1e-9
+"""What two ways to compute the same may differ by, relatively."""
+SAME = Range(1 - ROUNDING, 1 + ROUNDING)
+
+
+def run(lab: Lab) -> Outcome:
+    """Plan for every k from none to n, and beyond, and compare with the equations."""
+    counts = MACHINES_QUICK if lab.quick else MACHINES
+    within = [(n, k) for n in counts for k in range(n + 1)]
+    beyond = [(n, n + n // 4) for n in counts]
+    found = plans(lab, within + beyond)
+    times = {cluster: plan.time_s / UNIT_S for cluster, plan in found.items()}
+    shares = {c: (p.shares["w0"], p.shares.get("s0", 0.0)) for c, p in found.items()}
+    off_time = max(abs(times[c] / equations.optimal(*c) - 1) for c in within)
+    off_share = max(
+        max(abs(gpu - equations.gpu_share(*c)), abs(cpu - equations.cpu_share(*c)) if c[1] else 0.0)
+        for c, (gpu, cpu) in ((c, shares[c]) for c in within)
+    )
+    off_whole = max(abs(sum(plan.shares.values()) - 1) for plan in found.values())
+    # What the link of a machine that only sums carries, by what one that trains does.
+    links = [n * shares[n, k][1] / (1 + (n - 2) * shares[n, k][0]) for n, k in within if 0 < k < n]
+    more = [times[cluster] / times[cluster[0], cluster[0]] for cluster in beyond]
+    rings = [found[n, 0].time_s / found[n, 0].ring_s for n in counts]
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        for at, n in enumerate(counts):
+            ks = range(n + 1)
+            left.plot([k / n for k in ks], [equations.optimal(n, k) for k in ks], color=f"C{at}")
+            label = f"n = {n}"
+            left.plot([k / n for k in ks], [times[n, k] for k in ks], f"C{at}.", label=label)
+            left.plot([1.25], [times[n, n + n // 4]], f"C{at}.")
+        left.axhline(1, color="grey", linestyle=":", label="M / B: every byte once")
+        left.set_ylim(0.9)
+        finish(left, "k / n", "time (M / B)", "Eq. 6 (lines) and fanin plan (dots)")
+        ks = range(SHOWN + 1)
+        for at, (name, share, of) in enumerate(
+            (
+                ("trains (Eq. 2)", 0, equations.gpu_share),
+                ("only sums (Eq. 1)", 1, equations.cpu_share),
+            )
+        ):
+            there = [k for k in ks if k or not share]
+            right.plot(there, [100 * of(SHOWN, k) for k in there], color=f"C{at}")
+            planned = [100 * shares[SHOWN, k][share] for k in there]
+            right.plot(there, planned, f"C{at}o", label=f"a machine that {name}")
+        right.set_ylim(0)
+        finish(right, "k", "share of each tensor (%)", f"n = {SHOWN}")
+
+    return Outcome(
+        [
+            Finding(
+                "Eq. 6, Theorem 1",
+                f"the plan's time, n = {_listed(counts)}, k = 0 to n: largest difference",
+                "none",
+                Spread.of([off_time]),
+                holds=at_most(ROUNDING),
+            ),
+            Finding(
+                "Eqs. 1 and 2",
+                "the plan's shares, the same: largest difference",
+                "none",
+                Spread.of([off_share]),
+                holds=at_most(ROUNDING),
+            ),
+            Finding(
+                "Eq. 5",
+                "the sum of all shares: largest difference from 1",
+                "none",
+                Spread.of([off_whole]),
+                holds=at_most(ROUNDING),
+            ),
+            Finding(
+                "Theorem 1",
+                "t_c by t_g, 0 < k < n, where t_c = n M_SSCPU / B (Eq. 4 as printed lacks the n): "
+                "largest difference from 1",
+                "none",
+                Spread.of([max(abs(link - 1) for link in links)]),
+                holds=at_most(ROUNDING),
+            ),
+            Finding(
+                "Table 1",
+                "k = 0: the plan's time by a ring's",
+                "1",
+                Spread.of(rings),
+                holds=SAME,
+            ),
+            Finding(
+                "§4.1.1",
+                "k = 5n/4: the plan's time by that of k = n",
+                "1: more machines do not help",
+                Spread.of(more),
+                holds=SAME,
+            ),
+        ],
+        draw,
+        {
+            "plans": [
+                {"n": n, "k": k, "time": times[n, k], "gpu_share": gpu, "cpu_share": cpu}
+                for (n, k), (gpu, cpu) in shares.items()
+            ]
+        },
+    )
+
+
+def _listed(counts: list[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
+EXPERIMENT = Experiment("theorem", "The optimal split of the load (Theorem 1, §4.1.1)", run)

@@ -1,0 +1,245 @@
+"""Training on the paper's machines: Figures 13, 15 and 16 (§7.2, §7.4), layer by layer.
+
+A machine has eight GPUs, which compute alike, and its gradients are one GPU's. What the paper does
+not give is swept: how fast a V100 computes, batches, whether the next forward pass waits for all
+parameters or each layer for its own, and what the inside of a machine leaves of all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fanin_lab.papers.byteps import equations, inside
+from fanin_lab.papers.byteps.cluster import (
+    NIC_GBPS,
+    PARTITION_BYTES,
+    RING,
+    Cluster,
+    finished_s,
+)
+from fanin_lab.papers.byteps.plans import plans
+from fanin_lab.papers.lab import Lab, Report, Scenario
+
+FLOPS = (5e12, 1e13, 2e13)
+"""Of a GPU, in a second."""
+SLOW, USUAL, FAST = COMPUTINGS = range(3)
+"""Of `FLOPS`, and of each model's batches."""
+PLAYED_MB, PLAYED_QUICK_MB = 8.0, 2.0
+"""To what a model's gradients are scaled down."""
+ITERATIONS = 2
+"""All alike, where none begins before the last has ended."""
+ITERATIONS_OVERLAPPING = 6
+"""Of which the first is longer, and the last four or five count."""
+BASELINE_GBPS = 41.0
+"""Without what §6.2 mends (Table 2), which native PS lacks (§7)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the paper trains."""
+
+    simulated: str
+    """Which of the simulator's models it is."""
+    name: str
+    parameters: float
+    batches: tuple[int, int, int]
+    """Samples of a GPU, in the order of `FLOPS`: from the longest computing to the shortest."""
+    has_servers: bool = True
+    """Whether the paper has native PS for it."""
+    of_sample: float = 1.0
+    """A batch, of a sample of the simulator's."""
+
+
+MODELS = {
+    "resnet50": Model("resnet50", "ResNet-50", 25.6e6, (256, 128, 64)),
+    "vgg16": Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32)),
+    # §7.2: 2 images, in PyTorch, which has no PS (§7.4).
+    "ugatit": Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2), has_servers=False),
+    # Sentences of 32 tokens, and sequences of 128.
+    "transformer": Model("transformer", "Transformer", 63.1e6, (256, 128, 64)),
+    "bert-large": Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16)),
+    # §7.2: 80 tokens; the simulator's sequence has 1,024.
+    "gpt2": Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1), has_servers=False, of_sample=80 / 1024),
+}
+LONG = "gpt2-long"
+PLAYED = {**MODELS, LONG: Model("gpt2", "GPT-2, long", 124.4e6, (8, 8, 8), has_servers=False)}
+LONG_CHANGE = "a batch of 8 sequences of 1,024 tokens"
+LONG_CONTRADICTS = '§7.2: "80 tokens for GPT-2"'
+OVER_COMPUTING = "GPUs of 5, 10 or 20 TFLOP/s with large to small batches"
+OVER_OVERLAP = "BytePS's passes overlapping or not"
+OVER_RING = "all-reduce limited by the inside of machines or by NICs alone"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training."""
+
+    model: str
+    system: str
+    """ "byteps", "ring", "servers", or "whole": servers that have whole variables."""
+    trains: int
+    spares: int = 0
+    gbps: float = NIC_GBPS
+    """Of a machine that trains."""
+    computing: int = USUAL
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its scenario."""
+        text = f"{self.model}-{self.system}-{self.trains}-{self.spares}-{self.gbps:.1f}"
+        return f"{text}-{self.computing}" + ("-overlap" if self.overlap else "")
+
+
+class Trained:
+    """How long iterations take."""
+
+    def __init__(self, lab: Lab, prefix: str, cases: Iterable[Case]):
+        self._quick = lab.quick
+        cases = list(dict.fromkeys(cases))
+        alone = {(case.model, case.computing) for case in cases}
+        self._computing_s = computing_s(lab, prefix, sorted(alone))
+        clusters = {(case.trains, case.spares) for case in cases if case.system == "byteps"}
+        shares = plans(lab, sorted(clusters))
+        self._shares = {
+            of: (plan.shares["w0"], plan.shares.get("s0", 0.0)) for of, plan in shares.items()
+        }
+        one_by_one = [case for case in cases if not case.overlap]
+        runs = lab.play(
+            {f"{prefix}-{case.name}": self._scenario(case) for case in one_by_one},
+            once=True,
+            throughputs=False,
+        )
+        overlapping = [case for case in cases if case.overlap]
+        runs |= lab.play(
+            {f"{prefix}-{case.name}": self._scenario(case) for case in overlapping}, once=True
+        )
+        self._times = {
+            case: runs[f"{prefix}-{case.name}"].spread(self._seconds(case)).median for case in cases
+        }
+
+    def iteration_s(self, case: Case) -> float:
+        """Return how long one takes."""
+        return self._times[case]
+
+    def efficiency(self, case: Case) -> float:
+        """Return what part of linear scaling it reaches."""
+        return self._computing_s[case.model, case.computing] / self._times[case]
+
+    def gain(self, case: Case, other: Case) -> float:
+        """Return how many times as fast as the other one it trains."""
+        return self._times[other] / self._times[case]
+
+    def _scenario(self, case: Case) -> Scenario:
+        scale = _scale(case.model, self._quick)
+        cluster = Cluster(case.trains, case.spares, case.gbps)
+        job = _work(case.model, case.computing, scale)
+        if case.system == "ring":
+            job |= RING
+        elif case.system == "whole":
+            job |= cluster.whole()
+        else:
+            own, spare = (
+                self._shares[case.trains, case.spares]
+                if case.system == "byteps"
+                else (0.0, 1 / case.spares)
+            )
+            job |= cluster.servers(own, spare, PARTITION_BYTES / scale)
+        warm_up_s = 0.0
+        if case.overlap:
+            sent_s = 2 * 32 * PLAYED[case.model].parameters / (1e9 * case.gbps)
+            computed_s = self._computing_s[case.model, case.computing]
+            warm_up_s = (computed_s + sent_s) / scale
+        job |= {
+            "overlap": case.overlap,
+            "iterations": ITERATIONS_OVERLAPPING if case.overlap else ITERATIONS,
+        }
+        title = f"{PLAYED[case.model].name}: {case.system}, n = {case.trains}, k = {case.spares}"
+        return cluster.play(title, job, scale=scale, warm_up_s=warm_up_s)
+
+    def _seconds(self, case: Case) -> Callable[[Report], float]:
+        if not case.overlap:
+            scale = _scale(case.model, self._quick)
+            return lambda report: scale * _each(report)
+
+        batch = PLAYED[case.model].batches[case.computing]
+        return lambda report: batch / float(report["jobs"][0]["training"]["samples_per_s"])
+
+
+def computing_s(
+    lab: Lab, prefix: str, alone: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], float]:
+    """Return how long a model's iteration takes one machine, of which nothing passes a link."""
+
+    def scenario(model: str, computing: int) -> Scenario:
+        work = _work(model, computing, _scale(model, lab.quick))
+        job = {"system": "tcp-ps", **work, "iterations": ITERATIONS}
+        return Cluster(1, 1).play(f"{PLAYED[model].name}, one machine", job)
+
+    names = {
+        (model, computing): f"{prefix}-{model}-alone-{computing}" for model, computing in alone
+    }
+    # Nothing in it is random: every seed would give the same.
+    runs = lab.play({names[one]: scenario(*one) for one in alone}, once=True, throughputs=False)
+    return {
+        one: _scale(one[0], lab.quick) * runs[name].spread(_each).median
+        for one, name in names.items()
+    }
+
+
+def unhidden_s(computing_s: float, case: Case) -> float:
+    """Return how long an iteration takes whose communication begins when all is computed."""
+    ring = case.system == "ring"
+    units = equations.ring(case.trains) if ring else equations.optimal(case.trains, case.spares)
+    return computing_s + units * 32 * PLAYED[case.model].parameters / (1e9 * case.gbps)
+
+
+def _scale(model: str, quick: bool) -> float:
+    played_mb = PLAYED_QUICK_MB if quick else PLAYED_MB
+    return 4 * PLAYED[model].parameters / (played_mb * 1e6)
+
+
+def _work(model: str, computing: int, scale: float) -> dict[str, Any]:
+    it = PLAYED[model]
+    return {
+        "model": it.simulated,
+        "batch": it.batches[computing],
+        "flops": FLOPS[computing] / it.of_sample,
+        "scale": scale,
+    }
+
+
+def _each(report: Report) -> float:
+    return finished_s(report) / ITERATIONS
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the inside of a machine leaves of its NIC to the network, in Gbit/s."""
+
+    byteps: float
+    ring: float
+    servers: float
+
+
+def rates(
+    lab: Lab, prefix: str, kind: str, clusters: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], Rates]:
+    """Ask `fanin topo`, for "nvlink" or "pcie-only", and (n, k).
+
+    BytePS has the strategy that it chooses, native PS the strawman (§4.2.1) or all roots, which
+    §7.3 calls Horovod's hierarchical mode, and all-reduce a ring over all GPUs.
+    """
+    machine = inside.nvlink(NIC_GBPS) if kind == "nvlink" else inside.pcie_only(2, 4, nic=NIC_GBPS)
+    best, straightforward = (
+        ("root=2", "root=all") if kind == "nvlink" else ("assisted", "straightforward")
+    )
+
+    def ask(cluster: tuple[int, int]) -> Rates:
+        n, k = cluster
+        found = inside.told(lab, f"{prefix}-{kind}-{n}-{k}", machine, n, spares=k)
+        return Rates(*(found.rate_gbps(of) for of in (best, "ring", straightforward)))
+
+    return dict(zip(clusters, lab.each("fanin topo", ask, clusters), strict=True))

@@ -1,0 +1,155 @@
+"""§VII-D, Figure 16: communication overhead by how much the workers' rates deviate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
+from fanin_lab.papers.goat.aggregation import NUMBERS, lines
+from fanin_lab.papers.goat.drawn import OVER, SCHEMES, Setting, Traffic, counts, swept
+from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEVIATIONS = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4]
+DEVIATIONS_QUICK = [0.0, 0.1, 0.2]
+WORKERS = [20, 45]
+"""Besides those for which the other figures have numbers: the paper does not give this one's."""
+RIVALS = ("esa", "atp")
+OVER_ALL = f"{OVER}, 20 to 45 workers"
+
+
+def run(lab: Lab) -> Outcome:
+    """Let workers' rates deviate more and more."""
+    deviations = DEVIATIONS_QUICK if lab.quick else DEVIATIONS
+    bases = {topology: Setting(topology, workers) for topology, workers in NUMBERS.items()}
+    kinds = {
+        topology: [
+            *swept(base),
+            *(replace(base, workers=workers) for workers in ([] if lab.quick else WORKERS)),
+        ]
+        for topology, base in bases.items()
+    }
+    asked = [
+        replace(kind, deviation=deviation)
+        for of_one in kinds.values()
+        for kind in of_one
+        for deviation in deviations
+    ]
+    found = counts(lab, asked)
+
+    findings = []
+    for topology, of_one in kinds.items():
+        for scheme in RIVALS:
+            name = SCHEMES[scheme]
+            findings.append(
+                Finding(
+                    "Fig. 16",
+                    ALIKE.format(topology, name),
+                    f"{name} has less",
+                    Spread.over([_alike(found, kind, scheme) for kind in of_one]),
+                    holds=MORE,
+                    unit="x",
+                    swept=OVER_ALL,
+                )
+            )
+            findings.append(
+                Finding(
+                    "Fig. 16",
+                    f"{topology}: {name}'s communication overhead at a deviation of 0.2 by that "
+                    "without",
+                    "increases",
+                    Spread.over([Spread.of(_grows(found, kind, scheme)) for kind in of_one]),
+                    holds=MORE,
+                    unit="x",
+                    swept=OVER_ALL,
+                )
+            )
+            findings.append(
+                Finding(
+                    "Fig. 16",
+                    CROSSING.format(topology, name),
+                    "between 0 and 0.2",
+                    Spread.over([_crossing(found, kind, scheme, deviations) for kind in of_one]),
+                    holds=Range(0.01, 0.2),
+                    swept=OVER_ALL,
+                )
+            )
+
+    def draw(figure: Figure) -> None:
+        rows = figure.subplots(2, 2)
+        figure.set_size_inches(10, 8)
+        for row, (topology, base) in zip(rows, bases.items(), strict=True):
+            for axes, ways in zip(row, ("each", "tree"), strict=True):
+                kind = replace(base, ways=ways)  # type: ignore[arg-type]
+                settings = [replace(kind, deviation=deviation) for deviation in deviations]
+                lines(axes, found, settings, lambda t: t.hops, ["goat", "esa", "atp"], "deviation")
+                title = f"{topology}, ways of {'each worker' if ways == 'each' else 'the job'}"
+                finish(axes, "standard deviation", "communication overhead (GB)", title)
+
+    series = {
+        topology: {
+            scheme: {str(d): _by_goat(found, base, scheme, d) for d in deviations}
+            for scheme in RIVALS
+        }
+        for topology, base in bases.items()
+    }
+    return Outcome(findings, draw, {"overhead by GOAT's": series})
+
+
+ALIKE = "{}, rates alike: GOAT's communication overhead by {}'s"
+CROSSING = "{}: the deviation from which on GOAT has less than {} (0: from the first; 1: never)"
+CHANGE = "all switches next to hosts sum"
+CONTRADICTS = '§VII-D: "20% of the switches"'
+Found = Mapping[Setting, Sequence[Mapping[str, Traffic]]]
+
+
+def why(lab: Lab) -> Sequence[Reason]:
+    """Give every worker a switch that sums beside it, as the paper says of Figure 16."""
+    deviations = DEVIATIONS_QUICK if lab.quick else DEVIATIONS
+    kinds = {t: Setting(t, workers, sums="all near") for t, workers in NUMBERS.items()}
+    found = counts(lab, [replace(kind, deviation=d) for kind in kinds.values() for d in deviations])
+    return [
+        Reason(what.format(topology, SCHEMES[scheme]), CHANGE, ours, CONTRADICTS)
+        for topology, kind in kinds.items()
+        for scheme in RIVALS
+        for what, ours in (
+            (ALIKE, _alike(found, kind, scheme)),
+            (CROSSING, _crossing(found, kind, scheme, deviations)),
+        )
+    ]
+
+
+def _by_goat(found: Found, kind: Setting, scheme: str, deviation: float) -> list[float]:
+    each = found[replace(kind, deviation=deviation)]
+    return [one[scheme].hops / one["goat"].hops for one in each]
+
+
+def _alike(found: Found, kind: Setting, scheme: str) -> Spread:
+    return Spread.of([1 / ratio for ratio in _by_goat(found, kind, scheme, 0.0)])
+
+
+def _grows(found: Found, kind: Setting, scheme: str) -> list[float]:
+    alike, apart = (found[replace(kind, deviation=deviation)] for deviation in (0.0, 0.2))
+    return [b[scheme].hops / a[scheme].hops for a, b in zip(alike, apart, strict=True)]
+
+
+def _crossing(found: Found, kind: Setting, scheme: str, deviations: Sequence[float]) -> Spread:
+    """Return where a rival's overhead by GOAT's, in the median, passes one, between two."""
+    before = None
+    for deviation in deviations:
+        ratio = Spread.of(_by_goat(found, kind, scheme, deviation)).median
+        if ratio >= 1:
+            if before is None:
+                return Spread.of([deviation])
+            last, lower = before
+            return Spread.of([last + (deviation - last) * (1 - lower) / (ratio - lower)])
+        before = deviation, ratio
+    return Spread.of([1.0])
+
+
+EXPERIMENT = Experiment("deviation", "Overhead by the deviation of rates (Figure 16)", run, why)

@@ -1,0 +1,358 @@
+"""§VII-B and §VII-D, packet by packet: what the paper counts is played, scaled, by `fanin sim`.
+
+Models and memories are divided by one factor, and packets, rates and links are as they are: how far
+a worker is ahead of another, in memories, is the same. Nothing is dropped, and no timeout passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most
+from fanin_lab.papers.goat import testbed
+from fanin_lab.papers.goat.aggregation import PARTS
+from fanin_lab.papers.goat.drawn import (
+    COLOURS,
+    DRAWINGS,
+    MEMORY,
+    RATE_BPS,
+    SCHEMES,
+    SIZE,
+    Setting,
+    counts,
+    drawn,
+)
+from fanin_lab.papers.goat.overhead import LOWER
+from fanin_lab.papers.lab import Lab, Report, Spread
+from fanin_lab.papers.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PACKET = 256
+"""Bytes of gradients in a packet: the paper's 64 elements."""
+PART = 16
+"""Packets of a sub-model."""
+SUB_MODEL = Setting("leaf-spine", 1).sub_model
+SCALE = SUB_MODEL / (PART * PACKET)
+PACKETS = PART * -(-SIZE // SUB_MODEL)
+"""Of AlexNet."""
+ROOM = MEMORY // SUB_MODEL * PART
+"""Packets of a switch with 64 MB."""
+WORKERS = 30
+"""A bitmap of ATP's has 32 children, and the first switch that sums may be next to the server."""
+SEEDS = 3
+ENTRY: dict[str, Any] = {
+    "tensors": 1,
+    "in_flight": 1,
+    "elements": PACKET // 4,
+    "congestion_control": False,
+    "timeout": "10s",
+}
+BED_WORKERS = 16
+BED_SCALE = 20
+BED_PACKETS = testbed.SIZES["ResNet-18"] // (BED_SCALE * PACKET)
+BED_ROOM = testbed.MEMORY // (BED_SCALE * PACKET)
+BED_STEP_S = 8 * BED_PACKETS * PACKET / testbed.RATE_BPS
+DEVIATION = 0.2
+"""Of a worker's lateness, by the most that it may be."""
+
+
+def _systems(nodes: Sequence[Sequence[str]] | None) -> Mapping[str, dict[str, Any]]:
+    # Geryon is GOAT's machines with a plan by which the server sums all.
+    return {
+        "goat": {"system": "goat", "nodes": nodes} if nodes else {"system": "goat"},
+        "esa": {"system": "esa"},
+        "atp": {"system": "atp"},
+        "geryon": {"system": "goat", "planner": "server"},
+    }
+
+
+def scenario(setting: Setting, drawing: int, scheme: str, window: int) -> dict[str, Any]:
+    """Return what is drawn of §VII-D, as a scenario, with KRGS's plan."""
+    job = drawn(setting, drawing)
+    network: dict[str, Any] = {"rate": f"{RATE_BPS / 1e9:g}Gbit", "queue": "64MB"}
+    if setting.topology == "leaf-spine":
+        network |= {"topology": "leaf-spine", "leaves": 10, "spines": 10, "hosts": 5}
+    else:
+        network |= {"topology": "fat-tree", "k": 8, "hosts": 6}
+    nodes = None
+    if scheme == "goat":
+        planned = job.workload.plan(setting.planner, drawing)["nodes"]
+        nodes = [["server" if node == job.server else node for node in row] for row in planned]
+    return {
+        "title": f"{SCHEMES[scheme]}, {setting.topology}, {setting.workers} workers",
+        "until": "5s",
+        "interval": "1s",
+        "payload": "sample",
+        "network": network,
+        "switch": {"programmable": list(job.switches), "aggregators": ROOM, "ways": 1},
+        "job": [
+            {
+                **ENTRY,
+                "workers": job.workers,
+                "server": job.server,
+                "tensor": f"{PACKETS * PACKET}B",
+                "window": window or PACKETS,
+                "rates": [f"{rate / 1e6:.3f}Mbit" for rate in job.rates_bps],
+                **_systems(nodes)[scheme],
+            }
+        ],
+    }
+
+
+def on_the_testbed(lateness: float, scheme: str, window: int) -> dict[str, Any]:
+    """Return Exp 3 as a scenario; workers are late by so much of what a gradient takes."""
+    workers = [f"w{worker}" for worker in range(1, BED_WORKERS + 1)]
+    halves = zip(workers, ["s1"] * (BED_WORKERS // 2) + ["s2"] * (BED_WORKERS // 2), strict=True)
+    links = [*halves, ("ps", "s3"), ("s1", "s2"), ("s1", "s3"), ("s2", "s3")]
+    most_s = lateness * BED_STEP_S / DEVIATION
+    plan = {"planner": "krgs", "sub_models": testbed.SIZES["ResNet-18"] // testbed.SUB_MODEL}
+    return {
+        "title": f"{SCHEMES[scheme]} on the testbed, workers late",
+        "until": "10s",
+        "interval": "1s",
+        "payload": "sample",
+        "network": {"topology": "own", "rate": "100Gbit", "queue": "64MB"},
+        "switch": {"aggregators": BED_ROOM, "ways": 1},
+        "node": [
+            *({"kind": "switch", "name": switch} for switch in testbed.SWITCHES),
+            *({"kind": "host", "name": host} for host in [*workers, "ps"]),
+        ],
+        "link": [{"link": list(ends)} for ends in links],
+        "job": [
+            {
+                **ENTRY,
+                "workers": workers,
+                "server": "ps",
+                "tensor": f"{BED_PACKETS * PACKET}B",
+                "window": window or BED_PACKETS,
+                "late": {"most": f"{1e6 * most_s:.3f}us", "deviation": DEVIATION},
+                **_systems(None)[scheme],
+                **(plan if scheme == "goat" else {}),
+            }
+        ],
+    }
+
+
+def run(lab: Lab) -> Outcome:
+    """Play what is drawn first for each seed, and compare with what is counted."""
+    lab = lab.with_seeds(lab.seeds[:SEEDS])
+    topologies = ["leaf-spine"] if lab.quick else ["leaf-spine", "fat-tree"]
+    workers = 10 if lab.quick else WORKERS
+    settings = [Setting(t, workers, deviation) for t in topologies for deviation in (0.2, 0.0)]
+    lateness = testbed.LATENESS[3:4] if lab.quick else testbed.LATENESS
+    played = _played(lab, settings, lateness)
+    found = counts(lab, settings)
+
+    def share(scheme: str, of: Of, window: int) -> list[float]:
+        return [
+            100 * played[of, seed, scheme, window].server / played[of, seed, "geryon", 0].server
+            for seed in lab.seeds
+        ]
+
+    def hops(one: str, other: str, setting: Setting) -> Spread:
+        def ratio(seed: int, window: int) -> float:
+            windows = [0 if scheme == "geryon" else window for scheme in (one, other)]
+            ours, theirs = (
+                played[setting, seed, scheme, each].hops
+                for scheme, each in zip((one, other), windows, strict=True)
+            )
+            return ours / theirs
+
+        return Spread.over(
+            [Spread.of([ratio(seed, window) for seed in lab.seeds]) for window in WINDOWS]
+        )
+
+    def shares(scheme: str, each: Sequence[Of]) -> Spread:
+        return Spread.over(
+            [Spread.of(share(scheme, of, window)) for of in each for window in WINDOWS]
+        )
+
+    findings = [
+        Finding(
+            "Fig. 10",
+            f"testbed, 16 workers, packet by packet: {SCHEMES[scheme]}'s bytes at the server, of "
+            "Geryon's",
+            round(100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"], 2),
+            shares(scheme, lateness),
+            unit="%",
+            swept=f"how late workers are, {OVER}",
+        )
+        for scheme in SHARING
+    ]
+    for setting in settings:
+        where = f"{setting.topology}, {setting.workers} workers, packet by packet"
+        if not setting.deviation:
+            findings.append(
+                Finding(
+                    "Fig. 16",
+                    f"{where}, rates alike: bytes times links, GOAT's by ATP's",
+                    "ATP has less",
+                    hops("goat", "atp", setting),
+                    holds=MORE,
+                    unit="x",
+                    swept=OVER,
+                )
+            )
+            continue
+        findings += [
+            Finding(
+                "Figs. 13, 14",
+                f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
+                PARTS[setting.topology][scheme],
+                shares(scheme, [setting]),
+                unit="%",
+                swept=OVER,
+            )
+            for scheme in SHARING
+            if scheme in PARTS[setting.topology]
+        ]
+        findings += [
+            Finding(
+                "Fig. 15",
+                f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({LOWER[scheme]} % "
+                "lower)",
+                round(1 / (1 - LOWER[scheme] / 100), 2),
+                hops(scheme, "goat", setting),
+                unit="x",
+                swept=OVER,
+            )
+            for scheme in LOWER
+        ]
+        again = {
+            window: [100 * played[setting, seed, "goat", window].again for seed in lab.seeds]
+            for window in WINDOWS
+        }
+        findings += [
+            Finding(
+                "none",
+                f"{where}, {NAMES[window]}: packets that GOAT's workers send again, of all they "
+                "send",
+                "(not the paper's) none, as nothing is lost",
+                Spread.of(again[window]),
+                holds=at_most(1),
+                unit="%",
+                cannot_fail="not the paper's",
+            )
+            for window in WINDOWS
+        ]
+
+    def draw(figure: Figure) -> None:
+        shown = [setting for setting in settings if setting.deviation]
+        *row, last = figure.subplots(1, len(shown) + 1)
+        figure.set_size_inches(4 * (len(shown) + 1), 4.8)
+        for axes, setting in zip(row, shown, strict=True):
+            for at, scheme in enumerate(SHARING):
+                each = found[setting][:: 1 if lab.quick else DRAWINGS]
+                of_all = setting.workers * SIZE
+                bars = [
+                    [100 * one[scheme].server / of_all for one in each],
+                    *(share(scheme, setting, window) for window in WINDOWS),
+                ]
+                for place, (values, alpha) in enumerate(zip(bars, ALPHAS, strict=True)):
+                    spread = Spread.of(values)
+                    axes.bar(
+                        [at + 0.26 * (place - 1)],
+                        [spread.median],
+                        0.25,
+                        yerr=[[spread.median - spread.least], [spread.most - spread.median]],
+                        capsize=3,
+                        color=COLOURS[scheme],
+                        alpha=alpha,
+                    )
+                if scheme in PARTS[setting.topology]:
+                    axes.plot([at - 0.26], PARTS[setting.topology][scheme], "kx", markersize=11)
+            kinds = ["counted by the planner", *(f"played, {name}" for name in NAMES.values())]
+            for kind, alpha in zip(kinds, ALPHAS, strict=True):
+                axes.bar([0], [0], color="grey", alpha=alpha, label=kind)
+            axes.plot([], [], "kx", label="paper, counted")
+            axes.set_xticks(range(len(SHARING)), [SCHEMES[scheme] for scheme in SHARING])
+            axes.set_ylim(0)
+            title = f"{setting.topology}, {setting.workers} workers"
+            finish(axes, "", "at the server, % of Geryon's", title)
+        for scheme in SHARING:
+            for window, style in zip(WINDOWS, ("o-", "s:"), strict=True):
+                values = [Spread.of(share(scheme, late, window)).median for late in lateness]
+                label = f"{SCHEMES[scheme]}, {NAMES[window]}"
+                last.plot(lateness, values, style, color=COLOURS[scheme], label=label)
+            paper = 100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"]
+            last.axhline(paper, color=COLOURS[scheme], linestyle="--", linewidth=2)
+        last.set_xscale("log")
+        last.set_ylim(0)
+        title = "testbed, 16 workers (dashed: the paper)"
+        finish(last, "lateness by a gradient's time", "at the server, % of Geryon's", title)
+
+    series = {
+        f"{of}, seed {seed}, {SCHEMES[scheme]}, {NAMES[window]}": vars(each)
+        for (of, seed, scheme, window), each in played.items()
+    }
+    return Outcome(findings, draw, series)
+
+
+WINDOWS = (0, 64)
+"""Packets that a worker has on its way, or 0: the whole model."""
+NAMES = {0: "windows of the model", 64: "windows of 64 packets"}
+OVER = "windows of the model or of 64 packets"
+ALPHAS = (0.3, 1.0, 0.65)
+SHARING = ("goat", "esa", "atp")
+Of = Setting | float
+"""What is played: a drawn setting, or the testbed with workers that are so late."""
+
+
+def _played(
+    lab: Lab, settings: Sequence[Setting], lateness: Sequence[float]
+) -> dict[tuple[Of, int, str, int], Played]:
+    kinds = [*((scheme, window) for scheme in SHARING for window in WINDOWS), ("geryon", 0)]
+    # Each drawing is a scenario of its own, and on the testbed the seed draws.
+    drawings = {
+        (setting, seed, *kind): scenario(setting, DRAWINGS * seed, *kind)
+        for setting in settings
+        for seed in lab.seeds
+        for kind in kinds
+    }
+    beds = {(late, *kind): on_the_testbed(late, *kind) for late in lateness for kind in kinds}
+
+    def name(*parts: object) -> str:
+        return "-".join(["packets", *(str(part) for part in parts)])
+
+    def of_setting(setting: Setting, seed: int, scheme: str, window: int) -> str:
+        where = (setting.topology, setting.workers, f"{setting.deviation:g}")
+        return name(*where, scheme, window, seed)
+
+    runs = lab.play(
+        {of_setting(*one): each for one, each in drawings.items()}, once=True, throughputs=False
+    )
+    late = lab.play({name("testbed", *one): each for one, each in beds.items()}, throughputs=False)
+    found: dict[tuple[Of, int, str, int], Played] = {
+        one: Played.of(runs[of_setting(*one)].reports[0]) for one in drawings
+    }
+    for one in beds:
+        reports = late[name("testbed", *one)].reports
+        for seed, report in zip(lab.seeds, reports, strict=True):
+            found[one[0], seed, one[1], one[2]] = Played.of(report)
+    return found
+
+
+@dataclass(frozen=True)
+class Played:
+    """What of a run is compared: contributions alone, and not what comes back."""
+
+    server: int
+    """Bytes at the server."""
+    hops: int
+    """Bytes times links."""
+    again: float
+    """Which part of the workers' packets they had sent before."""
+
+    @classmethod
+    def of(cls, report: Report) -> Played:
+        """Read a report."""
+        (job,) = report["jobs"]
+        again = job["retransmissions"] / job["packets_sent"]
+        return cls(job["server_bytes"], job["gradient_hop_bytes"], again)
+
+
+EXPERIMENT = Experiment("packets", "Packet by packet (Figures 13 to 16)", run)

@@ -1,0 +1,224 @@
+"""§VII-C, Exp 4, Figures 11 and 12: gradients a second, and how long 200 epochs take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason
+from fanin_lab.papers.goat.epochs import Epoch, Scheme, Timing, played, throughput
+from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import finish
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WORKERS = [4, 8, 12, 16]
+TIMINGS = [Timing(compute_s, around) for around in (0.0, 0.5) for compute_s in (0.1, 0.3, 1.0)]
+BOUND = [Timing(None, around) for around in (0.0, 0.5)]
+"""Where an epoch of GOAT's is as long as the paper's."""
+GOAT = Scheme("goat")
+PARTS = [0.5, 0.75, 0.9]
+"""K-SGD's K."""
+NOISES = [0.1, 0.2, 0.3, 0.5]
+"""GOAT-Async's."""
+K_SGD = [Scheme("k-sgd", part) for part in PARTS]
+ASYNC = [Scheme("goat-async", noise) for noise in NOISES]
+LATE = "workers late around 0 or 0.5 s"
+OVER_BOUND = f"{LATE}, variances of 0.1 to 0.5"
+OVER = f"batches of 0.1, 0.3 or 1 s, {OVER_BOUND}"
+K = "K of 50, 75 or 90 % of the workers"
+MOST = WORKERS[-1]
+IMAGES_A_SECOND = (512, 668, 766)
+"""GOAT's, K-SGD's and GOAT-Async's, of 16 workers (Figure 11(b))."""
+Figures = Callable[[Sequence[Epoch]], float]
+
+
+def run(lab: Lab) -> Outcome:
+    """Play the epochs of all schemes."""
+    figures: list[tuple[str, str, float, Spread, str]] = [
+        (
+            "Fig. 11(b)",
+            "throughput, GOAT-Async's by GOAT's",
+            1.497,
+            _by(lab, throughput, ASYNC, [GOAT], TIMINGS),
+            OVER,
+        ),
+        (
+            "Fig. 11(b)",
+            "throughput, GOAT-Async's by K-SGD's",
+            1.147,
+            _by(lab, throughput, ASYNC, K_SGD, TIMINGS),
+            f"{OVER}, {K}",
+        ),
+        (
+            "Fig. 11(b)",
+            "throughput, K-SGD's by GOAT's",
+            round(IMAGES_A_SECOND[1] / IMAGES_A_SECOND[0], 2),
+            _by(lab, throughput, K_SGD, [GOAT], TIMINGS),
+            f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
+        ),
+        (
+            "Fig. 12(a)",
+            "time of 200 epochs, GOAT's by GOAT-Async's",
+            2.02,
+            _by(lab, _seconds, [GOAT], ASYNC, TIMINGS),
+            OVER,
+        ),
+        (
+            "Fig. 12(a)",
+            "time of 200 epochs, K-SGD's by GOAT-Async's",
+            round(324 / 207.7, 2),
+            _by(lab, _seconds, K_SGD, ASYNC, TIMINGS),
+            f"{OVER}, {K}",
+        ),
+        (
+            "Fig. 12(a)",
+            "time of 200 epochs, GOAT's by K-SGD's",
+            round(420.4 / 324, 2),
+            _by(lab, _seconds, [GOAT], K_SGD, TIMINGS),
+            f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
+        ),
+        (
+            "Figs. 11, 12",
+            BOUND_THROUGHPUT,
+            1.497,
+            _by(lab, throughput, ASYNC, [GOAT], BOUND),
+            OVER_BOUND,
+        ),
+        (
+            "Figs. 11, 12",
+            BOUND_TIME,
+            2.02,
+            _by(lab, _seconds, [GOAT], ASYNC, BOUND),
+            OVER_BOUND,
+        ),
+    ]
+    findings = [
+        Finding(figure, OF_16.format(what), paper, ours, unit="x", swept=swept)
+        for figure, what, paper, ours, swept in figures
+    ]
+    findings.append(
+        Finding(
+            "Fig. 11",
+            "throughput, GOAT-Async's by the better of the others', for the number of workers "
+            "where that is least",
+            "GOAT-Async has the most",
+            Spread.over(
+                [
+                    Spread.of([_ahead(noise, timing, seed) for seed in lab.seeds])
+                    for noise in ASYNC
+                    for timing in TIMINGS
+                ]
+            ),
+            holds=MORE,
+            unit="x",
+            swept=OVER,
+        )
+    )
+
+    def lines(timing: Timing, scheme: Scheme) -> list[float]:
+        # 64 images are a batch.
+        return [
+            64 * Spread.of([throughput(played(scheme, n, timing, s)) for s in lab.seeds]).median
+            for n in WORKERS
+        ]
+
+    def draw(figure: Figure) -> None:
+        shown = [Timing(0.1, 0.0), *BOUND[:1]]
+        for axes, timing in zip(figure.subplots(1, 2), shown, strict=True):
+            for at, (name, schemes) in enumerate(NAMED.items()):
+                of_schemes = [lines(timing, scheme) for scheme in schemes]
+                low, high = (
+                    [end(of_workers) for of_workers in zip(*of_schemes, strict=True)]
+                    for end in (min, max)
+                )
+                if low != high:
+                    axes.fill_between(WORKERS, low, high, color=f"C{at}", alpha=0.35, label=name)
+                else:
+                    axes.plot(WORKERS, low, f"C{at}o-", label=name)
+            if timing.compute_s is None:
+                for at, paper in enumerate(IMAGES_A_SECOND):
+                    axes.plot([MOST], [paper], "x", color=f"C{at}", markersize=11)
+                axes.plot([], [], "kx", label="paper")
+            axes.set_xticks(WORKERS)
+            axes.set_ylim(0)
+            title = "a batch takes 0.1 s" if timing.compute_s else "an epoch of GOAT's takes 2.1 s"
+            finish(axes, "workers", "images a second", title)
+
+    series = {
+        name: {
+            f"{timing}": {f"{scheme}": lines(timing, scheme) for scheme in schemes}
+            for timing in [*TIMINGS, *BOUND]
+        }
+        for name, schemes in NAMED.items()
+    }
+    return Outcome(findings, draw, {"workers": WORKERS, "images a second": series})
+
+
+def why(lab: Lab) -> Sequence[Reason]:
+    """Let workers be as late as on the testbed elsewhere."""
+    later = [replace(timing, most_s=1.83) for timing in BOUND]
+    return [
+        Reason(OF_16.format(what), CHANGE, spread, CONTRADICTS)
+        for what, spread in (
+            (BOUND_THROUGHPUT, _by(lab, throughput, ASYNC, [GOAT], later)),
+            (BOUND_TIME, _by(lab, _seconds, [GOAT], ASYNC, later)),
+        )
+    ]
+
+
+OF_16 = "16 workers: {}"
+BOUND_THROUGHPUT = (
+    "throughput, GOAT-Async's by GOAT's, where an epoch of GOAT's takes the paper's 2.1 s"
+)
+BOUND_TIME = (
+    "time of 200 epochs, GOAT's by GOAT-Async's, where an epoch of GOAT's takes the paper's 2.1 s"
+)
+CHANGE = "workers late by up to 1.83 s, the asynchronicity of Exp 3"
+CONTRADICTS = '§VII-C: "ratio in [0, 1] seconds"'
+NAMED: dict[str, Sequence[Scheme]] = {
+    "GOAT": [GOAT],
+    "K-SGD, K of 50 to 90 %": K_SGD,
+    "GOAT-Async, variance of 0.1 to 0.5": ASYNC,
+}
+
+
+def _by(
+    lab: Lab,
+    figure: Figures,
+    ones: Sequence[Scheme],
+    others: Sequence[Scheme],
+    timings: Sequence[Timing],
+) -> Spread:
+    """Return the ratios of a figure of 16 workers, of each pair of schemes."""
+
+    def ratio(one: Scheme, other: Scheme, timing: Timing, seed: int) -> float:
+        return figure(played(one, MOST, timing, seed)) / figure(played(other, MOST, timing, seed))
+
+    return Spread.over(
+        [
+            Spread.of([ratio(one, other, timing, seed) for seed in lab.seeds])
+            for one in ones
+            for other in others
+            for timing in timings
+        ]
+    )
+
+
+def _seconds(epochs: Sequence[Epoch]) -> float:
+    return epochs[-1].ends_s
+
+
+def _ahead(scheme: Scheme, timing: Timing, seed: int) -> float:
+    return min(
+        throughput(played(scheme, workers, timing, seed))
+        / max(throughput(played(other, workers, timing, seed)) for other in (GOAT, *K_SGD))
+        for workers in WORKERS
+    )
+
+
+EXPERIMENT = Experiment(
+    "throughput", "Training that does not wait for the last (Figures 11 and 12)", run, why
+)

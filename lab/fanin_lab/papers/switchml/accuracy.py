@@ -1,0 +1,54 @@
+"""§4.6, Appendix E, Figures 2 and 11: training with sums of integers that are scaled by block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fanin_lab.papers import training
+from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
+from fanin_lab.papers.lab import Lab
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAMES = {"float32": "sums of float32", "scaled": "SwitchML: integers, scaled by block (§4.6)"}
+
+
+def run(lab: Lab) -> Outcome:
+    """Train from the same beginnings, with sums of float32 and with SwitchML's."""
+    found = training.curves(lab, {"float32": training.plainly, "scaled": _switchml})
+
+    def draw(figure: Figure) -> None:
+        training.draw_curves(figure, found, NAMES)
+
+    findings = []
+    for task, ways in found.items():
+        aim = training.tasks()[task].aim
+        differs = training.differs(ways["scaled"], ways["float32"])
+        later = training.later(ways["scaled"], ways["float32"], aim)
+        findings += [
+            Finding(
+                "§4.6, Figs. 2, 11",
+                f"{task}: accuracy with integers scaled by block, less that with float32",
+                "similar: within 1 %, with any seed",
+                differs,
+                holds=Range(-1, 1),
+                unit="%",
+            ),
+            Finding(
+                "§4.6, Figs. 2, 11",
+                f"{task}: epochs until {100 * aim:g} % are right, more than with float32",
+                "a similar number: at most one more, with any seed",
+                later,
+                holds=at_most(1),
+            ),
+        ]
+    return Outcome(findings, draw, {"accuracy": found})
+
+
+def _switchml(_task: str, seed: int) -> training.Summed:
+    job = training.Job("switchml", training.WORKERS, seed)
+    return lambda gradients: job.sum(gradients)[0]
+
+
+EXPERIMENT = Experiment("accuracy", "Training with SwitchML's sums (Figures 2 and 11)", run)

@@ -1,0 +1,298 @@
+"""`fanin netlab`: links that are there, are shaped, lose packets, and go away again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from fanin_lab import netlab
+from fanin_lab.netlab import (
+    INTERFACE,
+    RACKS_MAX,
+    SERVER,
+    SPARES_MAX,
+    SWITCH,
+    SWITCH_ADDRESS,
+    WORKERS_MAX,
+    Netlab,
+    NetlabError,
+    address,
+)
+from laboratory import NAME, needs_lab
+from ranks import DEADLINE, wait_until
+
+pytestmark = pytest.mark.usefixtures("laboratory_cleared")
+
+# Answers each datagram with what it was, to whom it came from.
+ECHO = f"""
+import socket
+echo = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+echo.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
+echo.bind(("{SWITCH_ADDRESS}", 7))
+print("ready", flush=True)
+while True:
+    echo.sendto(*echo.recvfrom(65535))
+"""
+
+# Sends trains of 10 datagrams, one system call each, and prints how many datagrams came back.
+TRAINS = f"""
+import socket, sys
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+out.setsockopt(socket.SOL_UDP, 103, 100)  # UDP_SEGMENT
+out.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
+for _ in range(int(sys.argv[1])):
+    out.sendto(bytes(1000), ("{SWITCH_ADDRESS}", 7))
+back = 0
+out.settimeout(2)
+try:
+    while back < 10 * int(sys.argv[1]):
+        back += len(out.recv(2000)) == 100
+except TimeoutError:
+    pass
+print(back)
+"""
+
+
+# Prints the addresses that refuse a connection to a port where nobody listens: they are there.
+KNOCK = """
+import socket, sys
+for address in sys.argv[1:]:
+    try:
+        socket.create_connection((address, 9), timeout=5)
+    except ConnectionRefusedError:
+        print(address)
+"""
+
+
+def fanin(*arguments: str, **keywords: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fanin", "netlab", *arguments]
+    return subprocess.run(
+        command, timeout=DEADLINE, check=False, capture_output=True, text=True, **keywords
+    )
+
+
+def echoed(lab: Netlab, trains: int) -> int:
+    """How many of ten times so many datagrams go from w0 to the switch and back."""
+    server = lab.popen(SWITCH, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        client = lab.popen(
+            "w0", [sys.executable, "-c", TRAINS, str(trains)], stdout=subprocess.PIPE, text=True
+        )
+        return int(client.communicate(timeout=DEADLINE)[0])
+    finally:
+        server.kill()
+        server.communicate()
+
+
+@needs_lab
+def test_packets_go_through_and_the_laboratory_goes_away() -> None:
+    up = fanin("up", "--name", NAME, "--workers", "2", "--mtu", "1400")
+    assert up.returncode == 0, up.stderr
+    lab = Netlab(2, name=NAME)
+    assert echoed(lab, 3) == 30
+    shown = fanin("exec", "--name", NAME, "w1", "--", "ip", "-json", "address", "show", INTERFACE)
+    (link,) = json.loads(shown.stdout)
+    assert (link["mtu"], link["addr_info"][0]["local"]) == (1400, netlab.address("w1"))
+    assert fanin("exec", "--name", NAME, "w1", "--", "sh", "-c", "exit 7").returncode == 7
+    down = fanin("down", "--name", NAME)
+    assert (down.returncode, down.stdout) == (0, "removed w0 w1 sw\n")
+    assert netlab.members(NAME) == []
+    again = fanin("down", "--name", NAME)
+    assert (again.returncode, again.stdout) == (0, "there was no laboratory\n")
+
+
+@needs_lab
+def test_workers_of_two_racks_reach_their_switch_the_server_and_each_other() -> None:
+    with Netlab(3, racks=2, rate_bps=50_000_000, name=NAME) as lab:
+        there = ["w0", "w1", "w2", "sw0", "sw1", SERVER]
+        assert netlab.members(NAME) == there
+        assert [lab.switch_of(i) for i in range(3)] == ["sw0", "sw0", "sw1"]
+        addresses = [address(member) for member in there[3:]]
+        others = [*addresses, netlab.address("w1")]
+        knocking = lab.popen(
+            "w2", [sys.executable, "-c", KNOCK, *others], stdout=subprocess.PIPE, text=True
+        )
+        assert knocking.communicate(timeout=DEADLINE)[0].split() == others
+        for member, interface in (
+            ("w2", INTERFACE),
+            ("sw1", "w2"),
+            ("sw1", "uplink"),
+            (SERVER, "sw1"),
+        ):
+            command = ["tc", "-n", lab.namespace(member), "-j", "qdisc", "show", "dev", interface]
+            (qdisc,) = json.loads(subprocess.check_output(command))
+            assert (qdisc["kind"], qdisc["options"]["rate"]) == ("tbf", 50_000_000 / 8)
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+        assert all(worker["connected"] for worker in state["workers"])
+        assert [bridge["address"] for bridge in state["bridges"]] == addresses
+    assert netlab.members(NAME) == []
+    with pytest.raises(NetlabError, match="3 racks of 2 workers"):
+        Netlab(2, racks=3, name=NAME)
+
+
+@needs_lab
+def test_links_are_shaped_both_ways() -> None:
+    with Netlab(2, rate_bps=50_000_000, queue_bytes=200_000, name=NAME) as lab:
+        for member, interface in (("w1", INTERFACE), (SWITCH, "w1")):
+            tc = ["tc", "-n", lab.namespace(member), "-j", "-r"]
+            command = [*tc, "qdisc", "show", "dev", interface]
+            (qdisc,) = json.loads(subprocess.check_output(command))
+            assert (qdisc["kind"], qdisc["options"]["rate"]) == ("tbf", 50_000_000 / 8)
+            assert qdisc["options"]["limit"] == 200_000
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+    assert state["switch"]["address"] == SWITCH_ADDRESS
+    for worker in state["workers"]:
+        assert worker["connected"]
+        assert (worker["up_rate_bps"], worker["down_rate_bps"]) == (50_000_000, 50_000_000)
+    with pytest.raises(NetlabError, match="no link has a rate"):
+        Netlab(2, queue_bytes=200_000, name=NAME)
+    Netlab(2, rate_bps=50_000_000, queue_bytes=9014, mtu=9000, name=NAME)
+    with pytest.raises(NetlabError, match="with an MTU of 9000 it needs 9014"):
+        Netlab(2, rate_bps=50_000_000, queue_bytes=9013, mtu=9000, name=NAME)
+
+
+@needs_lab
+def test_spare_machines_have_one_link_and_each_link_the_rate_that_it_is_told() -> None:
+    rates = ("--rate", "100mbit", "--rate-of", "w1=50mbit", "--spare-rate", "200mbit")
+    up = fanin("up", "--name", NAME, "--workers", "2", "--spares", "2", *rates)
+    assert up.returncode == 0, up.stderr
+    assert "2 spare machines, s0 at 10.77.0.209 to s1 at 10.77.0.210" in up.stdout
+    state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+    assert [worker["name"] for worker in state["workers"]] == ["w0", "w1"]
+    assert [spare["address"] for spare in state["spares"]] == ["10.77.0.209", "10.77.0.210"]
+    machines = [*state["workers"], *state["spares"]]
+    assert all(machine["connected"] for machine in machines)
+    for way in ("up_rate_bps", "down_rate_bps"):
+        found = [machine[way] for machine in machines]
+        assert found == [100_000_000, 50_000_000, 200_000_000, 200_000_000]
+    others = [netlab.address(member) for member in ("w0", "w1", "s1", SWITCH)]
+    knock = (sys.executable, "-c", KNOCK, *others)
+    assert fanin("exec", "--name", NAME, "s0", "--", *knock).stdout.split() == others
+    shown = fanin("status", "--name", NAME).stdout.splitlines()
+    assert [line.split()[0] for line in shown[:5]] == [SWITCH, "w0", "w1", "s0", "s1"]
+    assert "up 200mbit, down 200mbit" in shown[3]
+    assert fanin("down", "--name", NAME).stdout == "removed w0 w1 s0 s1 sw\n"
+
+
+@needs_lab
+def test_spare_machines_stand_above_racks() -> None:
+    with Netlab(2, racks=2, spares=1, name=NAME) as lab:
+        others = [netlab.address(member) for member in ("w0", "w1", "sw0", SERVER)]
+        knocking = lab.popen(
+            "s0", [sys.executable, "-c", KNOCK, *others], stdout=subprocess.PIPE, text=True
+        )
+        assert knocking.communicate(timeout=DEADLINE)[0].split() == others
+        assert netlab.members(NAME) == ["w0", "w1", "s0", "sw0", "sw1", SERVER]
+
+
+def test_more_than_there_is_room_for_and_rates_of_nobody_are_refused() -> None:
+    with pytest.raises(NetlabError, match=f"209 workers: a laboratory has 1 to {WORKERS_MAX}"):
+        Netlab(209)
+    with pytest.raises(NetlabError, match=f"33 spare machines: .* up to {SPARES_MAX}"):
+        Netlab(1, spares=33)
+    with pytest.raises(NetlabError, match="a rate of spare machines, and there is none"):
+        Netlab(1, spare_rate_bps=10**9)
+    with pytest.raises(NetlabError, match="a rate of w2: the machines are w0 w1 s0"):
+        Netlab(2, spares=1, rates={"w2": 10**9})
+    most = Netlab(WORKERS_MAX, spares=SPARES_MAX, racks=RACKS_MAX).rates
+    addresses = {netlab.address(member) for member in [*most, "sw0", f"sw{RACKS_MAX - 1}", SERVER]}
+    assert len(addresses) == WORKERS_MAX + SPARES_MAX + 3
+
+
+@needs_lab
+def test_links_lose_single_packets_of_a_train() -> None:
+    with Netlab(1, loss=0.2, name=NAME) as lab:
+        back = echoed(lab, 40)
+        state = netlab.describe(NAME)
+    assert (state["workers"][0]["up_loss"], state["workers"][0]["down_loss"]) == (0.2, 0.2)
+    # Of 400 packets out and 320 back, 144 are expected to be lost, give or take 10; if trains were
+    # lost as one, it could be 80 at most.
+    assert 80 < state["packets_lost"] <= 400 - back
+
+
+@needs_lab
+def test_up_replaces_what_there_is_and_down_clears_what_is_half_built() -> None:
+    Netlab(3, name=NAME).up()
+    Netlab(1, name=NAME).up()
+    assert netlab.members(NAME) == ["w0", SWITCH]
+    # As after a crash: a namespace with no link, none for the switch, and something running.
+    netlab.down(NAME)
+    half = f"fanin-{NAME}-w4"
+    subprocess.run(["ip", "netns", "add", half], check=True)
+    left = subprocess.Popen(["ip", "netns", "exec", half, "sleep", "1000"])
+    wait_until(lambda: netlab.processes(NAME, "w4") == [left.pid], "it runs")
+    assert "missing" in fanin("status", "--name", NAME).stdout
+    assert fanin("down", "--name", NAME).stdout == "removed w4\n"
+    assert left.wait(DEADLINE) == -signal.SIGTERM
+    assert netlab.members(NAME) == []
+
+
+@needs_lab
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_and_an_exception_leave_no_laboratory(sent: signal.Signals) -> None:
+    program = f"""
+import time
+from fanin_lab.netlab import Netlab
+with Netlab(1, name={NAME!r}):
+    print("up", flush=True)
+    time.sleep(1000)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert netlab.members(NAME)
+    process.send_signal(sent)
+    process.communicate(timeout=DEADLINE)
+    assert netlab.members(NAME) == []
+    with pytest.raises(ZeroDivisionError), Netlab(1, name=NAME):
+        _ = 1 / 0
+    assert netlab.members(NAME) == []
+
+
+@needs_lab
+def test_a_laboratory_that_is_there_is_not_replaced_unasked() -> None:
+    up = ("up", "--name", NAME, "--workers", "1")
+    assert fanin(*up).returncode == 0
+    try:
+        refused = fanin(*up)
+        assert refused.returncode == 1
+        assert "there is a laboratory (w0 sw)" in refused.stderr
+        assert "--replace" in refused.stderr
+        assert fanin(*up, "--replace").returncode == 0
+    finally:
+        fanin("down", "--name", NAME)
+
+
+@needs_lab
+def test_what_is_not_there_is_named() -> None:
+    missing = fanin("exec", "--name", NAME, "w0", "--", "true")
+    assert missing.returncode == 1
+    assert missing.stderr.count("\n") == 1
+    assert "fanin netlab up" in missing.stderr
+    assert fanin("up", "--name", NAME, "--workers", "1", "--rate", "fast").returncode == 2
+    unclear = fanin("up", "--name", NAME, "--workers", "1", "--rate-of", "w0")
+    assert unclear.returncode == 2
+    assert "write w3=500mbit" in unclear.stderr
+
+
+def test_without_root_or_tools_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 1000)
+        with pytest.raises(NetlabError, match="sudo"):
+            Netlab(1, name=NAME).up()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NetlabError, match="apt-get install -y iproute2 nftables"):
+        Netlab(1, loss=0.1, name=NAME).up()
