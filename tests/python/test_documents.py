@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -106,3 +107,22 @@ def test_every_flag_variable_and_target_that_a_page_names_exists() -> None:
             if target not in targets
         ]
     assert wrong == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    sections = tomllib.loads((ROOT / "website/nav.toml").read_text())["section"]
+    entries = [entry for section in sections for entry in section["pages"]]
+    pages = [entry if isinstance(entry, str) else entry["page"] for entry in entries]
+    assert len(pages) == len(set(pages)), sorted({page for page in pages if pages.count(page) > 1})
+    # The README is the site's first page; these are the others that the site has.
+    of_site = {file for file in PAGES if file.startswith(("docs/", "website/"))}
+    assert set(pages) == of_site | {"ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+
+
+def test_a_page_of_the_site_has_one_title() -> None:
+    sections = tomllib.loads((ROOT / "website/nav.toml").read_text())["section"]
+    for section in sections:
+        for entry in section["pages"]:
+            page, title = (entry, None) if isinstance(entry, str) else entry.values()
+            has_heading = (ROOT / page).read_text().startswith("# ")
+            assert has_heading == (title is None), page
