@@ -4,9 +4,9 @@
 //! parameters, and answers with those. Nobody waits for anybody. With the same order of exchanges the parameters are those of a
 //! parameter server that runs the optimizer (Theorem 2).
 //!
-//! A [`store`] holds models in pieces. A piece is the unit of everything: of order between workers, of what is added once
-//! whatever is sent again, and of what a [`snapshot`] keeps with its checksum. Parameters travel by TCP, in order and whole: there
-//! is nothing here to be summed on the way.
+//! `store` holds models in pieces. A piece is the unit of everything: the order between workers holds
+//! for a piece, a piece's delta is added once whatever is sent again, and `snapshot` keeps a checksum
+//! of each piece. Parameters travel by TCP, in order and whole: nothing is summed on the way.
 //!
 //! Deliberately absent: collectives, jobs, Python.
 #![forbid(unsafe_code)]

@@ -1,7 +1,7 @@
 //! ATP: best-effort aggregation of many jobs in many racks (Lao et al., NSDI 2021).
 //!
 //! The way of a fragment: a worker cuts its tensors into fragments, numbers them in one stream, and sends each with its
-//! [`Directions`](fanin_wire::Directions) to its rack's [`AtpSwitch`]. The switch adds fragments of the same sequence number
+//! [`Directions`] to its rack's [`AtpSwitch`]. The switch adds fragments of the same sequence number
 //! in an *aggregator*, if the one that the fragment hashes to is free, and sends the sum on towards the job's [`AtpServer`];
 //! if it is not free, the fragment goes on as it is. A switch of the next level does the same with what comes from below.
 //! The server adds whatever arrives, whole sums, partial ones and single fragments, until every worker is in, and answers with

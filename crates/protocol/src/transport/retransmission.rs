@@ -10,7 +10,8 @@ use crate::machine::Instant;
 pub struct RetransmissionConfig {
     /// No sooner than this after the mean round trip.
     pub floor: Duration,
-    /// Never later than this, however often it was in vain, and half as much where others wait, too ([`RoundTrip::spread`]).
+    /// No later than this, however often it was in vain; where others wait too, up to half as much
+    /// again (`RoundTrip::spread`).
     pub ceiling: Duration,
 }
 
