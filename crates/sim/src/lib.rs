@@ -4,13 +4,13 @@
 //! protocols do to a network, and what a network does to them. [`workload`] puts jobs on it, and
 //! [`scenario_file`] reads what `fanin sim` plays.
 //!
-//! A small world for SwitchML's faults alone stands beside it. Its network loses, duplicates, reorders
-//! and delays. Its workers crash; its services restart, or die for good and are taken over by others.
-//! A [`Scenario`] of this world is drawn from a seed; [`run`] plays it and returns what the checker
-//! found wrong, if anything.
+//! A small world for SwitchML's faults alone stands beside it. Its network loses, duplicates,
+//! reorders and delays. Its workers crash; its services restart, or die for good and are taken over
+//! by others. A [`Scenario`] of this world is drawn from a seed; [`run`] plays it and returns what
+//! the checker found wrong, if anything.
 //!
-//! The same seed plays the same way on every machine: nothing here reads a clock, an address or a hash
-//! map's order.
+//! The same seed plays the same way on every machine: nothing here reads a clock, an address or a
+//! hash map's order.
 //!
 //! Deliberately absent: sockets, threads.
 #![forbid(unsafe_code)]
