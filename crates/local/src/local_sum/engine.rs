@@ -132,7 +132,7 @@ impl Engine {
         read || sum || contribute
     }
 
-    /// What each task waits for; `None` for one that has nothing to do.
+    /// The wishes of each task; `None` for one that has nothing to do.
     fn wishes(&self) -> [Option<[Option<Wish>; 2]>; 3] {
         let layout = &self.shared.memory.layout;
         // Free when the one before in its place is not needed any more.
@@ -140,7 +140,7 @@ impl Engine {
             |gate: usize, unit: u64, places: usize| Some((gate, (unit + 1).saturating_sub(places as u64)));
         let Cursor { blocks, segments, .. } = self.contribute;
         let contribute = self.item(self.contribute.item).map(|item| {
-            // What is only moved is written to where it is read.
+            // Bytes that are only moved are written to where they are read.
             let place = || free(READ, segments, layout.segments);
             [free(SUMMED, blocks, layout.contributions), if item.kind.adds() { None } else { place() }]
         });
@@ -167,7 +167,8 @@ impl Engine {
         &mut self.items[(number - first) as usize]
     }
 
-    /// Writes this rank's part of a block, but for what it sums itself; or what it has for the others.
+    /// Writes this rank's part of a block, but for what it sums itself; or what it has for the
+    /// others.
     fn contribute(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.contribute);
@@ -190,7 +191,8 @@ impl Engine {
         } else if let Some(own) = *own {
             let Stretch { of_tensor, of_segment, .. } = segment.of(own);
             // SAFETY: the gate READ was open for the segment that was in this place, and CONTRIBUTED is not yet told. Of several that
-            // write, each has a place of its own, but for ranks that disagree: what these have written nobody reads.
+            // write, each has a place of its own, but for ranks that disagree: what these have
+            // written nobody reads.
             let place = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
             place.copy_from_slice(&tensors[own].as_bytes()[bytes(cut.dtype, of_tensor)]);
         }
@@ -200,7 +202,8 @@ impl Engine {
         self.contribute = at;
     }
 
-    /// Adds up this rank's column of a block, if there is something to add, and hands a whole segment on.
+    /// Adds up this rank's column of a block, if there is something to add, and hands a whole
+    /// segment on.
     fn sum(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.sum);
@@ -215,7 +218,7 @@ impl Engine {
         }
         let Item { tensors, cut, op, kind, .. } = &mut *item;
         let segment = cut.segment(at.segment);
-        // Where there are other machines, the mean is taken of the whole sum, when it is read.
+        // If there are other machines, the mean is taken of the whole sum, when it is read.
         let divisor = (*op == Op::Average && !networked).then_some(world_size as u32);
         let mut offset = cut.piece_offset(memory.me);
         let piece = if kind.adds() { Some(cut.piece(segment, memory.me, at.block)) } else { None };
@@ -331,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// What the tasks wait for now.
+    /// The wishes of the tasks now.
     fn shut(&self) -> Vec<Wish> {
         let wishes = self.wishes().into_iter().flatten().flatten().flatten();
         wishes.filter(|(gate, until)| self.shared.memory.gate(*gate).open() < *until).collect()
@@ -367,7 +370,8 @@ impl Engine {
         let Some(first) = self.items.front() else { return };
         let waited = first.submitted.max(self.progressed).elapsed();
         let timeout = Duration::from_nanos(self.shared.timeout_nanos.load(Ordering::Relaxed));
-        // Whoever waits for the network alone is looked after by it, as long as that may take. After that he is stopped.
+        // The network looks after a rank that waits for it alone, as long as that may take. After
+        // that he is stopped.
         let by_network = memory.group.networked && waited < timeout.saturating_mul(2);
         let by_ranks: Vec<Wish> =
             shut.iter().copied().filter(|(gate, _)| *gate != READY || !by_network).collect();
@@ -381,7 +385,7 @@ impl Engine {
         self.shared.end(Ending::Timeout(memory.group.ranks[memory.me]));
     }
 
-    /// What the end is to this rank.
+    /// The error that the end is to this rank.
     fn error(&self, ending: Ending) -> LocalError {
         let memory = &self.shared.memory;
         match ending {
