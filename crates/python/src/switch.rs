@@ -27,20 +27,24 @@ const LINGER_MAX: Duration = Duration::from_secs(3600);
 
 /// A switch inside this process, on threads of its own.
 ///
-/// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which. `pool_units` is the memory
-/// for all jobs together, in units of 256 elements; a rank whose machine does not answer for `heartbeat_timeout` seconds is expelled. With the
-/// `protocol` "atp" or "goat" it is a switch of that and its server, which listens on this machine's loopback alone. With `secret_file` it serves those alone who know the
-/// secret in that file.
+/// `listen` is host:port for TCP and UDP; port 0 takes a free one, and `address` tells which.
+/// `pool_units` is the memory for all jobs together, in units of 256 elements; a rank whose machine
+/// does not answer for `heartbeat_timeout` seconds is expelled. With the `protocol` "atp" or "goat"
+/// it is a switch of that and its server, which listens on this machine's loopback alone. With
+/// `secret_file` it serves those alone who know the secret in that file.
 ///
-/// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
+/// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of
+/// its range.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Switch {
     address: SocketAddr,
     fingerprint: Fingerprint,
     running: Mutex<Option<Running>>,
-    /// Held while it is stopped, without the interpreter: who stops it as well waits, and who asks it something does not.
+    /// Held while it is stopped, without the interpreter: who stops it as well waits, and who asks
+    /// it something does not.
     stopping: Mutex<()>,
-    /// The process that started it. A fork of it has none of its threads, and could only wait for them.
+    /// The process that started it. A fork of it has none of its threads, and could only wait for
+    /// them.
     owner: Pid,
 }
 
@@ -50,7 +54,8 @@ enum Running {
 }
 
 impl Running {
-    /// Serves those whom `acceptor` takes. A switch of ATP or GOAT knows its server as `trust` says.
+    /// Serves those whom `acceptor` takes. A switch of ATP or GOAT knows its server as `trust`
+    /// says.
     fn start(
         config: SwitchServerConfig,
         acceptor: Acceptor,
@@ -76,7 +81,8 @@ impl Running {
         }
     }
 
-    /// The ranks of ATP and GOAT speak to the switch, and the server, which is hidden, to nobody else.
+    /// The ranks of ATP and GOAT speak to the switch, and the server, which is hidden, to nobody
+    /// else.
     fn threads(&self) -> Option<HostThreads> {
         match self {
             Self::SwitchMl(server) => Some(server.threads()),
@@ -150,7 +156,7 @@ impl Switch {
         })
     }
 
-    /// Where it listens, as host:port.
+    /// The address at which it listens, as host:port.
     #[getter]
     fn address(&self) -> String {
         self.address.to_string()
@@ -162,8 +168,9 @@ impl Switch {
         self.fingerprint.to_string()
     }
 
-    /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in any job, `linger` seconds at most: others may still
-    /// lack results that this process has. Of a process that was forked from the switch's it does nothing.
+    /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in
+    /// any job, `linger` seconds at most: others may still lack results that this process has. In a
+    /// process that was forked from the switch's it does nothing.
     #[pyo3(signature = (linger=0.0))]
     fn stop(&self, py: Python<'_>, linger: f64) -> PyResult<()> {
         let linger = duration(Some(linger))?.unwrap_or_default();
@@ -200,7 +207,8 @@ impl Drop for Switch {
     }
 }
 
-/// What takes those alone who know the secret in a file, if there is one, and what knows them.
+/// An acceptor that takes only those who know the secret in a file, if there is one, and a trust
+/// that knows them.
 fn of_secret(file: Option<&Path>) -> Result<(Acceptor, Trust), SetupError> {
     let secret = file.map(Secret::read).transpose()?;
     Ok((Acceptor::new(&Identity::of_process()?, secret), Trust::read(None, file)?))
