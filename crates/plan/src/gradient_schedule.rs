@@ -7,10 +7,10 @@
 //! switch one to each of its workers. So a link carries as much in each direction as contributions
 //! make it carry in both; [`GradientSchedule::link_bytes`] is that.
 //!
-//! A plan of this kind cannot say three things. One is a sum of sums on the way: a switch adds for
-//! its workers alone, so racks, then pods, then the root are not one plan. The second is a ring's
-//! order of neighbours; its load is that of one server beside each worker. The third is a sub-model
-//! of which a worker sends parts to two nodes.
+//! A plan of this kind cannot say three things. The first is a sum of sums on the way: a switch
+//! adds for its workers alone, so racks, then pods, then the root are not one plan. The second is a
+//! ring's order of neighbours; its load is that of one server beside each worker. The third is a
+//! sub-model of which a worker sends parts to two nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;

@@ -38,20 +38,20 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// it is None. `wire_dtype` says how large float tensors travel, "native", "shared_exponent",
 /// "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed,
 /// "switchml", "atp" or "goat": the same on all ranks, as is `security`, which says how packets are
-/// secured, "tag", "authenticate" or "encrypt". Of GOAT, `sub_models` are the elements of the parts
-/// of the model that are planned by themselves, if it is to be cut so. Without
+/// secured, "tag", "authenticate" or "encrypt". With GOAT, `sub_models` are the elements of the
+/// parts of the model that are planned by themselves, if it is to be cut so. Without
 /// `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace`
 /// is the file of a timeline and the rank that this process has in it. `prediction` is what the
 /// plan of the shares takes, in seconds a byte, and what takes that long, `links` says what the
 /// links were told to carry, and `machine` names this machine: all are told by `fanin status`. With
 /// `local` this machine's ranks sum among themselves first, and `services` may be empty where there
-/// is no other machine. What is said to `hosted`, a switch of this process, if it is one of
-/// `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound`
-/// may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in
-/// turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is
-/// started again before all have joined. While it blocks, `look` is called now and then: what it
-/// raises ends that. The services are known as `trust` says. Raises the errors of `fanin.errors`,
-/// and `ValueError` for another wire dtype or protocol.
+/// is no other machine. Packets to `hosted`, a switch of this process, touch no socket if it is one
+/// of `services`. A fraction of `loss_bound` of each rank's part of a float tensor may be lost:
+/// above 0, DLCP sums floats as they are, and packets take `paths` source ports in turn. The ranks
+/// of `meeting` found each other there, and are told by `BeganAnew` when one is started again
+/// before all have joined. While it blocks, `look` is called now and then: what it raises ends
+/// that. The services are known as `trust` says. Raises the errors of `fanin.errors`, and
+/// `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,

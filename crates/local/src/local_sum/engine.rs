@@ -190,9 +190,9 @@ impl Engine {
             }
         } else if let Some(own) = *own {
             let Stretch { of_tensor, of_segment, .. } = segment.of(own);
-            // SAFETY: the gate READ was open for the segment that was in this place, and CONTRIBUTED is not yet told. Of several that
-            // write, each has a place of its own, but for ranks that disagree: what these have
-            // written nobody reads.
+            // SAFETY: the gate READ was open for the segment that was in this place, and
+            // CONTRIBUTED is not yet told. Ranks that write have a place each. Ranks that disagree
+            // may not, and nobody reads what these have written.
             let place = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
             place.copy_from_slice(&tensors[own].as_bytes()[bytes(cut.dtype, of_tensor)]);
         }

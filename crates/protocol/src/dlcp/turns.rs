@@ -2,7 +2,7 @@
 
 /// Each path has its turn once a round, and a round begins with any of them. In one order for ever,
 /// some packets follow each other again and again, such as the stops of two flows that are not
-/// answered. One of these could always be on the same path, which may be dead.
+/// answered. Then one packet could always be on the same path, which may be dead.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turns {
     paths: u8,

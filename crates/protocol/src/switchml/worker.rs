@@ -5,8 +5,8 @@
 //! through slot `g mod s`, so every worker finds the same slot for the same chunk without a word,
 //! and the slots stay busy across tensors.
 //!
-//! A packet carries the exponent of the block that its slot carries next (§4.6). That block may not
-//! be there yet (the tensor after this one was not submitted, or this is the first). Then the
+//! A packet carries the exponent of the block that its slot carries next (§4.6). The next block may
+//! not be there yet (the tensor after this one was not submitted, or this is the first). Then the
 //! exponent is [`Exponent::UNKNOWN`], the maximum of all workers is so too, and they all spend one
 //! exchange without payload on agreeing: a probe. Elements that travel as they are or as int8, and
 //! int32, need none.

@@ -73,9 +73,9 @@ impl RoundTrip {
         }
     }
 
-    /// Takes note that a packet which was sent again is answered. That measures nothing, but a
-    /// worker that is answered does not wait in vain. So the timeout is at most doubled, or a
-    /// window that was lost whole would take one full back-off after another.
+    /// Takes note that a packet which was sent again is answered. It measures nothing, but a worker
+    /// that is answered does not wait in vain. So the timeout is at most doubled, or a window that
+    /// was lost whole would take one full back-off after another.
     pub(crate) fn answered_again(&mut self) {
         self.backoff = self.backoff.min(1);
     }

@@ -173,9 +173,9 @@ impl Sender {
         if self.recovering {
             if to >= self.recover {
                 self.recovering = false;
-                // The window is not the whole threshold at once. That would be a burst into the
-                // queue that has just lost packets, and cost connections beside it theirs (RFC
-                // 6582, 3.2, step 3, first option).
+                // The window is not the whole threshold at once. It would be a burst into the queue
+                // that has just lost packets, and cost connections beside it theirs (RFC 6582, 3.2,
+                // step 3, first option).
                 let flight = self.next - self.unacknowledged;
                 self.window = self.threshold.min(flight.max(self.segment) + self.segment);
             } else {
