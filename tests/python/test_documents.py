@@ -6,6 +6,7 @@ import dataclasses
 import re
 import subprocess
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -106,6 +107,33 @@ def test_every_flag_variable_and_target_that_a_page_names_exists() -> None:
             for target in re.findall(r"`make ([\w-]+)", text)
             if target not in targets
         ]
+    assert wrong == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: Counter[str] = Counter()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().strip()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        found[name] += 1
+    return {
+        f"{name}-{nth}" if nth else name for name, times in found.items() for nth in range(times)
+    }
+
+
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
+    wrong = []
+    for page in [*PAGES, "CHANGELOG.md"]:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", (ROOT / page).read_text(), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            if "://" in link:
+                continue
+            target = (ROOT / page).parent / path if path else ROOT / page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                wrong.append(f"{page} links to {link}")
     assert wrong == []
 
 
