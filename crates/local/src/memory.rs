@@ -110,7 +110,8 @@ pub struct SharedMemory {
     named: bool,
 }
 
-// SAFETY: it points to memory that is shared by whole processes, and whose parts are atomics or are handed out by unsafe functions alone.
+// SAFETY: it points to memory that is shared by whole processes, and whose parts are atomics or are
+// handed out by unsafe functions alone.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
@@ -245,7 +246,8 @@ impl SharedMemory {
         let unusable = |cause: io::Error| MemoryError::Unusable { wanted: layout.bytes, cause };
         let file = allocate(layout.bytes).map_err(|error| unusable(error.into()))?;
         let mut memory = Self::map(name, file, group, 0).map_err(unusable)?;
-        // SAFETY: nobody else has the file yet; it is as long as its layout, zeroed, and page aligned.
+        // SAFETY: nobody else has the file yet; it is as long as its layout, zeroed, and page
+        // aligned.
         unsafe {
             let header = memory.base.cast::<Header>();
             (*header.as_ptr()).magic = MAGIC;
@@ -430,7 +432,8 @@ impl SharedMemory {
 
     pub(crate) fn seat(&self, rank: usize) -> &Seat {
         assert!(rank < self.layout.ranks);
-        // SAFETY: the layout has a place for it within the mapping, aligned; it is made of atomics, to which zeros are values.
+        // SAFETY: the layout has a place for it within the mapping, aligned; it is made of atomics,
+        // to which zeros are values.
         unsafe { self.base.add(self.layout.seats_at).cast::<Seat>().add(rank).as_ref() }
     }
 
@@ -444,8 +447,9 @@ impl SharedMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with it, page aligned; what is not atomic is written once, before anybody else can open the file,
-        // and, in the process that writes it, before this reference exists.
+        // SAFETY: the mapping begins with it, page aligned; what is not atomic is written once,
+        // before anybody else can open the file, and, in the process that writes it, before this
+        // reference exists.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 

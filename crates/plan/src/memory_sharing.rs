@@ -250,8 +250,8 @@ mod tests {
     const ATP: SharedMemory<'static> =
         SharedMemory { fragment_bytes: 1, sharing: Sharing::FirstCome, ways: Ways::Tree(0) };
 
-    /// GOAT §III-B, Figure 2(b): `A1, B1, C1, A2, B2, C2` come to one switch and `A3, B3, C3, A4,
-    /// B4, C4` to the other. 7 fragments reach the server, and switches send 17.
+    /// GOAT §III-B, Figure 2(b): `A1, B1, C1, A2, B2, C2` come to one switch and
+    /// `A3, B3, C3, A4, B4, C4` to the other. 7 fragments reach the server, and switches send 17.
     #[test]
     fn fragments_that_come_one_after_the_other_are_summed_at_the_server() {
         let in_turn = [(0, 2), (1, 3)].into_iter();

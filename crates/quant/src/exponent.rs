@@ -62,8 +62,8 @@ impl Exponent {
         let biased = magnitude >> MANTISSA_BITS;
         let fraction = magnitude & ((1 << MANTISSA_BITS) - 1);
         if biased == 0 {
-            // Subnormal: fraction * 2^-149, and ceil(log2(fraction)) is the bit length of fraction
-            // - 1.
+            // Subnormal: fraction * 2^-149, and ceil(log2(fraction)) is the bit length of
+            // fraction - 1.
             let length = u32::BITS - (fraction - 1).leading_zeros();
             Self(Self::MIN.0 + length as i16)
         } else {

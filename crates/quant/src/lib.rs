@@ -1,9 +1,9 @@
 //! Quantisation: floating-point gradients to 32-bit integers that a switch can add, and back.
 //!
 //! The arithmetic is SwitchML's block floating point (§4.6, Appendix E): the elements of one
-//! packet, a *block*, share one power-of-two [`Exponent`]. Each is scaled by `f = (2^31 - 1) / (n *
-//! 2^m)` ([`Scale`]) and rounded to an `i32`, so that the sum over `n` workers cannot overflow and
-//! is the same whatever the order of arrival.
+//! packet, a *block*, share one power-of-two [`Exponent`]. Each is scaled by
+//! `f = (2^31 - 1) / (n * 2^m)` ([`Scale`]) and rounded to an `i32`, so that the sum over `n`
+//! workers cannot overflow and is the same whatever the order of arrival.
 //!
 //! The way of a gradient through this crate:
 //!

@@ -3,9 +3,9 @@
 //! integers count in 64ths of what its scale says.
 //!
 //! A payload is the steps of its blocks, one byte each, and then the integers. The step of byte `b`
-//! is 2^(b - 127), the least, down to 2^-126, by which the block's largest magnitude is at most
-//! 127. Rounding is stochastic: up or down by chance, so that the expectation is the value itself.
-//! A value that can be represented stays. Any multiple of a step is one of every smaller step, so
+//! is 2^(b - 127), the least, down to 2^-126, by which no magnitude in the block is above 127.
+//! Rounding is stochastic: up or down by chance, so that the expectation is the value itself. A
+//! value that can be represented stays. Any multiple of a step is one of every smaller step, so
 //! that a rounded value is not changed by rounding again, whatever the seed.
 //!
 //! A block with a NaN, an infinity or a magnitude of more than 127 * 2^121 has no step but the byte

@@ -50,8 +50,8 @@ pub(crate) fn assert_workers(workers: u32) {
 /// All in `f64`, each step rounded to nearest, ties to even. `f` is SwitchML's scaling factor
 /// (§4.6). The paper's Theorem 2 asks for a slightly smaller one, so that rounding cannot carry a
 /// sum past `2^31 - 1`. The clamp does that here, also if `|x| = 2^m` exactly and if an element is
-/// larger than the exponent announced. It moves a value by less than 1, so that Theorem 1 (`|sum of
-/// x - A / f| <= n / f`) holds all the same.
+/// larger than the exponent announced. It moves a value by less than 1, so that Theorem 1
+/// (`|sum of x - A / f| <= n / f`) holds all the same.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     pub(crate) kind: Kind,
@@ -97,9 +97,10 @@ impl Scale {
     }
 
     /// The fixed point in which a switch adds bfloat16 contributions. An element is written as
-    /// `round_ties_even(clamp(x * 2^k, -L, L))`, `k = 30 - ceil(log2(n)) - m`, `L = 2^(30 -
-    /// ceil(log2(n)))`, and a sum is read as `A * 2^-k`, so that shifts and additions are all that
-    /// a switch needs. Exponents without a finite value are treated as by [`Scale::new`].
+    /// `round_ties_even(clamp(x * 2^k, -L, L))`, `k = 30 - ceil(log2(n)) - m`,
+    /// `L = 2^(30 - ceil(log2(n)))`, and a sum is read as `A * 2^-k`, so that shifts and additions
+    /// are all that a switch needs. Exponents without a finite value are treated as by
+    /// [`Scale::new`].
     ///
     /// # Panics
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].

@@ -10,9 +10,9 @@
 //! hops a second (with 1,024 hosts: 4 million); a hop of a long run costs more than twice one of a
 //! short run in the same network; the process ever had more than 2 GB.
 //!
-//! `cargo bench -p fanin-sim` for all, `-- --quick` for a first look. `cargo test --bench
-//! packet_hops` sees that it runs, and holds nothing to a limit: what is timed depends on the
-//! machine.
+//! `cargo bench -p fanin-sim` for all, `-- --quick` for a first look.
+//! `cargo test --bench packet_hops` sees that it runs, and holds nothing to a limit: what is timed
+//! depends on the machine.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -183,7 +183,8 @@ impl Engine {
                     let of_tensor = bytes(cut.dtype, of_tensor);
                     let place = offset..offset + of_tensor.len();
                     offset = place.end;
-                    // SAFETY: the gate SUMMED was open for the block that was in this place, and CONTRIBUTED is not yet told.
+                    // SAFETY: the gate SUMMED was open for the block that was in this place, and
+                    // CONTRIBUTED is not yet told.
                     let place = unsafe { memory.own_contribution(at.blocks, place) };
                     place.copy_from_slice(&tensors[tensor].as_bytes()[of_tensor]);
                 }
@@ -235,8 +236,8 @@ impl Engine {
                     unsafe { memory.contribution(rank, at.blocks, theirs.clone()) }
                 })
                 .collect();
-            // SAFETY: the gate READ was open for the segment that was in this place; READY is told after its last block, and this
-            // rank reads no earlier.
+            // SAFETY: the gate READ was open for the segment that was in this place; READY is told
+            // after its last block, and this rank reads no earlier.
             let sum = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
             sums::sum(cut.dtype, &parts, divisor, cut.sum_dtype, sum);
         }
@@ -247,10 +248,11 @@ impl Engine {
         at.pass_block(cut, segment.blocks);
         let goes_on = is_last && networked && slices.iter().any(|slice| !slice.is_empty());
         let slice = |slice: Range<usize>| {
-            // SAFETY: as above, and what others have written here was before CONTRIBUTED: until READY is told, which `done` does.
+            // SAFETY: as above, and what others have written here was before CONTRIBUTED: until
+            // READY is told, which `done` does.
             let memory = unsafe { memory.own_result(number, bytes(sum_dtype, slice.clone())) };
-            // SAFETY: it is aligned, at the memory's page plus a multiple of its elements; it is mapped as long as `shared` lives,
-            // which `done` holds.
+            // SAFETY: it is aligned, at the memory's page plus a multiple of its elements; it is
+            // mapped as long as `shared` lives, which `done` holds.
             let tensor = unsafe { RawTensor::new(memory.cast().as_ptr(), slice.len(), sum_dtype) };
             let Ok(tensor) = tensor else {
                 unreachable!("a slice of a mapping is aligned and fits into memory")
@@ -290,8 +292,8 @@ impl Engine {
             }
             let Cut { dtype, sum_dtype, .. } = item.cut;
             let Stretch { of_tensor, of_segment, .. } = segment.of(tensor);
-            // SAFETY: the gate READY is open for the segment, or CONTRIBUTED for what others wrote here, or it is what this rank summed itself;
-            // READ is not yet told.
+            // SAFETY: the gate READY is open for the segment, or CONTRIBUTED for what others wrote
+            // here, or it is what this rank summed itself; READ is not yet told.
             let sums = unsafe { memory.result(at.segments, bytes(sum_dtype, of_segment)) };
             let out = &mut item.tensors[tensor].as_bytes()[bytes(dtype, of_tensor)];
             sums::finish(sum_dtype, sums, divisor, dtype, out);

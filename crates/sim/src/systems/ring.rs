@@ -1,9 +1,9 @@
 //! Ring all-reduce over TCP-like connections, each worker's to the next: the baseline that ATP §5.1
 //! calls Horovod.
 //!
-//! A tensor is cut into as many chunks as there are workers. In step `s` worker `r` sends chunk `r
-//! - s`: in the first `n - 1` steps what it has summed of it, in the others the sum (Patarasuk and
-//! Yuan, 2009). Steps of different tensors overlap. The connection carries lengths; the numbers
+//! A tensor is cut into as many chunks as there are workers. In step `s` worker `r` sends chunk
+//! `r - s`: in the first `n - 1` steps what it has summed of it, in the others the sum (Patarasuk
+//! and Yuan, 2009). Steps of different tensors overlap. The connection carries lengths; the numbers
 //! themselves travel beside it and are taken when their bytes have arrived.
 
 use std::cell::RefCell;

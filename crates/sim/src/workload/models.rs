@@ -5,10 +5,10 @@
 //! that its authors publish. A convolution and the normalisation behind it are one layer: their
 //! gradients come one right after the other.
 //!
-//! Times follow from multiply-adds: a forward pass of a layer takes `2 * multiply_adds * batch /
-//! flops_per_s`, the backward pass twice that (a gradient by the input and one by the weights). The
-//! times of memory-bound layers are left out; it is a model of how long the network has, not of a
-//! GPU.
+//! Times follow from multiply-adds: a forward pass of a layer takes
+//! `2 * multiply_adds * batch / flops_per_s`, the backward pass twice that (a gradient by the input
+//! and one by the weights). The times of memory-bound layers are left out; it is a model of how
+//! long the network has, not of a GPU.
 
 use std::time::Duration;
 

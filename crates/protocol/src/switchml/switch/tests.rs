@@ -437,8 +437,8 @@ impl Example {
     }
 }
 
-/// SwitchML Appendix A, Figure 8. Slot x is slot 0; the tensor has two chunks, `off` and `off + k
-/// s`.
+/// SwitchML Appendix A, Figure 8. Slot x is slot 0; the tensor has two chunks, `off` and
+/// `off + k s`.
 #[test]
 fn appendix_a_example_execution() {
     const W1: usize = 0;
