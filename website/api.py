@@ -102,8 +102,10 @@ def call(what: griffe.Object | griffe.Alias | None) -> str:
 
 
 def docstring(what: griffe.Object | griffe.Alias) -> str:
-    """Return a docstring, which is Markdown but for its doubled backticks."""
-    return what.docstring.value if what.docstring else ""
+    """Return a docstring as MyST: pages and names of fanin become links."""
+    text = what.docstring.value if what.docstring else ""
+    text = re.sub(r"(?<![\w/`])docs/[\w/-]+\.md", r"[\g<0>](../\g<0>)", text)
+    return re.sub(r"(?<!`)`(fanin\.[\w.]+)`(?!`)", r"{py:obj}`\1`", text)
 
 
 def crates(root: Path) -> str:
