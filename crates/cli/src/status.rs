@@ -62,7 +62,7 @@ struct Report<'a> {
 /// Packets that are of no plan that is in force.
 #[derive(Serialize)]
 struct Dropped {
-    /// Of another generation's.
+    /// Packets of another generation.
     outdated: u64,
     /// Packets of this generation, whose plan does not have them.
     unplanned: u64,
