@@ -196,7 +196,7 @@ impl Group {
     }
 }
 
-/// The room in /dev/shm for the ranks of a machine, and whether that does.
+/// The room in /dev/shm for the ranks of a machine, and whether it is enough.
 #[derive(Debug)]
 pub struct MemoryOfRanks {
     /// What they need.
