@@ -9,7 +9,7 @@ LABORATORY := $(VENV)/.laboratory
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build checked wheel demo test test-lab lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps clean tools test-tools
+.PHONY: help build checked wheel demo test test-lab lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps docs docs-tools clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (an hour and a half)'
 	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (10 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
+	@echo 'make docs    the documentation as a site, with the references of Python and Rust, into target/site (installs Sphinx)'
 	@echo 'make clean   remove what was built'
 
 # One line for each tool that is missing, with the command that installs it.
@@ -218,6 +219,24 @@ reproduction-byteps: build
 # ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
 bench-atp: build
 	$(BIN)/python benches/atp_sockets.py
+
+# The documentation site, from the Markdown that the repository shows: website/conf.py. Its tools have an environment of their own.
+DOCS := target/venv-docs
+SITE := target/site
+$(DOCS)/.installed: pyproject.toml | tools
+	[ -x $(DOCS)/bin/python ] || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"]))' > $(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --requirement $(DOCS)/requirements.txt
+	touch $@
+
+docs-tools: $(DOCS)/.installed
+
+docs: docs-tools
+	rm -rf $(SITE) target/doc
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --quiet
+	$(DOCS)/bin/sphinx-build --conf-dir website --builder html --fail-on-warning --quiet --doctree-dir target/doctrees . $(SITE)
+	cp -r target/doc $(SITE)/rust
+	$(DOCS)/bin/python website/check.py $(SITE)
 
 clean:
 	rm -rf target fuzz/target $(VENV) $(FRAMEWORKS)

@@ -215,14 +215,14 @@ def generated(found: Found) -> str:
     told = "**Quick: tiny sizes, to see that it runs.**\n\n" if found.quick else ""
     parts = [
         told + document.where_line("make bench-atp", found.where),
-        "### Loss (Figure 10)\n",
+        "## Loss (Figure 10)\n",
         _LOSS.format(workers=LOSS_WORKERS, rate=_rate(LOSS_LINKS), mb=LOSS_BYTES // MB),
         document.table(
             ["loss", *(s.name for s in SYSTEMS)],
             [_loss_row(found, x) for x in found.loss[SYSTEMS[0].name]],
         ),
         _commands(found),
-        "### Two jobs share a switch (Figure 13)\n",
+        "## Two jobs share a switch (Figure 13)\n",
         _SHARING.format(
             workers=sharing.WORKERS,
             rate=shown_rate(SHARING.rate_bps),
@@ -236,7 +236,7 @@ def generated(found: Found) -> str:
             ],
             [_sharing_row(found, share) for share in sharing.SHARES],
         ),
-        "### Beside SwitchML and Gloo\n",
+        "## Beside SwitchML and Gloo\n",
         _BESIDE,
         document.table(
             ["workers, links, tensor", "ATP", "SwitchML", "Gloo", "CPU: ATP", "SwitchML", "Gloo"],

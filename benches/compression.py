@@ -41,7 +41,7 @@ EVERY = 10
 """Steps between two looks at what was held back."""
 # Student's t for a two-sided interval of 95 %, by the number of seeds.
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-# What float32 reaches in this part of its steps is the loss that times are given for.
+# The times are given for the loss that float32 reaches in this part of its steps.
 PART = 2 / 3
 COUNTED = 12
 """Steps whose exchange is measured."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import psutil
 from ranks import DEADLINE
 
-# What every rank below begins with: it joins a job by NumPy's way, or a group by torch's.
+# The beginning of every rank below: it joins a job by NumPy's way, or a group by torch's.
 BY_NUMPY = """
 import os, signal, sys, time
 import numpy as np

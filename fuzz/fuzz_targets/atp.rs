@@ -1,5 +1,5 @@
-//! Any sequence of packets and commands at an ATP switch of each level and at a server: nothing panics, answers stay bounded,
-//! and no aggregator is lost.
+//! Any sequence of packets and commands at an ATP switch of each level and at a server: nothing
+//! panics, answers stay bounded, and no aggregator is lost.
 #![no_main]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,8 @@ const KEY: Key = Key::new(1);
 /// Bytes of one operation.
 const OPERATION: usize = 8;
 
-/// Inputs, and packets that had an effect: a driver whose packets are all dropped would test nothing.
+/// Inputs, and packets that had an effect: a driver whose packets are all dropped would test
+/// nothing.
 static INPUTS: AtomicU64 = AtomicU64::new(0);
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
@@ -59,7 +60,7 @@ fn route(id: u32, level: u8) -> SwitchRoute<u8> {
     SwitchRoute { id: JobId(id), key: KEY, generation: Generation(0), upstream: UP, level }
 }
 
-/// What the fuzzer chose: most fields right, so that packets get far.
+/// A packet that the fuzzer chose: most fields are right, so that packets get far.
 fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
     let [choice, bitmaps, flags, sequence, index, exponents, value, kind] = *operation;
     let preamble = Preamble {
@@ -149,7 +150,7 @@ fuzz_target!(|bytes: &[u8]| {
         let from = if operation[0] & 4 != 0 { UP } else { operation[1] };
         let verdict = match machine {
             0 | 1 => switches[machine].handle_packet(now, from, &out[..length]),
-            // One child, most of the time.
+            // A single child, most of the time.
             2 => server.handle_packet(now, from & 128, &out[..length]),
             _ => {
                 match operation[1] % 16 {
@@ -186,8 +187,8 @@ fuzz_target!(|bytes: &[u8]| {
         } else {
             drain(&mut server, now, &mut train)
         };
-        // A switch sends a packet to 32 children at most, a server parameters and a request to all of its children; an abort of
-        // the owner comes besides.
+        // A switch sends a packet to 32 children at most, a server parameters and a request to all
+        // of its children; an abort of the owner comes besides.
         let most = 32 * 2 * (waiting[machine] + 2);
         assert!(sent <= most, "{sent} packets for {}", waiting[machine]);
         waiting[machine] = 0;

@@ -1,4 +1,5 @@
-//! Any sequence of packets at a DLCP server, a worker and a rank of a ring: nothing panics, and what waits stays bounded.
+//! Any sequence of packets at a DLCP server, a worker and a rank of a ring: nothing panics, and
+//! what waits stays bounded.
 #![no_main]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +21,8 @@ const WORKERS: u16 = 3;
 const FLOWS: u16 = 2;
 const FLOW_BLOCKS: u32 = 3;
 
-/// Packets, and those that had an effect: a driver whose packets are all dropped would test nothing. Inputs do not count: the fuzzer begins with
-/// such as are shorter than an operation.
+/// Packets, and those that had an effect: a driver whose packets are all dropped would test
+/// nothing. Inputs do not count: the fuzzer begins with such as are shorter than an operation.
 static PACKETS: AtomicU64 = AtomicU64::new(0);
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
@@ -56,7 +57,7 @@ fn config() -> JobConfig {
     }
 }
 
-/// What the fuzzer chose: most fields right, so that packets get far.
+/// A packet that the fuzzer chose: most fields are right, so that packets get far.
 fn packet(operation: &[u8; OPERATION]) -> Vec<u8> {
     let [kind, worker, flow, block, round, value, choice, key] = *operation;
     let preamble = Preamble {
@@ -175,7 +176,7 @@ fuzz_target!(|bytes: &[u8]| {
         let progress = server.job_progress(JobId(1)).expect("it is there");
         assert!(progress.in_use <= 2 * u32::from(FLOWS) * FLOW_BLOCKS);
     }
-    // Of what the fuzzer makes up, a tenth to a fifth has.
+    // A tenth to a fifth of what the fuzzer makes up has an effect.
     let packets = PACKETS.load(Ordering::Relaxed);
     assert!(packets < 10_000 || COUNTED.load(Ordering::Relaxed) > packets / 50, "no packet has an effect");
 });

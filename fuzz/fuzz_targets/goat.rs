@@ -1,5 +1,5 @@
-//! Any sequence of packets, plans and commands at two GOAT switches and a server: nothing panics, answers stay bounded, and no aggregator is
-//! lost.
+//! Any sequence of packets, plans and commands at two GOAT switches and a server: nothing panics,
+//! answers stay bounded, and no aggregator is lost.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -26,14 +26,15 @@ const KEY: Key = Key::new(1);
 const OPERATION: usize = 8;
 /// The parts of the model: four fragments.
 const FRAGMENTS: [u32; 3] = [2, 1, 1];
-/// What a machine sends a packet to at most: its workers, and a switch.
+/// The most recipients of a machine's packet: its workers, and a switch.
 const CHILDREN: usize = WORKERS + 1;
 
-/// Inputs, and packets that had an effect: a driver whose packets are all dropped would test nothing.
+/// Inputs, and packets that had an effect: a driver whose packets are all dropped would test
+/// nothing.
 static INPUTS: AtomicU64 = AtomicU64::new(0);
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
-/// Who sums what, by worker and part: the server, a switch, or nobody that there is.
+/// The summing node, by worker and part: the server, a switch, or nobody that there is.
 fn nodes(plan: u8) -> Vec<Vec<AggregationNode>> {
     let node = |rank: usize, part: usize| {
         AggregationNode(u16::from(plan.rotate_left((rank / 2 + 3 * part) as u32) & 3))
@@ -61,7 +62,7 @@ fn route(id: u32, switch: u16, plan: u8) -> GoatRoute<u8> {
         upstream: UP,
         next_hops: vec![(AggregationNode(2 - switch), 100)],
         below: (0..CHILDREN as u8 - 1).collect(),
-        // Where this worker is, its own packets say.
+        // This worker's own packets say where it is.
         own: 1,
         sub_models: sub_models(),
         sums,
@@ -105,7 +106,7 @@ fn server_job(id: u32, plan: u8) -> GoatServerJob<u8> {
     GoatServerJob { config, plan: server_plan(plan, 255), restored: id == 2 }
 }
 
-/// What the fuzzer chose: most fields right, so that packets get far.
+/// A packet that the fuzzer chose: most fields are right, so that packets get far.
 fn packet(operation: &[u8; OPERATION], plan: u8, out: &mut [u8]) -> usize {
     let [choice, workers, flags, sequence, node, exponents, value, kind] = *operation;
     let preamble = Preamble {

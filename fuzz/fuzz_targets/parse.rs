@@ -65,7 +65,8 @@ fuzz_target!(|bytes: &[u8]| {
         *head = [m0, m1, VERSION];
     }
     parse(&ours);
-    // So is a length that counts: a payload as int32, as bfloat16, as int8, none, and a fragment of a gradient; a start, a report, a stop.
+    // So is a length that counts: a payload as int32, as bfloat16, as int8, none, and a fragment of
+    // a gradient; a start, a report, a stop.
     for length in [40 + 1024, 40 + 4 + 1024, 40 + 924, 72, 72 + 256, 48, 40, 28] {
         ours.resize(length, 0);
         parse(&ours);

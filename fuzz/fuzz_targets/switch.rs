@@ -1,4 +1,5 @@
-//! Any sequence of packets at a switch with a job of int32, one of bfloat16 and one of int8: nothing panics, and answers stay within the pool.
+//! Any sequence of packets at a switch with a job of int32, one of bfloat16 and one of int8:
+//! nothing panics, and answers stay within the pool.
 #![no_main]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +13,8 @@ const SLOTS: u16 = 3;
 const WORKERS: u16 = 2;
 const KEY: Key = Key::new(1);
 
-/// Inputs, and packets that reached a slot: a driver whose packets are all foreign would test nothing.
+/// Inputs, and packets that reached a slot: a driver whose packets are all foreign would test
+/// nothing.
 static INPUTS: AtomicU64 = AtomicU64::new(0);
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
@@ -39,7 +41,8 @@ fuzz_target!(|bytes: &[u8]| {
     for event in bytes.chunks(6) {
         let at = |i: usize| event.get(i).copied().unwrap_or(0);
         let choice = at(0);
-        // The fields that a random packet would hardly ever have right are right; the others are the fuzzer's.
+        // The fields that a random packet would hardly ever have right are right; the others are
+        // the fuzzer's.
         packet[..2].copy_from_slice(&MAGIC.to_le_bytes());
         packet[2] = VERSION;
         packet[3] = 1 + (choice & 1) * 2; // update or restore

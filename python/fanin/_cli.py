@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import cast
 
-# Of each command in Python: where it is, and the extra of the package that it needs. The laboratory
+# The commands in Python: where each is, and the extra of the package that it needs. The laboratory
 # (fanin_lab) is a distribution of its own.
 _COMMANDS = {
     "run": ("fanin.launch", "run", "torch"),
@@ -19,7 +19,7 @@ _COMMANDS = {
 }
 # `fanin sim` runs many times with one of these; without, and for its help, it is Rust's.
 _MANY = ("--sweep", "--seeds", "--jobs", "--out", "--ray")
-# The packages that an extra brings. Whatever else is missing is a fault.
+# The packages that an extra brings. Any other package that is missing is a fault.
 _TORCH = ("torch", "numpy")
 _BROUGHT = {
     "torch": _TORCH,

@@ -67,7 +67,7 @@ def hosts(text: str) -> list[Host]:
     found: list[Host] = []
     for part in text.split(","):
         name, _, count = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "1")
-        # What begins with a dash ssh would take for an option.
+        # ssh would take a name that begins with a dash for an option.
         if not count.isdecimal() or not int(count) or not name or name.startswith("-"):
             raise ValueError(f"-H has {part!r}: HOST:SLOTS, with commas between")
         if ":" in name or name.startswith("["):

@@ -103,7 +103,7 @@ class Ranks:
         hosted: Hosted | None = None
         local = self._share_memory(local_machines(places), gather)
 
-        # Where ranks of a machine do not sum among themselves, they share its link.
+        # If the ranks of a machine do not sum among themselves, they share its link.
         crowd = 1 if local is not None else max(Counter(of_rank).values())
 
         def enter(
@@ -138,7 +138,7 @@ class Ranks:
             if rank == 0 and planned.is_assumed:
                 _say_once(planned.links)
             jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
-            # Of a rank beyond the columns nothing goes to a service.
+            # A rank beyond the columns sends nothing to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
             # A name of this machine that means itself says nothing to others.
             listens, key, error = "", "", ""
@@ -169,7 +169,7 @@ class Ranks:
                 return planned.services(hosts, [addresses[host] for host in hosts], switches)
 
             if len(services(mine)) > 1:
-                # What is between two machines is between all of their columns.
+                # An obstacle between two machines is between all of their columns.
                 self._check_ways(places, services(jobs[0]), settings, gather, deadline)
             switch = hosted.switch if hosted is not None else None
             connected = Connected(enter(services(mine), planned, switch), hosted)
@@ -215,7 +215,7 @@ class Ranks:
         with ThreadPoolExecutor(max(len(others), 1), "fanin-ways") as threads:
             causes = dict(zip(others, threads.map(cut_off, others), strict=True))
         found = [(index, cause[:CAUSE_MAX]) for index, cause in causes.items() if cause is not None]
-        # Of more than these nobody is told why.
+        # Beyond these nobody is told why.
         found = found[:NAMED_MAX] + [(index, "") for index, _ in found[NAMED_MAX:]]
         told: list[dict[int, str]] = [
             dict(json.loads(text)) for text in gather("ways", json.dumps(found))
@@ -256,7 +256,7 @@ class Ranks:
         seen = {
             switch: key
             for switch in here.switches
-            # Such an address is another service on each machine.
+            # A loopback address is another service on each machine.
             if not is_own(switch) and (key := self.trust.fingerprint(switch)) is not None
         }
         try:

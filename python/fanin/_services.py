@@ -18,7 +18,7 @@ from fanin.errors import JoinRefused
 
 # A switch, and so a service, sums for so many, which may be switches that sum for as many each.
 PLACES_MAX: Final = 64
-# What a link is taken to carry of which nobody says what.
+# The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
 # Most links that a line names.
 NAMED_MAX: Final = 2
@@ -162,7 +162,7 @@ def local_machines(places: Sequence[Place]) -> list[int] | None:
     alike = {place.local for place in places}
     if len(alike) > 1 or None in alike or len(set(of_rank)) == len(of_rank):
         return None
-    # Who names a switch for the ranks of one machine wants it to sum.
+    # A user who names a switch for the ranks of one machine wants it to sum.
     return None if places[0].switches and max(of_rank) == 0 else of_rank
 
 
@@ -231,11 +231,11 @@ def split(places: Sequence[Place]) -> Split | None:
     spare = zip(names, links[count:], strict=True)
     there = [(name, False, True, rate, rate) for name, rate in spare]
     plan = _fanin.plan([*here, *there])
-    # Those that may not sum have no share.
+    # Machines that may not sum have no share.
     shares = plan["shares"] if own else plan["shares"][count:]
     seconds = plan["seconds_per_byte"]
     lanes = [round(8 * share / seconds) or None for share in shares]
-    # Whose services get nothing need not start them.
+    # Ranks whose services get no share need not start them.
     used = [index for index in summing if shares[index] > 0]
     # Racks' links are not known, and those above them neither.
     is_planned = is_alike or not names

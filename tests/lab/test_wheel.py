@@ -17,7 +17,7 @@ from conftest import SwitchProcess
 from ranks import DEADLINE
 
 ROOT = Path(__file__).parents[2]
-# Where `make build` left everything but the wheel itself, it takes seconds; else it compiles.
+# If `make build` left everything but the wheel itself, it takes seconds; else it compiles.
 BUILDING = 1800.0
 
 RANK = """

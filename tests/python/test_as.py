@@ -229,7 +229,7 @@ def test_each_subgroup_is_a_job_of_its_own(launch: Launch) -> None:
         [1111, 1100, 101],
         [1111, 1100, 1010],
     ]
-    # One all-reduce each: were two groups one job, a client would have counted more.
+    # Each group has one all-reduce: were two groups one job, a client would have counted more.
     assert [r["sums"] for r in results] == 4 * [[1, 1, 1]]
 
 

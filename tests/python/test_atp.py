@@ -114,8 +114,8 @@ def large(me: Me) -> float:
     return worst
 
 
-# Of sums of numbers up to this, how far off they may be in parts of it: by the fixed factor or as
-# bfloat16 would be; by a factor of their own; and by half of the smallest denormal.
+# The error bounds of sums of numbers up to this, in parts of it: by the fixed factor or as bfloat16
+# would be; by a factor of their own; and by half of the smallest denormal.
 TINY = {1e-6: 2.0**-7, 1e-9: 1e-6, 1e-20: 1e-6, 1e-37: 1e-6, 1e-42: 2e-3}
 
 

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 # No switch: the ranks sum themselves.
 ALONE = ""
-# Of few enough bytes that the services gather them.
+# The tensors have few enough bytes that the services gather them.
 LENGTHS = (1, 300, 5_000, 20_003)
 
 
@@ -209,7 +209,7 @@ def odd_memory(me: Me, machines: str) -> None:
     summed = torch.zeros(25, 40)
     dist.reduce_scatter_single(summed, rows)
     assert summed[:, 7].tolist() == [n * float(i) for i in range(25 * me.rank, 25 * me.rank + 25)]
-    # One tensor in many places, and memory at odd addresses.
+    # A tensor in many places, and memory at odd addresses.
     x = torch.full((20_000,), float(me.rank + 1))
     dist.reduce_scatter(x, [x] * n)
     assert (x == n * (n + 1) / 2).all()
@@ -294,7 +294,7 @@ def asynchronous(me: Me, machines: str) -> None:
     manager.wait()
     expected = [[float(r) for r in range(n) for _ in range(length)] for length in (3, 5)]
     assert [part.tolist() for part in parts] == expected
-    # Whatever objects they send, they send as bytes.
+    # Objects of any kind are sent as bytes.
     said: list[Any] = [{"rank": me.rank}, None] if me.rank == 1 else [None, None]
     dist.broadcast_object_list(said, src=1)
     assert said[0] == {"rank": 1}

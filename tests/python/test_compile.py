@@ -79,7 +79,7 @@ def compiled_function(me: Me, folder: str) -> list[int]:
 
 
 def test_a_compiled_function_sums_on_the_switch(launch: Launch, folder: str) -> None:
-    # One graph, which has both all-reduces in it, and both sums for each of three calls.
+    # A single graph, which has both all-reduces in it, and both sums for each of three calls.
     results = launch(compiled_function, 2, folder).results(COMPILING)
     assert results == [[1, 2, 6]] * 2
 

@@ -37,8 +37,8 @@ TWO_WAY: list[TwoWay] = [
     Dithering(64, normalize="l2"),
 ]
 ALL: list[Compressor] = [*TWO_WAY, RandomK(0.05), RandomK(40)]
-# Those that error feedback leaves in bounds; BytePS, too, warns of "l2" (and signs alone are no
-# gradient).
+# Compressors that error feedback leaves in bounds; BytePS, too, warns of "l2" (and signs alone are
+# no gradient).
 STEADY = [OneBit(), TopK(0.1), Dithering(7), Dithering(5, partition="natural"), RandomK(0.1)]
 
 

@@ -16,7 +16,7 @@ from ranks import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-# What Prometheus adds to all that it reads.
+# The label that Prometheus adds to all that it reads.
 ADDED = {"instance"}
 
 Series = dict[str, set[str]]

@@ -309,7 +309,7 @@ def coalesced(me: Me) -> None:
     assert after.tolist() == [n * (n + 1) / 2] * 1000
     assert sums_on_switch() == before + 1
 
-    # What FSDP2 does: gathers and reduce-scatters, each kind in one region.
+    # FSDP2 does the same: gathers and reduce-scatters, each kind in one region.
     parts = [torch.full((length,), me.rank + 1.0) for length in (2, 5)]
     wholes = [torch.empty(n * len(part)) for part in parts]
     with _coalescing_manager(async_ops=True) as manager:

@@ -90,7 +90,8 @@ def played(service: str, seed: int, make: Make) -> tuple[torch.Tensor, torch.Ten
     at_server = [begun] * WORKERS
     for _ in range(40):
         number = drawing.randrange(WORKERS)
-        # Of the parameters that the worker has, some steps old, as a loss's gradient is.
+        # The gradient is of the parameters that the worker has, some steps old, as a loss's
+        # gradient is.
         models[number].grad = models[number] * 0.5 + number
         workers[number].step(workers[number].optimizer.step)
         at_server[number] = server.push(number, at_server[number] * 0.5 + number)

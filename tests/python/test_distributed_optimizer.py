@@ -135,7 +135,7 @@ def test_parameters_are_those_of_ddp(
 def in_another_order(me: Me) -> Any:
     me.init("fanin")
     if me.rank == 0:
-        # What others make of what they see does not matter.
+        # The order that the other ranks see does not matter: rank 0's counts.
         send_order.order = lambda partitions, *_: (
             list(range(0, len(partitions), 2)) + list(range(1, len(partitions), 2))
         )

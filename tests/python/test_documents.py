@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import subprocess
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
@@ -106,3 +108,49 @@ def test_every_flag_variable_and_target_that_a_page_names_exists() -> None:
             if target not in targets
         ]
     assert wrong == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: Counter[str] = Counter()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower().strip()
+        name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
+        found[name] += 1
+    return {
+        f"{name}-{nth}" if nth else name for name, times in found.items() for nth in range(times)
+    }
+
+
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading() -> None:
+    wrong = []
+    for page in [*PAGES, "CHANGELOG.md"]:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", (ROOT / page).read_text(), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            if "://" in link:
+                continue
+            target = (ROOT / page).parent / path if path else ROOT / page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                wrong.append(f"{page} links to {link}")
+    assert wrong == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    sections = tomllib.loads((ROOT / "website/nav.toml").read_text())["section"]
+    entries = [entry for section in sections for entry in section["pages"]]
+    pages = [entry if isinstance(entry, str) else entry["page"] for entry in entries]
+    assert len(pages) == len(set(pages)), sorted({page for page in pages if pages.count(page) > 1})
+    # The README is the site's first page; these are the others that the site has.
+    of_site = {file for file in PAGES if file.startswith(("docs/", "website/"))}
+    assert set(pages) == of_site | {"ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+
+
+def test_a_page_of_the_site_has_one_title() -> None:
+    sections = tomllib.loads((ROOT / "website/nav.toml").read_text())["section"]
+    for section in sections:
+        for entry in section["pages"]:
+            page, title = (entry, None) if isinstance(entry, str) else entry.values()
+            has_heading = (ROOT / page).read_text().startswith("# ")
+            assert has_heading == (title is None), page

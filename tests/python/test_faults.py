@@ -164,7 +164,8 @@ def test_a_switch_of_another_version_is_told_from_ours(answers: list[bytes]) -> 
 
 
 def test_ranks_that_never_come_are_named(switch: str) -> None:
-    # One rank only: of two, the second to give up would name the first, which has left by then.
+    # Only one rank joins: the second of two to give up would name the first, which has left by
+    # then.
     with pytest.raises(errors.JoinTimeout) as caught:
         join(switch, "absent", 1, 4, timeout=2)()
     assert caught.value.missing_ranks == [0, 2, 3]
@@ -205,7 +206,7 @@ def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
         error = caught.value
         assert error.asked > error.free
         assert error.free == 64
-        # Of 256 elements each, as the pool is; a slot of the job may be larger.
+        # A slot has 256 elements, as the pool is; a slot of the job may be larger.
         assert error.asked % 4096 == 0
         assert re.search(rf"{error.asked}\b.*\b{error.free}\b", str(error)), error
 

@@ -183,7 +183,7 @@ def test_dead_attempts_of_any_size_are_not_taken_for_the_living(
 ) -> None:
     seen: set[str] = set()
     for attempt, world_size in enumerate([4, 3, 4, 2]):
-        # Of this attempt's predecessor only some came to the store, and died there.
+        # Only some ranks of this attempt's predecessor came to the store, and died there.
         for rank in range(1, world_size, 2):
             handshake._Asks(PrefixStore("group", store()), rank, world_size)
         stale = handshake._Decides(PrefixStore("group", store()), 2, lambda: ("dead", None))

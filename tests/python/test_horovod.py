@@ -68,7 +68,7 @@ def test_a_stranger_is_no_rank() -> None:
     assert list(followers.hear(DEADLINE)) == ["hello"]
     followers.tell("and you")
     assert leader.hear() == "and you"
-    # Who vanishes with its machine says no last word: the kernels ask.
+    # A rank that vanishes with its machine says no last word: the kernels ask.
     for connection in (leader._connection, *followers._connections):
         with socket.socket(fileno=os.dup(connection.fileno())) as same:
             assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -321,7 +321,7 @@ def flat(model: nn.Module) -> torch.Tensor:
 def beside_ddp(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
     me.init()
     hvd.init()
-    # Of more elements than cross the network as they are in any case.
+    # The networks have more elements than cross the network as they are in any case.
     ours, theirs = network(me.rank, 2000), network(0, 2000)
     hvd.broadcast_parameters(ours.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(
@@ -444,7 +444,7 @@ def by_adasum(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
     optimizer = hvd.DistributedOptimizer(
         optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), op=hvd.Adasum
     )
-    # Of two ranks alike, then of two at right angles.
+    # The gradients of two ranks are alike first, then at right angles.
     for x in (torch.tensor([1.0, 0.0]), torch.eye(2)[me.rank]):
         optimizer.zero_grad()
         (-model(x)).sum().backward()

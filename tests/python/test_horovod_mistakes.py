@@ -30,7 +30,7 @@ def with_mistakes(me: Me) -> list[str]:
             call()
         told.append(f"{name}: {caught.value}")
         assert caught.value.__cause__ is None
-    # Of a name that the other rank does not use: it stays under way.
+    # The other rank does not use this name: it stays under way.
     hvd.allreduce_async(torch.ones(3), name=f"of rank {me.rank}")
     with pytest.raises(ValueError, match="under way already"):
         hvd.allreduce_async(torch.ones(3), name=f"of rank {me.rank}")
@@ -146,7 +146,7 @@ def of_any_dtype(_: Me) -> list[str]:
     others = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
     refused = []
     for dtype in [*reals, *whole, *pairs, *others]:
-        # Of any dtype, bytes travel.
+        # Bytes travel for any dtype.
         assert hvd.allgather(torch.zeros(2, dtype=dtype)).shape == (4,)
         for op in hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product, hvd.Adasum:
             called: list[Callable[..., torch.Tensor]] = [hvd.allreduce, hvd.reducescatter]

@@ -91,14 +91,13 @@ TASKS = {"digits": (digits, 60), "gpt": (gpt, 40)}
 #
 # shared_exponent: an element of a sum is off by at most n / f, f = (2^31 - 1) / (n * 2^m)
 # (SwitchML, Theorem 1; docs/protocols/switchml.md), so one of an average of 4 ranks by 2^-29 of
-# 2^m, the power of two
-# above its block's largest value. Gloo's own sums round to 2^-24 of an element, three times.
-# What that does to a loss was measured: noise of this size (uniform in +-2^(m - 29), in blocks of
-# 2048, as on loopback) added to all averaged gradients of a Gloo run moves the curves by 7e-8
-# (digits) and 2.4e-7 (gpt) at most: half a unit in the last place of the loss. 1e-6 is four and two
-# such units. Defects, put into the data path by hand, move them more: a chunk of one rank that the
-# switch leaves out of one sum by 1e-3 and 2e-5; sums too large by 1e-5, all of them, by 1e-5
-# (digits; Adam does not see scales).
+# 2^m, the power of two above its block's largest value. Gloo's own sums round to 2^-24 of an
+# element, three times. The effect on a loss was measured. Noise of this size (uniform in +-2^(m -
+# 29), in blocks of 2048, as on loopback) was added to all averaged gradients of a Gloo run. It
+# moves the curves by 7e-8 (digits) and 2.4e-7 (gpt) at most: half a unit in the last place of the
+# loss. 1e-6 is four and two such units. Defects, put into the data path by hand, move them more: a
+# chunk of one rank that the switch leaves out of one sum by 1e-3 and 2e-5; sums too large by 1e-5,
+# all of them, by 1e-5 (digits; Adam does not see scales).
 #
 # bfloat16: each contribution and each sum are off by up to 2^-8 of themselves. Measured: 4.4e-4
 # (digits, whose momentum carries it on) and 6.8e-5 (gpt); the bounds are twice and four times that.

@@ -108,7 +108,7 @@ def test_the_packets_of_a_rank_with_one_port_take_one_path(launch: Launch, lab: 
 @pytest.mark.parametrize("lab", [(2, 0, 3)], indirect=True)
 @pytest.mark.parametrize("dies", [range(1, STEPS), range(1, 2)], ids=["for good", "for a while"])
 def test_a_path_that_dies_holds_no_rank_up(launch: Launch, lab: Routed, dies: range) -> None:
-    # One by chance in 10 million that all 16 ports of a rank take one of three ways.
+    # The chance is one in 10 million that all 16 ports of a rank take one of three ways.
     assert played(launch, lab, 16, dies) > 10_000, "packets went there and were lost"
 
 

@@ -194,7 +194,7 @@ def dies(me: Me, spare: str, where: str) -> int | None:
             patch.setattr(handshake, "gather", gather_or_die)
             patch.setattr("fanin._membership.join", join_or_die)
             fanin.torch.replan(spare)
-    # That the dead rank's own service is gone may be seen first, where it is joined.
+    # The loss of the dead rank's own service may be seen first, where it is joined.
     with pytest.raises(errors.FaninError if where == "join" else errors.RankLost):
         fanin.torch.replan(spare)
     with pytest.raises(errors.RankLost) as caught:

@@ -120,7 +120,7 @@ def test_a_named_job_whose_ranks_are_killed_is_started_again_at_once(
             for rank in ranks:
                 rank.line("^joined$")
             if attempt < 2:
-                # Of the first attempt all die; of the second one, and the others hear of it.
+                # All of the first attempt die; one of the second dies, and the others hear of it.
                 for rank in ranks[-1:] if attempt else ranks:
                     rank.kill()
         for rank in ranks:

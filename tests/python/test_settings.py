@@ -31,7 +31,7 @@ from torch._C import _distributed_c10d as c10d
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 NAMES = [row.name for row in fields(Settings)]
 
-# Of each setting a value that is not its default.
+# A value of each setting that is not its default.
 OTHER: dict[str, Any] = {
     "switch": "10.0.0.9:4800",
     "job": "gpt",
@@ -431,7 +431,7 @@ def test_an_unknown_variable_is_warned_about_once_with_the_nearest_name(switch: 
     assert "FANIN_" not in known
     said = alone(switch, FANIN_SWTICH="a:1", FANIN_PORT_4800_TCP="tcp://10.0.0.1:4800")
     assert re.findall(r"FANIN_\w+", said) == ["FANIN_SWTICH", "FANIN_SWITCH"]
-    # Where a machine has several ranks, one speaks.
+    # If a machine has several ranks, one speaks.
     assert "SWTICH" not in alone(switch, FANIN_SWTICH="a:1", LOCAL_RANK="1")
     command = [sys.executable, "-m", "fanin", "status", "--switch", switch]
     done = subprocess.run(

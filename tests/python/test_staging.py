@@ -379,7 +379,8 @@ def test_cutting_covers_every_element_once_whatever_the_dtype() -> None:
             assert torch.equal(torch.cat(parts), whole)
             assert [part.numel() for part in parts[:-1]] == [per] * (len(parts) - 1)
             assert len(parts) == max(1, -(-length // per))
-    # Of several tensors each segment has a stretch of each; of what is moved, the bytes.
+    # If there are several tensors, each segment has a stretch of each; if they are moved, the
+    # bytes.
     several = [torch.arange(700) + rank for rank in range(3)]
     cuts = staging.cut(Request(several, None, "all_gather"))
     for rank, whole in enumerate(several):

@@ -13,7 +13,7 @@ from compare import compare
 
 RUN = Path(__file__).parents[1] / "torch_suite" / "run.py"
 
-# One or two of each kind that a machine without GPUs can run.
+# Tests of each kind, one or two, that a machine without GPUs can run.
 TESTS = [
     # all-reduce: ops, dtypes, groups, async, coalesced, sparse
     "test_all_reduce_sum",

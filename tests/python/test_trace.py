@@ -145,7 +145,7 @@ def test_each_all_reduce_is_in_the_trace_once_a_rank_and_shard(
     }
     assert found.keys() == expected
     assert sorted(handed_over) == sorted({(rank, number) for rank, _, number in expected})
-    # One clock for all: nobody has a sum to which somebody else has not sent anything yet.
+    # All ranks have one clock: nobody has a sum to which somebody else has not sent anything yet.
     for shard in range(2):
         for number in range(counts[0]):
             exchanges = [found[rank, shard, number][1] for rank in range(world_size)]

@@ -32,7 +32,7 @@ from typing import IO, Any
 
 import suite
 
-# What is kept of the output of a test that failed, in characters.
+# The characters that are kept of the output of a test that failed.
 OUTPUT_MAX = 6000
 
 SWITCH = """

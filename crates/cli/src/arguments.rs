@@ -6,7 +6,7 @@ use std::time::Duration;
 use fanin_controller::protocols;
 use fanin_udp::OnSockets;
 
-/// Where a switch is looked for, and where it listens, unless told otherwise.
+/// The address at which a switch is looked for, and at which it listens, unless told otherwise.
 pub(crate) const SWITCH_DEFAULT: &str = "127.0.0.1:4800";
 
 /// A positive number of seconds.

@@ -1,10 +1,12 @@
-//! The environment: every variable that some part of fanin reads, and a word about those that none does.
+//! The environment: every variable that some part of fanin reads, and a word about those that none
+//! does.
 
 use std::sync::Once;
 
 use crate::output;
 
-/// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this list to them.
+/// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this
+/// list to them.
 pub const VARIABLES: [&str; 22] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
@@ -30,7 +32,8 @@ pub const VARIABLES: [&str; 22] = [
     "FANIN_WIRE_DTYPE",
 ];
 
-/// Says on stderr, once a process, which variables look like ours and are not. They change nothing, but who set one thinks so.
+/// Says on stderr, once a process, which variables look like ours and are not. They change nothing,
+/// but who set one thinks so.
 pub fn warn_of_unknown() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -46,7 +49,8 @@ pub fn warn_of_unknown() {
 
 /// The variable that may be meant by one that is none; `None` for ours and for foreign ones.
 fn nearest(name: &str) -> Option<&'static str> {
-    // Kubernetes gives every container the addresses of its services: FANIN_SERVICE_HOST, FANIN_PORT_4800_TCP.
+    // Kubernetes gives every container the addresses of its services: FANIN_SERVICE_HOST,
+    // FANIN_PORT_4800_TCP.
     let of_kubernetes = name.contains("_SERVICE_") || name.contains("_PORT");
     if !name.starts_with("FANIN_") || VARIABLES.contains(&name) || of_kubernetes {
         return None;

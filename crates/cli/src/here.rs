@@ -1,6 +1,7 @@
 //! The services of this machine: which processes sum, and where they listen.
 //!
-//! A rank's own service has a port that nobody chose. Nothing is written down for it: the kernel knows who listens.
+//! A rank's own service has a port that nobody chose. Nothing is written down for it: the kernel
+//! knows who listens.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -12,7 +13,8 @@ const THREAD: &str = "fanin-control";
 /// TCP's state of a socket that listens, in /proc/net/tcp.
 const LISTENS: &str = "0A";
 
-/// Where processes of this machine sum, as far as this user may look: in this network namespace, one address a service.
+/// The addresses at which processes of this machine sum, as far as this user may look: in this
+/// network namespace, one address a service.
 pub(crate) fn services() -> Vec<SocketAddr> {
     let listening = sockets(&["/proc/net/tcp", "/proc/net/tcp6"], |state| state == LISTENS);
     // A service has both under one number: what else its process listens on has not.
@@ -76,7 +78,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Who listens on every address is asked at this machine's own.
+/// A service that listens on every address is asked at this machine's own.
 fn reachable(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         ip if !ip.is_unspecified() => address,

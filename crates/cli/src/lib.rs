@@ -1,7 +1,8 @@
 //! The `fanin` command: one file a subcommand.
 //!
-//! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of them. The Python package
-//! calls [`main`] as well, for all but `fanin run`, `bench`, `netlab`, `profile`, `reproduce` and `sim --sweep`, which it does itself.
+//! It stands outside the way of a gradient: it starts a switch, asks one, or simulates a network of
+//! them. The Python package calls [`main`] as well, for all but `fanin run`, `bench`, `netlab`,
+//! `profile`, `reproduce` and `sim --sweep`, which it does itself.
 //!
 //! Deliberately absent: anything that decides.
 #![forbid(unsafe_code)]
@@ -83,12 +84,14 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::from(exit_status(args))
 }
 
-/// As [`main`], with the status as a number: 0, 1 when the command failed, or 2 when it could not be understood.
+/// As [`main`], with the status as a number: 0, 1 when the command failed, or 2 when it could not
+/// be understood.
 pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help goes to stdout and is no error. Who closed our output does not want to hear of it.
+            // Help goes to stdout and is no error. A reader that closed our output does not want to
+            // hear of it.
             let _ = error.print();
             return if error.use_stderr() { USAGE } else { SUCCESS };
         }

@@ -9,11 +9,12 @@ use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// What is logged: error, warn, info, debug, or a filter such as `fanin_controller=debug`.
+/// The variable for the filter of logs: error, warn, info, debug, or a filter such as
+/// `fanin_controller=debug`.
 pub const VARIABLE: &str = "FANIN_LOG";
 
-/// Logs what `filter` lets pass, each line behind `who` if that is not empty. Who embeds us may log already; then its logs get
-/// ours.
+/// Logs what `filter` lets pass, each line behind `who` if that is not empty. A program that embeds
+/// us may log already; then its logs get ours.
 ///
 /// # Errors
 /// When the filter is none; the message goes on where "X is ...: " ends.

@@ -1,4 +1,5 @@
-//! What of this machine costs speed whatever the switch, said to who did not ask. `fanin doctor` says more.
+//! The properties of this machine that cost speed whatever the switch, told to a user who did not
+//! ask. `fanin doctor` says more.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Once;

@@ -1,4 +1,5 @@
-//! The `fanin` command for those who install with cargo. The Python package brings the same command, and `fanin run`.
+//! The `fanin` command for those who install with cargo. The Python package brings the same
+//! command, and `fanin run`.
 
 use std::process::ExitCode;
 

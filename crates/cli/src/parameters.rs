@@ -1,4 +1,5 @@
-//! `fanin parameters`: keeps the latest parameters of asynchronous training, until it is told to stop.
+//! `fanin parameters`: keeps the latest parameters of asynchronous training, until it is told to
+//! stop.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -15,11 +16,14 @@ use crate::switch::{log, wait};
 
 /// Keep the latest parameters of asynchronous training, and add what workers send to them
 ///
-/// For fanin.torch.DeltaOptimizer (BytePS's asynchronous training): each worker sends by how much a step changed its parameters, and
-/// gets the latest ones. Several services share the parameters of a training. Listens on TCP alone; who reaches it can use half of the machine's memory, or of its control group's.
+/// For fanin.torch.DeltaOptimizer (BytePS's asynchronous training): each worker sends by how much a
+/// step changed its parameters, and gets the latest ones. Several services share the parameters of
+/// a training. Listens on TCP alone; who reaches it can use half of the machine's memory, or of its
+/// control group's.
 ///
-/// With --snapshots what it has is saved every 10 seconds and when it ends (SIGTERM, SIGINT), and is there again after a restart. The folder is this service's
-/// alone. When the last save fails, the exit status is not 0.
+/// With --snapshots what it has is saved every 10 seconds and when it ends (SIGTERM, SIGINT), and
+/// is there again after a restart. The folder is this service's alone. When the last save fails,
+/// the exit status is not 0.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin parameters                                            for workers on this machine\n  \
@@ -39,7 +43,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What a program reads when the service listens.
+/// The message for programs when the service listens.
 #[derive(Serialize)]
 struct Listening {
     event: &'static str,

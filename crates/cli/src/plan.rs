@@ -20,15 +20,16 @@ pub(crate) use goat::topology;
 const MORE: [usize; 4] = [1, 2, 4, 8];
 /// How much faster a link is that one might buy.
 const FASTER: f64 = 10.0;
-/// What is not faster by this is not worth a line.
+/// A smaller gain is not worth a line.
 const GAIN_MIN: f64 = 0.01;
 
 /// Say how fast a cluster can sum, and what would make it faster
 ///
-/// For machines behind one link each: how long a sum takes with one switch, with a ring (Gloo, NCCL), and with the split over
-/// all machines' own summation services that takes the least time (BytePS). It asks no network: say what the links
-/// carry. Headers are not counted (6 % with an MTU of 1500), and cores only where --sums says what they can add. A torch job
-/// plans the same from what its ranks say (FANIN_RATE, FANIN_SWITCH).
+/// For machines behind one link each: how long a sum takes with one switch, with a ring (Gloo,
+/// NCCL), and with the split over all machines' own summation services that takes the least time
+/// (BytePS). It asks no network: say what the links carry. Headers are not counted (6 % with an MTU
+/// of 1500), and cores only where --sums says what they can add. A torch job plans the same from
+/// what its ranks say (FANIN_RATE, FANIN_SWITCH).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin plan --machines 8 --rate 1gbit\n  \
@@ -76,16 +77,16 @@ pub(crate) struct Arguments {
     /// Machines that train
     #[arg(long, value_name = "N", required_unless_present_any = ["cluster", "thresholds", "goat"], conflicts_with = "cluster")]
     machines: Option<usize>,
-    /// What the link of each carries in each direction
+    /// The rate of each one's link in each direction
     #[arg(long, required_unless_present_any = ["cluster", "thresholds", "goat"], conflicts_with = "cluster")]
     rate: Option<Rate>,
     /// Machines more that only sum
     #[arg(long, value_name = "K", default_value_t = 0, conflicts_with = "cluster")]
     spare: usize,
-    /// What their links carry [default: --rate]
+    /// The rate of their links [default: --rate]
     #[arg(long, value_name = "RATE", conflicts_with = "cluster")]
     spare_rate: Option<Rate>,
-    /// What the cores of each machine can take in and add [default: never the limit]
+    /// The rate at which the cores of each machine can take in and add [default: never the limit]
     #[arg(long, value_name = "RATE", conflicts_with = "cluster")]
     sums: Option<Rate>,
     /// The cluster, as TOML
@@ -97,10 +98,10 @@ pub(crate) struct Arguments {
     /// Instead: which switch sums which sub-model (GOAT), for jobs on a topology, as TOML
     #[arg(long, value_name = "FILE", conflicts_with_all = ["machines", "rate", "cluster", "size", "thresholds"])]
     goat: Option<PathBuf>,
-    /// Of --goat: the plan that is told in detail and drawn; all are compared
+    /// With --goat: the plan that is told in detail and drawn; all are compared
     #[arg(long, value_enum, default_value = "slowest", requires = "goat")]
     planner: goat::Planner,
-    /// Of --goat: where to draw the topology, its links coloured by load
+    /// With --goat: where to draw the topology, its links coloured by load
     #[arg(long, value_name = "FILE", requires = "goat")]
     svg: Option<PathBuf>,
     /// Bytes of the tensor
@@ -153,7 +154,7 @@ struct Report {
     ring_s: f64,
     /// No way to sum on these machines takes less.
     lower_bound_s: f64,
-    /// What one might buy, and what the split would then take.
+    /// Machines that one might buy, and what the split would then take.
     purchases: Vec<Purchase>,
 }
 
@@ -178,7 +179,7 @@ struct Way {
 struct Purchase {
     what: String,
     split_s: f64,
-    /// Where one switch sums all.
+    /// The time if one switch sums all.
     one_switch_s: Option<f64>,
 }
 
@@ -224,7 +225,8 @@ fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
     Ok(machines)
 }
 
-/// The key that was meant where there is none of that name: the message has both in backquotes, the unknown one first.
+/// The key that was meant where there is none of that name: the message has both in backquotes, the
+/// unknown one first.
 fn nearest_key(error: &toml::de::Error) -> String {
     let mut names = error.message().split('`').skip(1).step_by(2);
     let Some(unknown) = names.next().filter(|_| error.message().starts_with("unknown field")) else {
@@ -237,7 +239,7 @@ fn nearest_key(error: &toml::de::Error) -> String {
     best.map_or_else(String::new, |name| format!("; did you mean {name}?"))
 }
 
-/// Of contributions; without a word about the cores they are never the limit.
+/// The rate of contributions; without a word about the cores they are never the limit.
 fn bytes_per_s(sums_at: Option<Rate>) -> f64 {
     sums_at.map_or(f64::INFINITY, |rate| rate.0 as f64 / 8.0)
 }

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 
 /// Find how much loss of gradients a training script forgives
 ///
-/// Trains it again and again with packets lost, by layers and by magnitude, and says which loss bound costs no epochs.
+/// Trains it again and again with packets lost, by layers and by magnitude, and says which loss
+/// bound costs no epochs.
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_flag = true,

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 
 /// Launch training, as torchrun does
 ///
-/// Takes torchrun's options and script unchanged, and starts a switch where a protocol needs one and --switch names none.
+/// Takes torchrun's options and script unchanged, and starts a switch where a protocol needs one
+/// and --switch names none.
 #[derive(Debug, clap::Args)]
 #[command(
     disable_help_flag = true,

@@ -1,4 +1,5 @@
-//! Scenario files as this command reads them: with plans of GOAT's that `fanin plan` makes, of which the simulator knows nothing.
+//! Scenario files as this command reads them: with plans of GOAT's that `fanin plan` makes, of
+//! which the simulator knows nothing.
 
 use fanin_plan::{
     GradientSchedule, Job, NodeId, Objective, Residence, SubModel, Workload, krgs, slowest_link,
@@ -73,7 +74,8 @@ mod tests {
     use super::parse;
     use fanin_sim::workload::{Options, Report, run};
 
-    /// GOAT's testbed with two workers at each of two switches, of which each has room for so many packets.
+    /// GOAT's testbed with two workers at each of two switches, of which each has room for so many
+    /// packets.
     fn testbed(aggregators: u32, goat: &str) -> String {
         let mut text = format!(
             "payload = \"sample\"\n[network]\ntopology = \"own\"\nqueue = \"10MB\"\n[switch]\naggregators = {aggregators}\n"

@@ -43,8 +43,8 @@ Examples:
 
 /// Run a scenario in the packet-level simulator
 ///
-/// Hosts, switches, queues and links in virtual time, and on them the same state machines that run on sockets. Every sum is
-/// checked. The same seed gives the same bytes on every machine.
+/// Hosts, switches, queues and links in virtual time, and on them the same state machines that run
+/// on sockets. Every sum is checked. The same seed gives the same bytes on every machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -66,12 +66,12 @@ pub(crate) struct Arguments {
     many: Many,
 }
 
-/// What the Python package does, by many such runs.
+/// The options of the Python package, which does many such runs.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Many runs")]
 struct Many {
-    /// Play it once for each of these values of a parameter, as in network.queue=100kB,1MB; of several sweeps, for every
-    /// combination
+    /// Play it once for each of these values of a parameter, as in network.queue=100kB,1MB; of
+    /// several sweeps, for every combination
     #[arg(long, value_name = "PARAMETER=VALUES")]
     sweep: Vec<String>,
     /// Play each with so many seeds, from --seed on; medians, with 95 % intervals from six seeds on
@@ -80,7 +80,7 @@ struct Many {
     /// Runs at a time [default: as many as there are cores]
     #[arg(long, value_name = "N")]
     jobs: Option<u64>,
-    /// Where results and plot are written [default: the file's name and -sweep]
+    /// The folder for results and plot [default: the file's name and -sweep]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Run on a Ray cluster, whose nodes have this fanin; its address as ray.init takes it
@@ -165,7 +165,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     unfinished(&report)
 }
 
-/// Which jobs have no end, where the file says no `until` either: nobody waits for the usual one on purpose.
+/// Which jobs have no end, where the file says no `until` either: nobody waits for the usual one on
+/// purpose.
 fn endless(scenario: &Scenario, text: &str) -> Option<String> {
     let file: toml::Table = toml::from_str(text).ok()?;
     let is_endless = |job: &&JobPlan| {
@@ -201,7 +202,8 @@ fn check_writable(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A job that had so much to do and did not is a failure, though nothing was wrong with what it did.
+/// A job that had so much to do and did not is a failure, though nothing was wrong with what it
+/// did.
 fn unfinished(report: &Report) -> anyhow::Result<()> {
     let jobs = report
         .jobs
@@ -243,7 +245,8 @@ fn progress(scenario: &Scenario) -> Box<dyn FnMut(Progress)> {
     })
 }
 
-/// How far a run is after so many seconds, and how many more it takes at most if it goes on as it did.
+/// How far a run is after so many seconds, and how many more it takes at most if it goes on as it
+/// did.
 fn progress_line(virtual_s: f64, until_s: f64, packet_hops: f64, took_s: f64) -> String {
     let left_s = took_s * (until_s - virtual_s) / virtual_s;
     let left = if !left_s.is_finite() {
@@ -369,7 +372,8 @@ fn times(report: &Report) -> Option<String> {
         rows(
             &header,
             rows_of.iter().map(|(of, times)| {
-                // How many there must be for each to be another than the longest, and of how many one may be unfinished.
+                // How many there must be for each to be another than the longest, and of how many
+                // one may be unfinished.
                 let needed = [(1, 100), (20, 20), (100, 100), (1000, 1000), (1, usize::MAX)];
                 let seconds = [times.mean_s, times.p95_s, times.p99_s, times.p999_s, times.max_s];
                 let times_ms = seconds.into_iter().zip(needed).map(|(time, (needed, among))| {
@@ -446,7 +450,7 @@ fn job_row(job: &JobReport) -> Vec<String> {
     ]
 }
 
-/// What no machine counts is no zero.
+/// A count that no machine has is no zero.
 fn counted(count: Option<u64>) -> String {
     count.map_or("-".to_owned(), |count| count.to_string())
 }

@@ -21,8 +21,8 @@ use crate::{here, output};
 
 /// Show jobs and slots, who waits for whom, and how a job is shared among its services
 ///
-/// Any service of a job shows the whole of it: who sums which share, what the plan takes and what bounds it, what was measured, and which ranks are
-/// on which machine.
+/// Any service of a job shows the whole of it. It shows who sums which share, what the plan takes
+/// and what bounds it, what was measured, and which ranks are on which machine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin status                                   this machine's services, or FANIN_SWITCH\n  \
@@ -30,7 +30,8 @@ use crate::{here, output};
     fanin status --switch a:4800,b:4800            several, one after the other; of --json a line each\n  \
     watch -n1 fanin status")]
 pub(crate) struct Arguments {
-    /// The switches, or services of ranks [default: FANIN_SWITCH, or the services on this machine, or 127.0.0.1:4800]
+    /// The switches, or services of ranks [default: FANIN_SWITCH, or the services on this machine,
+    /// or 127.0.0.1:4800]
     #[arg(long, value_name = "HOST:PORT[,..]", env = "FANIN_SWITCH")]
     switch: Option<String>,
     /// Seconds to wait for an answer
@@ -62,9 +63,9 @@ struct Report<'a> {
 /// Packets that are of no plan that is in force.
 #[derive(Serialize)]
 struct Dropped {
-    /// Of another generation's.
+    /// Packets of another generation.
     outdated: u64,
-    /// Of this generation's, which does not have them.
+    /// Packets of this generation, whose plan does not have them.
     unplanned: u64,
 }
 
@@ -82,11 +83,11 @@ struct Switch<'a> {
     outdated: Option<u64>,
 }
 
-/// What a switch did for the job of this id.
+/// The work of a switch for the job of this id.
 #[derive(Serialize)]
 struct SwitchJob {
     id: u32,
-    /// Of a rack: results that it handed on.
+    /// For a rack: results that it handed on.
     aggregations: u64,
     collisions: u64,
 }
@@ -133,7 +134,8 @@ enum State<'a> {
         /// ATP and GOAT: at the server.
         aggregations: u64,
         collisions: u64,
-        /// What may be lost of each rank's contributions, and how many were; none where nothing may.
+        /// The loss bound of each rank's contributions, and how many were lost; none if nothing may
+        /// be.
         #[serde(skip_serializing_if = "Option::is_none")]
         loss: Option<Loss>,
         /// GOAT: what each switch sums; the rest is the server's.
@@ -153,9 +155,9 @@ enum State<'a> {
 #[derive(Serialize)]
 struct Planned<'a> {
     switch: &'a str,
-    /// Of all ranks' fragments.
+    /// The share of all ranks' fragments.
     share: f64,
-    /// That the job has.
+    /// The aggregators that the job has.
     aggregators: u32,
 }
 
@@ -172,9 +174,10 @@ struct JobPlan {
     /// Headers apart; none where it was not planned.
     predicted: Option<f64>,
     bound: Option<String>,
-    /// What the links were told to carry, and what was taken for those that tell nothing; none where no share follows from it.
+    /// The rates that the links were told to carry, and those that were assumed for links that tell
+    /// nothing; none if no share follows from them.
     links: Option<String>,
-    /// Of the rank that waits least for others; none before the first large all-reduce.
+    /// The time of the rank that waits least for others; none before the first large all-reduce.
     measured: Option<f64>,
     imbalance: f64,
 }
@@ -222,7 +225,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         && switches == [SWITCH_DEFAULT];
     let mut silent = Vec::new();
     for (index, switch) in switches.iter().enumerate() {
-        // Who is guessed is on this machine, or nowhere.
+        // A guessed service is on this machine, or nowhere.
         let patience =
             if is_guessed { arguments.timeout.min(Duration::from_secs(1)) } else { arguments.timeout };
         let status = match trusted_status(switch, patience, &trust) {
@@ -253,7 +256,8 @@ fn silence(error: &SessionError, is_guessed: bool) -> String {
     }
 }
 
-/// Whom to ask: those that were named, or those that are here, or who would be here by default.
+/// The services to ask: those that were named, or those that are here, or those that would be here
+/// by default.
 fn asked(named: Option<&str>, here: impl FnOnce() -> Vec<SocketAddr>) -> Vec<String> {
     match named.map(str::trim).filter(|named| !named.is_empty()) {
         Some(named) => named.split(',').map(|switch| switch.trim().to_owned()).collect(),

@@ -16,7 +16,8 @@ pub(crate) struct Known {
     /// Certificates in PEM of those who vouch for switches, where there are some
     #[arg(long, value_name = "FILE", env = "FANIN_TLS_CA")]
     pub tls_ca: Option<PathBuf>,
-    /// A secret that all ranks, switches and commands of a cluster have, and nobody else (docs/security.md)
+    /// A secret that all ranks, switches and commands of a cluster have, and nobody else
+    /// (docs/security.md)
     #[arg(long, value_name = "FILE", env = "FANIN_SECRET_FILE", hide_env_values = true)]
     pub secret_file: Option<PathBuf>,
 }
@@ -33,8 +34,8 @@ pub(crate) struct Own {
     /// The switch's certificate in PEM, with those that lead from it to --tls-ca
     #[arg(long, value_name = "FILE", env = "FANIN_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// Its key in PEM; without --tls-cert it is made where there is none [default: tls-key.pem of $STATE_DIRECTORY, or of fanin in
-    /// $XDG_STATE_HOME or ~/.local/state]
+    /// Its key in PEM; without --tls-cert it is made where there is none [default: tls-key.pem of
+    /// $STATE_DIRECTORY, or of fanin in $XDG_STATE_HOME or ~/.local/state]
     #[arg(long, value_name = "FILE", env = "FANIN_TLS_KEY")]
     tls_key: Option<PathBuf>,
 }
@@ -52,7 +53,8 @@ impl Own {
     }
 }
 
-/// The identity whose key is in this file, or, where it cannot be kept, one that ends with the process.
+/// The identity whose key is in this file, or, where it cannot be kept, one that ends with the
+/// process.
 fn usual(file: Option<PathBuf>) -> anyhow::Result<Identity> {
     let cause = match file.as_deref().map(Identity::kept) {
         Some(Ok(identity)) => return Ok(identity),
@@ -66,7 +68,8 @@ fn usual(file: Option<PathBuf>) -> anyhow::Result<Identity> {
     Ok(Identity::of_process()?)
 }
 
-/// Where a switch keeps its key: so it is the same when it is started again, and its jobs go on.
+/// The folder where a switch keeps its key: so it is the same when it is started again, and its
+/// jobs go on.
 fn kept() -> Option<PathBuf> {
     let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
     // systemd's, of which it may give several.

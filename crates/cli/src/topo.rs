@@ -1,4 +1,5 @@
-//! `fanin topo`: the inside of a machine, and how gradients of its GPUs best come to its NIC and back (BytePS §4.2).
+//! `fanin topo`: the inside of a machine, and how gradients of its GPUs best come to its NIC and
+//! back (BytePS §4.2).
 
 use std::path::{Path, PathBuf};
 
@@ -23,9 +24,11 @@ const MACHINES_MAX: usize = 100_000;
 
 /// How gradients of a machine's GPUs best come to its NIC and back
 ///
-/// Reads this machine (PCIe's tree, NUMA nodes, GPUs and NICs, and what their links carry, from sysfs), or a file; counts what each strategy of BytePS §4.2
-/// puts on each link; and says which is fastest: that of the slowest link. NVLinks are NVIDIA's library's to tell (NVML); what memory and links between sockets
-/// carry nobody tells: say it in a file. It is a prediction: nothing is copied. `fanin.torch.machine_hook` does what it recommends.
+/// Reads this machine (PCIe's tree, NUMA nodes, GPUs and NICs, and what their links carry, from
+/// sysfs), or a file; counts what each strategy of BytePS §4.2 puts on each link; and says which is
+/// fastest: that of the slowest link. NVLinks are NVIDIA's library's to tell (NVML); what memory
+/// and links between sockets carry nobody tells: say it in a file. It is a prediction: nothing is
+/// copied. `fanin.torch.machine_hook` does what it recommends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin topo\n  \
@@ -87,7 +90,7 @@ struct Report {
     size_bytes: u64,
     machines: usize,
     spares: usize,
-    /// What NICs carry in each direction.
+    /// The load of NICs in each direction.
     network_bytes: f64,
     /// From GPU to GPU across PCIe switches; none where it is not known.
     peer_bps: Option<f64>,
@@ -96,7 +99,7 @@ struct Report {
     strategies: Vec<StrategyReport>,
     /// Its place among them; none without a GPU.
     chosen: Option<usize>,
-    /// What was not read, or left out.
+    /// The parts that were not read, or left out.
     notes: Vec<String>,
 }
 
@@ -104,7 +107,7 @@ struct Report {
 struct PartReport {
     name: String,
     kind: &'static str,
-    /// Of a CPU, where it is known.
+    /// The rate of a CPU's memory, if it is known.
     memory_bps: Option<f64>,
 }
 
@@ -128,7 +131,8 @@ struct StrategyReport {
     candidate: bool,
     time_s: f64,
     slowest: Option<String>,
-    /// As the links above: bytes from the first end to the second and back, and seconds that these take.
+    /// As the links above: bytes from the first end to the second and back, and seconds that these
+    /// take.
     loads: Vec<LoadReport>,
     memory: Vec<MemoryReport>,
     /// In the simulator, with `--play`.

@@ -47,7 +47,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// What the doctor said, as JSON, and how it ended.
+/// The doctor's words, as JSON, and how it ended.
 struct Diagnosis {
     status: Option<i32>,
     report: Value,

@@ -219,7 +219,8 @@ fn plan_named<'a>(report: &'a serde_json::Value, name: &str) -> &'a serde_json::
         .expect("a plan of this name")
 }
 
-/// GOAT's testbed: with KRGS the server gets the model once, without it from each of 8 workers; the other planner's slowest link is the fastest, and within 5 % of its bound.
+/// GOAT's testbed. With KRGS the server gets the model once, without it from each of 8 workers. The
+/// other planner's slowest link is the fastest, and within 5 % of its bound.
 #[test]
 fn goats_testbed_is_planned_in_several_ways() {
     let report = json(&["--goat", TESTBED]);

@@ -1,4 +1,5 @@
-//! The `fanin` command as a process: what it prints, how it ends, and what the workers make of its death.
+//! The `fanin` command as a process: what it prints, how it ends, and what the workers make of its
+//! death.
 
 #[path = "../../controller/tests/loopback/ports.rs"]
 mod ports;
@@ -82,7 +83,8 @@ fn connect(address: &str, rank: u32, change: impl FnOnce(&mut SessionConfig)) ->
 /// Sums `tensor` over all ranks, in place.
 fn all_reduce(session: &Session, tensor: &mut Vec<i32>) -> Result<(), SessionError> {
     let (sender, done) = mpsc::channel();
-    // SAFETY: the tensor is borrowed until `done` was called, below; where that never happens, the process ends.
+    // SAFETY: the tensor is borrowed until `done` was called, below; where that never happens, the
+    // process ends.
     let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
     session.submit(Submission::all_reduce(raw.expect("a tensor"), Op::Sum), move |result, _| {
         let _ = sender.send(result.map_err(|error| error.cause));
@@ -183,8 +185,8 @@ fn versions_are_told_to_people_and_programs() {
     assert_eq!(json["wire_version"], fanin_wire::VERSION);
 }
 
-/// Lets two ranks sum while what `start` starts is killed twice, each time to come back at its address. Returns the job's
-/// generation.
+/// Lets two ranks sum while what `start` starts is killed twice, each time to come back at its
+/// address. Returns the job's generation.
 fn survive_two_deaths(
     mortal: Switch,
     start: impl Fn(&str) -> Switch,

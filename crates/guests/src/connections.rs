@@ -1,7 +1,9 @@
 //! The connections of a service, each with its place among as many as there may be.
 //!
-//! To close those that come when all places are taken would let whoever connects first, and says nothing, keep all others out. So a newcomer has the place of the connection that has asked for nothing for
-//! longest; one with an open call (a rank's, as long as it lives) keeps its own. What nobody wants ends by itself after [`QUIET_MAX`].
+//! To close those that come when all places are taken would let whoever connects first, and says
+//! nothing, keep all others out. So a newcomer has the place of the connection that has asked for
+//! nothing for longest; a connection with an open call (a rank's, as long as it lives) keeps its
+//! own. A connection that nobody wants ends by itself after [`QUIET_MAX`].
 
 use std::collections::HashMap;
 use std::io;
@@ -25,12 +27,14 @@ use crate::{host_of, of_host_max};
 
 /// How long a connection may be open without a call.
 const QUIET_MAX: Duration = Duration::from_secs(60);
-/// Where there are no descriptors: how long nobody is accepted. The connection that could not be stays in the kernel's queue, and would be tried again at once.
+/// The time for which nobody is accepted when there are no descriptors. A connection that could not
+/// be accepted stays in the kernel's queue, and would be tried again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Descriptors that are left for all else.
 const DESCRIPTORS_KEPT: usize = 64;
 
-/// Lets this process have as many open files as it may. A process has 1,024 by default, and may have more.
+/// Lets this process have as many open files as it may. A process has 1,024 by default, and may
+/// have more.
 pub fn raise_descriptors() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         // As many as before, then.
@@ -38,7 +42,8 @@ pub fn raise_descriptors() {
     }
 }
 
-/// As many connections as are asked for, if this process may have so many open files: without a descriptor none could be accepted, even to be closed.
+/// As many connections as are asked for, if this process may have so many open files: without a
+/// descriptor none could be accepted, even to be closed.
 #[must_use]
 pub fn connections_max(asked: usize) -> usize {
     let may = getrlimit(Resource::RLIMIT_NOFILE).map_or(usize::MAX, |(may, _)| may as usize);
@@ -58,7 +63,7 @@ pub struct Connection {
     _place: Place,
 }
 
-/// Who is connected, as each request of a connection carries it.
+/// The peer of a connection, as each request of the connection carries it.
 #[derive(Clone, Debug)]
 pub struct Guest {
     /// From where, and to where.
@@ -153,7 +158,8 @@ impl Drop for Place {
     }
 }
 
-/// The connections that have a place, at most `max` of them and `of_one_max` from one address (of IPv6, half from one network). The others are closed as they come.
+/// The connections that have a place, at most `max` of them and `of_one_max` from one address (of
+/// IPv6, half from one network). The others are closed as they come.
 pub fn guests(
     incoming: impl Stream<Item = io::Result<TcpStream>>,
     max: usize,
@@ -193,13 +199,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connection {
-    /// Who it is of.
+    /// The peer.
     #[must_use]
     pub const fn guest(&self) -> &Guest {
         &self.guest
     }
 
-    /// Waits for the first bytes, and leaves them where they are. There are none where the connection is to end.
+    /// Waits for the first bytes, and leaves them where they are. There are none where the
+    /// connection is to end.
     ///
     /// # Errors
     /// Where it broke.
@@ -317,7 +324,7 @@ mod tests {
         let mut second = enter(one).expect("a place");
         tokio::time::advance(Duration::from_secs(1)).await;
         let mut last = enter(other).expect("a place");
-        // Of one address there are no more than two.
+        // An address has no more than two places.
         let mut again = enter(one).expect("the second one's place");
         assert!(is_here(&mut first.1) && !is_here(&mut second.1) && is_here(&mut last.1));
         tokio::time::advance(Duration::from_secs(1)).await;

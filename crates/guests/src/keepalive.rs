@@ -12,11 +12,14 @@ const PROBES_A_SILENCE: u32 = 5;
 const PROBE_INTERVAL_MIN: Duration = Duration::from_secs(1);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// Has the kernel ask the machine at the other end of a TCP connection whether it is there, and end the connection when it has not answered for
-/// `silence`, at most two probes later (of a second each, where `silence` has up to five): a machine that vanished sends no farewell. A link that is
-/// cut for less than `silence` ends nothing: its last answer may be a probe older than the cut.
+/// Has the kernel ask the machine at the other end of a TCP connection whether it is there. The
+/// kernel ends the connection when it has not answered for `silence`, at most two probes later (of
+/// a second each, where `silence` has up to five): a machine that vanished sends no farewell. A
+/// link that is cut for less than `silence` ends nothing: its last answer may be a probe older than
+/// the cut.
 ///
-/// The other kernel answers, for a process that is stopped or starved too. HTTP/2's own pings would ask the process.
+/// The other kernel answers, for a process that is stopped or starved too. HTTP/2's own pings would
+/// ask the process.
 ///
 /// # Errors
 /// When the operating system refuses.

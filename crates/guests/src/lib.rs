@@ -1,8 +1,9 @@
-//! What a service on TCP does about those who connect and call, whoever they are.
+//! The limits of a service on TCP for those who connect and call, whoever they are.
 //!
-//! A connection has a place among as many as there may be ([`guests`]); one that asks for nothing makes way for another, and ends after a
-//! while. A request comes within seconds and takes its bytes from a [`Room`], in which no address has all. Both services of fanin have
-//! this: the control connection of a switch, and `fanin parameters`.
+//! A connection has a place among as many as there may be ([`guests`]); one that asks for nothing
+//! makes way for another, and ends after a while. A request comes within seconds and takes its
+//! bytes from a [`Room`], in which no address has all. Both services of fanin have this: the
+//! control connection of a switch, and `fanin parameters`.
 //!
 //! Deliberately absent: what is asked.
 #![forbid(unsafe_code)]
@@ -19,7 +20,8 @@ pub use keepalive::expect_answers;
 pub use requests::{Arrival, answered, explain};
 pub use room::{Part, Room};
 
-/// Whom an address counts for: a machine has all addresses of its network with IPv6 (a /64), if it likes.
+/// The host for which an address counts: a machine has all addresses of its network with IPv6 (a
+/// /64), if it likes.
 #[must_use]
 pub fn host_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -28,8 +30,8 @@ pub fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Of so many, those that one host may have of which another address may have `of_one_max`: a network of IPv6 is a machine's, or has all
-/// machines of a cluster, and so may have half.
+/// The number out of `max` that one host may have, if another address may have `of_one_max`. A
+/// network of IPv6 is a machine's, or has all machines of a cluster, and so may have half.
 fn of_host_max(host: IpAddr, max: usize, of_one_max: usize) -> usize {
     if host.is_ipv6() { of_one_max.max(max / 2) } else { of_one_max }
 }

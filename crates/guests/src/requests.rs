@@ -13,12 +13,12 @@ use crate::Part;
 
 /// How long a request may take to come.
 const ARRIVAL_MAX: Duration = Duration::from_secs(10);
-/// What is before each message of gRPC: whether it is compressed, and its length.
+/// The bytes before each message of gRPC: whether it is compressed, and its length.
 const PREFIX_BYTES: usize = 5;
 /// So much of each request is counted with its call.
 const SHORT: usize = 4 << 10;
 
-/// What is awaited of a request before anybody looks at it.
+/// The part of a request that is awaited before anybody looks at it.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     /// The first message of a stream, which goes on; else all of it.
@@ -28,8 +28,8 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// The request once it is here. Who sends it slowly, or half of it, holds nothing else up, and is hung up on. What it takes
-    /// beyond the usual is `room`'s, if that counts it.
+    /// The request once it is here. A peer that sends it slowly, or half of it, holds nothing else
+    /// up, and is hung up on. Memory beyond the usual is `room`'s, if that counts it.
     ///
     /// # Errors
     /// When it does not come in time, or takes more than there is room for.
@@ -82,13 +82,14 @@ pub fn answered<G: Send + 'static>(response: Response, guard: G) -> Response {
     })
 }
 
-/// What a failed call means, in few words.
+/// The meaning of a failed call, in few words.
 #[must_use]
 pub fn explain(status: &Status) -> String {
     if status.code() == Code::Unimplemented {
         return "it does not know the call".into();
     }
-    // The transport's own message is "transport error"; what happened stands at the end of the chain.
+    // The transport's own message is "transport error"; what happened stands at the end of the
+    // chain.
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
     let mut text = status.message().to_owned();
     while let Some(error) = cause {

@@ -1,4 +1,5 @@
-//! How much there is of something, and how much of it one host may have: nobody takes what all others need.
+//! How much there is of something, and how much of it one host may have: nobody takes what all
+//! others need.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -44,7 +45,7 @@ impl Room {
         Part { room: self.clone(), host, amount }
     }
 
-    /// What there is still for an address.
+    /// The rest of the room for an address.
     #[must_use]
     pub fn left_for(&self, address: IpAddr) -> usize {
         self.left(&self.taken(), host_of(address))

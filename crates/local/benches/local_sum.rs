@@ -1,7 +1,9 @@
-//! An all-reduce of 25 MB float32 (DDP's default bucket) and one of 4 KB among the ranks of one machine, as threads, which wait and
-//! copy as processes do; and, for comparison, as many threads that copy the tensor once each, all at a time.
+//! An all-reduce of 25 MB float32 (DDP's default bucket) and one of 4 KB among the ranks of one
+//! machine, as threads, which wait and copy as processes do. For comparison, as many threads copy
+//! the tensor once each, all at a time.
 //!
-//! `cargo bench -p fanin-local` for all, `-- --quick` for a first look, `-- --test` to see that it runs.
+//! `cargo bench -p fanin-local` for all, `-- --quick` for a first look, `-- --test` to see that it
+//! runs.
 
 use criterion::{Criterion, Throughput};
 use fanin_local::{Group, LocalConfig, LocalSum, SharedMemory};

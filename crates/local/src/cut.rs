@@ -1,28 +1,32 @@
-//! How the tensors of a collective are cut: segments in the order of the stream, a slice of each segment for each column, and the pieces
-//! of the slices that pass through shared memory together. The same on every rank of every machine.
+//! The cuts of a collective's tensors: segments in the order of the stream, a slice of each segment
+//! for each column, and the pieces of the slices that pass through shared memory together. The same
+//! on every rank of every machine.
 //!
-//! A segment has a stretch of every tensor, one behind the other, so that a collective of a slice a rank is one stream, too. What of it goes to, or comes from,
-//! one machine is cut among the columns by itself: each column then says as much to every machine.
+//! A segment has a stretch of every tensor, one behind the other, so that a collective of a slice a
+//! rank is one stream, too. The part of it that goes to, or comes from, one machine is cut among
+//! the columns by itself: each column then says as much to every machine.
 
 use fanin_wire::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Every cut of a single tensor is a multiple of it, so that no two columns write one line of a cache.
+/// Every cut of a single tensor is a multiple of it, so that no two columns write one line of a
+/// cache.
 const GRAIN_ELEMENTS: usize = 64;
 /// Shortest slice that pays for another column: its messages cost more than its bytes.
 const SLICE_BYTES_MIN: usize = 16 << 10;
 
-/// What the memory of a group is made for.
+/// The sizes that the memory of a group is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
     /// Ranks that sum.
     pub(crate) columns: usize,
-    /// What a rank contributes at a time.
+    /// The bytes that a rank contributes at a time.
     pub(crate) block_bytes: usize,
-    /// What stands in one place of the results.
+    /// The bytes in one place of the results.
     pub(crate) segment_bytes: usize,
-    /// Whether the sums go on to other machines: half precision is kept in `f32` until it comes back, and rounded once.
+    /// Whether the sums go on to other machines: half precision is kept in `f32` until it comes
+    /// back, and rounded once.
     pub(crate) networked: bool,
 }
 
@@ -32,9 +36,10 @@ pub(crate) struct Cut {
     pub(crate) dtype: Dtype,
     /// Of each tensor.
     pub(crate) elements: usize,
-    /// Of a machine's sum.
+    /// The dtype of a machine's sum.
     pub(crate) sum_dtype: Dtype,
-    /// Where the tensors of the first machine begin, of the next, and so on, and their number. A single tensor is every machine's.
+    /// The index at which the tensors of the first machine begin, of the next, and so on, and their
+    /// number. A single tensor is every machine's.
     groups: Arc<[usize]>,
     columns: usize,
     networked: bool,
@@ -58,7 +63,7 @@ pub(crate) struct Segment {
     pub(crate) blocks: usize,
 }
 
-/// What a range of a segment has of one tensor.
+/// The part of one tensor in a range of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub(crate) tensor: usize,
@@ -67,7 +72,7 @@ pub(crate) struct Stretch {
 }
 
 impl Segment {
-    /// What it has of a tensor.
+    /// Its part of a tensor.
     pub(crate) const fn of(self, tensor: usize) -> Stretch {
         let Self { start, elements, .. } = self;
         Stretch {
@@ -79,7 +84,8 @@ impl Segment {
 }
 
 impl Cut {
-    /// Of tensors of `elements` each, in `groups`, of which the ranks' are added, or one has what all get.
+    /// Cuts tensors of `elements` each, in `groups`, of which the ranks' are added, or one has what
+    /// all get.
     pub(crate) fn new(
         blocks: Blocks,
         groups: Arc<[usize]>,
@@ -147,7 +153,8 @@ impl Cut {
         segment
     }
 
-    /// What a column has of a segment, for each machine where tensors belong to some, in elements of the segment.
+    /// The slices of a segment for a column, one for each machine where tensors belong to some, in
+    /// elements of the segment.
     pub(crate) fn slices(&self, segment: Segment, column: usize) -> impl Iterator<Item = Range<usize>> {
         let Segment { elements, used, .. } = segment;
         let grain = if self.tensors() == 1 { GRAIN_ELEMENTS } else { 1 };
@@ -160,7 +167,7 @@ impl Cut {
         })
     }
 
-    /// What of a column's slices is in one block, of how many a rank contributes.
+    /// The part of a column's slices that is in one block, of how many a rank contributes.
     pub(crate) fn piece(
         &self,
         segment: Segment,
@@ -177,15 +184,15 @@ impl Cut {
         })
     }
 
-    /// Where a column's piece stands in a rank's block, in bytes.
+    /// The offset of a column's piece in a rank's block, in bytes.
     pub(crate) fn piece_offset(&self, column: usize) -> usize {
         column * self.piece_elements * self.dtype.element_bytes()
     }
 }
 
-/// What a range of a segment has of each tensor.
+/// The part of each tensor in a range of a segment.
 fn stretches(segment: Segment, range: Range<usize>) -> impl Iterator<Item = Stretch> {
-    // Of a segment without elements every range is empty.
+    // In a segment without elements every range is empty.
     let Segment { start: of_each, elements, .. } = segment;
     let each = elements.max(1);
     let tensors = if range.is_empty() { 0..0 } else { range.start / each..range.end.div_ceil(each) };
@@ -214,7 +221,7 @@ mod tests {
         })
     }
 
-    /// One tensor; or one for each rank of one machine, or of several.
+    /// A single tensor; or one for each rank of one machine, or of several.
     fn groups(blocks: Blocks, is_one: bool, more: &[usize]) -> Arc<[usize]> {
         let machines: Vec<usize> = match (is_one, blocks.networked) {
             (true, _) => vec![1],
@@ -305,7 +312,7 @@ mod tests {
             slices(true, &[0, 2, 4], 9001),
             [[(0, 9001), (18002, 27003)], [(9001, 18002), (27003, 36004)]]
         );
-        // Of three ranks' on one machine each column has half.
+        // Each column has half of three ranks' tensors on one machine.
         assert_eq!(
             slices(true, &[0, 3, 5], 5000),
             [[(0, 7500), (15000, 20000)], [(7500, 15000), (20000, 25000)]]

@@ -1,4 +1,4 @@
-//! What can go wrong among the ranks of one machine.
+//! The errors among the ranks of one machine.
 
 use fanin_udp::CollectiveKind;
 use fanin_wire::{Dtype, Op};
@@ -40,7 +40,7 @@ pub enum MemoryError {
         /// How long was waited.
         waited: Duration,
     },
-    /// One came and went.
+    /// A rank came and went.
     #[error("rank {rank} of this machine has ended; look at that rank's log")]
     Lost {
         /// Its rank in the job.
@@ -71,7 +71,7 @@ pub enum LocalError {
         first.0, second.0, first.0, first.1, second.0, second.1
     )]
     Mismatch {
-        /// One rank, and its tensor.
+        /// A rank, and its tensor.
         first: (u32, Submission),
         /// The other.
         second: (u32, Submission),
@@ -79,7 +79,7 @@ pub enum LocalError {
     /// An all-reduce did not complete in time.
     #[error("an all-reduce did not complete within {:.1} s: ranks {missing:?} of this machine did not take part", waited.as_secs_f64())]
     Timeout {
-        /// Who was waited for.
+        /// The ranks that were waited for.
         missing: Vec<u32>,
         /// How long.
         waited: Duration,

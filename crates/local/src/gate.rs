@@ -1,7 +1,10 @@
-//! How ranks wait for each other: gates, which open unit by unit when everybody has arrived, and a bell for each rank to sleep by.
+//! How ranks wait for each other: gates, which open unit by unit when everybody has arrived, and a
+//! bell for each rank to sleep by.
 //!
-//! All of it lies in shared memory and is made of atomics. A rank that has to wait writes at each gate what it waits for, looks once more, and sleeps on its
-//! bell; who opens a gate rings for those whose wish is fulfilled, and for nobody else. Nobody spins, and nobody holds a lock that could die with him.
+//! All of it lies in shared memory and is made of atomics. A rank that has to wait writes at each
+//! gate what it waits for, looks once more, and sleeps on its bell. A rank that opens a gate rings
+//! for those whose wish is fulfilled, and for nobody else. Nobody spins, and nobody holds a lock
+//! that could die with him.
 
 use crate::error::Submission;
 use fanin_udp::CollectiveKind;
@@ -34,9 +37,10 @@ const NOTHING: u64 = u64::MAX;
 pub(crate) struct Gate {
     /// Units that everybody has arrived at.
     open: AtomicU64,
-    /// Who arrived at the unit that has this place.
+    /// The ranks that arrived at the unit that has this place.
     arrivals: [AtomicU32; SLOTS_MAX],
-    /// Up to which unit each rank would sleep. One more than it waits for, as [`Self::open`] counts; 0 and [`NOTHING`] are none.
+    /// Up to which unit each rank would sleep. It is one more than the unit that it waits for, as
+    /// [`Self::open`] counts; 0 and [`NOTHING`] are none.
     wanted: [AtomicU64; RANKS_MAX],
 }
 
@@ -48,7 +52,7 @@ pub(crate) struct Seat {
     process: AtomicU64,
     /// Units that it has arrived at, of each gate: whom the others wait for.
     reached: [AtomicU64; GATES],
-    /// Of which collective each of its blocks is.
+    /// The collective of each of its blocks.
     submissions: [[AtomicU64; 3]; SLOTS_MAX],
 }
 
@@ -63,17 +67,19 @@ pub(crate) enum Party {
 impl Gate {
     /// How many units it is open for.
     pub(crate) fn open(&self) -> u64 {
-        // Sequentially consistent, here and below: of a waiter that looks after it has wished, and an opener that looks for wishes
-        // after it has opened, one sees the other.
+        // Sequentially consistent, here and below. A waiter looks after it has wished, and an
+        // opener looks for wishes after it has opened: so one of them sees the other.
         self.open.load(Ordering::SeqCst)
     }
 
-    /// Arrives at `unit`, whose ring has `slots` places, as one of `parties`. Returns the ranks to ring for.
+    /// Arrives at `unit`, whose ring has `slots` places, as one of `parties`. Returns the ranks to
+    /// ring for.
     pub(crate) fn arrive(&self, unit: u64, slots: usize, parties: usize) -> impl Iterator<Item = usize> {
         let place = &self.arrivals[(unit % slots as u64) as usize];
         let is_last = place.fetch_add(1, Ordering::AcqRel) + 1 == parties as u32;
         let open = if is_last {
-            // Before it opens: nobody arrives at the unit that has this place next while this one is shut.
+            // Before it opens: nobody arrives at the unit that has this place next while this one
+            // is shut.
             place.store(0, Ordering::Relaxed);
             self.open.fetch_max(unit + 1, Ordering::SeqCst).max(unit + 1)
         } else {
@@ -84,7 +90,8 @@ impl Gate {
                 let until = wanted.load(Ordering::SeqCst);
                 let fulfilled = until != 0 && until <= open;
                 if fulfilled {
-                    // Before the bell: a wish that is lost here was made by somebody who has not slept since, and will not now.
+                    // Before the bell: a wish that is lost here was made by somebody who has not
+                    // slept since, and will not now.
                     wanted.store(NOTHING, Ordering::SeqCst);
                 }
                 fulfilled.then_some(rank)
@@ -132,7 +139,7 @@ impl Seat {
         self.reached[gate].store(units, Ordering::Release);
     }
 
-    /// What the bell shows now: [`Self::sleep`] returns at once when it has rung since.
+    /// The count of the bell now: [`Self::sleep`] returns at once when it has rung since.
     pub(crate) fn listen(&self) -> u32 {
         self.bell.load(Ordering::SeqCst)
     }

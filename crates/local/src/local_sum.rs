@@ -1,4 +1,5 @@
-//! A rank's thread: it contributes, sums its column, speaks to the network, and reads the sums, whichever can go on.
+//! A rank's thread: it contributes, sums its column, speaks to the network, and reads the sums,
+//! whichever can go on.
 
 use crate::error::LocalError;
 use crate::gate::{CONTRIBUTED, Party, READY, SUMMED};
@@ -22,34 +23,38 @@ use self::item::Item;
 /// Told once what became of a collective. It must be quick, must not block, and must not panic.
 pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 
-/// What is above the ranks of a machine: the collectives over machines, of what stands in one column.
+/// The network above the ranks of a machine: the collectives over machines, of one column's part.
 pub trait Network: Send {
-    /// Starts a collective over the same column of all machines, in place, in which each machine is a rank. All machines submit alike ones in the same order.
+    /// Starts a collective over the same column of all machines, in place, in which each machine is
+    /// a rank. All machines submit alike ones in the same order.
     ///
-    /// A failure that is a [`LocalError`] is told to the other ranks of the machine as it is; of any other they learn whose it was.
+    /// A failure that is a [`LocalError`] is told to the other ranks of the machine as it is; of
+    /// any other they learn whose it was.
     fn submit(&self, submission: Submission, done: Done);
 }
 
-/// What a rank sums with.
+/// The settings of a rank's sums.
 pub struct LocalConfig {
     /// Opened by all ranks of the machine.
     pub memory: SharedMemory,
     /// For a rank that is a column of a group with other machines, and for no other.
     pub network: Option<Box<dyn Network>>,
-    /// Of each rank of the whole job its machine, numbered from 0.
+    /// The machine of each rank of the whole job, numbered from 0.
     pub machines: Vec<usize>,
-    /// How long the ranks of the machine may keep a collective waiting, from its submission or the end of the one before it.
+    /// How long the ranks of the machine may keep a collective waiting, from its submission or the
+    /// end of the one before it.
     pub timeout: Duration,
 }
 
-/// The sums of one rank with the others of its machine. Dropping it leaves them; what is outstanding fails.
+/// The sums of one rank with the others of its machine. Dropping it leaves them; what is
+/// outstanding fails.
 #[derive(Debug)]
 pub struct LocalSum {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the rank's thread shares with those that submit, and with the network's.
+/// The state that the rank's thread shares with those that submit, and with the network's.
 struct Shared {
     memory: SharedMemory,
     places: Places,
@@ -76,10 +81,11 @@ struct Summed {
     early: BTreeSet<u64>,
 }
 
-/// Where the ranks of the job are.
+/// The places of the ranks of the job.
 struct Places {
     machines: Vec<usize>,
-    /// All ranks, those of one machine one behind the other: tensors of which each rank has one stand so.
+    /// All ranks, those of one machine one behind the other: tensors of which each rank has one
+    /// stand so.
     order: Vec<usize>,
     /// As [`Cut`] wants them: of such tensors, and of a single one.
     of_each: Arc<[usize]>,
@@ -95,7 +101,8 @@ impl LocalSum {
     /// When there is none to be had.
     ///
     /// # Panics
-    /// When a rank has a network that is to have none, or the reverse; when the memory's ranks are not those of a machine.
+    /// When a rank has a network that is to have none, or the reverse; when the memory's ranks are
+    /// not those of a machine.
     pub fn start(config: LocalConfig) -> io::Result<Self> {
         let LocalConfig { memory, network, machines, timeout } = config;
         let speaks = memory.group.networked && memory.me < memory.group.columns;
@@ -128,12 +135,15 @@ impl LocalSum {
         Ok(local)
     }
 
-    /// Starts a collective over all ranks of the job, in place. All ranks must submit alike ones in the same order.
+    /// Starts a collective over all ranks of the job, in place. All ranks must submit alike ones in
+    /// the same order.
     ///
-    /// A sum has the same bits on all ranks that get it. How far it is from the exact one: `docs/local.md`.
+    /// A sum has the same bits on all ranks that get it. How far it is from the exact one:
+    /// `docs/local.md`.
     ///
     /// # Panics
-    /// When the slices of a reduce_scatter or an all_gather are not of one length, and one a rank; when a root is none of the ranks.
+    /// When the slices of a reduce_scatter or an all_gather are not of one length, and one a rank;
+    /// when a root is none of the ranks.
     pub fn submit(&self, submission: Submission, done: Done) {
         let shared = &self.shared;
         if shared.memory.is_forked() {
@@ -186,20 +196,22 @@ impl LocalSum {
         self.shared.timeout_nanos.store(nanos, Ordering::Relaxed);
     }
 
-    /// Ends everything outstanding, here and on the machine's other ranks, and everything that is submitted later. The first failure stays.
+    /// Ends everything outstanding, here and on the machine's other ranks, and everything that is
+    /// submitted later. The first failure stays.
     pub fn fail(&self, failure: Failure) {
         if !self.shared.memory.is_forked() {
             self.shared.fail(failure);
         }
     }
 
-    /// What everything that is submitted fails with, if it does.
+    /// The failure of everything that is submitted, if there is one.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.shared.inbox().ended.clone()
     }
 
-    /// Leaves the group, and returns when no tensor is touched any more. What is outstanding fails.
+    /// Leaves the group, and returns when no tensor is touched any more. Outstanding collectives
+    /// fail.
     pub fn stop(&self) {
         if self.shared.memory.is_forked() {
             // The thread is the parent's.
@@ -212,9 +224,10 @@ impl LocalSum {
         }
         self.shared.memory.seat(self.shared.memory.me).ring();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A `done` that held the last reference drops it on the rank's thread, which cannot await itself.
+        // A `done` that held the last reference drops it on the rank's thread, which cannot await
+        // itself.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id()) {
-            // One that panicked has said so on standard error.
+            // A thread that panicked has said so on standard error.
             let _ = thread.join();
         }
     }
@@ -314,7 +327,8 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Why a group has ended, in one word that all ranks see. Ranks of the job but where it says otherwise.
+/// Why a group has ended, in one word that all ranks see. Ranks of the job but where it says
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Lost(u32),

@@ -1,10 +1,14 @@
-//! The memory that the ranks of one machine share: a file in /dev/shm that all of them have mapped, and nobody can find any more.
+//! The memory that the ranks of one machine share: a file in /dev/shm that all of them have mapped,
+//! and nobody can find any more.
 //!
-//! It is allocated whole when it is made, so that too little room is an error then, and no fault later. Its name is there from the
-//! moment that it is complete until the last rank has mapped it. Each rank keeps a record lock on a byte of it for as long as it lives: the
-//! kernel gives it back when the process ends, however it ends, and children that a process forks do not have it (fcntl(2)).
+//! It is allocated whole when it is made, so that too little room is an error then, and no fault
+//! later. Its name is there from the moment that it is complete until the last rank has mapped it.
+//! Each rank keeps a record lock on a byte of it for as long as it lives. The kernel gives it back
+//! when the process ends, however it ends, and children that a process forks do not have it
+//! (fcntl(2)).
 //!
-//! What is unsafe in this room is here. Who may touch which part of the memory when, the gates say (`gate`).
+//! The unsafe code of this room is here. The gates say who may touch which part of the memory when
+//! (`gate`).
 
 use crate::cut::Blocks;
 use crate::error::MemoryError;
@@ -26,18 +30,19 @@ const FOLDER: &str = "/dev/shm";
 /// Names layout and version of what is in the file.
 const MAGIC: u64 = 0x6661_6e69_6e00_0003;
 const PAGE: usize = 4096;
-/// What a rank contributes at a time: of all ranks of a usual machine together, it stays in the cache that they share.
+/// The bytes that a rank contributes at a time: those of all ranks of a usual machine together stay
+/// in the cache that they share.
 const BLOCK_BYTES: usize = 256 << 10;
 /// Blocks of a rank that may wait to be summed.
 const CONTRIBUTIONS: usize = 4;
-/// What is handed to the network at a time.
+/// The bytes that the network gets at a time.
 const SEGMENT_BYTES: usize = 4 << 20;
 /// Segments that may be with the network, or wait to be read.
 const SEGMENTS: usize = 4;
-/// Where a segment is a block.
+/// The number of places if a segment is a block.
 const SEGMENTS_WITHOUT_NETWORK: usize = 8;
-/// How often is looked for what another process does while everybody gathers, once a job: a name that comes to be, and a process that
-/// dies before it has the memory, wake nobody.
+/// The interval at which other processes are looked at while everybody gathers, once a job. A name
+/// that comes to be, and a process that dies before it has the memory, wake nobody.
 const GATHERING: Duration = Duration::from_millis(5);
 
 const _: () =
@@ -46,7 +51,8 @@ const _: () =
 /// The group that a memory is for: the same on all its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Of each rank on this machine, its rank in the job; 1 to [`RANKS_MAX`] of them, and more than one where there are no other machines.
+    /// The rank in the job of each rank on this machine; 1 to [`RANKS_MAX`] of them, and more than
+    /// one if there are no other machines.
     pub ranks: Vec<u32>,
     /// How many of them sum and speak with other machines, the first ones: 1 to their number.
     pub columns: usize,
@@ -67,16 +73,16 @@ pub(crate) struct Layout {
     bytes: usize,
 }
 
-/// At the beginning of the file. What is not atomic is written before the file has a name.
+/// At the beginning of the file. Fields that are not atomic are written before the file has a name.
 #[repr(C, align(128))]
 struct Header {
     magic: u64,
-    /// What the ranks must agree on.
+    /// The values that the ranks must agree on.
     agreed: [u64; 6],
     attached: AtomicU32,
     /// Why the group has ended, as `Ending` packs it; 0 while it lives.
     ended: AtomicU64,
-    /// What the first rank has told: 0 no, or nothing yet, 1 yes.
+    /// The word of the first rank: 0 no, or nothing yet, 1 yes.
     told: AtomicU32,
     /// Columns that have joined the job over machines.
     joined: AtomicU32,
@@ -93,7 +99,8 @@ pub struct SharedMemory {
     /// Only while somebody may still look for it.
     name: String,
     owner: Pid,
-    /// Before the file, as fields are dropped in their order: once the file is closed, its number may be another file's, which a child is to have.
+    /// Before the file, as fields are dropped in their order: once the file is closed, its number
+    /// may be another file's, which a child is to have.
     _not_inherited: NotInherited,
     /// The file's lock ends with it, so it is kept open as long as the memory is in use.
     file: OwnedFd,
@@ -103,7 +110,8 @@ pub struct SharedMemory {
     named: bool,
 }
 
-// SAFETY: it points to memory that is shared by whole processes, and whose parts are atomics or are handed out by unsafe functions alone.
+// SAFETY: it points to memory that is shared by whole processes, and whose parts are atomics or are
+// handed out by unsafe functions alone.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
@@ -160,7 +168,7 @@ impl Group {
     fn check(&self) -> Result<(), MemoryError> {
         let ranks = self.ranks.len();
         let least = if self.networked { 1 } else { 2 };
-        // Where there is no other machine with fewer ranks, each is a column.
+        // If no other machine has fewer ranks, each is a column.
         let columns = if self.networked { 1..=ranks } else { ranks..=ranks };
         if (least..=RANKS_MAX).contains(&ranks) && columns.contains(&self.columns) {
             return Ok(());
@@ -188,7 +196,7 @@ impl Group {
     }
 }
 
-/// What /dev/shm has for the ranks of a machine, and whether that does.
+/// The room in /dev/shm for the ranks of a machine, and whether it is enough.
 #[derive(Debug)]
 pub struct MemoryOfRanks {
     /// What they need.
@@ -199,7 +207,8 @@ pub struct MemoryOfRanks {
     pub usable: Result<(), MemoryError>,
 }
 
-/// Looks whether so many ranks of a machine, one of several, could sum in shared memory: 1 to [`RANKS_MAX`].
+/// Looks whether so many ranks of a machine, one of several, could sum in shared memory: 1 to
+/// [`RANKS_MAX`].
 #[must_use]
 pub fn memory_of_ranks(ranks: u32) -> MemoryOfRanks {
     let group = Group { ranks: (0..ranks).collect(), columns: ranks as usize, networked: true };
@@ -237,7 +246,8 @@ impl SharedMemory {
         let unusable = |cause: io::Error| MemoryError::Unusable { wanted: layout.bytes, cause };
         let file = allocate(layout.bytes).map_err(|error| unusable(error.into()))?;
         let mut memory = Self::map(name, file, group, 0).map_err(unusable)?;
-        // SAFETY: nobody else has the file yet; it is as long as its layout, zeroed, and page aligned.
+        // SAFETY: nobody else has the file yet; it is as long as its layout, zeroed, and page
+        // aligned.
         unsafe {
             let header = memory.base.cast::<Header>();
             (*header.as_ptr()).magic = MAGIC;
@@ -316,7 +326,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// As a column's rank, once: it has joined the job over machines. Of what they found there all ranks take the first one's word.
+    /// As a column's rank, once: it has joined the job over machines. All ranks take the first
+    /// one's word of what they found there.
     pub fn tell(&self, answer: bool) {
         if self.me == 0 {
             self.header().told.store(answer.into(), Ordering::Release);
@@ -324,7 +335,8 @@ impl SharedMemory {
         self.header().joined.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What the first rank tells, once all columns have joined; `None` when they have not within `patience`.
+    /// The first rank's word, once all columns have joined; `None` when they have not within
+    /// `patience`.
     ///
     /// # Errors
     /// When a column's rank has ended or left before.
@@ -332,7 +344,8 @@ impl SharedMemory {
         let begin = Instant::now();
         let columns = 0..self.group.columns;
         loop {
-            // Asked first: who has joined may leave as soon as all have. One that left may have done so because another one died.
+            // Asked first: who has joined may leave as soon as all have. A rank that left may have
+            // done so because another one died.
             let dead = columns.clone().find(|rank| self.is_dead(*rank));
             let gone = dead.or_else(|| columns.clone().find(|rank| self.seat(*rank).party() == Party::Left));
             if self.header().joined.load(Ordering::Acquire) == columns.len() as u32 {
@@ -419,7 +432,8 @@ impl SharedMemory {
 
     pub(crate) fn seat(&self, rank: usize) -> &Seat {
         assert!(rank < self.layout.ranks);
-        // SAFETY: the layout has a place for it within the mapping, aligned; it is made of atomics, to which zeros are values.
+        // SAFETY: the layout has a place for it within the mapping, aligned; it is made of atomics,
+        // to which zeros are values.
         unsafe { self.base.add(self.layout.seats_at).cast::<Seat>().add(rank).as_ref() }
     }
 
@@ -433,15 +447,17 @@ impl SharedMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with it, page aligned; what is not atomic is written once, before anybody else can open the file,
-        // and, in the process that writes it, before this reference exists.
+        // SAFETY: the mapping begins with it, page aligned; what is not atomic is written once,
+        // before anybody else can open the file, and, in the process that writes it, before this
+        // reference exists.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
     /// A part of a rank's block, in bytes.
     ///
     /// # Safety
-    /// Nobody may write it while the slice lives: the rank's contribution is complete, and this rank has not told that it has summed it.
+    /// Nobody may write it while the slice lives: the rank's contribution is complete, and this
+    /// rank has not told that it has summed it.
     pub(crate) unsafe fn contribution(&self, rank: usize, block: u64, range: Range<usize>) -> &[u8] {
         let place = self.contribution_place(rank, block, range);
         // SAFETY: the place is within the mapping; the rest is the caller's.
@@ -451,7 +467,8 @@ impl SharedMemory {
     /// A part of this rank's own block, in bytes.
     ///
     /// # Safety
-    /// Nobody may read or write it while the slice lives: what was there is summed, and the new contribution is not told yet.
+    /// Nobody may read or write it while the slice lives: what was there is summed, and the new
+    /// contribution is not told yet.
     #[expect(clippy::mut_from_ref, reason = "exclusive by the caller's promise")]
     pub(crate) unsafe fn own_contribution(&self, block: u64, range: Range<usize>) -> &mut [u8] {
         let place = self.contribution_place(self.me, block, range);
@@ -470,7 +487,8 @@ impl SharedMemory {
     /// A part of a segment's sum, in bytes.
     ///
     /// # Safety
-    /// Nobody may write it while the slice lives: all columns have told that the segment is ready, and this rank has not told that it has read it.
+    /// Nobody may write it while the slice lives: all columns have told that the segment is ready,
+    /// and this rank has not told that it has read it.
     pub(crate) unsafe fn result(&self, segment: u64, range: Range<usize>) -> &[u8] {
         let place = self.result_place(segment, range);
         // SAFETY: the place is within the mapping; the rest is the caller's.
@@ -480,8 +498,8 @@ impl SharedMemory {
     /// A part of this rank's column of a segment's sum, in bytes.
     ///
     /// # Safety
-    /// Nobody else may read or write it while it is in use: all ranks have read the segment that stood there, and this column has
-    /// not told that the new one is ready.
+    /// Nobody else may read or write it while it is in use: all ranks have read the segment that
+    /// stood there, and this column has not told that the new one is ready.
     pub(crate) unsafe fn own_result(&self, segment: u64, range: Range<usize>) -> NonNull<[u8]> {
         let place = self.result_place(segment, range);
         // SAFETY: the place is within the mapping.

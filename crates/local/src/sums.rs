@@ -1,8 +1,10 @@
 //! Sums of one machine's ranks, in the order of the ranks, and what becomes of them at the end.
 //!
-//! Floats are added in their own type, half precision in `f32` with one rounding at the end: with `u` half a unit in the last place of
-//! the type that is added in, n ranks' sum is at most `(n - 1) u` times the sum of magnitudes away from the exact one. A mean is
-//! divided in that type, and is at most `u` times itself further away. Integers wrap, and their means are truncated towards zero.
+//! Floats are added in their own type, half precision in `f32` with one rounding at the end. Let
+//! `u` be half a unit in the last place of the type that is added in. Then n ranks' sum is at most
+//! `(n - 1) u` times the sum of magnitudes away from the exact one. A mean is divided in that type,
+//! and is at most `u` times itself further away. Integers wrap, and their means are truncated
+//! towards zero.
 
 use fanin_quant::{narrow_bf16, narrow_f16, narrow_f32, widen_bf16, widen_f16};
 use fanin_wire::Dtype;
@@ -13,8 +15,8 @@ const RUN: usize = 1024;
 /// Rounds little-endian `f32` to half precision, as bits.
 type Narrow = fn(&[u8], &mut [u16]);
 
-/// Adds up `parts`, the elements of one rank each, in their order; divides by `divisor`; writes the sum as elements of `sum_dtype`, which is `dtype` or,
-/// for half precision, float32.
+/// Adds up `parts`, the elements of one rank each, in their order, and divides by `divisor`. It
+/// writes the sum as elements of `sum_dtype`, which is `dtype` or, for half precision, float32.
 ///
 /// # Panics
 /// When there is no part, or their lengths differ.
@@ -116,7 +118,7 @@ fn sum_of<const N: usize, T: Copy + Default>(
     }
 }
 
-/// Those of a run, and what follows.
+/// The elements of a run, and what follows.
 fn elements<const N: usize>(part: &[u8], run: usize) -> &[[u8; N]] {
     &part.as_chunks().0[run * RUN..]
 }

@@ -1,4 +1,4 @@
-//! What becomes of the file, and who may have it.
+//! The fate of the file, and who may have it.
 
 mod common;
 

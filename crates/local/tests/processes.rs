@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Says to this program which rank it is: name of the memory, ranks, rank.
 const RANK: &str = "FANIN_LOCAL_TEST_RANK";
-/// What a rank says when it has the memory, when a sum was right, and what ended it.
+/// The words of a rank when it has the memory, when a sum was right, and what ended it.
 const HERE: &str = "here";
 const RIGHT: &str = "right";
 const ENDED: &str = "ended: ";
@@ -35,7 +35,7 @@ fn rank() {
     }
     .expect("shared memory");
     memory.gather(PATIENCE).expect("all ranks");
-    // Of the others nobody is asked for anything.
+    // The others are not asked for anything.
     let machines = (0..10 * ranks).map(|rank| usize::from(rank % 10 != 0)).collect();
     let local = start(memory, None, machines);
     say(HERE);

@@ -1,4 +1,5 @@
-//! Collectives of ranks that are threads: all kinds, dtypes, lengths and groups, with and without other machines.
+//! Collectives of ranks that are threads: all kinds, dtypes, lengths and groups, with and without
+//! other machines.
 
 mod common;
 

@@ -19,7 +19,8 @@ use crate::{Key, PIECE_ELEMENTS};
 
 /// Between two attempts to reach a service that is not there.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long a service's machine may acknowledge nothing before it is tried anew. Its kernel does, however long what was sent is on its way to the service.
+/// How long a service's machine may acknowledge nothing before it is tried anew. Its kernel does,
+/// however long what was sent is on its way to the service.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How much of the answers may wait for its turn.
 const WINDOW_BYTES: u32 = 8 << 20;
@@ -31,9 +32,10 @@ const TAKE_BACK: Duration = Duration::from_secs(1);
 /// Which training, and who takes part.
 #[derive(Clone, Debug)]
 pub struct ParametersConfig {
-    /// Each as "host:port": they share the parameters in equal parts, in this order, which is the same for all workers.
+    /// Each as "host:port": they share the parameters in equal parts, in this order, which is the
+    /// same for all workers.
     pub services: Vec<String>,
-    /// What the workers of this training have alone.
+    /// The key that only the workers of this training have.
     pub key: Key,
     /// This worker, from 0.
     pub worker: u32,
@@ -43,16 +45,18 @@ pub struct ParametersConfig {
     pub dtype: Dtype,
     /// How many of them.
     pub elements: usize,
-    /// How long a service that does not answer is waited for: since the last piece that it answered, however long all of them take.
+    /// How long a service that does not answer is waited for: since the last piece that it
+    /// answered, however long all of them take.
     pub patience: Duration,
 }
 
-/// What came of an exchange.
+/// The result of an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exchanged {
     /// The latest parameters, little-endian.
     pub latest: Vec<u8>,
-    /// How many deltas of this worker a service has lost, and was not told before, as it was started again from an older snapshot: the most of any piece.
+    /// The number of this worker's deltas that a service has lost, and was not told before, as it
+    /// was started again from an older snapshot: the most of any piece.
     pub lost: u64,
 }
 
@@ -78,10 +82,10 @@ pub enum ParametersError {
     Refused {
         /// Host and port.
         service: String,
-        /// What it said: why, and what to do.
+        /// The service's words: why, and what to do.
         cause: String,
     },
-    /// What was given is not this model's.
+    /// The given data is not this model's.
     #[error("{0}")]
     Malformed(String),
     /// This machine gave no thread.
@@ -94,14 +98,14 @@ pub enum ParametersError {
 pub struct Parameters {
     config: ParametersConfig,
     parts: Vec<Part>,
-    /// Of this worker: deltas so far.
+    /// The number of this worker's deltas so far.
     step: u64,
     /// How many of them are lost, as was told.
     lost: u64,
     runtime: Option<Runtime>,
 }
 
-/// What a service is asked.
+/// A call to a service.
 #[derive(Clone, Debug)]
 enum Call {
     Open(Model),
@@ -118,12 +122,13 @@ struct Exchange {
     /// 0 for a question.
     step: u64,
     delta: Option<Bytes>,
-    /// What the part has.
+    /// The size of the part.
     bytes: usize,
     piece_bytes: usize,
 }
 
-/// What a service has answered so far: of an exchange that is broken off the next attempt is about the rest.
+/// The answers of a service so far: if an exchange is broken off, the next attempt is about the
+/// rest.
 #[derive(Debug, Default)]
 struct Answered {
     latest: Vec<u8>,
@@ -134,11 +139,12 @@ struct Answered {
     made: bool,
 }
 
-/// What one service has.
+/// The part of one service.
 #[derive(Clone, Debug)]
 struct Part {
     service: String,
-    /// The training's, and which part this is: what another part's service, or its folder, has is not taken for it.
+    /// The training's, and which part this is: what another part's service, or its folder, has is
+    /// not taken for it.
     key: Key,
     elements: Range<usize>,
     client: ParametersClient<Channel>,
@@ -191,10 +197,12 @@ impl Parameters {
         Ok(Self { parts, config, step: 0, lost: 0, runtime: Some(runtime) })
     }
 
-    /// Makes the model at each service, of the first parameters, little-endian: one worker does, before all others ask for it.
+    /// Makes the model at each service, of the first parameters, little-endian: one worker does,
+    /// before all others ask for it.
     ///
     /// # Errors
-    /// When a service is not reached, has no room, or cannot keep it: then no service has it any more, as far as they are reached.
+    /// When a service is not reached, has no room, or cannot keep it: then no service has it any
+    /// more, as far as they are reached.
     pub fn create(&mut self, first: &[u8]) -> Result<(), ParametersError> {
         let (opened, all) = self.at_each(self.config.patience, |part| {
             Some(Call::Open(Model {
@@ -204,7 +212,7 @@ impl Parameters {
                 workers: self.config.workers,
             }))
         });
-        // One that was there before is not this worker's to take back.
+        // A model that was there before is not this worker's to take back.
         let made = |answered: &Option<Answered>| answered.as_ref().is_some_and(|answered| answered.made);
         let opened = self.parts.iter().zip(&opened).filter(|(_, answered)| made(answered));
         let opened: Vec<Key> = opened.map(|(part, _)| part.key).collect();
@@ -222,8 +230,8 @@ impl Parameters {
         created
     }
 
-    /// Adds a delta, little-endian, and returns the latest parameters; without one, returns those alone. Where a service is away, waits for it: what it has
-    /// already is not added again.
+    /// Adds a delta, little-endian, and returns the latest parameters; without one, returns those
+    /// alone. If a service is away, waits for it: a delta that it has already is not added again.
     ///
     /// # Errors
     /// When a service is not reached, or lost the model.
@@ -271,14 +279,15 @@ impl Parameters {
         .map(drop)
     }
 
-    /// What all services answer.
+    /// The answers of all services.
     fn everywhere(&self, call: impl Fn(&Part) -> Call) -> Result<Vec<Answered>, ParametersError> {
         let (answers, all) = self.at_each(self.config.patience, |part| Some(call(part)));
         all.map(|()| answers.into_iter().flatten().collect())
     }
 
-    /// Calls the services at once, each again where it is away, until patience is over, or for a moment more when one has failed. What each
-    /// answered is in the order of parts; an error is the first one.
+    /// Calls the services at once, each again where it is away, until patience is over, or for a
+    /// moment more when one has failed. The answers are in the order of parts; an error is the
+    /// first one.
     fn at_each(
         &self,
         patience: Duration,
@@ -424,8 +433,8 @@ impl Exchange {
     }
 }
 
-/// A connection that ends when the machine at the other end acknowledges nothing. HTTP/2's own pings would wait behind what was sent before, as long as a
-/// slow link takes for it.
+/// A connection that ends when the machine at the other end acknowledges nothing. HTTP/2's own
+/// pings would wait behind what was sent before, as long as a slow link takes for it.
 async fn connect(service: String) -> io::Result<TokioIo<TcpStream>> {
     let stream = TcpStream::connect(service).await?;
     stream.set_nodelay(true)?;
@@ -433,7 +442,8 @@ async fn connect(service: String) -> io::Result<TokioIo<TcpStream>> {
     Ok(TokioIo::new(stream))
 }
 
-/// The number is in the first bytes; who has several models of one training tells them by the others.
+/// The number is in the first bytes; who has several models of one training tells them by the
+/// others.
 fn key_of_part(mut key: Key, number: usize) -> Key {
     key.iter_mut().zip((number as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
     key

@@ -1,12 +1,14 @@
 //! Asynchronous training with a service that only adds (BytePS §5, Figure 11b).
 //!
-//! A worker steps its own optimizer and sends by how much its parameters changed, the *delta*. The [`Server`] adds it to the latest
-//! parameters, and answers with those. Nobody waits for anybody. With the same order of exchanges the parameters are those of a
-//! parameter server that runs the optimizer (Theorem 2).
+//! A worker steps its own optimizer and sends by how much its parameters changed, the *delta*. The
+//! [`Server`] adds it to the latest parameters, and answers with those. Nobody waits for anybody.
+//! With the same order of exchanges the parameters are those of a parameter server that runs the
+//! optimizer (Theorem 2).
 //!
-//! A [`store`] holds models in pieces. A piece is the unit of everything: of order between workers, of what is added once
-//! whatever is sent again, and of what a [`snapshot`] keeps with its checksum. Parameters travel by TCP, in order and whole: there
-//! is nothing here to be summed on the way.
+//! `store` holds models in pieces. A piece is the unit of everything: the order between workers
+//! holds for a piece, a piece's delta is added once whatever is sent again, and `snapshot` keeps a
+//! checksum of each piece. Parameters travel by TCP, in order and whole: nothing is summed on the
+//! way.
 //!
 //! Deliberately absent: collectives, jobs, Python.
 #![forbid(unsafe_code)]
@@ -28,10 +30,11 @@ pub use proto::Dtype;
 pub use server::{Server, ServerConfig, ServerError};
 pub use snapshot::SnapshotError;
 
-/// Elements of a piece, a quarter of a megabyte of float32: what an answer has, and what a broken connection costs.
+/// Elements of a piece, a quarter of a megabyte of float32: what an answer has, and what a broken
+/// connection costs.
 const PIECE_ELEMENTS: usize = 1 << 16;
 /// Workers that a model may have.
 const WORKERS_MAX: u32 = 4096;
 
-/// What the workers of one training have alone: who knows it is one of them.
+/// The key that only the workers of one training have: a peer that knows it is one of them.
 pub type Key = [u8; 16];

@@ -3,10 +3,11 @@
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// Where the machine does not tell how much it has.
+/// The memory that is assumed if the machine does not tell how much it has.
 const UNKNOWN: usize = 4 << 30;
 
-/// Of the machine, or of the control groups that this process is in (version 2), whose limits end it: the least. `root` is where the system's files are.
+/// The memory of the machine, or of the control groups that this process is in (version 2), whose
+/// limits end it: the least. `root` is where the system's files are.
 pub(crate) fn bytes(root: &Path) -> usize {
     let told = read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));

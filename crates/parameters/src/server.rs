@@ -45,22 +45,25 @@ const CALLS_MAX: u32 = 2;
 const PIECE_BYTES_MAX: usize = 8 * PIECE_ELEMENTS;
 /// The longest message: what is around its values, too.
 const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + (1 << 10);
-/// What a connection may take: what has come, and for each call a delta, as it came and as it is read, and its answers.
+/// The most memory of a connection: what has come, and for each call a delta, as it came and as it
+/// is read, and its answers.
 const CONNECTION_BYTES: usize = WINDOW_BYTES as usize + CALLS_MAX as usize * (ANSWERS + 4) * PIECE_BYTES_MAX;
 /// The call that is a stream.
 const EXCHANGE: &str = "/fanin.parameters.v1.Parameters/Exchange";
-/// All trainings together may take three eighths of the memory, and all connections one: who reaches the port, half of it. What a snapshot copies is a piece.
+/// All trainings together may take three eighths of the memory, and all connections one: who
+/// reaches the port, half of it. A snapshot copies one piece at a time.
 const MODELS: (usize, usize) = (3, 8);
 const CONNECTIONS: (usize, usize) = (1, 8);
 /// Most connections, whatever memory there is.
 const CONNECTIONS_MAX: usize = 4096;
 
-/// What a service is told at its start.
+/// The configuration of a service at its start.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// Address and port, TCP; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Where models are kept, so that a service which is started again has them. `None`: nowhere.
+    /// The folder where models are kept, so that a service which is started again has them. `None`:
+    /// nowhere.
     pub snapshots: Option<PathBuf>,
 }
 
@@ -97,7 +100,8 @@ pub struct Server {
 #[derive(Debug)]
 struct Kept {
     store: Store,
-    /// One writes at a time: a file has one name while it is unfinished. `None` when they are kept nowhere, or it is over.
+    /// Only one thread writes at a time: a file has one name while it is unfinished. `None` when
+    /// they are kept nowhere, or it is over.
     snapshots: Mutex<Option<Snapshots>>,
 }
 
@@ -171,7 +175,7 @@ impl Server {
         let _ = runtime.block_on(async { tokio::time::timeout(HANG_UP, serving).await });
         runtime.shutdown_timeout(HANG_UP);
         let saved = self.kept.save_changed();
-        // Who is started next may use the folder.
+        // A service that is started next may use the folder.
         *self.kept.snapshots() = None;
         saved
     }
@@ -229,7 +233,7 @@ impl Kept {
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first parameters are in. What cannot be kept is not begun.
+    /// The first parameters are in. A model that cannot be kept is not begun.
     fn begin(&self, key: &[u8]) -> Result<(), Status> {
         let model = self.store.model(key)?;
         model.begin();
@@ -265,7 +269,7 @@ async fn serve(
     connections_max: usize,
     hung_up: oneshot::Receiver<()>,
 ) {
-    // What is accepted from a listening socket has its options (tcp(7)).
+    // A connection that is accepted from a listening socket has its options (tcp(7)).
     if let Err(error) = expect_answers(&listener, SILENCE) {
         tracing::warn!(%error, "who vanishes is not noticed");
     }
@@ -307,7 +311,8 @@ struct Service {
 }
 
 impl Service {
-    /// Does what a disk, or a lot of memory, is waited for on a thread of its own: who exchanges meanwhile must not wait.
+    /// Does what a disk, or a lot of memory, is waited for on a thread of its own: who exchanges
+    /// meanwhile must not wait.
     async fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Kept) -> Result<T, Status> + Send + 'static,
@@ -359,7 +364,8 @@ impl Parameters for Service {
                     Err(_) => Err(Status::deadline_exceeded("no delta came for long")),
                 };
                 let is_over = answer.is_err();
-                // Who hung up is told nothing; what was added stays. So it is of who takes no answer.
+                // A peer that hung up is told nothing; what was added stays. The same holds for a
+                // peer that takes no answer. So it is of who takes no answer.
                 let told = tokio::time::timeout(SILENCE, answers.send(answer)).await;
                 if !matches!(told, Ok(Ok(()))) || is_over {
                     return;

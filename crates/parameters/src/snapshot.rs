@@ -1,13 +1,15 @@
 //! Models on a disk: one file each, whose name is the key's.
 //!
-//! A file is written beside the old one, and takes its place once it is on the disk. Its header and each piece have a CRC-32 of their own. A piece has
-//! its counters beside its values, so that pieces may be of different moments: what a worker sends again is added where it is not in.
+//! A file is written beside the old one, and takes its place once it is on the disk. Its header and
+//! each piece have a CRC-32 of their own. A piece has its counters beside its values, so that
+//! pieces may be of different moments: what a worker sends again is added where it is not in.
 //!
 //! ```text
 //! "fanin parameters 1\n"  key 16  dtype 1  elements 8  workers 4  used 8  left 1 a worker   CRC-32 4
 //! then each piece:        last step 8 and count 8 a worker   values                         CRC-32 4
 //! ```
-//! Numbers are little-endian; `used`, when a worker asked for it last, is in seconds since 1970. The folder is one service's: it holds a lock on it.
+//! Numbers are little-endian; `used`, when a worker asked for it last, is in seconds since 1970.
+//! The folder is one service's: it holds a lock on it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -23,7 +25,7 @@ use crate::{Key, WORKERS_MAX};
 
 const MAGIC: &[u8; 19] = b"fanin parameters 1\n";
 const EXTENSION: &str = "parameters";
-/// What is being written.
+/// The name of the file that is being written.
 const UNFINISHED: &str = "unfinished";
 /// Which a service holds as long as it runs (flock(2)).
 const LOCK: &str = "lock";
@@ -68,7 +70,7 @@ pub enum SnapshotError {
     Damaged {
         /// Which.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The fault in it.
         cause: String,
     },
 }
@@ -99,7 +101,7 @@ impl Snapshots {
         }
     }
 
-    /// All models that were saved. What was not finished is deleted.
+    /// All models that were saved. A snapshot that was not finished is deleted.
     pub fn load(&self) -> Result<Vec<Model>, SnapshotError> {
         let unusable = |cause| SnapshotError::Unusable { path: self.folder.clone(), cause };
         let mut models = Vec::new();
@@ -121,7 +123,8 @@ impl Snapshots {
         Ok(models)
     }
 
-    /// Writes a model down. It may change meanwhile: what is added to a piece after its turn is not in.
+    /// Writes a model down. It may change meanwhile: what is added to a piece after its turn is not
+    /// in.
     pub fn save(&self, model: &Model) -> Result<(), SnapshotError> {
         let path = self.path(&model.key);
         let unfinished = path.with_extension(UNFINISHED);
@@ -166,7 +169,7 @@ fn make(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is made is for this user alone.
+/// Files that are made are for this user alone.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600);

@@ -16,9 +16,11 @@ use crate::{Key, PIECE_ELEMENTS, WORKERS_MAX};
 pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 /// So long there is at least to ask for one after a start of the service.
 const RETURN: Duration = Duration::from_secs(60 * 60);
-/// A model that nobody has sent a piece of for so long, before it had all of its first parameters, is forgotten.
+/// A model that nobody has sent a piece of for so long, before it had all of its first parameters,
+/// is forgotten.
 const UNFINISHED: Duration = Duration::from_secs(5 * 60);
-/// What a model takes beside its pieces, and a piece beside its values and counters, with what an allocator adds: half of it is used.
+/// The memory of a model beside its pieces, and of a piece beside its values and counters, with
+/// what an allocator adds: half of it is used.
 const MODEL_BYTES: usize = 1024;
 const PIECE_BYTES: usize = 160;
 
@@ -26,12 +28,13 @@ const PIECE_BYTES: usize = 160;
 #[derive(Debug)]
 pub(crate) struct Store {
     models: Mutex<HashMap<Key, Arc<Model>>>,
-    /// What all models together may take, with those that are being made, and those that are forgotten and still held.
+    /// The memory for all models together, with those that are being made, and those that are
+    /// forgotten and still held.
     room: Room,
     bytes_max: usize,
 }
 
-/// What a model is, as all its workers know it.
+/// The shape of a model, as all its workers know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub dtype: Dtype,
@@ -50,7 +53,7 @@ pub(crate) struct Model {
     /// Whether it has its first parameters: deltas alone are worth nothing.
     begun: AtomicBool,
     changed: AtomicBool,
-    /// What it takes of the service's memory.
+    /// Its part of the service's memory.
     _part: Option<Part>,
 }
 
@@ -96,7 +99,8 @@ pub(crate) enum Unserved {
 }
 
 impl Store {
-    /// Who asks from one address may have three quarters: one training may be as large, and others have room.
+    /// Callers from one address may have three quarters: one training may be as large, and others
+    /// have room.
     pub fn new(bytes_max: usize) -> Self {
         Self { models: Mutex::default(), room: Room::new(bytes_max, bytes_max / 4 * 3), bytes_max }
     }
@@ -112,7 +116,7 @@ impl Store {
         if let Some(there) = lock(&self.models).get(&key) {
             return there.is_of(shape).map(|()| false);
         }
-        // What an honest model has fits in an address space.
+        // An honest model fits in an address space.
         let asked = shape.bytes();
         let part = usize::try_from(asked).ok().and_then(|asked| self.room.take(address, asked));
         let part = part.ok_or_else(|| {
@@ -190,7 +194,8 @@ impl Model {
         }
     }
 
-    /// Adds a worker's delta to a piece, unless it is in; returns the latest parameters, and how many of its deltas are in them.
+    /// Adds a worker's delta to a piece, unless it is in; returns the latest parameters, and how
+    /// many of its deltas are in them.
     pub fn exchange(
         &self,
         worker: u32,
@@ -211,7 +216,8 @@ impl Model {
             }
             values.add(delta);
             *added = Added { step, count: added.count + 1 };
-            // Before the piece is let go: who saves it later has this in it, or sees that it changed.
+            // Before the piece is let go: who saves it later has this in it, or sees that it
+            // changed.
             self.changed.store(true, Ordering::Release);
         }
         Ok((values.to_le_bytes(), added.count))
@@ -269,7 +275,7 @@ impl Shape {
         (0..count).map(move |piece| PIECE_ELEMENTS.min(self.elements - piece * PIECE_ELEMENTS))
     }
 
-    /// What a model of it takes.
+    /// The memory of a model of this shape.
     fn bytes(self) -> u128 {
         let of_piece = PIECE_BYTES as u128 + u128::from(self.workers) * size_of::<Added>() as u128;
         let pieces = self.elements.div_ceil(PIECE_ELEMENTS) as u128;
@@ -406,7 +412,7 @@ mod tests {
         assert!(matches!(full, Err(Unserved::NoRoom { left: ..1000, .. })), "{full:?}");
         assert_eq!(store.open([10, 0, 0, 2].into(), key(11), SHAPE), Ok(true), "another address has room");
         store.forget(&key(11));
-        // Of one element it is not the element that counts.
+        // In a model of one element it is not the element that counts.
         assert!(SHAPE.bytes() > 1000);
         store.leave(&key(0), 0).expect("there");
         store.leave(&key(0), 1).expect("there");

@@ -210,7 +210,7 @@ fn an_exchange_goes_on_where_its_connection_broke_as_long_as_something_is_answer
     let mut worker = Parameters::new(config).expect("good");
     worker.create(&bytes(&vec![1.0; elements])).expect("room");
     let before = proxy.connections();
-    // Of a piece and a half.
+    // After the answers for a piece and a half.
     proxy.break_after(8 * (3 << 15));
     assert_eq!(exchange(&mut worker, &vec![2.0; elements]), bytes(&vec![3.0; elements]));
     assert!(proxy.connections() - before >= pieces - 1, "each got one piece through");
@@ -406,7 +406,7 @@ fn a_damaged_snapshot_ends_the_start_and_a_file_of_others_does_not() {
     assert!(said.contains(&name) && said.contains("move it away"), "{said}");
 }
 
-/// What happens with a delta.
+/// The fate of a delta.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Nothing,
@@ -430,8 +430,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Every delta is in once, whoever comes when, whatever is sent again, and whenever the service stops and is started again; what it has not saved
-    /// is missing whole, and told.
+    /// Every delta is in once, whoever comes when, whatever is sent again, and whenever the service
+    /// stops and is started again. A delta that it has not saved is missing whole, and told.
     #[test]
     fn each_delta_is_added_once(turns in prop::collection::vec((0_usize..3, any::<i16>(), event()), 1..16)) {
         let folder = folder();
@@ -442,7 +442,8 @@ proptest! {
         let mut sum = 1.0;
         workers[0].create(&bytes(&[sum; 3])).expect("room");
         let path = snapshot(folder.path());
-        // What a service that is killed has then, and what it has lost since that of each worker.
+        // The state of a service that is killed then, and the deltas of each worker that it has
+        // lost since.
         let mut saved = (fs::read(&path).expect("begun"), sum);
         let (mut since, mut lost) = ([0; 3], [0; 3]);
         for (number, given, event) in turns {

@@ -1,4 +1,4 @@
-//! What others would do with a workload, as plans of the same kind: Geryon, ATP, BytePS.
+//! Plans of other systems for a workload, of the same kind as ours: Geryon, ATP, BytePS.
 
 use crate::cluster::{Cluster, Machine};
 use crate::gradient_schedule::{GradientSchedule, JobSchedule, Residence};
@@ -6,7 +6,8 @@ use crate::load_split::LoadSplit;
 use crate::sub_models::{Job, Workload};
 use crate::topology::NodeId;
 
-/// Geryon, and a parameter server without switches that sum: all gradients go to the job's first server by shortest ways.
+/// Geryon, and a parameter server without switches that sum: all gradients go to the job's first
+/// server by shortest ways.
 #[must_use]
 pub fn at_servers(workload: &Workload) -> GradientSchedule {
     let jobs = workload.jobs().iter();
@@ -14,9 +15,10 @@ pub fn at_servers(workload: &Workload) -> GradientSchedule {
     GradientSchedule::new(workload, jobs.collect(), Residence::Step).expect("a server needs no memory")
 }
 
-/// ATP's placement, as GOAT §VII-A has it: a worker's gradients go to the first server by a shortest way, and are summed in the first programmable switch on it
-/// that has room for the sub-model; each worker is a flow. `step_s` is how long a step takes at least, of which the room depends where fragments do not stay
-/// for all of it.
+/// ATP's placement, as GOAT §VII-A has it. A worker's gradients go to the first server by a
+/// shortest way, and the first programmable switch on it with room for the sub-model sums them.
+/// Each worker is a flow. `step_s` is the least time of a step; the room depends on it if fragments
+/// do not stay for the whole step.
 #[must_use]
 pub fn first_switches(workload: &Workload, residence: Residence, step_s: f64) -> GradientSchedule {
     let topology = workload.topology();
@@ -53,8 +55,9 @@ pub fn first_switches(workload: &Workload, residence: Residence, step_s: f64) ->
     GradientSchedule::new(workload, jobs, residence).expect("it fits into what a step leaves free")
 }
 
-/// BytePS' split over each job's servers, by their links alone: no switch sums before them. A sub-model is one server's, so that shares are met as well as sub-models let them be.
-/// None where a job's server is a switch without room for that.
+/// BytePS' split over each job's servers, by their links alone: no switch sums before them. A
+/// sub-model is one server's, so that shares are met as well as sub-models let them be. None where
+/// a job's server is a switch without room for that.
 #[must_use]
 pub fn byteps(workload: &Workload, residence: Residence) -> Option<GradientSchedule> {
     let of_job = |job: &Job| {

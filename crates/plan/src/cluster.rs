@@ -1,4 +1,5 @@
-//! Machines, each behind one link, in a network that is nowhere narrower than those (BytePS §4.1: full bisection bandwidth).
+//! Machines, each behind one link, in a network that is nowhere narrower than those (BytePS §4.1:
+//! full bisection bandwidth).
 
 use std::error::Error;
 use std::fmt;
@@ -6,17 +7,19 @@ use std::fmt;
 /// A machine that trains, sums, or both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
-    /// What people call it.
+    /// The name for people.
     pub name: String,
-    /// Whether ranks train there. They are summed on the machine first, so their number does not matter here.
+    /// Whether ranks train there. They are summed on the machine first, so their number does not
+    /// matter here.
     pub trains: bool,
     /// Whether a summation service may run there.
     pub sums: bool,
-    /// What its link carries out of it, in bits a second.
+    /// The rate of its link out of it, in bits a second.
     pub up_bps: f64,
-    /// What its link carries into it, in bits a second.
+    /// The rate of its link into it, in bits a second.
     pub down_bps: f64,
-    /// Bytes of contributions that its service can take in and add in a second; infinite where its cores never are the limit.
+    /// Bytes of contributions that its service can take in and add in a second; infinite where its
+    /// cores never are the limit.
     pub summed_bytes_per_s: f64,
 }
 
@@ -63,7 +66,8 @@ impl Cluster {
                 ("rate of summation", machine.summed_bytes_per_s),
             ];
             for (what, rate) in rates {
-                // Infinite sums are allowed, and infinite links for machines that are one's own memory away.
+                // Infinite sums are allowed, and infinite links for machines that are one's own
+                // memory away.
                 if rate.is_nan() || rate <= 0.0 {
                     return Err(ClusterError::Rate { machine: machine.name.clone(), what, rate });
                 }
@@ -104,7 +108,7 @@ pub enum ClusterError {
         machine: String,
         /// Which of its rates.
         what: &'static str,
-        /// What it is said to be.
+        /// The given value.
         rate: f64,
     },
 }

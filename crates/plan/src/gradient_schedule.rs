@@ -1,11 +1,16 @@
-//! A plan of GOAT: for each worker and sub-model the node that sums it, and what that makes links, switches and servers carry.
+//! A plan of GOAT: for each worker and sub-model the node that sums it, and what that makes links,
+//! switches and servers carry.
 //!
-//! A contribution goes from its worker to its aggregation node. A switch adds what comes there and sends one sum on to the sub-model's root, the server that
-//! finishes it. Results take the same ways back: the root sends one to each switch and to each worker that it sums for itself, and each switch one to each
-//! of its workers. So each direction of a link carries what contributions make it carry in both; [`GradientSchedule::link_bytes`] is that.
+//! A contribution goes from its worker to its aggregation node. A switch adds what comes there and
+//! sends one sum on to the sub-model's root, the server that finishes it. Results return the same
+//! way: the root sends one to each switch and to each worker that it sums for itself, and each
+//! switch one to each of its workers. So a link carries as much in each direction as contributions
+//! make it carry in both; [`GradientSchedule::link_bytes`] is that.
 //!
-//! What a plan of this kind cannot say: a sum of sums on the way (a switch adds for its workers alone, so racks, then pods, then the root are not one), a ring's
-//! order of neighbours (its load is that of one server beside each worker), and a sub-model of which a worker sends parts to two nodes.
+//! A plan of this kind cannot say three things. The first is a sum of sums on the way: a switch
+//! adds for its workers alone, so racks, then pods, then the root are not one plan. The second is a
+//! ring's order of neighbours; its load is that of one server beside each worker. The third is a
+//! sub-model of which a worker sends parts to two nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -17,9 +22,11 @@ use crate::topology::{NodeId, Topology};
 /// How long a fragment needs room in a switch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Residence {
-    /// For the whole step, however late workers are: a switch has room for all gradients of its sub-models (GOAT Eq. 1).
+    /// For the whole step, however late workers are: a switch has room for all gradients of its
+    /// sub-models (GOAT Eq. 1).
     Step,
-    /// For so many seconds, a round trip and by how much workers are late: by Little's law a switch has room for what passes in that time.
+    /// For so many seconds, a round trip and by how much workers are late: by Little's law a switch
+    /// has room for what passes in that time.
     Seconds(f64),
 }
 
@@ -36,17 +43,18 @@ impl Residence {
     }
 }
 
-/// Where the gradients of one job are summed.
+/// The places where the gradients of one job are summed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSchedule {
-    /// Who finishes each sub-model's sum.
+    /// The node that finishes each sub-model's sum.
     roots: Vec<NodeId>,
-    /// Where each worker's part of it goes, by (sub-model, worker).
+    /// The destination of each worker's part of it, by (sub-model, worker).
     aggregation_nodes: Vec<NodeId>,
 }
 
 impl JobSchedule {
-    /// Of the roots of the sub-models, and an aggregation node for each worker of the first sub-model, of the second, and so on.
+    /// Takes the roots of the sub-models, and an aggregation node for each worker of the first
+    /// sub-model, of the second, and so on.
     ///
     /// # Panics
     /// When the second is no multiple of the first.
@@ -74,13 +82,13 @@ impl JobSchedule {
         self.aggregation_nodes.len() / self.roots.len()
     }
 
-    /// Who finishes a sub-model's sum.
+    /// The node that finishes a sub-model's sum.
     #[must_use]
     pub fn root(&self, sub_model: usize) -> NodeId {
         self.roots[sub_model]
     }
 
-    /// Where each worker's part of a sub-model goes.
+    /// The destination of each worker's part of a sub-model.
     #[must_use]
     pub fn aggregation_nodes(&self, sub_model: usize) -> &[NodeId] {
         let workers = self.workers();
@@ -93,7 +101,8 @@ impl JobSchedule {
         self.aggregation_nodes[sub_model * workers + worker] = node;
     }
 
-    /// Lets another server finish a sub-model's sum. Who sent its part to the one before, does so still.
+    /// Lets another server finish a sub-model's sum. A worker that sent its part to the old root
+    /// still does.
     pub fn finish(&mut self, sub_model: usize, root: NodeId) {
         self.roots[sub_model] = root;
     }
@@ -121,7 +130,8 @@ impl JobSchedule {
         counts
     }
 
-    /// Who has room for a sub-model, if all who sum it need some: those before its root, and the root.
+    /// The nodes with room for a sub-model, if every node that sums it needs some: those before its
+    /// root, and the root.
     fn holders(&self, sub_model: usize) -> BTreeSet<NodeId> {
         let mut holders: BTreeSet<_> = self.aggregation_nodes(sub_model).iter().copied().collect();
         holders.insert(self.root(sub_model));
@@ -129,7 +139,8 @@ impl JobSchedule {
     }
 }
 
-/// What a job's gradients make of the network in one step (GOAT §VII-A). Contributions alone: results come back as they went.
+/// The load of a job's gradients on the network in one step (GOAT §VII-A). Contributions alone:
+/// results come back as they went.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct Traffic {
     /// Aggregation overhead of the server: bytes that reach it.
@@ -149,7 +160,7 @@ pub struct SlowestLink {
     pub seconds: f64,
 }
 
-/// Where the gradients of all jobs of a workload are summed, checked.
+/// The places where the gradients of all jobs of a workload are summed, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientSchedule {
     jobs: Vec<JobSchedule>,
@@ -159,7 +170,8 @@ impl GradientSchedule {
     /// Checks a plan.
     ///
     /// # Errors
-    /// When it is not of this workload's shape, sends something to who cannot sum it or cannot be reached, or needs more memory than a switch has.
+    /// When it is not of this workload's shape, sends something to who cannot sum it or cannot be
+    /// reached, or needs more memory than a switch has.
     pub fn new(
         workload: &Workload,
         jobs: Vec<JobSchedule>,
@@ -210,7 +222,7 @@ impl GradientSchedule {
         Ok(schedule)
     }
 
-    /// One a job, in the workload's order.
+    /// A schedule for each job, in the workload's order.
     #[must_use]
     pub fn jobs(&self) -> &[JobSchedule] {
         &self.jobs
@@ -232,7 +244,8 @@ impl GradientSchedule {
         held
     }
 
-    /// Bytes that one job makes each link carry in each direction: contributions in both, as results go the other way.
+    /// Bytes that one job makes each link carry in each direction: contributions in both, as
+    /// results go the other way.
     #[must_use]
     pub fn job_link_bytes(&self, workload: &Workload, job: usize) -> Vec<f64> {
         let mut bytes = vec![0.0; workload.topology().links().len()];
@@ -269,7 +282,7 @@ impl GradientSchedule {
         slowest(workload.topology(), &self.link_bytes(workload), |link| own[link] > 0.0)
     }
 
-    /// What a job's gradients make of the network.
+    /// The load of a job's gradients on the network.
     #[must_use]
     pub fn traffic(&self, workload: &Workload, job: usize) -> Traffic {
         let (its, schedule) = (&workload.jobs()[job], &self.jobs[job]);
@@ -343,9 +356,9 @@ pub enum ScheduleError {
     NoWay {
         /// Of this job.
         job: String,
-        /// Where it would begin.
+        /// The node at which it would begin.
         from: String,
-        /// Where it would end.
+        /// The node at which it would end.
         to: String,
     },
     /// A switch is to hold more than it can.

@@ -1,15 +1,21 @@
 //! KRGS: knapsack-based randomized rounding for gradient scheduling (GOAT §IV-C, Algorithm 1).
 //!
-//! The linear program's optimum says which part of a sub-model each switch sums (`x`) and which part of it each worker sends there (`y`). The rounding makes
-//! a choice of it: `k(g) = ⌊Σ x⌋` switches, one from each of `k(g)` knapsacks with a probability of `x` by the knapsack's sum, and for each worker one of those
-//! with a probability of `y / x`, or the server. In the mean no switch holds more than twice what the program gave it (Theorem 5); where it is more than it has, sub-models
-//! are moved.
+//! The linear program's optimum says which part of a sub-model each switch sums (`x`) and which
+//! part of it each worker sends there (`y`). The rounding makes a choice of it: `k(g) = ⌊Σ x⌋`
+//! switches are drawn, one from each of `k(g)` knapsacks, with a probability of `x` by the
+//! knapsack's sum. For each worker one of those is drawn with a probability of `y / x`, or the
+//! server. In the mean no switch holds more than twice what the program gave it (Theorem 5). If a
+//! switch holds more than it has room for, sub-models are moved.
 //!
-//! Where the paper is followed in one of two ways, and where it is not:
-//! - §IV-C's text rounds `Σ x` up, its Algorithm 1 and Lemma 3 down. Down it is: rounded up, a knapsack's sum may be anything above zero.
-//! - `Σ y / x` over the chosen switches may be above one, where a worker's part lies at several of them. Then they share the one.
-//! - Eq. 4 was to have the optima of Eq. 1, and has not: what it subtracts, Eq. 2, depends on `y`, so that no worker's way to a switch is left in it. As printed it sends all of a
-//!   sub-model to one switch as far from the server as can be. Both are objectives here; of the optima of Eq. 4 the one with the least of Eq. 1 is taken.
+//! The code takes one of two readings of the paper, or deviates from it, in these places:
+//! - §IV-C's text rounds `Σ x` up, its Algorithm 1 and Lemma 3 down. Down it is: rounded up, a
+//!   knapsack's sum may be anything above zero.
+//! - `Σ y / x` over the chosen switches may be above one, where a worker's part lies at several of
+//!   them. Then they share the one.
+//! - Eq. 4 was to have the optima of Eq. 1, and does not: it subtracts Eq. 2, which depends on `y`,
+//!   so that no worker's way to a switch is left in it. As printed it sends all of a sub-model to
+//!   one switch as far from the server as can be. Both are objectives here; among the optima of Eq.
+//!   4 the one with the least of Eq. 1 is taken.
 
 use oorandom::Rand64;
 
@@ -22,25 +28,27 @@ use crate::topology::{NodeId, Topology};
 /// A sum of shares that should be whole is, but for the solver's rounding.
 const ROUNDING: f64 = 1e-6;
 
-/// What KRGS makes large or small.
+/// The quantity that KRGS makes large or small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// Eq. 4, as it is printed: as many bytes times links less by aggregation, behind the aggregation nodes, as possible.
+    /// Eq. 4, as it is printed: as many bytes times links less by aggregation, behind the
+    /// aggregation nodes, as possible.
     Reduction,
     /// Eq. 1: as few bytes times links as possible.
     Overhead,
 }
 
-/// What KRGS makes of a workload.
+/// The result of KRGS for a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Krgs {
     /// The plan. All servers but each job's first are left out.
     pub schedule: GradientSchedule,
-    /// Of the objective, in bytes times links.
+    /// The objective's value, in bytes times links.
     pub value: f64,
-    /// What no plan goes beyond: the linear program's optimum.
+    /// The linear program's optimum, which no plan goes beyond.
     pub bound: f64,
-    /// How many times its memory the fullest switch would have held before sub-models were moved: Theorem 5 bounds it.
+    /// How many times its memory the fullest switch would have held before sub-models were moved:
+    /// Theorem 5 bounds it.
     pub rounded_fill: f64,
 }
 
@@ -79,7 +87,7 @@ pub fn krgs(workload: &Workload, objective: Objective, seed: u64) -> Krgs {
     Krgs { schedule, value, bound, rounded_fill }
 }
 
-/// What sub-models that no switch has room for add to the bound.
+/// The part of the bound that is due to sub-models for which no switch has room.
 fn beyond(workload: &Workload, objective: Objective, fits: &impl Fn(u64) -> bool) -> f64 {
     if objective == Objective::Reduction {
         return 0.0;
@@ -183,7 +191,8 @@ impl Fractional {
     }
 }
 
-/// `k(g)` knapsacks of `x`, none of which has a sum of 0.5 or less (Lemma 3): the largest first, each into the emptiest.
+/// `k(g)` knapsacks of `x`, none of which has a sum of 0.5 or less (Lemma 3): the largest first,
+/// each into the emptiest.
 pub(crate) fn knapsacks(x: &[f64]) -> Vec<Vec<usize>> {
     let count = (x.iter().sum::<f64>() + ROUNDING).floor() as usize;
     let mut order: Vec<usize> = (0..x.len()).filter(|switch| x[*switch] > 0.0).collect();
@@ -212,7 +221,7 @@ pub(crate) fn assigned(x: &[f64], random: &mut Rand64) -> Vec<usize> {
 pub(crate) fn selected(x: &[f64], y: &[f64], assigned: &[usize], random: &mut Rand64) -> Option<usize> {
     let chances: Vec<_> = assigned.iter().map(|switch| (y[*switch] / x[*switch]).min(1.0)).collect();
     let whole = chances.iter().sum::<f64>();
-    // What rounding leaves of a whole is no chance for the server.
+    // A remainder by rounding alone gives the server no chance.
     let whole = if whole > 1.0 - ROUNDING { whole } else { 1.0 };
     drawn(&chances, whole, random).map(|place| assigned[place])
 }
@@ -263,7 +272,8 @@ impl<'a> Room<'a> {
         topology.programmable().filter_map(fill).fold(0.0, f64::max)
     }
 
-    /// Moves sub-models away from where they do not fit, and offers the room that is left to what goes to the server.
+    /// Moves sub-models away from where they do not fit, and offers the room that is left to what
+    /// goes to the server.
     fn repair(&mut self, objective: Objective) {
         let switches: Vec<_> = self.workload.topology().programmable().collect();
         for switch in &switches {
@@ -312,7 +322,7 @@ impl<'a> Room<'a> {
         enough.map(|(_, job, sub_model)| (*job, *sub_model))
     }
 
-    /// What it would gain to sum at `switch` what goes straight to the server; nothing where that is not possible.
+    /// The gain if `switch` summed what goes straight to the server; none if that is not possible.
     fn gain(&self, job: usize, sub_model: usize, switch: NodeId, objective: Objective) -> f64 {
         let (topology, its, schedule) =
             (self.workload.topology(), &self.workload.jobs()[job], &self.schedules[job]);

@@ -1,8 +1,9 @@
 //! Shares of a job, laid out along its bytes: from where to where which node sums for whom.
 //!
-//! The linear program says how much of a job's bytes goes where. Whether what two classes send to one switch are the same bytes, it leaves open, as long as
-//! no more is summed than its `x`. Here it is decided: the bytes are cut into stretches, in each of which a class has one node and few switches sum, so that most
-//! sub-models are in one stretch and are whole where they are summed.
+//! The linear program says how much of a job's bytes goes where. Whether what two classes send to
+//! one switch are the same bytes, it leaves open, as long as no more is summed than its `x`. This
+//! module decides it. It cuts the bytes into stretches, in each of which a class has one node and
+//! few switches sum. So most sub-models are in one stretch and stay whole.
 
 use std::cmp::Reverse;
 
@@ -12,15 +13,16 @@ use crate::topology::NodeId;
 /// A part of a job's bytes for which everything goes one way.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stretch {
-    /// Of the job's bytes.
+    /// The share of the job's bytes.
     pub(crate) share: f64,
-    /// Who finishes the sums.
+    /// The node that finishes the sums.
     pub(crate) root: NodeId,
-    /// Where each class sends its part.
+    /// The destination of each class's part.
     pub(crate) nodes: Vec<NodeId>,
 }
 
-/// Cuts a job's bytes. The stretches make a whole. As far as the shares let it they are kept; what is left over goes straight to roots.
+/// Cuts a job's bytes. The stretches make a whole. As far as the shares let it they are kept; what
+/// is left over goes straight to roots.
 pub(crate) fn stretches(shares: &JobShares) -> Vec<Stretch> {
     let mut left = shares.clone();
     let mut whole = 1.0;
@@ -49,7 +51,8 @@ fn largest(values: &[f64]) -> usize {
     rising.expect("a job has a server")
 }
 
-/// A switch for each class, or none where it sends to the root: as few switches as sum for all, of those that have something left.
+/// A switch for each class, or none where it sends to the root: as few switches as sum for all, of
+/// those that have something left.
 fn choose(left: &JobShares, bundle: usize) -> Vec<Option<usize>> {
     let its = &left.bundles[bundle];
     let may = |class: usize, switch: usize| {
@@ -69,7 +72,7 @@ fn choose(left: &JobShares, bundle: usize) -> Vec<Option<usize>> {
     chosen
 }
 
-/// What is left of everything that a choice uses.
+/// The shares left of everything that a choice uses.
 fn uses(left: &JobShares, bundle: usize, chosen: &[Option<usize>]) -> Vec<f64> {
     let mut used = vec![left.finished[bundle]];
     for (class, choice) in chosen.iter().enumerate() {

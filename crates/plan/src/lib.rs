@@ -1,8 +1,11 @@
-//! Which part of a job's gradients is summed where, and which may be lost: pure functions to a plan.
+//! Which part of a job's gradients is summed where, and which may be lost: pure functions to a
+//! plan.
 //!
-//! It stands beside the way of a gradient: a plan is made before the first one, and the data path only looks it up.
+//! It stands beside the way of a gradient: a plan is made before the first one, and the data path
+//! only looks it up.
 //!
-//! Deliberately absent: the network, which it never asks (whoever calls it knows or measured the rates), and the clock.
+//! Deliberately absent: the network, which it never asks (whoever calls it knows or measured the
+//! rates), and the clock.
 #![forbid(unsafe_code)]
 
 mod baselines;

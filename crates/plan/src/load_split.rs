@@ -1,11 +1,13 @@
 //! How much each summation service sums (BytePS §4.1), for links of any rates.
 //!
-//! Of a tensor of `M` bytes that `n` machines train on, a service with the share `x` moves, in each direction of its link:
-//! `n x M` if its machine only sums; `M + (n - 2) x M` if it trains too, since its own contribution to its own service stays at
-//! home (Eq. 3). The slowest link decides. The paper solves this for equal links (Eqs. 1 and 2). Here any rates go, and the
-//! cores' rate of summation is one more link: for a given time each machine can take a largest share, which grows with the time
-//! and is concave in it; the time is right when these shares make one whole. So there is no need for a linear program's solver: every row
-//! of that program has one share and the time. The tests hold it to a solver.
+//! A tensor of `M` bytes is trained on by `n` machines. A service with the share `x` moves, in each
+//! direction of its link: `n x M` if its machine only sums; `M + (n - 2) x M` if it trains too,
+//! since its own contribution to its own service stays at home (Eq. 3). The slowest link decides.
+//! The paper solves this for equal links (Eqs. 1 and 2). Here any rates go, and the cores' rate of
+//! summation is one more link. In a given time each machine can take a largest share, which grows
+//! with the time and is concave in it. The time is right when these shares make one whole. So no
+//! solver of linear programs is needed: every row of that program has one share and the time. The
+//! tests compare the result with a solver's.
 
 use crate::Cluster;
 
@@ -14,13 +16,14 @@ use crate::Cluster;
 pub struct LoadSplit {
     /// Each machine's share; they sum to one.
     pub shares: Vec<f64>,
-    /// Seconds for a byte of a tensor, from the first contribution to the last sum. Headers are not in it.
+    /// Seconds for a byte of a tensor, from the first contribution to the last sum. Headers are not
+    /// in it.
     pub seconds_per_byte: f64,
-    /// What takes that long: the first of them, where several do.
+    /// The cause: the first, if several take as long.
     pub bound: Bound,
 }
 
-/// What decides how long a sum takes.
+/// The part of the cluster that decides how long a sum takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The link out of the machine of this index.
@@ -29,7 +32,7 @@ pub enum Bound {
     Down(usize),
     /// Its cores.
     Summing(usize),
-    /// One machine trains alone: nothing crosses a link.
+    /// A single machine trains: nothing crosses a link.
     Nothing,
 }
 
@@ -60,7 +63,8 @@ impl Row {
 }
 
 impl LoadSplit {
-    /// The plan that takes the least time; one switch where that takes no longer, as fewer machines can fail.
+    /// The plan that takes the least time; one switch where that takes no longer, as fewer machines
+    /// can fail.
     #[must_use]
     pub fn of(cluster: &Cluster) -> Self {
         let plan = Self::over_all(cluster);
@@ -73,10 +77,12 @@ impl LoadSplit {
     /// The plan that takes the least time, which gives each machine something where it can.
     fn over_all(cluster: &Cluster) -> Self {
         let rows = rows(cluster);
-        // Everybody who trains sends and receives a whole tensor, but for what he sums himself, which others send him instead.
+        // Everybody who trains sends and receives a whole tensor, but for what he sums himself,
+        // which others send him instead.
         let least = rows.iter().map(|row| row.seconds(0.0)).fold(0.0, f64::max);
         let mut seconds = least;
-        // A tangent lies above a concave sum: the time never goes past the right one, and each step ends at least one piece of it.
+        // A tangent lies above a concave sum: the time never goes past the right one, and each step
+        // ends at least one piece of it.
         let shares = loop {
             let (shares, slope) = largest_shares(cluster, &rows, seconds);
             let sum: f64 = shares.iter().sum();
@@ -102,7 +108,7 @@ impl LoadSplit {
     }
 }
 
-/// One switch sums all: the best machine for it that does not train, if there is one.
+/// A single switch sums all: the best machine for it that does not train, if there is one.
 #[must_use]
 pub fn one_switch(cluster: &Cluster) -> Option<LoadSplit> {
     let rows = rows(cluster);
@@ -115,8 +121,8 @@ pub fn one_switch(cluster: &Cluster) -> Option<LoadSplit> {
     spare.map(alone).min_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte))
 }
 
-/// Seconds for a byte of a tensor that a ring takes over the machines that train, as Gloo and NCCL do it (BytePS §2.2): every
-/// link carries `2 (n - 1) / n` of it.
+/// Seconds for a byte of a tensor on a ring over the machines that train, as Gloo and NCCL do it
+/// (BytePS §2.2): every link carries `2 (n - 1) / n` of it.
 #[must_use]
 pub fn ring(cluster: &Cluster) -> f64 {
     let n = cluster.training() as f64;
@@ -125,10 +131,11 @@ pub fn ring(cluster: &Cluster) -> f64 {
     2.0 * (n - 1.0) / n / slowest
 }
 
-/// Seconds for a byte of a tensor that no way to sum on these machines goes below, whatever is summed where, and in however many stages,
-/// as long as contributions travel whole and each machine is sent its sum by itself (no sums inside the network, no multicast): who trains
-/// has to be told what the others have, and to tell his own; and each byte's sum takes `n - 1` transfers to make and as many to
-/// spread, which all links together carry.
+/// A lower bound on the seconds for a byte of a tensor, for any way to sum on these machines in any
+/// number of stages. It holds as long as contributions travel whole and each machine is sent its
+/// sum by itself (no sums inside the network, no multicast). A machine that trains has to receive
+/// what the others have, and to send its own. Each byte's sum takes `n - 1` transfers to make and
+/// as many to spread, which all links together carry.
 #[must_use]
 pub fn lower_bound(cluster: &Cluster) -> f64 {
     let n = cluster.training() as f64;
@@ -162,14 +169,15 @@ fn rows(cluster: &Cluster) -> Vec<Row> {
     rows
 }
 
-/// For each machine the largest share that takes no longer than `seconds`, at most one; and how fast their sum grows.
+/// For each machine the largest share that takes no longer than `seconds`, at most one; and how
+/// fast their sum grows.
 fn largest_shares(cluster: &Cluster, rows: &[Row], seconds: f64) -> (Vec<f64>, f64) {
     let mut largest: Vec<_> =
         cluster.machines().iter().map(|machine| (f64::from(u8::from(machine.sums)), 0.0)).collect();
     for row in rows {
         let (share, slope) = row.share(seconds);
         let (least, grows) = &mut largest[row.machine];
-        // Of two limits that meet, the one that grows more slowly is the next to hold.
+        // If two limits meet, the one that grows more slowly is the next to hold.
         if share < *least || (share == *least && slope < *grows) {
             (*least, *grows) = (share.max(0.0), slope);
         }

@@ -1,9 +1,12 @@
-//! The inside of a machine (BytePS §4.2): NUMA nodes, PCIe switches, GPUs, NICs, and the links between them.
+//! The inside of a machine (BytePS §4.2): NUMA nodes, PCIe switches, GPUs, NICs, and the links
+//! between them.
 //!
-//! How gradients of its GPUs come to the NIC and back, a [`Strategy`] says; what that puts on each link is counted from the topology ([`Traffic`]), and the
-//! slowest link's time is the strategy's. [`planned`] does so for all that there are, and [`best`] chooses.
+//! A [`Strategy`] says how gradients of its GPUs come to the NIC and back. The load on each link is
+//! counted from the topology ([`Traffic`]), and the slowest link's time is the strategy's.
+//! [`planned`] does so for every strategy, and [`best`] chooses.
 //!
-//! All links are full duplex. A GPU ends every way but those over NVLink, which lead from GPU to GPU.
+//! All links are full duplex. A GPU ends every way but those over NVLink, which lead from GPU to
+//! GPU.
 //!
 //! Deliberately absent: how a machine is read, and the copies.
 
@@ -38,10 +41,11 @@ impl PartId {
     }
 }
 
-/// What a part is.
+/// The kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PartKind {
-    /// A NUMA node: cores, and memory that takes and gives so much, reading and writing together; infinite where it is never the limit.
+    /// A NUMA node: cores, and memory that takes and gives so much, reading and writing together;
+    /// infinite where it is never the limit.
     Cpu {
         /// Bits a second.
         memory_bps: f64,
@@ -54,7 +58,7 @@ pub enum PartKind {
     Nic,
     /// A switch of NVLinks.
     NvSwitch,
-    /// What is at the other end of a NIC's cable.
+    /// The other end of a NIC's cable.
     Network,
 }
 
@@ -67,7 +71,7 @@ pub struct Part {
     pub kind: PartKind,
 }
 
-/// What a link is.
+/// The kind of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// PCIe: between a NUMA node, a PCIe switch, a GPU or a NIC.
@@ -83,7 +87,7 @@ pub enum Wire {
 /// A link, the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// What it joins. [`Direction::Forth`] is from the first to the second.
+    /// The two parts that it joins. [`Direction::Forth`] is from the first to the second.
     pub ends: [PartId; 2],
     /// What it is.
     pub wire: Wire,
@@ -91,7 +95,7 @@ pub struct Link {
     pub rate_bps: f64,
 }
 
-/// One direction of a link.
+/// A direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From its first end to its second.
@@ -106,16 +110,18 @@ pub struct MachineTopology {
     parts: Vec<Part>,
     links: Vec<Link>,
     peer_bps: f64,
-    /// Of each part: who is one link away, and by which link.
+    /// For each part, the parts that are one link away, each with that link.
     neighbours: Vec<Vec<(PartId, usize)>>,
 }
 
 impl MachineTopology {
-    /// Checks parts and links. `peer_bps` is what a copy from GPU to GPU reaches at most where it leaves the PCIe switches (§4.2.1 measures 80 Gbit/s there,
-    /// and 105 within a switch); infinite where it is not known.
+    /// Checks parts and links. `peer_bps` is the most that a copy from GPU to GPU reaches if it
+    /// leaves the PCIe switches (§4.2.1 measures 80 Gbit/s there, and 105 within a switch);
+    /// infinite if it is not known.
     ///
     /// # Errors
-    /// When two parts share a name, a link cannot be, a GPU or NIC has no way to a NUMA node, a NIC has not one cable, or there are more than [`PARTS_MAX`] parts.
+    /// Fails when two parts share a name, a link cannot be, a GPU or NIC has no way to a NUMA node,
+    /// a NIC does not have one cable, or there are more than [`PARTS_MAX`] parts.
     pub fn new(parts: Vec<Part>, links: Vec<Link>, peer_bps: f64) -> Result<Self, MachineError> {
         if parts.len() > PARTS_MAX {
             return Err(MachineError::TooManyParts(parts.len()));
@@ -185,13 +191,13 @@ impl MachineTopology {
         &self.links
     }
 
-    /// What a copy from GPU to GPU reaches at most where it leaves the PCIe switches.
+    /// The most that a copy from GPU to GPU reaches if it leaves the PCIe switches.
     #[must_use]
     pub const fn peer_bps(&self) -> f64 {
         self.peer_bps
     }
 
-    /// What people call a part.
+    /// The name of a part for people.
     #[must_use]
     pub fn name(&self, part: PartId) -> &str {
         &self.parts[part.index()].name
@@ -225,7 +231,7 @@ impl MachineTopology {
         self.ids().filter(|part| self.kind(*part) == PartKind::Nic)
     }
 
-    /// What is at the other end of a NIC's cable, and what the cable carries.
+    /// The other end of a NIC's cable, and the rate of the cable.
     #[must_use]
     pub fn cable(&self, nic: PartId) -> (PartId, f64) {
         let mut near = self.neighbours[nic.index()].iter();
@@ -240,14 +246,16 @@ impl MachineTopology {
         *self.way_up(part).expect("each has one").last().expect("it ends at one")
     }
 
-    /// The PCIe switch below the NUMA node behind which a GPU or NIC is, however many there are on the way; none where it is at the NUMA node itself.
+    /// The PCIe switch below the NUMA node behind which a GPU or NIC is, however many there are on
+    /// the way; none if it is at the NUMA node itself.
     #[must_use]
     pub fn switch_of(&self, part: PartId) -> Option<PartId> {
         let way = self.way_up(part).expect("each has one");
         way.iter().rev().nth(1).copied().filter(|above| self.kind(*above) == PartKind::PcieSwitch)
     }
 
-    /// The GPUs that are behind one PCIe switch together; one that is behind none is alone. In the order of their ids, as those in each.
+    /// The GPUs that are behind one PCIe switch together; one that is behind none is alone. In the
+    /// order of their ids, as those in each.
     #[must_use]
     pub fn groups(&self) -> Vec<Vec<PartId>> {
         let mut groups: Vec<(Option<PartId>, Vec<PartId>)> = Vec::new();
@@ -269,8 +277,9 @@ impl MachineTopology {
         Some(way.into_iter().map(|(part, _)| part).collect())
     }
 
-    /// The directions of links that bytes pass: from GPU to GPU over NVLink where one joins them, or one switch of NVLinks; all else the shortest way
-    /// over the rest. None where there is no way.
+    /// The directions of links that bytes pass. From GPU to GPU they take an NVLink that joins the
+    /// two, or one switch of NVLinks; everything else takes the shortest way over the other links.
+    /// None if there is no way.
     #[must_use]
     pub fn route(&self, from: PartId, to: PartId) -> Option<Vec<(usize, Direction)>> {
         let way = self.nvlink_way(from, to).or_else(|| {
@@ -293,7 +302,8 @@ impl MachineTopology {
 
     fn nvlink_way(&self, from: PartId, to: PartId) -> Option<Vec<(PartId, usize)>> {
         let both_gpus = [from, to].map(|end| self.kind(end)) == [PartKind::Gpu; 2];
-        // GPUs do not forward by themselves: on a way of several hops they would be stages of their own.
+        // GPUs do not forward by themselves: on a way of several hops they would be stages of their
+        // own.
         let onward = |link: usize, part: PartId| {
             let forwards = part == to || self.kind(part) == PartKind::NvSwitch;
             self.links[link].wire == Wire::NvLink && forwards
@@ -301,7 +311,8 @@ impl MachineTopology {
         if both_gpus { self.search(from, |part| part == to, onward) } else { None }
     }
 
-    /// The shortest way: the parts after `from`, each with the link to it. GPUs and networks end every way.
+    /// The shortest way: the parts after `from`, each with the link to it. GPUs and networks end
+    /// every way.
     fn search(
         &self,
         from: PartId,

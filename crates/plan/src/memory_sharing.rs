@@ -1,9 +1,13 @@
-//! What memory that fragments share makes of gradients that arrive at different times: the algorithmic overheads of ATP and ESA (GOAT §III, §VII-D).
+//! The effect of memory that fragments share on gradients that arrive at different times: the
+//! algorithmic overheads of ATP and ESA (GOAT §III, §VII-D).
 //!
-//! A switch has units of memory, and a fragment's number says which one is its own. Who comes first has it until all contributions have come (ATP), or until somebody more important comes (ESA). What
-//! finds its unit taken goes on to the next switch on the way to the server. As in Figure 2 of the paper, a fragment of which one contribution has gone past a switch is not
-//! begun there any more. Packets take no time on their way, and a unit is free as soon as its sum has left: what is computed is how much goes where, and no more. `sim`
-//! plays the same with packets.
+//! A switch has units of memory, and a fragment's number says which one is its own. The fragment
+//! that comes first has it until all contributions have come (ATP), or until a more important one
+//! comes (ESA). A fragment that finds its unit taken goes on to the next switch on the way to the
+//! server. As in Figure 2 of the paper, a fragment of which one contribution has gone past a switch
+//! is not begun there any more. Packets take no time on their way, and a unit is free as soon as
+//! its sum has left. So this computes how much goes where, and no times. `sim` plays the same with
+//! packets.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +17,13 @@ use crate::gradient_schedule::Traffic;
 use crate::sub_models::Workload;
 use crate::topology::NodeId;
 
-/// Who gets a unit that is taken.
+/// The rule for a unit that is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing<'a> {
     /// Who has it: ATP.
     FirstCome,
-    /// The fragment of the higher priority, by its number: ESA. What was summed of the other goes on.
+    /// The fragment of the higher priority, by its number: ESA. The partial sum of the other goes
+    /// on.
     Preemptive(&'a [u64]),
 }
 
@@ -27,18 +32,19 @@ pub enum Sharing<'a> {
 pub struct SharedMemory<'a> {
     /// Bytes of a fragment, and of a unit.
     pub fragment_bytes: u64,
-    /// Who gets a unit.
+    /// The rule for units.
     pub sharing: Sharing<'a>,
     /// Which of equal ways the job takes.
     pub ways: Ways,
 }
 
-/// Who takes which of equal ways ([`crate::Topology::route`]).
+/// The choice among equal ways ([`crate::Topology::route`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ways {
     /// All take those of one flow, which are a tree.
     Tree(u64),
-    /// Each worker is a flow of its own, and what leaves a switch that sums is that switch's. A number draws them.
+    /// Each worker is a flow of its own, and what leaves a switch that sums is that switch's. A
+    /// number draws them.
     Each(u64),
 }
 
@@ -63,7 +69,7 @@ struct Partial {
 struct Moving {
     /// Where it is.
     at: NodeId,
-    /// Who sent it last: a worker, or a switch that sums.
+    /// The last sender: a worker, or a switch that sums.
     sender: NodeId,
     partial: Partial,
 }
@@ -80,7 +86,7 @@ struct Units {
 }
 
 impl Units {
-    /// What goes on when this comes.
+    /// The sums that go on when this comes.
     fn take_in(&mut self, came: Partial, sharing: Sharing<'_>) -> Vec<Partial> {
         let unit = came.fragment as u64 % self.count;
         match self.taken.get_mut(&unit) {
@@ -112,8 +118,8 @@ impl Units {
 }
 
 impl SharedMemory<'_> {
-    /// What contributions make of the network that come in this order, as (worker, fragment). All of them are of the job's first server; what is not complete at the end goes there as
-    /// it is.
+    /// The load on the network of contributions that come in this order, as (worker, fragment). All
+    /// of them belong to the job's first server; an incomplete sum goes there at the end as it is.
     ///
     /// # Panics
     /// When a worker, fragment or priority is not there, or fragments have no bytes.
@@ -185,7 +191,8 @@ impl SharedMemory<'_> {
     }
 }
 
-/// The order in which so many fragments of each worker come, if they send at these rates and begin together. Of what comes at once the first worker's is first.
+/// The order in which so many fragments of each worker come, if they send at these rates and begin
+/// together. If several come at once, the first worker's is first.
 #[must_use]
 pub fn arrivals(rates_bps: &[f64], fragments: usize) -> Vec<(usize, usize)> {
     let mut order: Vec<_> = (0..fragments)
@@ -196,7 +203,8 @@ pub fn arrivals(rates_bps: &[f64], fragments: usize) -> Vec<(usize, usize)> {
     order
 }
 
-/// Rates of workers (§VII-D): a ratio of the rate at best, from 0 to 1, normally distributed around 1 as far as it is in there.
+/// Rates of workers (§VII-D): a ratio of the rate at best, from 0 to 1, normally distributed around
+/// 1 as far as it is in there.
 ///
 /// # Panics
 /// When the deviation is below zero or above one.
@@ -242,7 +250,8 @@ mod tests {
     const ATP: SharedMemory<'static> =
         SharedMemory { fragment_bytes: 1, sharing: Sharing::FirstCome, ways: Ways::Tree(0) };
 
-    /// GOAT §III-B, Figure 2(b): `A1, B1, C1, A2, B2, C2` come to one switch and `A3, B3, C3, A4, B4, C4` to the other. 7 fragments reach the server, and switches send 17.
+    /// GOAT §III-B, Figure 2(b): `A1, B1, C1, A2, B2, C2` come to one switch and
+    /// `A3, B3, C3, A4, B4, C4` to the other. 7 fragments reach the server, and switches send 17.
     #[test]
     fn fragments_that_come_one_after_the_other_are_summed_at_the_server() {
         let in_turn = [(0, 2), (1, 3)].into_iter();
@@ -251,7 +260,8 @@ mod tests {
             .collect();
         let traffic = ATP.traffic(&figure_2(), 0, &arrivals);
         assert_eq!((traffic.server_bytes, traffic.in_network_bytes), (7, 5));
-        // The figure counts what switches send: without the 12 links from workers to their switches.
+        // The figure counts what switches send: without the 12 links from workers to their
+        // switches.
         assert_eq!(traffic.hop_bytes - 12, 17);
     }
 
@@ -262,7 +272,8 @@ mod tests {
         assert_eq!(traffic, Traffic { server_bytes: 3, in_network_bytes: 9, hop_bytes: 12 + 6 + 3 });
     }
 
-    /// Behind one leaf, which does not sum: a tree has one spine for both, where they are summed; as flows of their own they meet in one case of eight.
+    /// The workers are behind one leaf, which does not sum. A tree has one spine for both, which
+    /// sums them; as flows of their own they meet in one case of eight.
     #[test]
     fn workers_with_ways_of_their_own_are_summed_only_where_these_meet() {
         let mut topology = leaf_spine(3, 8, 6, Rates::alike(1e9)).expect("a topology");
@@ -285,22 +296,26 @@ mod tests {
         assert!((20..32).contains(&apart(Ways::Each)), "{}", apart(Ways::Each));
     }
 
-    /// A late fragment of a high priority takes the place of one that waits, whose sum so far goes on.
+    /// A late fragment of a high priority takes the place of one that waits, whose sum so far goes
+    /// on.
     #[test]
     fn what_is_more_important_takes_the_place_of_what_waits() {
         let workload = figure_2();
         // A1, A3, then all of B, then the rest of A.
         let order = [(0, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 1), (1, 0), (3, 0)];
         let first_come = ATP.traffic(&workload, 0, &order);
-        // A waits at s1 and s2, B goes by, is held at s3 and leaves as one; then A12 and A34 are summed there.
+        // A waits at s1 and s2, B goes by, is held at s3 and leaves as one; then A12 and A34 are
+        // summed there.
         assert_eq!((first_come.server_bytes, first_come.hop_bytes), (2, 8 + 4 + 2 + 2));
         let esa = SharedMemory { sharing: Sharing::Preemptive(&[0, 1]), ..ATP };
         let preemptive = esa.traffic(&workload, 0, &order);
-        // B1 evicts A1 from s1, and B12 evicts it from s3; after that A3, A2 and A4 go past s3. With B they are five.
+        // B1 evicts A1 from s1, and B12 evicts it from s3; after that A3, A2 and A4 go past s3.
+        // With B they are five.
         assert_eq!((preemptive.server_bytes, preemptive.hop_bytes), (5, 8 + 2 + 1 + 2 + 1 + 1 + 4));
     }
 
-    /// Figure 16: workers at one rate are summed where they meet; the more unlike they are, the more goes to the server. Exp 6 and 7: GOAT's plan leaves the server least.
+    /// Figure 16: workers at one rate are summed where they meet; the more unlike they are, the
+    /// more goes to the server. Exp 6 and 7: GOAT's plan leaves the server least.
     #[test]
     fn unlike_rates_cost_those_that_share_memory() {
         let mut topology = paper_leaf_spine(Rates::alike(10e9));
@@ -341,7 +356,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every contribution is in what reaches the server or in a sum that does, and none passes more links than without sums.
+        /// Every contribution is in what reaches the server or in a sum that does, and none passes
+        /// more links than without sums.
         #[test]
         fn shared_memory_makes_no_more_traffic_than_none(
             seed in 0..10_000_u64, deviation in 0.0..0.5_f64, preemptive in any::<bool>(), each in any::<bool>(),

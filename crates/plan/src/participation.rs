@@ -1,10 +1,13 @@
 //! How many workers an epoch waits for (GOAT §V, Algorithm 2).
 //!
-//! Fewer workers make an epoch shorter and its gradient less sure, so that more epochs are needed. From how long each worker took so far, `M` epochs are played for each number
-//! `K`; `ψ(K)` says how many epochs the training takes with it (Eq. 36); the least product of both is taken.
+//! Fewer workers make an epoch shorter and its gradient less sure, so that more epochs are needed.
+//! From how long each worker took so far, `M` epochs are played for each number `K`; `ψ(K)` says
+//! how many epochs the training takes with it (Eq. 36); the least product of both is taken.
 //!
-//! Algorithm 2 as it is printed reduces a late worker's interval from `p_w`, its history, in every round. The text reduces the estimate `p'_w`, which is
-//! what makes a worker that is two epochs late arrive in the third; the text is followed. A worker that arrives just with the last of the `K` is one of them.
+//! Algorithm 2 as it is printed reduces a late worker's interval from `p_w`, its history, in every
+//! round. The text reduces the estimate `p'_w`, which is what makes a worker that is two epochs
+//! late arrive in the third; the text is followed. A worker that arrives just with the last of the
+//! `K` is one of them.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -13,7 +16,7 @@ use std::fmt;
 use crate::gradient_schedule::JobSchedule;
 use crate::topology::NodeId;
 
-/// What is known of the training's loss.
+/// The known facts of the training's loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Convergence {
     /// `F(x_0) - F(x_*)`: by how much the loss is above its least at the start.
@@ -25,8 +28,9 @@ pub struct Convergence {
 }
 
 impl Convergence {
-    /// `ψ(K)` of Eq. 36: epochs that `n` workers' training takes if `K` of them are waited for; none where no number of epochs is enough, as the noise of `K` gradients alone is
-    /// above what is to be reached.
+    /// `ψ(K)` of Eq. 36: epochs that `n` workers' training takes if `K` of them are waited for.
+    /// None if no number of epochs is enough, as the noise of `K` gradients alone exceeds the
+    /// target.
     #[must_use]
     pub fn epochs(&self, waited_for: usize, workers: usize) -> Option<f64> {
         let (k, n) = (waited_for as f64, workers as f64);
@@ -34,7 +38,8 @@ impl Convergence {
         (left > 0.0).then(|| 4.0 * k * k * self.loss_above_least.powi(2) / (n * left * left))
     }
 
-    /// The right side of Eq. 28 (Lemma 8): what the mean square of the gradient over `T` epochs is at most, for a learning rate of at most `1 / L`.
+    /// The right side of Eq. 28 (Lemma 8): an upper bound on the mean square of the gradient over
+    /// `T` epochs, for a learning rate of at most `1 / L`.
     #[must_use]
     pub fn bound(&self, epochs: usize, learning_rate: f64, waited_for_min: usize) -> f64 {
         2.0 * self.loss_above_least / (learning_rate * epochs as f64)
@@ -42,7 +47,7 @@ impl Convergence {
     }
 }
 
-/// Whom the next epoch waits for.
+/// The workers that the next epoch waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Participation {
     /// The `K` fastest, by their places among the job's workers, in order.
@@ -54,10 +59,12 @@ pub struct Participation {
 }
 
 impl Participation {
-    /// Decides by how long each worker took from getting a model to sending its last gradient, in seconds. The paper plays as many `rounds` as there are workers.
+    /// Decides by how long each worker took from getting a model to sending its last gradient, in
+    /// seconds. The paper plays as many `rounds` as there are workers.
     ///
     /// # Errors
-    /// When there are no workers or rounds, an interval is no positive number, or no number of workers is enough.
+    /// When there are no workers or rounds, an interval is no positive number, or no number of
+    /// workers is enough.
     pub fn of(
         intervals_s: &[f64],
         rounds: usize,
@@ -91,7 +98,7 @@ impl Participation {
             let Some(epochs) = convergence.epochs(waited_for, workers) else { continue };
             let epoch_s = played(intervals_s, waited_for, rounds);
             let whole_s = epochs * epoch_s;
-            // Of equals the one that waits for more.
+            // If several are equal, the one that waits for more.
             if best.is_none_or(|(least, ..)| whole_s <= least) {
                 best = Some((whole_s, waited_for, epoch_s, epochs));
             }
@@ -143,7 +150,7 @@ fn played(intervals_s: &[f64], waited_for: usize, rounds: usize) -> f64 {
         let epoch_s = order[waited_for - 1];
         whole_s += epoch_s;
         for (left_s, interval_s) in left_s.iter_mut().zip(intervals_s) {
-            // Who arrived begins anew, who did not goes on.
+            // A worker that arrived begins anew, and one that did not goes on.
             *left_s = if *left_s > epoch_s { *left_s - epoch_s } else { *interval_s };
         }
     }
@@ -161,14 +168,14 @@ pub enum ParticipationError {
     Interval {
         /// This one.
         worker: usize,
-        /// What it is said to have taken.
+        /// The given interval.
         interval_s: f64,
     },
     /// Something of the training that is not above zero.
     Convergence {
         /// What.
         what: &'static str,
-        /// What it is said to be.
+        /// The given value.
         value: f64,
     },
     /// The noise of all gradients together is above what is to be reached.
@@ -211,9 +218,11 @@ mod tests {
     /// Rows of Algorithm 2: (what is left of each, which one is waited for).
     #[test]
     fn late_workers_arrive_in_a_later_epoch() {
-        // Two of 1, 1 and 3 s are waited for: epochs of 1 s, and the third joins each third one, which is no shorter.
+        // Two of 1, 1 and 3 s are waited for: epochs of 1 s, and the third joins each third one,
+        // which is no shorter.
         assert_eq!(played(&[1.0, 1.0, 3.0], 2, 6), 1.0);
-        // Of 1, 2 and 2.5: 2 (0.5 left of the third), then the third arrives first: 1 s for the first one. Then 1 and 1.5 s are left of the others.
+        // With 1, 2 and 2.5 s: the first epoch takes 2 s (0.5 s left of the third). Then the third
+        // arrives first: 1 s for the first one. Then 1 and 1.5 s are left of the others.
         let epochs = [2.0, 1.0, 1.0];
         assert_eq!(played(&[1.0, 2.0, 2.5], 2, 3), epochs.iter().sum::<f64>() / 3.0);
         assert_eq!(played(&[1.0, 2.0, 4.0], 3, 5), 4.0);
@@ -258,7 +267,8 @@ mod tests {
     }
 
     proptest! {
-        /// The decision is the least product of all, its workers are the fastest, and no epoch is longer than the last of those who are waited for takes.
+        /// The decision is the least product of all, its workers are the fastest, and no epoch is
+        /// longer than the last of those who are waited for takes.
         #[test]
         fn no_number_of_workers_takes_less_time(
             intervals in prop::collection::vec(0.1..10.0_f64, 1..20),
@@ -296,8 +306,10 @@ mod tests {
         }
     }
 
-    /// Lemma 8 on a strongly convex loss, half the sum of `λ x²`, each worker's gradient with a noise of variance `σ²`, and a number of workers that changes with every epoch: the mean
-    /// square of the gradient is below Eq. 28, for every learning rate up to `1 / L`, and not for nothing: its noise is seen.
+    /// Lemma 8 on a strongly convex loss, half the sum of `λ x²`. Each worker's gradient has a
+    /// noise of variance `σ²`, and the number of workers changes with every epoch. The mean square
+    /// of the gradient is below Eq. 28 for every learning rate up to `1 / L`, and the noise is
+    /// visible.
     #[test]
     fn the_gradient_of_a_strongly_convex_loss_is_below_the_bound() {
         let curvatures = [0.5, 1.0, 2.0, 4.0];
@@ -314,7 +326,8 @@ mod tests {
                         let gradient: Vec<f64> =
                             x.iter().zip(curvatures).map(|(x, curvature)| curvature * x).collect();
                         squares += gradient.iter().map(|its| its * its).sum::<f64>();
-                        // A uniform noise of variance σ² / 4 in each of four directions, in the mean over the workers.
+                        // A uniform noise of variance σ² / 4 in each of four directions, in the
+                        // mean over the workers.
                         let width = (variance / 4.0 * 12.0).sqrt();
                         for (x, gradient) in x.iter_mut().zip(gradient) {
                             let noise: f64 = (0..workers).map(|_| (random.rand_float() - 0.5) * width).sum();

@@ -1,26 +1,30 @@
-//! Which part of each tensor goes to which service, so that all services get their shares (BytePS §4.1).
+//! Which part of each tensor goes to which service, so that all services get their shares (BytePS
+//! §4.1).
 //!
-//! BytePS cuts tensors into partitions of at most 4 MB, the unit of its transport, and places them by a hash. Here the unit of
-//! the transport is a packet, so a tensor is cut into one range of packets a service, as long as its share says. Ranges that are
-//! too short to fill a train are not cut: a small tensor goes to the services that lag behind their shares most.
+//! BytePS cuts tensors into partitions of at most 4 MB, the unit of its transport, and places them
+//! by a hash. Here the unit of the transport is a packet, so a tensor is cut into one range of
+//! packets a service, as long as its share says. Ranges that are too short to fill a train are not
+//! cut: a small tensor goes to the services that lag behind their shares most.
 
 use std::ops::Range;
 
 /// Shares are counted in parts of this: the same whole numbers on every rank.
 pub const SHARE_WHOLE: u32 = 1 << 20;
 
-/// The state of a stream of tensors: a function of the shares and of the tensors before, so it is the same on all ranks.
+/// The state of a stream of tensors: a function of the shares and of the tensors before, so it is
+/// the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     shares: Vec<u32>,
-    /// What each service is owed, in packets times [`SHARE_WHOLE`]; they sum to zero.
+    /// The debt to each service, in packets times [`SHARE_WHOLE`]; they sum to zero.
     owed: Vec<i128>,
     /// Packets that each service was given.
     placed: Vec<u64>,
 }
 
 impl Placement {
-    /// For services with these shares, of which nobody's is below zero and not all are zero. They need not sum to one.
+    /// For services with these shares, of which nobody's is below zero and not all are zero. They
+    /// need not sum to one.
     ///
     /// # Panics
     /// When there is no service, or no share above zero.
@@ -51,14 +55,15 @@ impl Placement {
         &self.shares
     }
 
-    /// Places the stream's next `packets` packets: each range with its service, in order and without gaps. No range has fewer than
-    /// `least` packets, unless it is the only one. No packets are an empty range of one service.
+    /// Places the stream's next `packets` packets: each range with its service, in order and
+    /// without gaps. No range has fewer than `least` packets, unless it is the only one. No packets
+    /// are an empty range of one service.
     pub fn place(&mut self, packets: usize, least: usize) -> Vec<(usize, Range<usize>)> {
         let whole = i128::from(SHARE_WHOLE);
         for (owed, share) in self.owed.iter_mut().zip(&self.shares) {
             *owed += i128::from(*share) * packets as i128;
         }
-        // Those who are owed most, as many as get enough.
+        // The services that are owed most, as many as get enough.
         let mut chosen: Vec<usize> =
             (0..self.shares.len()).filter(|service| self.shares[*service] > 0).collect();
         chosen.sort_by_key(|service| (-self.owed[*service], *service));
@@ -92,7 +97,8 @@ impl Placement {
         cuts
     }
 
-    /// By how much the service that is furthest from its share misses it, as a fraction of all packets so far.
+    /// By how much the service that is furthest from its share misses it, as a fraction of all
+    /// packets so far.
     #[must_use]
     pub fn imbalance(&self) -> f64 {
         let all: u64 = self.placed.iter().sum();
@@ -156,7 +162,8 @@ mod tests {
                 prop_assert!(cuts.len() == 1 || cuts.iter().all(|(_, range)| range.len() + 1 >= least));
             }
             prop_assert_eq!(placement.owed.iter().sum::<i128>(), 0);
-            // No service lags by more than one tensor that was too short for all, or a train for each of them.
+            // No service lags by more than one tensor that was too short for all, or a train for
+            // each of them.
             let bound = i128::from(SHARE_WHOLE) * (shares.len() * (least + 1)) as i128;
             prop_assert!(placement.owed.iter().all(|owed| owed.abs() <= bound), "{:?}", placement.owed);
         }

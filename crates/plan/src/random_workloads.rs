@@ -9,7 +9,8 @@ fn between(random: &mut Rand64, least: usize, most: usize) -> usize {
     random.rand_range(least as u64..most as u64 + 1) as usize
 }
 
-/// A tree of switches with some links more, hosts anywhere, a half of the switches programmable with 1 to 64 MB, and links of 1 to 100 Gbit/s.
+/// A tree of switches with some links more, hosts anywhere, a half of the switches programmable
+/// with 1 to 64 MB, and links of 1 to 100 Gbit/s.
 pub(crate) fn topology(random: &mut Rand64) -> Topology {
     let switches = between(random, 2, 8);
     let hosts = between(random, 4, 16);
@@ -39,7 +40,7 @@ pub(crate) fn topology(random: &mut Rand64) -> Topology {
     Topology::new(nodes, links).expect("a topology")
 }
 
-/// One or two jobs of 20 to 220 MB, in sub-models of up to `part_max` of that.
+/// A workload of one or two jobs of 20 to 220 MB, in sub-models of up to `part_max` of that.
 pub(crate) fn workload(seed: u64, jobs_max: usize, servers_max: usize, part_max: f64) -> Workload {
     let mut random = Rand64::new(u128::from(seed));
     let topology = topology(&mut random);

@@ -1,9 +1,11 @@
-//! The linear program behind the planners: sub-models may be divided, and everything is in parts of a job's bytes.
+//! The linear program behind the planners: sub-models may be divided, and everything is in parts of
+//! a job's bytes.
 //!
-//! GOAT's programs (Eqs. 1 and 4) are, for every sub-model `g`, the same constraints on `x_g` and `y_g`, and one row a switch joins them:
-//! `Σ_g b(g) x_g ≤ B`. So if `x_g, y_g` are an optimum, then so is for all of them their mean, weighted by `b(g)`: one sub-model as large as the job stands for
-//! all. In the same way one class stands for workers that see the network alike, those of a rack. What is left is small whatever the model and
-//! the racks are.
+//! GOAT's programs (Eqs. 1 and 4) are, for every sub-model `g`, the same constraints on `x_g` and
+//! `y_g`, and one row a switch joins them: `Σ_g b(g) x_g ≤ B`. So if `x_g, y_g` are an optimum,
+//! then so is for all of them their mean, weighted by `b(g)`: one sub-model as large as the job
+//! stands for all. In the same way one class stands for workers that see the network alike, those
+//! of a rack. So the program is small whatever the model and the racks are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,23 +14,24 @@ use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
 use crate::sub_models::Workload;
 use crate::topology::{NodeId, Topology};
 
-/// What is below this share of a job is the solver's rounding.
+/// A share of a job below this is the solver's rounding.
 pub(crate) const SHARE_MIN: f64 = 1e-7;
 
 /// How much the second goal weighs where the first one leaves a choice.
 const TIE_BREAK: f64 = 1e-3;
-/// Of one job, for which each set of switches is looked at by itself.
+/// The most variables of one job for which each set of switches is looked at by itself.
 const VARIABLES_MAX: usize = 2_000;
 
-/// What a program is to make small or large.
+/// The quantity that a program makes small or large.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
-    /// Eq. 4: as much traffic less by aggregation as possible. Of equals the least of Eq. 1, if `tie_break`.
+    /// Eq. 4: as much traffic less by aggregation as possible. Among equals the least of Eq. 1, if
+    /// `tie_break`.
     Reduction { tie_break: bool },
     /// Eq. 1: as little traffic as possible.
     Overhead,
-    /// As little time of the slowest link as possible, with `memory_per_s` bytes for each byte of a switch and second of that time (Little's law), or with
-    /// the memory as it is.
+    /// The least time of the slowest link. It has `memory_per_s` bytes for each byte of a switch
+    /// and second of that time (Little's law), or the memory as it is.
     SlowestLink { memory_per_s: Option<f64> },
 }
 
@@ -50,18 +53,19 @@ pub(crate) struct Bundle {
     pub(crate) whole: bool,
 }
 
-/// What the program makes of one job: shares of its bytes. They are divided among bundles; in each a class sends to its switches or to its root.
+/// The program's result for one job: shares of its bytes. They are divided among bundles; in each a
+/// class sends to its switches or to its root.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JobShares {
     pub(crate) classes: Vec<Class>,
     pub(crate) bundles: Vec<Bundle>,
-    /// What the root of each bundle finishes.
+    /// The share that the root of each bundle finishes.
     pub(crate) finished: Vec<f64>,
-    /// Of that, what each class sends to each switch: `y`.
+    /// The part of it that each class sends to each switch: `y`.
     pub(crate) sent: Vec<Vec<Vec<f64>>>,
-    /// Of that, what each class sends to the root.
+    /// The part of it that each class sends to the root.
     pub(crate) direct: Vec<Vec<f64>>,
-    /// Of that, what each switch sums; for all bundles it is its `x`.
+    /// The part of it that each switch sums; for all bundles it is its `x`.
     pub(crate) summed: Vec<Vec<f64>>,
 }
 
@@ -69,7 +73,7 @@ pub(crate) struct JobShares {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Relaxed {
     pub(crate) jobs: Vec<JobShares>,
-    /// Of the goal: bytes times links, or seconds.
+    /// The goal's value: bytes times links, or seconds.
     pub(crate) value: f64,
 }
 
@@ -80,7 +84,7 @@ struct JobVariables {
     summed: Vec<Vec<Variable>>,
 }
 
-/// Solves the program. Of each job `bytes` count, which may be less than it has.
+/// Solves the program. For each job `bytes` count, which may be less than it has.
 ///
 /// # Panics
 /// When the solver finds none, although everything at the servers is one.
@@ -155,7 +159,8 @@ impl Rows {
         }
         let Some(seconds) = seconds else { return };
         if let Some(per_s) = memory_per_s {
-            // Where a step is shorter than a fragment's stay, the memory is as it is, and that is another program.
+            // If a step is shorter than a fragment's stay, the memory is as it is, and that is
+            // another program.
             problem.add_constraint([(seconds, 1.0)], ComparisonOp::Ge, 1.0 / per_s);
         }
         // Links of a class's workers are alike: one row.
@@ -183,7 +188,7 @@ fn merged(row: Vec<(Variable, f64)>) -> Vec<(Variable, f64)> {
     by_index.into_values().collect()
 }
 
-/// Who may sum what for a job.
+/// The switches that may sum each share of a job.
 fn places(workload: &Workload, job: usize, goal: Goal) -> JobShares {
     let (topology, its) = (workload.topology(), &workload.jobs()[job]);
     let roots = match goal {
@@ -198,7 +203,8 @@ fn places(workload: &Workload, job: usize, goal: Goal) -> JobShares {
     let classes = classes(topology, &its.workers, &switches, &roots, goal);
     let divided = matches!(goal, Goal::SlowestLink { .. });
     let bundles = if divided && variables(switches.len(), classes.len(), roots.len()) <= VARIABLES_MAX {
-        // Who opens a switch for a half only has no half of a switch: each set of switches by itself, the program has no solution that plans have not.
+        // A job that opens a switch for a half only has no half of a switch. With each set of
+        // switches by itself, the program has no solution that plans do not have.
         let sets = (0..1_u64 << switches.len()).map(|set| {
             let chosen = switches.iter().enumerate().filter(|(place, _)| set >> place & 1 == 1);
             chosen.map(|(_, switch)| *switch).collect::<Vec<_>>()
@@ -272,7 +278,7 @@ fn add_job(
     let JobShares { classes, bundles, .. } = shares;
     let far = |from: NodeId, to: NodeId| f64::from(topology.distance(from, to).expect("checked"));
     let links_count = matches!(goal, Goal::SlowestLink { .. });
-    // What a share costs, or saves, in bytes times links.
+    // The cost or the saving of a share, in bytes times links.
     let cost_sent = |class: &Class, to: NodeId, root: NodeId| match goal {
         Goal::Reduction { tie_break } => {
             let saved = workers.len() as f64 * far(to, root);
@@ -347,7 +353,7 @@ fn add_job(
     JobVariables { finished, sent, direct, summed }
 }
 
-/// What all of a class make links carry.
+/// The load on links of all workers of a class.
 pub(crate) fn links_of_class(
     topology: &Topology,
     job: &[NodeId],

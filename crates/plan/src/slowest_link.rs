@@ -1,14 +1,18 @@
-//! A planner of our own: the time of the slowest link, for several jobs at once, and how far that is from what no plan goes below.
+//! A planner of our own: the time of the slowest link, for several jobs at once, and how far that
+//! is from what no plan goes below.
 //!
-//! GOAT's programs count bytes times links. A step takes as long as its slowest link, and a link between switches with two of a rack's sub-models on it is no
-//! slower for it while the workers' own links carry more. So here links have rates and jobs share them, and a switch's memory is what Little's law makes of it
-//! ([`Residence`]): slots times packet is at least rate times round trip.
+//! GOAT's programs count bytes times links. A step takes as long as its slowest link. A link
+//! between switches with two of a rack's sub-models on it does not slow it down while the workers'
+//! own links carry more. So here links have rates and jobs share them. A switch's memory follows
+//! Little's law ([`Residence`]): slots times packet is at least rate times round trip.
 //!
-//! The bound is the linear program's (`relaxation.rs`), where sub-models may be divided. The plan is a local search. It begins with the program's solution, cut into
-//! stretches that whole sub-models are given to, and with what others would do (KRGS, ATP's placement, BytePS' split); of all of them the best is kept, so that
-//! it is no worse than any. A sub-model is taken out and put where links are least loaded, again and again: what it makes less is the sum over all links of
-//! their time to a high power ([`POWERS`]), which is a maximum that also sees the second slowest link, and each job's, so that a job that does not use the slowest link is not
-//! planned carelessly.
+//! The bound is the linear program's (`relaxation.rs`), where sub-models may be divided. The plan
+//! is a local search. It begins with the program's solution, cut into stretches that whole
+//! sub-models are given to, and with the plans of others (KRGS, ATP's placement, BytePS' split). It
+//! keeps the best of them, so that it is no worse than any. Again and again it takes a sub-model
+//! out and puts it where links are least loaded. It minimises the sum over all links of their time
+//! to a high power ([`POWERS`]), a maximum that also sees the second slowest link. Each job's own
+//! sum counts too, so that a job that does not use the slowest link is not planned carelessly.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +28,7 @@ use crate::topology::NodeId;
 const POWERS: [i32; 4] = [6, 12, 24, 48];
 /// With each of them. It ends sooner where nothing gets better.
 const PASSES_MAX: usize = 15;
-/// What is not better by this part is not better.
+/// A gain below this part is no gain.
 const GAIN_MIN: f64 = 1e-9;
 /// A plan stays where a new one is not better by more than this part.
 const STAYS: f64 = 0.01;
@@ -77,8 +81,9 @@ pub fn slowest_link(workload: &Workload, residence: Residence, seed: u64) -> Slo
     SlowestLinkPlan::new(workload, least(&candidates), solution.value)
 }
 
-/// Plans again, after a change. `before` is a plan for the same jobs, of which some nodes may be gone: what can stand stands, and the search goes on from there. Only where that is
-/// slower than a new plan by more than 1 %, the plan is new.
+/// Plans again, after a change. `before` is a plan for the same jobs, of which some nodes may be
+/// gone: what can stand stands, and the search goes on from there. Only where that is slower than a
+/// new plan by more than 1 %, the plan is new.
 #[must_use]
 pub fn slowest_link_after(
     workload: &Workload,
@@ -128,7 +133,7 @@ fn relaxation(workload: &Workload, residence: Residence) -> Relaxed {
     let bytes: Vec<_> = workload.jobs().iter().map(crate::sub_models::Job::bytes).collect();
     let whole = relaxed(workload, &bytes, Goal::SlowestLink { memory_per_s: None });
     match residence {
-        // Where a step is longer than fragments stay, memory is used again and again.
+        // If a step is longer than fragments stay, memory is used again and again.
         Residence::Seconds(seconds) if seconds < whole.value => {
             relaxed(workload, &bytes, Goal::SlowestLink { memory_per_s: Some(1.0 / seconds) })
         }
@@ -136,10 +141,10 @@ fn relaxation(workload: &Workload, residence: Residence) -> Relaxed {
     }
 }
 
-/// What a sub-model makes links carry, in bytes a byte.
+/// The load of a sub-model on links, in bytes a byte.
 type Carried = Vec<(usize, f64)>;
 
-/// What is the same for all sub-models of a job.
+/// The facts shared by all sub-models of a job.
 struct Places {
     classes: Vec<Class>,
     switches: Vec<NodeId>,
@@ -208,7 +213,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Gives whole sub-models to the stretches of the program's solution, the largest first, each to the stretch that lacks most.
+    /// Gives whole sub-models to the stretches of the program's solution, the largest first, each
+    /// to the stretch that lacks most.
     fn of_shares(&self, solution: &Relaxed) -> Vec<JobSchedule> {
         let mut room = self.memory.clone();
         let mut schedules = Vec::new();
@@ -278,13 +284,14 @@ impl<'a> Search<'a> {
             .expect("each move kept to the memories")
     }
 
-    /// What one worker or switch makes links carry.
+    /// The load of one worker or switch on links.
     fn spread(&mut self, from: NodeId, to: NodeId) -> &Carried {
         let topology = self.workload.topology();
         self.spreads.entry((from, to)).or_insert_with(|| topology.spread(from, to))
     }
 
-    /// Adds what a sub-model carries and holds, or with -1 takes it away; the seconds that are its part of each link's.
+    /// Adds what a sub-model carries and holds, or with -1 takes it away; the seconds that are its
+    /// part of each link's.
     fn put(&mut self, job: usize, sub_model: usize, sign: f64) -> Vec<f64> {
         let its = &self.workload.jobs()[job];
         let bytes = its.sub_models[sub_model].bytes as f64;
@@ -307,7 +314,8 @@ impl<'a> Search<'a> {
         carried
     }
 
-    /// Takes a sub-model out and puts it where it loads slow links least. Whether that is somewhere better.
+    /// Takes a sub-model out and puts it where it loads slow links least. Whether that is somewhere
+    /// better.
     fn moved(&mut self, job: usize, sub_model: usize, slowest: f64, power: i32) -> bool {
         let before = self.schedules[job].clone_of(sub_model);
         let old = self.put(job, sub_model, -1.0);
@@ -319,7 +327,7 @@ impl<'a> Search<'a> {
         self.schedules[job].replace(sub_model, &after);
         let new = self.put(job, sub_model, 1.0);
         let weight = |seconds: f64| (seconds / slowest).powi(power);
-        // Of the links that it is about alone: the others' sum would swallow the change.
+        // Only the links concerned are compared: the others' sum would swallow the change.
         let (mut change, mut size) = (0.0, 0.0);
         for (link, now) in self.load.iter().enumerate().filter(|(link, _)| old[*link] != new[*link]) {
             let was = weight(now - new[link] + old[link]);
@@ -335,7 +343,8 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// The root and the nodes that cost least, at a price of each link that is what its time weighs.
+    /// The root and the nodes that cost least, at a price of each link that is what its time
+    /// weighs.
     fn cheapest(&self, job: usize, sub_model: usize, slowest: f64, power: i32) -> (NodeId, Vec<NodeId>) {
         let (its, places) = (&self.workload.jobs()[job], &self.places[job]);
         let bytes = its.sub_models[sub_model].bytes as f64;
@@ -377,7 +386,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// An end for each class, of `switches`, which cost something each, and `direct`, which does not: one switch more as long as that is cheaper, and one less.
+/// An end for each class, of `switches`, which cost something each, and `direct`, which does not:
+/// one switch more as long as that is cheaper, and one less.
 fn cheapest_ends(
     from_class: &[Vec<f64>],
     open: &[f64],

@@ -1,4 +1,4 @@
-//! What is to be summed: jobs, cut into sub-models (GOAT §IV-A), on a topology.
+//! The work to be summed: jobs, cut into sub-models (GOAT §IV-A), on a topology.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -6,23 +6,26 @@ use std::fmt;
 
 use crate::topology::{NodeId, Topology};
 
-/// More workers or sub-models of a job than this are a mistake: a schedule has a cell for each pair.
+/// More workers or sub-models of a job than this are a mistake: a schedule has a cell for each
+/// pair.
 pub const CELLS_MAX: usize = 1 << 22;
 
-/// More ways than this from a worker by a programmable switch to one of several servers are not planned.
+/// More ways than this from a worker by a programmable switch to one of several servers are not
+/// planned.
 pub const WAYS_MAX: usize = 6_000;
 
 /// A part of a model that is summed as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubModel {
-    /// What people call it. No two of a job share one.
+    /// The name for people. No two of a job share one.
     pub name: String,
     /// `b(g)`: bytes of its gradients.
     pub bytes: u64,
 }
 
 impl SubModel {
-    /// A model of so many bytes in sub-models of at most `bytes_max`, as equal as whole bytes allow. Without a sub-model where either is zero.
+    /// A model of so many bytes in sub-models of at most `bytes_max`, as equal as whole bytes
+    /// allow. Without a sub-model where either is zero.
     #[must_use]
     pub fn divided(bytes: u64, bytes_max: u64) -> Vec<Self> {
         let count = if bytes_max == 0 { 0 } else { bytes.div_ceil(bytes_max) };
@@ -38,12 +41,14 @@ impl SubModel {
 /// A training whose gradients are summed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// What people call it. No two share one.
+    /// The name for people. No two share one.
     pub name: String,
     /// `W`: hosts, in the order of the ranks.
     pub workers: Vec<NodeId>,
-    /// Who may finish a sum. GOAT has one, the parameter server `α`, which planners that know one alone take to be the first. Several are BytePS' summation
-    /// services; a programmable switch among them finishes sums as SwitchML's does. The first is a host, which has room for whatever switches have none for.
+    /// The nodes that may finish a sum. GOAT has one, the parameter server `α`; planners that know
+    /// one alone take the first. Several are BytePS' summation services; a programmable switch
+    /// among them finishes sums as SwitchML's does. The first is a host, which has room for
+    /// whatever switches have none for.
     pub servers: Vec<NodeId>,
     /// `G`.
     pub sub_models: Vec<SubModel>,
@@ -77,7 +82,8 @@ impl Workload {
     /// Checks the jobs.
     ///
     /// # Errors
-    /// When a job has no workers, servers or sub-models, names one twice or something of the wrong kind, or a worker has no way to a server.
+    /// When a job has no workers, servers or sub-models, names one twice or something of the wrong
+    /// kind, or a worker has no way to a server.
     pub fn new(topology: Topology, jobs: Vec<Job>) -> Result<Self, WorkloadError> {
         let mut names = BTreeSet::new();
         for job in &jobs {
@@ -101,7 +107,8 @@ impl Workload {
         &self.jobs
     }
 
-    /// The same jobs where some nodes are gone, to plan again. A job loses the servers that are gone, if it has others.
+    /// The same jobs where some nodes are gone, to plan again. A job loses the servers that are
+    /// gone, if it has others.
     ///
     /// # Errors
     /// When a worker or a job's only server is gone, or has no way left.

@@ -1,15 +1,19 @@
-//! At which lengths the queues of a port drop gradients, so that the loss costs training the least (DLCP Appendix B).
+//! At which lengths the queues of a port drop gradients, so that the loss costs training the least
+//! (DLCP Appendix B).
 //!
-//! Queue `i` has the layers of priority `i`, is served when all before it are empty, drops *small* gradients beyond `S_i` packets
-//! and everything beyond `L_i`. The paper takes each queue for two, each an M/M/1/m of its own: small gradients with room for
-//! `θ S_i` packets and large ones with room for `L_i - θ S_i`. The rooms of all queues are the port's buffer; what is best to give to whom
-//! is found exactly, whatever the curves are, by a table over (queues, packets): rooms are whole packets, and few.
+//! Queue `i` has the layers of priority `i`, is served when all before it are empty, drops *small*
+//! gradients beyond `S_i` packets and everything beyond `L_i`. The paper takes each queue for two,
+//! each an M/M/1/m of its own: small gradients with room for `θ S_i` packets and large ones with
+//! room for `L_i - θ S_i`. The rooms of all queues are the port's buffer. The best division is
+//! found exactly, whatever the curves are, by a table over (queues, packets): rooms are whole
+//! packets, and few.
 //!
-//! Where the paper's formulas contradict its text, the text is followed: the loss of small gradients is that of an M/M/1/m like
-//! that of large ones, and the load of queue 1 is that of its own layers.
+//! If the paper's formulas contradict its text, the text is followed: the loss of small gradients
+//! is that of an M/M/1/m like that of large ones, and the load of queue 1 is that of its own
+//! layers.
 
-/// How many more rounds training takes when this share of a queue's gradients is lost: straight lines between points, the last of
-/// which goes on.
+/// How many more rounds training takes when this share of a queue's gradients is lost: straight
+/// lines between points, the last of which goes on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImpactCurve(Vec<(f64, f64)>);
 
@@ -18,9 +22,9 @@ pub struct ImpactCurve(Vec<(f64, f64)>);
 pub struct LayerQueue {
     /// Bytes of its layers, in any unit that all queues share: its share of the arrivals.
     pub size: f64,
-    /// What the loss of small gradients costs.
+    /// The cost of the loss of small gradients.
     pub small: ImpactCurve,
-    /// What the loss of large ones costs.
+    /// The cost of the loss of large ones.
     pub large: ImpactCurve,
 }
 
@@ -37,7 +41,7 @@ pub struct DroppingPort {
     pub buffer_packets: usize,
 }
 
-/// Where one queue drops, and what that loses.
+/// The lengths at which one queue drops, and the loss that follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {
     /// `S_i`: small gradients are dropped when as many packets wait.
@@ -53,7 +57,7 @@ pub struct Threshold {
 /// The thresholds of a port, and what they cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Thresholds {
-    /// One a queue, in the port's order.
+    /// A threshold for each queue, in the port's order.
     pub queues: Vec<Threshold>,
     /// Rounds that the losses add: the sum over all curves.
     pub impact: f64,
@@ -62,15 +66,18 @@ pub struct Thresholds {
 /// Why there are no thresholds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ThresholdError {
-    /// No queue, or none with a size above zero, or one with a size that is not a number of at least zero.
+    /// No queue, or none with a size above zero, or one with a size that is not a number of at
+    /// least zero.
     Sizes,
     /// A share of small gradients that is not between 0 and 1.
     SmallShare(f64),
     /// A load that is not above zero.
     Load(f64),
-    /// A curve without points, that does not begin at a loss of 0 and rise to one of at most 1, or that falls.
+    /// A curve without points, that does not begin at a loss of 0 and rise to one of at most 1, or
+    /// that falls.
     Curve,
-    /// A threshold for small gradients above the whole queue's, or a list of another length than the queues'.
+    /// A threshold for small gradients above the whole queue's, or a list of another length than
+    /// the queues'.
     Shape,
 }
 
@@ -131,7 +138,8 @@ impl ImpactCurve {
 }
 
 impl DroppingPort {
-    /// The thresholds with the least impact, and of those with the same the ones with the least room for the last queues.
+    /// The thresholds with the least impact, and of those with the same the ones with the least
+    /// room for the last queues.
     ///
     /// # Errors
     /// When a number is outside its limits.
@@ -165,7 +173,8 @@ impl DroppingPort {
         ))
     }
 
-    /// What these thresholds (small, whole queue) cost by the same model: for comparing others with the best.
+    /// The cost of these thresholds (small, whole queue) by the same model, to compare others with
+    /// the best.
     ///
     /// # Errors
     /// When a number is outside its limits.
@@ -203,7 +212,8 @@ impl DroppingPort {
         Thresholds { queues, impact }
     }
 
-    /// `ρ_i`: what arrives at each queue by what those before it leave of the link. Small and large gradients share both alike.
+    /// `ρ_i`: what arrives at each queue by what those before it leave of the link. Small and large
+    /// gradients share both alike.
     fn loads(&self) -> Result<Vec<f64>, ThresholdError> {
         let size: f64 = self.queues.iter().map(|queue| queue.size).sum();
         if self.queues.iter().any(|queue| queue.size < 0.0) || !(size.is_finite() && size > 0.0) {
@@ -229,8 +239,8 @@ impl DroppingPort {
     }
 }
 
-/// What an M/M/1/m of this load and room loses: `(ρ^m - ρ^(m+1)) / (1 - ρ^(m+1))`. With an infinite load, that is a link which is
-/// never left to it, everything.
+/// The loss of an M/M/1/m of this load and room: `(ρ^m - ρ^(m+1)) / (1 - ρ^(m+1))`. An infinite
+/// load means that the link is never left to it: it loses everything.
 fn blocking(load: f64, room: f64) -> f64 {
     if load.is_infinite() {
         1.0
@@ -247,7 +257,8 @@ fn blocking(load: f64, room: f64) -> f64 {
 
 /// How much of `whole` each class gets so that the costs, by what each gets, have the least sum.
 fn cheapest(classes: &[Vec<f64>], whole: usize) -> Vec<usize> {
-    // Least cost of the classes so far by what they have together, and what the last of them has then.
+    // Least cost of the classes so far by what they have together, and what the last of them has
+    // then.
     let mut least = vec![0.0; whole + 1];
     let mut given = Vec::with_capacity(classes.len());
     for costs in classes {
@@ -361,7 +372,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against all ways to divide a small buffer, also with curves that bend the wrong way for a greedy search.
+        /// Against all ways to divide a small buffer, also with curves that bend the wrong way for
+        /// a greedy search.
         #[test]
         fn no_other_division_of_the_buffer_costs_less(
             sizes in prop::collection::vec(0.1f64..4.0, 2),

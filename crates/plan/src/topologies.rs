@@ -34,7 +34,7 @@ struct Plan {
 impl Plan {
     fn add(&mut self, name: String, kind: NodeKind) -> NodeId {
         self.nodes.push(Node { name, kind });
-        // What does not fit is refused by `Topology::new` for the number of nodes.
+        // A node that does not fit is refused by `Topology::new` for the number of nodes.
         NodeId((self.nodes.len() - 1) as u16)
     }
 
@@ -57,10 +57,12 @@ impl Plan {
     }
 }
 
-/// Three switches, each joined to the other two: `s3` with the server `ps`, and `s1` and `s2` with half of the workers `w1`, `w2`, .. each.
+/// Three switches, each joined to the other two: `s3` with the server `ps`, and `s1` and `s2` with
+/// half of the workers `w1`, `w2`, .. each.
 ///
-/// Figure 2 has 4 workers, and Figure 4, the testbed, 8. That `s1` and `s2` are joined is not drawn in either, and follows from Figure 2's sequences: `s2`
-/// receives `B1` and `B2` from `s1`, and `s3` sends neither.
+/// Figure 2 has 4 workers, and Figure 4, the testbed, 8. Neither figure draws a link between `s1`
+/// and `s2`; it follows from Figure 2's sequences: `s2` receives `B1` and `B2` from `s1`, and `s3`
+/// sends neither.
 ///
 /// # Errors
 /// When the number of workers is odd or too large.
@@ -87,14 +89,15 @@ pub fn triangle(workers: usize, memory_bytes: u64, rates: Rates) -> Result<Topol
     plan.done()
 }
 
-/// The testbed of §VII-B, Figure 4: 8 workers, one server, three switches of 20 MB, links of 100 Gbit/s.
+/// The testbed of §VII-B, Figure 4: 8 workers, one server, three switches of 20 MB, links of 100
+/// Gbit/s.
 #[must_use]
 pub fn testbed() -> Topology {
     triangle(8, TESTBED_MEMORY_BYTES, Rates::alike(100e9)).expect("eight is even")
 }
 
-/// Every leaf is joined to every spine; hosts `h0`, `h1`, .. are spread over the leaves in turn of blocks. §VII-D has 10 leaves, 10 spines, 50 hosts. No
-/// switch is programmable.
+/// Every leaf is joined to every spine; hosts `h0`, `h1`, .. are spread over the leaves in turn of
+/// blocks. §VII-D has 10 leaves, 10 spines, 50 hosts. No switch is programmable.
 ///
 /// # Errors
 /// When a number is zero or too large, or hosts do not divide by leaves.
@@ -122,8 +125,10 @@ pub fn leaf_spine(
     plan.done()
 }
 
-/// A fat-tree of switches with `k` ports: `k` pods of `k / 2` edge and `k / 2` aggregation switches, `(k / 2)²` core switches, and `hosts` at each edge switch.
-/// §VII-D has 32 edge, 32 aggregation and 16 core switches and 192 hosts: k = 8 and 6 hosts an edge switch (a full one would have k / 2 = 4). No switch is programmable.
+/// A fat-tree of switches with `k` ports: `k` pods of `k / 2` edge and `k / 2` aggregation
+/// switches, `(k / 2)²` core switches, and `hosts` at each edge switch. §VII-D has 32 edge, 32
+/// aggregation and 16 core switches and 192 hosts: k = 8 and 6 hosts an edge switch (a full one
+/// would have k / 2 = 4). No switch is programmable.
 ///
 /// # Errors
 /// When `k` is odd, or a number is zero or too large.
@@ -164,7 +169,8 @@ pub fn paper_fat_tree(rates: Rates) -> Topology {
     fat_tree(8, 6, rates).expect("eight is even")
 }
 
-/// Gives this share of the switches, drawn by `seed`, that much memory, as §VII-D does with 20 % and 64 MB.
+/// Gives this share of the switches, drawn by `seed`, that much memory, as §VII-D does with 20 %
+/// and 64 MB.
 ///
 /// # Panics
 /// When the share is not from 0 to 1.

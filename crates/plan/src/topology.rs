@@ -1,7 +1,9 @@
-//! Hosts, switches that may hold gradients, and the links between them: how far it is from one to another, and on which ways (GOAT §IV-A).
+//! Hosts, switches that may hold gradients, and the links between them: how far it is from one to
+//! another, and on which ways (GOAT §IV-A).
 //!
-//! Hosts do not forward. Of several shortest ways, packets of one flow take one, chosen by a hash ([`Topology::route`]); in the mean over flows
-//! each next hop gets an equal part ([`Topology::spread`]), and that is what loads are planned with.
+//! Hosts do not forward. If there are several shortest ways, packets of one flow take one, chosen
+//! by a hash ([`Topology::route`]). In the mean over flows each next hop gets an equal part
+//! ([`Topology::spread`]), and loads are planned with that.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
@@ -24,7 +26,7 @@ impl NodeId {
     }
 }
 
-/// What a node can do with gradients.
+/// The use of a node for gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// Workers and servers run there; it does not forward.
@@ -39,13 +41,13 @@ pub enum NodeKind {
 /// A host or a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// What people call it. No two nodes share one.
+    /// The name for people. No two nodes share one.
     pub name: String,
-    /// What it can do.
+    /// The use of the node for gradients.
     pub kind: NodeKind,
 }
 
-/// What joins two nodes, alike in both directions.
+/// A link joins two nodes, alike in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// The nodes.
@@ -59,7 +61,7 @@ pub struct Link {
 pub struct Topology {
     nodes: Vec<Node>,
     links: Vec<Link>,
-    /// Of each node: who is one link away, and by which link.
+    /// For each node, the nodes that are one link away, each with that link.
     neighbours: Vec<Vec<(NodeId, usize)>>,
     /// Links of the shortest way, by (from, to).
     distances: Vec<u16>,
@@ -69,8 +71,8 @@ impl Topology {
     /// Checks the nodes and links.
     ///
     /// # Errors
-    /// When two nodes share a name, a link joins what is not there or carries nothing, a switch has a memory of nothing, or there are more than
-    /// [`NODES_MAX`] nodes.
+    /// Fails when two nodes share a name, a link joins what is not there or carries nothing, a
+    /// switch has a memory of nothing, or there are more than [`NODES_MAX`] nodes.
     pub fn new(nodes: Vec<Node>, links: Vec<Link>) -> Result<Self, TopologyError> {
         if nodes.len() > NODES_MAX {
             return Err(TopologyError::TooManyNodes(nodes.len()));
@@ -102,7 +104,8 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The same without what is gone: the nodes keep their ids, and no way leads through or to them.
+    /// The same without what is gone: the nodes keep their ids, and no way leads through or to
+    /// them.
     #[must_use]
     pub fn without(&self, gone: &[NodeId]) -> Self {
         let mut left = self.clone();
@@ -127,7 +130,7 @@ impl Topology {
             self.distances[row + to] = 0;
             queue.push_back(to);
             while let Some(node) = queue.pop_front() {
-                // What is not the end of a way has to forward.
+                // A node that is not the end of a way has to forward.
                 if node != to && self.nodes[node].kind == NodeKind::Host {
                     continue;
                 }
@@ -148,7 +151,7 @@ impl Topology {
         &self.nodes
     }
 
-    /// All links. Those of nodes that are gone stay, and nothing goes over them.
+    /// All links. Links of nodes that are gone stay, and nothing goes over them.
     #[must_use]
     pub fn links(&self) -> &[Link] {
         &self.links
@@ -160,7 +163,7 @@ impl Topology {
         (0..self.nodes.len() as u16).map(NodeId)
     }
 
-    /// What people call a node.
+    /// The name of a node for people.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
         &self.nodes[node.index()].name
@@ -209,7 +212,7 @@ impl Topology {
         self.ids().filter(|node| self.memory_bytes(*node).is_some())
     }
 
-    /// Who is one link away, and by which link.
+    /// The nodes that are one link away, each with that link.
     #[must_use]
     pub fn neighbours(&self, node: NodeId) -> &[(NodeId, usize)] {
         &self.neighbours[node.index()]
@@ -231,8 +234,9 @@ impl Topology {
         })
     }
 
-    /// The nodes after `from` and the links to them that packets of one flow pass, `to` being the last; nothing where there is no way. Of equal next
-    /// hops a hash of `flow`, of the end and of the node decides, as ECMP does. So the ways of one flow number to one end are a tree.
+    /// The nodes after `from` and the links to them that packets of one flow pass, `to` being the
+    /// last; nothing where there is no way. Among equal next hops a hash of `flow`, of the end and
+    /// of the node decides, as ECMP does. So the ways of one flow number to one end are a tree.
     #[must_use]
     pub fn route(&self, from: NodeId, to: NodeId, flow: u64) -> Vec<(NodeId, usize)> {
         let mut way = Vec::new();
@@ -250,7 +254,8 @@ impl Topology {
         way
     }
 
-    /// Which part of what goes from one node to another each link carries, where every next hop gets as much.
+    /// Which part of what goes from one node to another each link carries, where every next hop
+    /// gets as much.
     #[must_use]
     pub fn spread(&self, from: NodeId, to: NodeId) -> Vec<(usize, f64)> {
         let mut parts = BTreeMap::new();
@@ -291,7 +296,7 @@ pub enum TopologyError {
     Rate {
         /// What it joins.
         ends: [String; 2],
-        /// What it is said to carry.
+        /// The given rate.
         rate_bps: f64,
     },
     /// A programmable switch without memory.

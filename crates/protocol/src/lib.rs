@@ -1,14 +1,16 @@
 //! The protocols, as state machines that own no socket, no clock and no thread.
 //!
-//! On the way of a gradient this room stands twice: a worker cuts the tensor into chunks and quantises each straight into a
-//! train of packets; a switch adds the chunks of all workers and answers with the sum, which the worker turns back into floats
-//! in place. Simulator and socket driver run the very same code through [`Endpoint`].
+//! On the way of a gradient this room stands twice. A worker cuts the tensor into chunks and
+//! quantises each straight into a train of packets. A switch adds the chunks of all workers and
+//! answers with the sum, which the worker turns back into floats in place. Simulator and socket
+//! driver run the very same code through [`Endpoint`].
 //!
 //! A protocol is a room of its own, [`switchml`], [`atp`], [`goat`] or [`dlcp`], and knows no other. What they share is below them: the
 //! contract of all machines (`machine`), what a sender has (`transport`), how switches help a server (`aggregation`), and who admits jobs
 //! ([`control`]). To all others a protocol is a value: a [`Protocol`](control::Protocol), and the [`Machines`] that it has.
 //!
-//! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an operating system.
+//! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an
+//! operating system.
 #![no_std]
 #![forbid(unsafe_code)]
 

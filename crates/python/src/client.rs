@@ -26,19 +26,33 @@ use std::time::Duration;
 /// "No timeout" in a form that a deadline can be computed from.
 const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// One membership of one rank in one job, which one service sums or several.
+/// A membership of one rank in one job, which one service sums or several.
 ///
-/// `services` has an address, host:port, a share, a rate and a rank for each: of all tensors together it sums its share, at that many bits a second this rank and
-/// it are to speak, or as fast as the interface is where it is None, and it is in that rank's process, or in none's. They are the same, in the same order, on all ranks.
+/// `services` has an address, host:port, a share, a rate and a rank for each: of all tensors
+/// together it sums its share, at that many bits a second this rank and it are to speak, or as fast
+/// as the interface is where it is None, and it is in that rank's process, or in none's. They are
+/// the same, in the same order, on all ranks.
 ///
-/// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout` (seconds) bounds that, and
-/// later each all-reduce. `slots` is the number of slots a shard, `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where it is None. `wire_dtype` says how
-/// large float tensors travel, "native", "shared_exponent", "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed, "switchml", "atp" or
-/// "goat": the same on all ranks, as is `security`, which says how packets are secured, "tag", "authenticate" or "encrypt". Of GOAT, `sub_models` are the elements of the parts of the model that are planned by themselves, if it is to be cut so. Without `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace` is the file of a timeline and the rank that this
-/// process has in it. `prediction` is what the plan of the shares takes, in seconds a byte, and what takes that long, `links` says what the links were told to carry, and `machine` names this machine: all are told by
-/// `fanin status`. With `local` this machine's ranks sum among themselves first, and `services` may be empty where there is no other machine. What is said to `hosted`, a switch
-/// of this process, if it is one of `services`, touches no socket. Of each rank's part of a float tensor a fraction of `loss_bound` may be lost: above 0, DLCP sums what travels as it is, and packets take `paths` source ports in turn. The ranks of `meeting` found each other there, and are told by `BeganAnew` when one is started again before
-/// all have joined. While it blocks, `look` is called now and then: what it raises ends that. The services are known as `trust` says. Raises the errors of `fanin.errors`, and `ValueError` for another wire dtype or protocol.
+/// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout`
+/// (seconds) bounds that, and later each all-reduce. `slots` is the number of slots a shard,
+/// `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where
+/// it is None. `wire_dtype` says how large float tensors travel, "native", "shared_exponent",
+/// "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed,
+/// "switchml", "atp" or "goat": the same on all ranks, as is `security`, which says how packets are
+/// secured, "tag", "authenticate" or "encrypt". With GOAT, `sub_models` are the elements of the
+/// parts of the model that are planned by themselves, if it is to be cut so. Without
+/// `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace`
+/// is the file of a timeline and the rank that this process has in it. `prediction` is what the
+/// plan of the shares takes, in seconds a byte, and what takes that long, `links` says what the
+/// links were told to carry, and `machine` names this machine: all are told by `fanin status`. With
+/// `local` this machine's ranks sum among themselves first, and `services` may be empty where there
+/// is no other machine. Packets to `hosted`, a switch of this process, touch no socket if it is one
+/// of `services`. A fraction of `loss_bound` of each rank's part of a float tensor may be lost:
+/// above 0, DLCP sums floats as they are, and packets take `paths` source ports in turn. The ranks
+/// of `meeting` found each other there, and are told by `BeganAnew` when one is started again
+/// before all have joined. While it blocks, `look` is called now and then: what it raises ends
+/// that. The services are known as `trust` says. Raises the errors of `fanin.errors`, and
+/// `ValueError` for another wire dtype or protocol.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -182,13 +196,15 @@ impl Client {
         self.membership.with_session(|session| session.has_roots()).unwrap_or_default()
     }
 
-    /// How many ranks of each machine speak for it, 1 where they do not sum among themselves: the same on all ranks.
+    /// How many ranks of each machine speak for it, 1 where they do not sum among themselves: the
+    /// same on all ranks.
     #[getter]
     fn columns(&self) -> usize {
         self.membership.with_session(Job::columns).unwrap_or(1)
     }
 
-    /// Seconds that each all-reduce may take, from its submission or from the end of the one before it.
+    /// Seconds that each all-reduce may take, from its submission or from the end of the one before
+    /// it.
     #[getter]
     fn timeout(&self) -> f64 {
         *lock(&self.timeout)
@@ -204,15 +220,20 @@ impl Client {
         Ok(())
     }
 
-    /// Starts a collective, in place, on `parts`: the address of each, and how many contiguous elements are there.
+    /// Starts a collective, in place, on `parts`: the address of each, and how many contiguous
+    /// elements are there.
     ///
-    /// `collective` is "all_reduce", "reduce" or "broadcast" of one part, the last two with a `root`; or "reduce_scatter" or "all_gather" of as many parts as there are
-    /// ranks, all of one length, the `i`-th of which is rank `i`'s. What is only moved is moved as it is: give its bytes as uint8. `average` is for those that add.
+    /// `collective` is "all_reduce", "reduce" or "broadcast" of one part, the last two with a
+    /// `root`; or "reduce_scatter" or "all_gather" of as many parts as there are ranks, all of one
+    /// length, the `i`-th of which is rank `i`'s. Bytes that are only moved are moved unchanged:
+    /// give them as uint8. `average` is for those that add.
     ///
-    /// `keep` is held until completion: it owns the memory, which nobody may touch meanwhile. With `notify`, the `Pending`
-    /// is also handed out by `next_completion` once it is done. Every rank submits in the same order.
+    /// `keep` is held until completion: it owns the memory, which nobody may touch meanwhile. With
+    /// `notify`, the `Pending` is also handed out by `next_completion` once it is done. Every rank
+    /// submits in the same order.
     ///
-    /// Raises `Closed`, and `ValueError` for a collective or dtype that the job does not have or an address that is not aligned for it. All else is told by the `Pending`.
+    /// Raises `Closed`, and `ValueError` for a collective or dtype that the job does not have or an
+    /// address that is not aligned for it. All else is told by the `Pending`.
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn submit<'py>(
         &self,
@@ -229,8 +250,8 @@ impl Client {
             PyValueError::new_err(format!("dtype {dtype:?}: one of {}", self.dtypes().join(", ")))
         })?;
         let tensor = |(address, elements): &(usize, usize)| {
-            // SAFETY: Python's side of the contract, as documented: `keep` owns the memory, which only we use until the end. The
-            // ledger holds it until the driver has called back.
+            // SAFETY: Python's side of the contract, as documented: `keep` owns the memory, which
+            // only we use until the end. The ledger holds it until the driver has called back.
             unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(*address), *elements, dtype) }
                 .map_err(|error| PyValueError::new_err(error.to_string()))
         };
@@ -240,8 +261,8 @@ impl Client {
         let Some(ledger) = self.membership.ledger() else { return Err(to_python(py, &SessionError::Closed)) };
         ledger.reap(py);
         let completion = Arc::new(Completion::default());
-        // All Python objects are made before the session is locked: making one may run the garbage collector, and with it
-        // somebody's destructor that closes this client.
+        // All Python objects are made before the session is locked: making one may run the garbage
+        // collector, and with it somebody's destructor that closes this client.
         let (ticket, pending) = ledger.enter(notify, |ticket| {
             let (completion, membership) = (Arc::clone(&completion), Arc::clone(&self.membership));
             Bound::new(py, Pending::new(keep, ticket, completion, membership))
@@ -249,7 +270,8 @@ impl Client {
         let membership = Arc::downgrade(&self.membership);
         let done = move |outcome, hand_over| {
             completion.set(outcome, hand_over);
-            // Gone only when the client is, and with it every entry that this one could be missing from.
+            // Gone only when the client is, and with it every entry that this one could be missing
+            // from.
             if let Some(membership) = membership.upgrade() {
                 membership.finish(ticket);
             }
@@ -263,30 +285,34 @@ impl Client {
         Ok(pending)
     }
 
-    /// The next `Pending` that is done and was submitted with `notify`. Blocks, without the interpreter's lock; None once the
-    /// client is closed and drained, and in a forked process. Several threads may call it.
+    /// The next `Pending` that is done and was submitted with `notify`. Blocks, without the
+    /// interpreter's lock; None once the client is closed and drained, and in a forked process.
+    /// Several threads may call it.
     fn next_completion(&self, py: Python<'_>) -> PyResult<Option<Py<Pending>>> {
         let Some(ledger) = self.membership.ledger() else { return Ok(None) };
         ledger.reap(py);
         ledger.next(py)
     }
 
-    /// Why the membership ended by itself, as the exception that every all-reduce since raises; None while it lives, and once it
-    /// is closed. May be asked at any time, from any thread.
+    /// Why the membership ended by itself, as the exception that every all-reduce since raises;
+    /// None while it lives, and once it is closed. May be asked at any time, from any thread.
     fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         let failure = py.detach(|| self.membership.with_session(Job::failure)).flatten()?;
         Some(to_python(py, &failure).into_value(py).into_any())
     }
 
-    /// Ranks that have left the job, as far as this one has heard, whether or not something waits for them. Empty once it is closed.
+    /// Ranks that have left the job, as far as this one has heard, whether or not something waits
+    /// for them. Empty once it is closed.
     fn left(&self, py: Python<'_>) -> Vec<u16> {
         let left = py.detach(|| self.membership.with_session(Job::left)).unwrap_or_default();
         left.iter().map(|rank| rank.0).collect()
     }
 
-    /// Counters of this membership: packets sent, received and sent again, packets without effect by reason, the smoothed
-    /// round trip in nanoseconds, all-reduces and other collectives completed, and outstanding. With a loss bound, of the sums that came: the `contributions` that
-    /// their blocks would have, those `lost`, the blocks that are `unsummed` because they have nobody's, and how often some were asked for again (`loss_rounds`).
+    /// Counters of this membership: packets sent, received and sent again, packets without effect
+    /// by reason, the smoothed round trip in nanoseconds, all-reduces and other collectives
+    /// completed, and outstanding. With a loss bound, it also counts for the sums that came: the
+    /// `contributions` that their blocks would have, those `lost`, the blocks that are `unsummed`
+    /// because they have nobody's, and how often some were asked for again (`loss_rounds`).
     fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (statistics, others, io, outstanding) = py.detach(|| {
             self.membership
@@ -320,10 +346,15 @@ impl Client {
         Ok(counters)
     }
 
-    /// How the job is shared among its services, and how they fare: a dict of `services`, of each a dict of address (`service`), `share` of all tensors and, where it is in a rank's process,
-    /// that rank (`host`); `predicted`, what a byte takes by the plan, in seconds as it travels, headers apart, and `bound`, what takes that long, or None where it was not
-    /// planned; `links`, what they were told to carry and what was taken for those that tell nothing, None where no share follows from it; `measured`, what a byte of large all-reduces took of late (from the submission, or the end of the one before; the median), or None before the first; `imbalance`, by how much a service misses its share of the packets,
-    /// at most. None where no service sums, and once the client is closed.
+    /// How the job is shared among its services, and how they fare: a dict of `services`, of each a
+    /// dict of address (`service`), `share` of all tensors and, where it is in a rank's process,
+    /// that rank (`host`); `predicted`, what a byte takes by the plan, in seconds as it travels,
+    /// headers apart, and `bound`, what takes that long, or None where it was not planned; `links`,
+    /// what they were told to carry and what was taken for those that tell nothing, None where no
+    /// share follows from it; `measured`, what a byte of large all-reduces took of late (from the
+    /// submission, or the end of the one before; the median), or None before the first;
+    /// `imbalance`, by how much a service misses its share of the packets, at most. None where no
+    /// service sums, and once the client is closed.
     #[getter]
     fn plan<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let told = py.detach(|| {

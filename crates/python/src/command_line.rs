@@ -11,8 +11,8 @@ use std::process::ExitCode;
 pub(crate) fn main(py: Python<'_>, argv: Vec<OsString>) -> PyResult<u8> {
     let signal = py.import("signal")?;
     let interrupt = signal.getattr("SIGINT")?;
-    // Else Python's handler notes the signal as well, and raises KeyboardInterrupt after an orderly end. Only the main
-    // thread may change handlers; elsewhere Python's stays.
+    // Else Python's handler notes the signal as well, and raises KeyboardInterrupt after an orderly
+    // end. Only the main thread may change handlers; elsewhere Python's stays.
     let previous = signal.call_method1("signal", (&interrupt, signal.getattr("SIG_DFL")?)).ok();
     let arguments = std::iter::once(OsString::from("fanin")).chain(argv);
     let code = py.detach(|| fanin_cli::main(arguments));

@@ -1,4 +1,5 @@
-//! What the environment says beyond the settings of a job: logs, and variables that nobody reads.
+//! Variables of the environment beyond the settings of a job: logs, and variables that nobody
+//! reads.
 
 use std::env;
 
@@ -33,7 +34,8 @@ pub(crate) fn warn_of_unknown_variables() {
     fanin_cli::environment::warn_of_unknown();
 }
 
-/// Starts the logs that FANIN_LOG asks for, each line behind the rank, and looks for variables that nobody reads.
+/// Starts the logs that FANIN_LOG asks for, each line behind the rank, and looks for variables that
+/// nobody reads.
 pub(crate) fn begin_rank(rank: u32) -> PyResult<()> {
     let launched = env::var(RANK).ok().and_then(|rank| rank.parse().ok());
     begin(&format!("rank {}", launched.unwrap_or(rank)))?;
@@ -50,7 +52,8 @@ pub(crate) fn begin_switch() -> PyResult<()> {
     env::var(RANK).map_or_else(|_| begin("switch"), |rank| begin(&format!("rank {}", rank.trim())))
 }
 
-/// Starts the logs that FANIN_LOG asks for, each line behind `who`. The first in a process names it.
+/// Starts the logs that FANIN_LOG asks for, each line behind `who`. The first in a process names
+/// it.
 pub(crate) fn begin(who: &str) -> PyResult<()> {
     fanin_cli::logging::start_if_asked(who).map_err(PyValueError::new_err)
 }

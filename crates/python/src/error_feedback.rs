@@ -1,4 +1,4 @@
-//! What rounding to int8 takes of a gradient, kept for the next one.
+//! The error of rounding a gradient to int8, kept for the next one.
 
 use fanin_quant::{feed_back_bf16, feed_back_f16, feed_back_f32};
 use fanin_udp::RawTensor;
@@ -6,11 +6,11 @@ use fanin_wire::Dtype;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// Adds to `elements` floats of `dtype` at `address` the float32 at `residual`, one for each, leaves of that the nearest that
-/// travels as int8 unchanged, and in `residual` what is missing.
+/// Adds to `elements` floats of `dtype` at `address` the float32 at `residual`, one for each. It
+/// leaves of the sum the nearest that travels as int8 unchanged, and in `residual` what is missing.
 ///
-/// Nobody else may use either memory until it returns, and both must be there. Raises `ValueError` for another dtype, and for an
-/// address that is none of such elements.
+/// Nobody else may use either memory until it returns, and both must be there. Raises `ValueError`
+/// for another dtype, and for an address that is none of such elements.
 #[pyfunction]
 pub(crate) fn feed_back(
     py: Python<'_>,
@@ -22,13 +22,15 @@ pub(crate) fn feed_back(
     let refused = || PyValueError::new_err(format!("dtype {dtype:?}: one of float32, float16 and bfloat16"));
     let dtype = dtype.parse().map_err(|_| refused())?;
     for (address, dtype) in [(address, dtype), (residual, Dtype::Float32)] {
-        // SAFETY: dropped at once, and nothing is read or written by it: it says whether such a tensor could be there.
+        // SAFETY: dropped at once, and nothing is read or written by it: it says whether such a
+        // tensor could be there.
         unsafe { RawTensor::new(std::ptr::with_exposed_provenance_mut(address), elements, dtype) }
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
     }
     py.detach(|| {
-        // SAFETY: as for every slice below: the address is aligned and not null, as was checked, and Python's side of the contract,
-        // as documented, is that so many elements are there, which only we use.
+        // SAFETY: as for every slice below: the address is aligned and not null, as was checked,
+        // and Python's side of the contract, as documented, is that so many elements are there,
+        // which only we use.
         let residual = unsafe { slice(residual, elements) };
         match dtype {
             // SAFETY: as above.
@@ -44,7 +46,8 @@ pub(crate) fn feed_back(
 }
 
 /// # Safety
-/// So many elements are at the address, which is aligned for them and not null, and nobody else uses them.
+/// So many elements are at the address, which is aligned for them and not null, and nobody else
+/// uses them.
 unsafe fn slice<'a, T>(address: usize, elements: usize) -> &'a mut [T] {
     if elements == 0 {
         return &mut [];

@@ -4,7 +4,8 @@ use fanin_controller as controller;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
-/// One end of an exchange with other processes through a place that others read, too, such as a store of torch's.
+/// An end of an exchange with other processes through a place that others read, too, such as a
+/// store of torch's.
 ///
 /// `public` is put there. Raises `OSError` where the system has no random numbers.
 #[pyclass(frozen, module = "fanin._fanin")]
@@ -20,24 +21,27 @@ impl Exchange {
         exchange.map(|exchange| Self { exchange }).map_err(|_| PyOSError::new_err("no random numbers"))
     }
 
-    /// What everybody may read: no other end has the same.
+    /// The public key, which everybody may read: no other end has the same.
     #[getter]
     fn public(&self) -> String {
         hex(&self.exchange.public())
     }
 
-    /// Bytes that this end and the one with that `public` have alone. Raises `ValueError` for what is none.
+    /// Bytes that this end and the one with that `public` have alone. Raises `ValueError` for what
+    /// is none.
     fn key(&self, public: &str) -> PyResult<[u8; 32]> {
         self.exchange.key(&bytes(public)?).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Text that the end with that `public` can open, and nobody else. Raises `ValueError` for what is none.
+    /// Text that the end with that `public` can open, and nobody else. Raises `ValueError` for what
+    /// is none.
     fn seal(&self, public: &str, text: &str) -> PyResult<String> {
         let sealed = self.exchange.seal(&bytes(public)?, text.as_bytes());
         sealed.map(|sealed| hex(&sealed)).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// The text that the end with that `public` sealed for this one. Raises `ValueError` where it did not.
+    /// The text that the end with that `public` sealed for this one. Raises `ValueError` where it
+    /// did not.
     fn open(&self, public: &str, sealed: &str) -> PyResult<String> {
         let opened = self.exchange.open(&bytes(public)?, &bytes(sealed)?);
         let opened = opened.map_err(|error| PyValueError::new_err(error.to_string()))?;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 /// How often the main thread looks for signals while it waits: soon enough for a finger on Ctrl-C.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Waits until `ready` finds what it looks for, woken by `changed`. `None` after `timeout`. On any thread `look` is called now and then, if it is given.
+/// Waits until `ready` finds what it looks for, woken by `changed`. `None` after `timeout`. On any
+/// thread `look` is called now and then, if it is given.
 ///
 /// # Errors
 /// What a signal handler raised, such as `KeyboardInterrupt`, or `look`.
@@ -39,7 +40,8 @@ pub(crate) fn wait<T: Send, R: Send>(
     }
 }
 
-/// Does what blocks on a thread of its own, so that this one can look for signals, and `look`. When one raises, `cancel` is called, and what comes all the same is dropped there.
+/// Does what blocks on a thread of its own, so that this one can look for signals, and `look`. When
+/// one raises, `cancel` is called, and what comes all the same is dropped there.
 ///
 /// # Errors
 /// What a signal handler raised, or `look`; when there is no thread to be had.
@@ -128,7 +130,8 @@ fn wait_until<T, R>(
     }
 }
 
-/// Python runs signal handlers on the thread that started the interpreter, which is the process's first.
+/// Python runs signal handlers on the thread that started the interpreter, which is the process's
+/// first.
 fn is_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }

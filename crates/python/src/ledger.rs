@@ -1,7 +1,8 @@
 //! The all-reduces of one client, from submission until somebody has seen their end.
 //!
-//! An I/O thread that finishes one leaves its number here. It cannot let go of the Python object that owns the memory: for
-//! that it would need the interpreter's lock. A Python thread does it, when it next comes by.
+//! An I/O thread that finishes one leaves its number here. It cannot let go of the Python object
+//! that owns the memory: for that it would need the interpreter's lock. A Python thread does it,
+//! when it next comes by.
 
 use crate::interruptible::{self, lock};
 use crate::pending::Pending;
@@ -12,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
-/// What became of an all-reduce.
+/// The outcome of an all-reduce.
 pub(crate) type Outcome = Result<(), fanin_controller::AllReduceError>;
 
 /// The end of one all-reduce, awaited by Python threads and set by an I/O thread.
@@ -42,7 +43,7 @@ impl Completion {
         }
     }
 
-    /// What the sum lacks; `None` before it is there.
+    /// The part that the sum lacks; `None` before it is there.
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.loss.get().copied()
     }
@@ -67,11 +68,12 @@ pub(crate) struct Ticket {
 
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// Holds each pending object, and through it the memory, until its end was seen: a caller may drop his.
-    /// Used by threads that hold the interpreter's lock, and no object is dropped under this one: its destructor may be
-    /// Python that comes back here.
+    /// Holds each pending object, and through it the memory, until its end was seen: a caller may
+    /// drop his. Used by threads that hold the interpreter's lock, and no object is dropped under
+    /// this one: its destructor may be Python that comes back here.
     held: Mutex<Held>,
-    /// What the I/O threads have finished. They only take this lock, and hold it for a moment.
+    /// The all-reduces that the I/O threads have finished. They only take this lock, and hold it
+    /// for a moment.
     finished: Mutex<Finished>,
     changed: Condvar,
 }
@@ -135,7 +137,8 @@ impl Ledger {
         }
     }
 
-    /// The next finished all-reduce that was submitted with `notify`; `None` when there will be none any more.
+    /// The next finished all-reduce that was submitted with `notify`; `None` when there will be
+    /// none any more.
     pub(crate) fn next(&self, py: Python<'_>) -> PyResult<Option<Py<Pending>>> {
         loop {
             let next = interruptible::wait(py, &self.finished, &self.changed, None, None, |finished| {
@@ -159,14 +162,16 @@ impl Ledger {
         }
     }
 
-    /// Lets go of an all-reduce whose end the caller has seen. Those that are to be handed out stay until they were.
+    /// Lets go of an all-reduce whose end the caller has seen. Tickets that are to be handed out
+    /// stay until they were.
     pub(crate) fn seen(&self, ticket: Ticket) {
         if !ticket.notify {
             drop(self.take(ticket));
         }
     }
 
-    /// Lets go of all that are over and awaited by nobody. To be called now and then, with the interpreter's lock.
+    /// Lets go of all that are over and awaited by nobody. To be called now and then, with the
+    /// interpreter's lock.
     pub(crate) fn reap(&self, _py: Python<'_>) {
         let silent = std::mem::take(&mut lock(&self.finished).silent);
         for ticket in silent {

@@ -1,8 +1,10 @@
-//! `fanin._fanin`: what Python sees of fanin. One file a class.
+//! `fanin._fanin`: what Python sees of fanin. A file is one class.
 //!
-//! On the way of a gradient this room turns an address and a length into a tensor for the driver, and keeps the Python
-//! object that owns the memory alive until the sum is in it. The interpreter's lock is held by no thread that waits, and
-//! the I/O threads never take it: what they finish, a Python thread picks up (`ledger`).
+//! On the way of a gradient this room turns an address and a length into a tensor for the driver,
+//! and keeps the Python object that owns the memory alive until the sum is in it. No thread that
+//! waits holds the interpreter's lock, and the I/O threads never take it: a Python thread picks up
+//! what they finish (`ledger`). The interpreter's lock is held by no thread that waits, and the I/O
+//! threads never take it: what they finish, a Python thread picks up (`ledger`).
 //!
 //! Deliberately absent: torch, NumPy, the protocol, and any decision.
 

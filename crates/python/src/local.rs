@@ -6,10 +6,13 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::Mutex;
 
-/// The ranks of this process's machine. Given to a `Client`, they sum among themselves first, and one rank a column speaks for them all.
+/// The ranks of this process's machine. Given to a `Client`, they sum among themselves first, and
+/// one rank a column speaks for them all.
 ///
-/// `machines` has the machine of each rank of the job, numbered in the order of their first ranks; `name` is one that no other job on these machines has. The first rank of a machine
-/// allocates its shared memory at once, and raises `OSError` where there is too little. All ranks of the job are given such an object, or none.
+/// `machines` has the machine of each rank of the job, numbered in the order of their first ranks;
+/// `name` is one that no other job on these machines has. The first rank of a machine allocates its
+/// shared memory at once, and raises `OSError` where there is too little. All ranks of the job are
+/// given such an object, or none.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct LocalRanks(Mutex<Option<controller::LocalRanks>>);
 
@@ -39,7 +42,8 @@ impl LocalRanks {
     }
 }
 
-/// Names the machine that this process is on: equal where kernel, network namespace, /dev/shm and user are.
+/// Names the machine that this process is on: equal where kernel, network namespace, /dev/shm and
+/// user are.
 #[pyfunction]
 pub(crate) fn machine_id() -> String {
     controller::machine_id()

@@ -11,8 +11,10 @@ use std::sync::{Arc, Mutex};
 
 /// The ranks of a job, at the first of the switches that rank 0 names.
 ///
-/// `switches` are host:port, in the order of the job, which are known as `trust` says; `protocol` as of a `Client`. The constructor blocks, without the interpreter's lock, until all ranks have come, `timeout` seconds at most. Raises the
-/// errors of `fanin.errors`, of which `JoinTimeout` names the ranks that did not.
+/// `switches` are host:port, in the order of the job, which are known as `trust` says; `protocol`
+/// as of a `Client`. The constructor blocks, without the interpreter's lock, until all ranks have
+/// come, `timeout` seconds at most. Raises the errors of `fanin.errors`, of which `JoinTimeout`
+/// names the ranks that did not.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Meeting {
     /// `None` once it is closed.
@@ -46,7 +48,10 @@ impl Meeting {
         Ok(Self { attempt: meeting.attempt(), meeting: Mutex::new(Some(meeting)) })
     }
 
-    /// What each rank says under this name, in their order; `text` is this rank's. Every rank calls with the same names in the same order, each once. Blocks and raises as the constructor does; `BeganAnew` when a rank was started again since all met, so that they have to meet once more, and `JoinRefused`, on all ranks, when they say too much.
+    /// The words of each rank under this name, in their order; `text` is this rank's. Every rank
+    /// calls with the same names in the same order, each once. Blocks and raises as the constructor
+    /// does; `BeganAnew` when a rank was started again since all met, so that they have to meet
+    /// once more, and `JoinRefused`, on all ranks, when they say too much.
     #[pyo3(signature = (name, text, *, timeout))]
     fn gather(&self, py: Python<'_>, name: String, text: String, timeout: f64) -> PyResult<Vec<String>> {
         let patience = limit(timeout)?;

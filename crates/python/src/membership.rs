@@ -17,7 +17,7 @@ use std::time::Duration;
 /// How long the switch may take to say for whom an all-reduce waits.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a client and its all-reduces share. It lives until the last of them is gone.
+/// The state that a client and its all-reduces share. It lives until the last of them is gone.
 pub(crate) struct Membership {
     services: Vec<String>,
     /// By what they are known.
@@ -25,7 +25,8 @@ pub(crate) struct Membership {
     pub(crate) job: String,
     /// `None` once closed. Never held while Python code may run, as that could close it.
     session: RwLock<Option<Job>>,
-    /// The process that joined. One that it forked inherits the object, but not the threads behind it.
+    /// The process that joined. A process that it forked inherits the object, but not the threads
+    /// behind it.
     owner: Pid,
     ledger: Ledger,
 }
@@ -69,7 +70,7 @@ impl Membership {
         })
     }
 
-    /// What `with` makes of the session; `None` once it is closed, and in a forked process.
+    /// The result of `with` for the session; `None` once it is closed, and in a forked process.
     pub(crate) fn with_session<R>(&self, with: impl FnOnce(&Job) -> R) -> Option<R> {
         if self.is_forked() {
             return None;
@@ -77,7 +78,8 @@ impl Membership {
         self.session.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(with)
     }
 
-    /// `None` in a forked process, where another thread of the parent may have held its locks for ever.
+    /// `None` in a forked process, where another thread of the parent may have held its locks for
+    /// ever.
     pub(crate) fn ledger(&self) -> Option<&Ledger> {
         (!self.is_forked()).then_some(&self.ledger)
     }
@@ -87,10 +89,12 @@ impl Membership {
         self.ledger.finish(ticket);
     }
 
-    /// Leaves the job. When this returns no memory is touched any more. Blocks: call it without the interpreter's lock.
+    /// Leaves the job. When this returns no memory is touched any more. Blocks: call it without the
+    /// interpreter's lock.
     pub(crate) fn leave(&self) {
         if self.is_forked() {
-            // The membership is the parent's; and a lock that another of its threads held at the fork stays locked here.
+            // The membership is the parent's; and a lock that another of its threads held at the
+            // fork stays locked here.
             return;
         }
         let session = self.session.write().unwrap_or_else(PoisonError::into_inner).take();

@@ -1,4 +1,5 @@
-//! `Parameters`: a worker of asynchronous training, at the services that keep the latest parameters.
+//! `Parameters`: a worker of asynchronous training, at the services that keep the latest
+//! parameters.
 
 use crate::client::limit;
 use crate::interruptible::{lock, on_a_thread};
@@ -11,9 +12,12 @@ use std::sync::{Arc, Mutex};
 
 /// A worker's parameters at services (`fanin parameters`) that share them in equal parts.
 ///
-/// `services` are host:port, in an order that is the same for all workers; `key` is 16 bytes that the workers of this training have alone, of which each service
-/// has one that is made of its place in the order; `dtype` "float32" or "float64". Every call waits for a service that is away, `timeout` seconds at most since it
-/// answered last, and then raises `SwitchUnreachable`; `ParametersRefused` where one does not serve this training. Bytes of parameters are little-endian.
+/// `services` are host:port, in an order that is the same for all workers; `key` is 16 bytes that
+/// the workers of this training have alone, of which each service has one that is made of its place
+/// in the order; `dtype` "float32" or "float64". Every call waits for a service that is away,
+/// `timeout` seconds at most since it answered last, and then raises `SwitchUnreachable`;
+/// `ParametersRefused` where one does not serve this training. Bytes of parameters are
+/// little-endian.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Parameters(Arc<Mutex<parameters::Parameters>>);
 
@@ -42,13 +46,15 @@ impl Parameters {
         Ok(Self(Arc::new(Mutex::new(made))))
     }
 
-    /// Makes the model at the services, of these first parameters. One worker does, before the others ask for it.
+    /// Makes the model at the services, of these first parameters. A single worker does, before the
+    /// others ask for it.
     fn create(&self, py: Python<'_>, first: &[u8]) -> PyResult<()> {
         let first = first.to_vec();
         self.unless_interrupted(py, move |parameters| parameters.create(&first))
     }
 
-    /// Adds a delta; returns the latest parameters, and how many deltas of this worker the services have lost that no call has told. Without a delta, asks alone.
+    /// Adds a delta; returns the latest parameters, and how many deltas of this worker the services
+    /// have lost that no call has told. Without a delta, asks alone.
     fn exchange<'py>(&self, py: Python<'py>, delta: Option<&[u8]>) -> PyResult<(Bound<'py, PyBytes>, u64)> {
         let delta = delta.map(<[u8]>::to_vec);
         let exchanged = self.unless_interrupted(py, move |parameters| parameters.exchange(delta.as_deref()));

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// An all-reduce under way. Made by `Client.submit`.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Pending {
-    /// What the memory belongs to. The garbage collector may clear it once the client holds this object no longer.
+    /// The owner of the memory. The garbage collector may clear it once the client holds this
+    /// object no longer.
     keep: Mutex<Option<Py<PyAny>>>,
     ticket: Ticket,
     /// Its name, once the session has given it one: before anybody can wait.
@@ -54,8 +55,8 @@ impl Pending {
 
     /// Blocks until the sum is in the memory; other Python threads run meanwhile.
     ///
-    /// Raises the typed error of `fanin.errors` if the all-reduce failed, and `AllReduceTimeout` when it is not over after
-    /// `timeout` seconds. It stays under way then, and the memory in use.
+    /// Raises the typed error of `fanin.errors` if the all-reduce failed, and `AllReduceTimeout`
+    /// when it is not over after `timeout` seconds. It stays under way then, and the memory in use.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = duration(timeout)?;
@@ -80,8 +81,10 @@ impl Pending {
         self.membership.is_forked() || self.completion.outcome().is_some()
     }
 
-    /// What the sum lacks where the job has a loss bound: how many contributions its blocks would have, how many of these are not in it, how many blocks have nobody's and
-    /// are zero, and how often some were asked for again. All zero elsewhere; None while there is no sum.
+    /// The part that the sum lacks if the job has a loss bound. It says how many contributions its
+    /// blocks would have, how many of these are not in it, how many blocks have nobody's and are
+    /// zero, and how often some were asked for again. All zero elsewhere; None while there is no
+    /// sum.
     fn loss(&self) -> Option<(u64, u64, u64, u32)> {
         let Loss { contributions, lost, unsummed, rounds, .. } = self.completion.loss()?;
         Some((contributions, lost, unsummed, rounds))

@@ -14,8 +14,10 @@ use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
 ///
-/// `machines` are name, whether it trains, whether it sums, and the bits a second that its link carries out of it and into it. Returns `shares`, in the order of the machines; `seconds_per_byte` of a tensor, headers
-/// apart; `bound`, what takes that long; and for comparison the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
+/// `machines` are name, whether it trains, whether it sums, and the bits a second that its link
+/// carries out of it and into it. Returns `shares`, in the order of the machines;
+/// `seconds_per_byte` of a tensor, headers apart; `bound`, what takes that long; and for comparison
+/// the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
 ///
 /// Raises `ValueError` for machines that cannot be planned for.
 #[pyfunction]
@@ -49,8 +51,9 @@ pub(crate) fn plan<'py>(
     Ok(answer)
 }
 
-/// How this machine would send to `address`, host:port: its own address, the interface, and the bits a second of that where it
-/// tells. None where it would not. Sends nothing, but may ask a name server.
+/// How this machine would send to `address`, host:port: its own address, the interface, and the
+/// bits a second of that where it tells. None where it would not. Sends nothing, but may ask a name
+/// server.
 #[pyfunction]
 pub(crate) fn route_to(py: Python<'_>, address: String) -> Option<(String, Option<String>, Option<u64>)> {
     py.detach(|| {
@@ -59,10 +62,12 @@ pub(crate) fn route_to(py: Python<'_>, address: String) -> Option<(String, Optio
     })
 }
 
-/// The bits a second that the link of the switch at `address` carries, as it says; None where it does not know.
+/// The bits a second that the link of the switch at `address` carries, as it says; None where it
+/// does not know.
 ///
-/// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds. With a `rank` it says as that rank that it waits; what `look` raises, which is
-/// called now and then, ends that.
+/// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds. With a
+/// `rank` it says as that rank that it waits; what `look` raises, which is called now and then,
+/// ends that.
 #[pyfunction]
 #[pyo3(signature = (address, timeout, *, rank=None, look=None, trust=None))]
 pub(crate) fn switch_rate(
@@ -81,8 +86,9 @@ pub(crate) fn switch_rate(
     on_a_thread(py, "fanin-rate", look, || cancel.cancel(), work)?.map_err(|error| to_python(py, &error))
 }
 
-/// What keeps this machine from the service at `address`, host:port, over TCP or UDP, in `timeout` seconds for each; None where nothing does, or it cannot be
-/// told. Packets are secured as those of the job that is to be there.
+/// The obstacle between this machine and the service at `address`, host:port, over TCP or UDP, in
+/// `timeout` seconds for each; None if there is none, or it cannot be told. Packets are secured as
+/// those of the job that is to be there.
 #[pyfunction]
 #[pyo3(signature = (address, timeout, trust=None, security=None))]
 pub(crate) fn cut_off(

@@ -5,10 +5,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Float32 values, in the machine's order of bytes, rotated in blocks of `block` of them by the signs of `seed`; or rotated `back`.
+/// Float32 values, in the machine's order of bytes, rotated in blocks of `block` of them by the
+/// signs of `seed`; or rotated `back`.
 ///
-/// A NaN or an infinity spreads to all of its block, as NaN. Raises `ValueError` for a block that is no power of two, and for bytes
-/// that are no whole number of values.
+/// A NaN or an infinity spreads to all of its block, as NaN. Raises `ValueError` for a block that
+/// is no power of two, and for bytes that are no whole number of values.
 #[pyfunction]
 pub(crate) fn rotated<'py>(
     py: Python<'py>,

@@ -1,4 +1,4 @@
-//! What Python asks about scenario files.
+//! Python's questions about scenario files.
 
 use fanin_cli::scenario;
 use fanin_sim::{scenario_file, systems};
@@ -13,7 +13,8 @@ pub(crate) fn check_scenario(name: &str, text: &str) -> PyResult<()> {
     scenario::parse(name, text).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// A scenario file's text as JSON, with the nodes and links in it that stand in a file of their own.
+/// A scenario file's text as JSON, with the nodes and links in it that stand in a file of their
+/// own.
 ///
 /// Raises `ValueError` with what keeps either file from being read.
 #[pyfunction]

@@ -8,11 +8,13 @@ use pyo3::types::PyBytes;
 
 /// The sum of `contributions` as a simulated job makes it, and the report of the run as JSON.
 ///
-/// `scenario` is a scenario file's text: one job that sums one tensor (`tensors = 1`). `contributions` are all ranks' elements one rank
-/// after the other, float32 or int32 as the job's `dtype` says, in this machine's byte order; the sum is returned likewise. Nothing but
-/// `seed` is random.
+/// `scenario` is a scenario file's text: one job that sums one tensor (`tensors = 1`).
+/// `contributions` are all ranks' elements one rank after the other, float32 or int32 as the job's
+/// `dtype` says, in this machine's byte order; the sum is returned likewise. Nothing but `seed` is
+/// random.
 ///
-/// Raises `ValueError` for a scenario with a mistake or numbers that are not its job's, `RuntimeError` where a rule was broken.
+/// Raises `ValueError` for a scenario with a mistake or numbers that are not its job's,
+/// `RuntimeError` where a rule was broken.
 #[pyfunction]
 pub(crate) fn simulated_sum<'py>(
     py: Python<'py>,

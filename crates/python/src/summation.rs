@@ -1,4 +1,5 @@
-//! Sums as a summation service makes them, for whoever measures how fast that is (BytePS, Figure 9b).
+//! Sums as a summation service makes them, for whoever measures how fast that is (BytePS, Figure
+//! 9b).
 
 use fanin_quant::Kernels;
 use fanin_wire::Dtype;
@@ -9,15 +10,16 @@ use pyo3::types::PyBytes;
 
 /// Words of a packet that fills an Ethernet frame of 1500 bytes.
 const PACKET_WORDS: usize = 352;
-/// What the kernels sum at a time is a multiple of so many words.
+/// The kernels sum a multiple of so many words at a time.
 const WORDS_MULTIPLE: usize = 32;
 /// Workers of a sum.
 const CONTRIBUTIONS_MAX: usize = 64;
 
-/// The sum of `contributions`, little-endian floats of `dtype` (float32, float16 or bfloat16), one packet after the other in one slot, as a
-/// service sums what travels as it is.
+/// The sum of `contributions`, little-endian floats of `dtype` (float32, float16 or bfloat16), one
+/// packet after the other in one slot, as a service sums what travels as it is.
 ///
-/// Raises `ValueError` for another dtype, for none or more than 64 contributions, and where they are not all as long, in multiples of 128 bytes.
+/// Raises `ValueError` for another dtype, for none or more than 64 contributions, and where they
+/// are not all as long, in multiples of 128 bytes.
 #[pyfunction]
 pub(crate) fn summed<'py>(
     py: Python<'py>,

@@ -31,15 +31,18 @@ const LINGER_MAX: Duration = Duration::from_secs(3600);
 /// `protocol` "atp" or "goat" it is a switch of that and its root, which listens on this machine's loopback alone. With `secret_file` it serves those alone who know the
 /// secret in that file.
 ///
-/// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of its range.
+/// Raises `OSError` when the address cannot be listened on, and `ValueError` for a number out of
+/// its range.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Switch {
     address: SocketAddr,
     fingerprint: Fingerprint,
     running: Mutex<Option<Running>>,
-    /// Held while it is stopped, without the interpreter: who stops it as well waits, and who asks it something does not.
+    /// Held while it is stopped, without the interpreter: who stops it as well waits, and who asks
+    /// it something does not.
     stopping: Mutex<()>,
-    /// The process that started it. A fork of it has none of its threads, and could only wait for them.
+    /// The process that started it. A fork of it has none of its threads, and could only wait for
+    /// them.
     owner: Pid,
 }
 
@@ -142,7 +145,7 @@ impl Switch {
         })
     }
 
-    /// Where it listens, as host:port.
+    /// The address at which it listens, as host:port.
     #[getter]
     fn address(&self) -> String {
         self.address.to_string()
@@ -154,8 +157,9 @@ impl Switch {
         self.fingerprint.to_string()
     }
 
-    /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in any job, `linger` seconds at most: others may still
-    /// lack results that this process has. Of a process that was forked from the switch's it does nothing.
+    /// Tells all ranks that the switch goes, and ends it. Idempotent. It waits until nobody is in
+    /// any job, `linger` seconds at most: others may still lack results that this process has. In a
+    /// process that was forked from the switch's it does nothing.
     #[pyo3(signature = (linger=0.0))]
     fn stop(&self, py: Python<'_>, linger: f64) -> PyResult<()> {
         let linger = duration(Some(linger))?.unwrap_or_default();
@@ -192,7 +196,8 @@ impl Drop for Switch {
     }
 }
 
-/// What takes those alone who know the secret in a file, if there is one, and what knows them.
+/// An acceptor that takes only those who know the secret in a file, if there is one, and a trust
+/// that knows them.
 fn of_secret(file: Option<&Path>) -> Result<(Acceptor, Trust), SetupError> {
     let secret = file.map(Secret::read).transpose()?;
     Ok((Acceptor::new(&Identity::of_process()?, secret), Trust::read(None, file)?))

@@ -7,8 +7,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// By what services are known: by a key that was told, by the authorities in `tls_ca`, by the secret in `secret_file`, or else by the key
-/// that a service showed first (docs/security.md).
+/// The way to know services: by a key that was told, by the authorities in `tls_ca`, by the secret
+/// in `secret_file`, or else by the key that a service showed first (docs/security.md).
 ///
 /// Raises `FaninError` where a file cannot be read, or does not hold what it should.
 #[pyclass(frozen, module = "fanin._fanin")]
@@ -26,21 +26,23 @@ impl Trust {
             .map_err(|error| setup_to_python(py, &error))
     }
 
-    /// From now on the service, host:port, has this key. Raises `ValueError` for what is no fingerprint.
+    /// From now on the service, host:port, has this key. Raises `ValueError` for what is no
+    /// fingerprint.
     fn insist(&self, service: &str, fingerprint: &str) -> PyResult<()> {
         let fingerprint = fingerprint.parse().map_err(PyValueError::new_err)?;
         self.trust.insist(&named(service), fingerprint);
         Ok(())
     }
 
-    /// The fingerprint of the service's key, if it was told or is what the service is known by since its first connection.
+    /// The fingerprint of the service's key, if it was told or is what the service is known by
+    /// since its first connection.
     fn fingerprint(&self, service: &str) -> Option<String> {
         self.trust.fingerprint(&named(service)).as_ref().map(Fingerprint::to_string)
     }
 }
 
 impl Trust {
-    /// That one; the first key of a service is believed where there is none.
+    /// The given trust; if there is none, the first key of a service is believed.
     pub(crate) fn of(trust: Option<&Self>) -> controller::Trust {
         trust.map(|trust| trust.trust.clone()).unwrap_or_default()
     }

@@ -13,8 +13,9 @@ use pyo3::types::PyDict;
 
 /// A training on one of GOAT's topologies (§III-B, §VII), whose gradients can be planned for.
 ///
-/// `topology` is `triangle` (workers `w1` and on, server `ps`, switches `s1` to `s3`), `leaf-spine` or `fat-tree`; its links carry `rate_bps` each. `memory` names the
-/// switches that sum, each with its bytes. The model of `size` bytes is cut into sub-models of at most `sub_model` bytes.
+/// `topology` is `triangle` (workers `w1` and on, server `ps`, switches `s1` to `s3`), `leaf-spine`
+/// or `fat-tree`; its links carry `rate_bps` each. `memory` names the switches that sum, each with
+/// its bytes. The model of `size` bytes is cut into sub-models of at most `sub_model` bytes.
 ///
 /// Raises `ValueError` for what is not there or cannot be planned for.
 #[pyclass(frozen)]
@@ -60,10 +61,12 @@ impl Workload {
         Ok(Self { workload: fanin_plan::Workload::new(topology, vec![job]).map_err(refused)? })
     }
 
-    /// Who sums what by a planner: `krgs` (Eq. 4), `krgs-overhead` (Eq. 1), `slowest`, `first-switches` (ATP's placement) or `at-server` (Geryon).
+    /// The plan of a planner: `krgs` (Eq. 4), `krgs-overhead` (Eq. 1), `slowest`, `first-switches`
+    /// (ATP's placement) or `at-server` (Geryon).
     ///
-    /// Returns `server_bytes`, `in_network_bytes` and `hop_bytes` of contributions; of `server_bytes`, the `direct_bytes` that no switch summed; `slowest_s`, what the
-    /// slowest link takes; and the `nodes`: for each sub-model the name of each worker's aggregation node.
+    /// Returns `server_bytes`, `in_network_bytes` and `hop_bytes` of contributions; of
+    /// `server_bytes`, the `direct_bytes` that no switch summed; `slowest_s`, what the slowest link
+    /// takes; and the `nodes`: for each sub-model the name of each worker's aggregation node.
     fn plan<'py>(&self, py: Python<'py>, planner: &str, seed: u64) -> PyResult<Bound<'py, PyDict>> {
         let workload = &self.workload;
         let schedule = match planner {
@@ -87,10 +90,12 @@ impl Workload {
         Ok(answer)
     }
 
-    /// What fragments of so many bytes make of the network where switches share their memory among them and contributions come in this order, as (worker, fragment).
+    /// The load of fragments of so many bytes on the network, if switches share their memory among
+    /// them and contributions come in this order, as (worker, fragment).
     ///
-    /// Without `priorities`, one a fragment, who came first keeps a unit (ATP); with them, who is more important takes it (ESA). `ways` is `tree`, one flow for all
-    /// workers, or `each`; `drawn` chooses among equal ways.
+    /// Without `priorities`, one a fragment, who came first keeps a unit (ATP); with them, who is
+    /// more important takes it (ESA). `ways` is `tree`, one flow for all workers, or `each`;
+    /// `drawn` chooses among equal ways.
     ///
     /// Returns `server_bytes`, `in_network_bytes` and `hop_bytes`.
     #[pyo3(signature = (arrivals, fragment_bytes, priorities, ways, drawn))]
@@ -134,10 +139,12 @@ impl Workload {
     }
 }
 
-/// Whom the next epoch waits for, by their places among the workers: GOAT's Algorithm 2.
+/// The workers that the next epoch waits for, by their places among the workers: GOAT's Algorithm
+/// 2.
 ///
-/// `intervals` are the seconds that each worker took last; `rounds` of epochs are played. `loss` is how far the training is above its least loss, `variance` that of a worker's gradient, and `square`
-/// the mean square of the gradient that is to be reached (Eq. 36).
+/// `intervals` are the seconds that each worker took last; `rounds` of epochs are played. `loss` is
+/// how far the training is above its least loss, `variance` that of a worker's gradient, and
+/// `square` the mean square of the gradient that is to be reached (Eq. 36).
 ///
 /// Raises `ValueError` where nobody can be waited for.
 #[pyfunction]

@@ -1,14 +1,15 @@
-//! Throughput of the kernels over a 25 MB gradient (DDP's default bucket), one packet-sized block a call as the data
-//! path does, beside `memcpy` of the same buffer in the same run.
+//! Throughput of the kernels over a 25 MB gradient (DDP's default bucket), one packet-sized block a
+//! call as the data path does, beside `memcpy` of the same buffer in the same run.
 //!
-//! After the criterion report comes a table of the shares of `memcpy`'s bandwidth, where bandwidth is bytes of the
-//! gradient as `f32` a second. `path` is what a worker does to send: the exponent of a block one pool ahead, the scale,
-//! the quantisation. `_train` writes into the buffer of one train of packets, again and again, as the data path does;
-//! the others write 25 MB, as `memcpy` does. `sum_` is what a switch does where tensors travel as they are, with the payloads of all
+//! After the criterion report comes a table of the shares of `memcpy`'s bandwidth, where bandwidth
+//! is bytes of the gradient as `f32` a second. `path` is what a worker does to send: the exponent
+//! of a block one pool ahead, the scale, the quantisation. `_train` writes into the buffer of one
+//! train of packets, again and again, as the data path does; the others write 25 MB, as `memcpy`
+//! does. `sum_` is what a switch does where tensors travel as they are, with the payloads of all
 //! workers: its bandwidth is that of the contributions, as `add_le`'s is.
 //!
-//! `cargo bench -p fanin-quant` for all, `-- --quick` for a first look, `-- --test` to see that it runs, `-- Avx2` for
-//! one instruction set (with `memcpy` left out, there are no shares).
+//! `cargo bench -p fanin-quant` for all, `-- --quick` for a first look, `-- --test` to see that it
+//! runs, `-- Avx2` for one instruction set (with `memcpy` left out, there are no shares).
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -219,8 +220,8 @@ fn bfloat16_on_wire(bench: &mut Bench, kernels: &Kernels, block: usize) {
     });
 }
 
-/// A switch's sums of what travels as it is: payloads of `words`, in each type's own elements. Every worker has its share of the
-/// gradient.
+/// A switch's sums of what travels as it is: payloads of `words`, in each type's own elements.
+/// Every worker has its share of the gradient.
 fn native(bench: &mut Bench, kernels: &Kernels, words: usize) {
     let source = gradient();
     type Sum = fn(&Kernels, &[&[u8]], u32, &mut [i32]);
@@ -245,7 +246,7 @@ fn native(bench: &mut Bench, kernels: &Kernels, words: usize) {
     sums("sum_f64", Kernels::sum_f64, &bytes);
 }
 
-/// One byte an element, in the payloads of an Ethernet frame of 1500 bytes.
+/// A byte an element, in the payloads of an Ethernet frame of 1500 bytes.
 fn packed(bench: &mut Bench, kernels: &Kernels) {
     const BLOCK: usize = 1280;
     const PAYLOAD_BYTES: usize = BLOCK / 32 * 33;
@@ -275,7 +276,8 @@ fn packed(bench: &mut Bench, kernels: &Kernels) {
     });
 }
 
-/// A worker's way to send a gradient, into a buffer that is used from its start again when it is full.
+/// A worker's way to send a gradient, into a buffer that is used from its start again when it is
+/// full.
 fn send(kernels: &Kernels, source: &[f32], block: usize, out: &mut [u8]) {
     let mut exponents = [kernels.exponent_f32(&source[..block]); POOL_BLOCKS];
     let ahead = source.chunks_exact(block).cycle().skip(POOL_BLOCKS);
@@ -295,7 +297,8 @@ fn send(kernels: &Kernels, source: &[f32], block: usize, out: &mut [u8]) {
     }
 }
 
-/// Values of many magnitudes and both signs; a linear congruential generator, so that every run sees the same.
+/// Values of many magnitudes and both signs; a linear congruential generator, so that every run
+/// sees the same.
 fn gradient() -> Vec<f32> {
     let mut state = 1u32;
     (0..ELEMENTS)

@@ -1,7 +1,8 @@
-//! The kernels with AVX2 and F16C: four elements a step, since the arithmetic is in `f64`; four steps an iteration.
+//! The kernels with AVX2 and F16C: four elements a step, since the arithmetic is in `f64`; four
+//! steps an iteration.
 //!
-//! Loads and stores go through fixed-size arrays, so that their bounds are the type's. What is left over at the end of a
-//! block is done by the specification; packet-sized blocks leave nothing.
+//! Loads and stores go through fixed-size arrays, so that their bounds are the type's. The
+//! specification handles the rest at the end of a block; packet-sized blocks leave none.
 
 use core::arch::x86_64::*;
 
@@ -17,11 +18,13 @@ const ITERATION: usize = 4 * STEP;
 
 /// How far ahead of itself the exponent pass fetches: about four blocks.
 ///
-/// It meets the gradient first, one block between other work, where the processor's own prefetchers lose the stream: the
-/// sending path runs at twice the speed with this, and no nearer distance does as well. The other passes follow over blocks that are in the cache.
+/// It meets the gradient first, one block between other work, where the processor's own prefetchers
+/// lose the stream. The sending path runs at twice the speed with this, and no nearer distance does
+/// as well. The other passes follow over blocks that are in the cache.
 const PREFETCH_BYTES: usize = 5632;
 
-/// Fetches what a worker that goes on through its gradient reads next. At the end of the gradient it fetches in vain.
+/// Fetches what a worker that goes on through its gradient reads next. At the end of the gradient
+/// it fetches in vain.
 #[inline]
 pub(crate) fn prefetch_ahead<T>(x: &[T]) {
     // Not dereferenced, and a prefetch of any address is harmless: hence the wrapping addition.

@@ -1,8 +1,8 @@
 //! Blocks that hold a NaN or an infinity.
 //!
-//! No power of two bounds such a block, so it carries no values: each element is its *class*, and of the two infinities
-//! a count in a field of its own. A NaN is both, as their sum is one. Sixteen bits a field keep the counts of all workers
-//! apart in the sum.
+//! No power of two bounds such a block, so it carries no values. Each element is its *class*, and
+//! each of the two infinities has a count in a field of its own. A NaN is both, as their sum is
+//! one. Sixteen bits a field keep the counts of all workers apart in the sum.
 
 use crate::WORKERS_MAX;
 
@@ -31,12 +31,13 @@ pub(crate) fn encode(x: f32) -> i32 {
     }
 }
 
-/// What the classes of all workers add up to.
+/// The value to which the classes of all workers add up.
 pub(crate) fn decode(sum: i32) -> f32 {
     match (sum & FIELD != 0, sum >> FIELD_BITS != 0) {
         (true, false) => f32::INFINITY,
         (false, true) => f32::NEG_INFINITY,
-        // Also where every worker's element was finite: its value was not carried, and no value is a safe guess.
+        // Also where every worker's element was finite: its value was not carried, and no value is
+        // a safe guess.
         _ => CANONICAL_NAN,
     }
 }

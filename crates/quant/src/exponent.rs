@@ -1,9 +1,12 @@
-//! The exponent that a block's elements share (SwitchML §4.6: "the exponent of h rounded up to a power of 2").
+//! The exponent that a block's elements share (SwitchML §4.6: "the exponent of h rounded up to a
+//! power of 2").
 
-/// The smallest `m` with `h <= 2^m`, where `h` is the largest absolute value of a block; or why there is no such `m`.
+/// The smallest `m` with `h <= 2^m`, where `h` is the largest absolute value of a block; or why
+/// there is no such `m`.
 ///
-/// The constants are ordered so that the switch combines the workers' exponents by taking the maximum, without knowing
-/// what they mean: `ZERO < -149..=128 < NON_FINITE < UNKNOWN`. No other value can exist.
+/// The constants are ordered so that the switch combines the workers' exponents by taking the
+/// maximum, without knowing what they mean: `ZERO < -149..=128 < NON_FINITE < UNKNOWN`. No other
+/// value can exist.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Exponent(i16);
@@ -20,8 +23,9 @@ impl Exponent {
     /// The largest finite exponent: that of the largest `f32`.
     pub const MAX: Self = Self(128);
 
-    /// Reads an exponent from the wire. Bits that no worker writes become [`NON_FINITE`](Self::NON_FINITE): the block
-    /// then decodes to NaN, where a guess would decode to plausible garbage.
+    /// Reads an exponent from the wire. Bits that no worker writes become
+    /// [`NON_FINITE`](Self::NON_FINITE): the block then decodes to NaN, where a guess would decode
+    /// to plausible garbage.
     #[must_use]
     pub const fn from_bits(bits: i16) -> Self {
         let exponent = Self(bits);
@@ -38,8 +42,8 @@ impl Exponent {
         self.0
     }
 
-    /// `m`, where the block has one: not for [`ZERO`](Self::ZERO), [`NON_FINITE`](Self::NON_FINITE) and
-    /// [`UNKNOWN`](Self::UNKNOWN).
+    /// `m`, where the block has one: not for [`ZERO`](Self::ZERO), [`NON_FINITE`](Self::NON_FINITE)
+    /// and [`UNKNOWN`](Self::UNKNOWN).
     #[must_use]
     pub const fn finite(self) -> Option<i16> {
         if self.0 >= Self::MIN.0 && self.0 <= Self::MAX.0 { Some(self.0) } else { None }
@@ -58,7 +62,8 @@ impl Exponent {
         let biased = magnitude >> MANTISSA_BITS;
         let fraction = magnitude & ((1 << MANTISSA_BITS) - 1);
         if biased == 0 {
-            // Subnormal: fraction * 2^-149, and ceil(log2(fraction)) is the bit length of fraction - 1.
+            // Subnormal: fraction * 2^-149, and ceil(log2(fraction)) is the bit length of
+            // fraction - 1.
             let length = u32::BITS - (fraction - 1).leading_zeros();
             Self(Self::MIN.0 + length as i16)
         } else {

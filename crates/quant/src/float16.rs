@@ -1,7 +1,7 @@
 //! Conversions of IEEE half precision (f16) and bfloat16, as raw bits.
 //!
-//! Written out: the usual crate brings procedural macros into a crate that otherwise has next to no dependency. The
-//! tests hold these to it, bit for bit.
+//! Written out: the usual crate brings procedural macros into a crate that otherwise has next to no
+//! dependency. The tests hold these to it, bit for bit.
 
 /// Exact for every value; NaNs keep their payload and become quiet, as F16C makes them.
 #[inline]

@@ -1,5 +1,5 @@
-//! Kernels on `i32`: native integer tensors, and the switch's slots. All but the addition are copies, which the compiler
-//! already turns into the fastest one there is.
+//! Kernels on `i32`: native integer tensors, and the switch's slots. All but the addition are
+//! copies, which the compiler already turns into the fastest one there is.
 
 use crate::scale::{Divisor, assert_workers};
 
@@ -43,7 +43,8 @@ pub(crate) fn copy_bf16(block: &[u16], out: &mut [u8]) {
 /// Reads the sums of native integers; a mean is truncated toward zero.
 ///
 /// # Panics
-/// If `sums` is not four bytes an element, or `workers` is not in `1..=`[`WORKERS_MAX`](crate::WORKERS_MAX).
+/// If `sums` is not four bytes an element, or `workers` is not in
+/// `1..=`[`WORKERS_MAX`](crate::WORKERS_MAX).
 pub fn read_i32(sums: &[u8], divisor: Divisor, workers: u32, out: &mut [i32]) {
     assert_workers(workers);
     store_le(out, sums);

@@ -65,7 +65,8 @@ mod x86 {
         cpu_avx512::get() && avx2()
     }
 
-    /// CPUID leaf 1, ECX bit 29: the one feature that `cpufeatures` does not know. Its registers are AVX's.
+    /// CPUID leaf 1, ECX bit 29: the one feature that `cpufeatures` does not know. Its registers
+    /// are AVX's.
     fn f16c() -> bool {
         // Safe from Rust 1.94 on, unsafe before.
         #[allow(unused_unsafe)]
@@ -77,7 +78,8 @@ mod x86 {
 
 /// The kernels of one instruction set.
 ///
-/// The table is private and only handed out for an [`Isa`] that is available: that is what makes calling it sound.
+/// The table is private and only handed out for an [`Isa`] that is available: that is what makes
+/// calling it sound.
 pub struct Kernels {
     isa: Isa,
     magnitude_f32: unsafe fn(&[f32]) -> u32,
@@ -191,7 +193,8 @@ impl Kernels {
         #[cold]
         fn detect() -> &'static Kernels {
             let best = Isa::ALL.into_iter().rfind(|isa| isa.available()).unwrap_or(Isa::Scalar);
-            // Racing threads store the same value, and it guards no other memory: relaxed is enough.
+            // Racing threads store the same value, and it guards no other memory: relaxed is
+            // enough.
             BEST.store(best as u8, Ordering::Relaxed);
             best.table()
         }
@@ -525,7 +528,8 @@ fn classes(payload: &[u8]) -> impl Iterator<Item = i32> + '_ {
     payload.as_chunks().0.iter().map(|bits| class::encode(f32_from_bf16(u16::from_le_bytes(*bits))))
 }
 
-/// Blocks without a finite exponent are rare and carry no values: one plain loop serves every instruction set.
+/// Blocks without a finite exponent are rare and carry no values: one plain loop serves every
+/// instruction set.
 #[inline]
 fn quantize<T: Copy>(
     block: &[T],
@@ -536,7 +540,8 @@ fn quantize<T: Copy>(
 ) {
     assert_lengths(block.len(), out.len());
     match &scale.kind {
-        // SAFETY: `finite` is from a table, which is only handed out where its instruction set is available.
+        // SAFETY: `finite` is from a table, which is only handed out where its instruction set is
+        // available.
         Kind::Finite(scale) => unsafe { finite(block, scale, out) },
         Kind::Zero => out.fill(0),
         Kind::NonFinite => {
@@ -559,9 +564,10 @@ fn dequantize<T: Copy>(
 ) {
     assert_lengths(out.len(), sums.len());
     match &scale.kind {
-        // SAFETY: `finite` is from a table, which is only handed out where its instruction set is available.
+        // SAFETY: `finite` is from a table, which is only handed out where its instruction set is
+        // available.
         Kind::Finite(scale) => unsafe { finite(sums, scale.inverse(divisor), out) },
-        // Whatever the sums are: no worker had anything but zeros to add.
+        // The sums do not matter: no worker had anything but zeros to add.
         Kind::Zero => out.fill(narrow(0.0)),
         Kind::NonFinite => {
             for (a, y) in sums.as_chunks().0.iter().zip(out) {

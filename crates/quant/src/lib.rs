@@ -1,47 +1,55 @@
 //! Quantisation: floating-point gradients to 32-bit integers that a switch can add, and back.
 //!
-//! The arithmetic is SwitchML's block floating point (§4.6, Appendix E): the elements of one packet, a *block*, share
-//! one power-of-two [`Exponent`]; each is scaled by `f = (2^31 - 1) / (n * 2^m)` ([`Scale`]) and rounded to an `i32`,
-//! so that the sum over `n` workers cannot overflow and is the same whatever the order of arrival.
+//! The arithmetic is SwitchML's block floating point (§4.6, Appendix E): the elements of one
+//! packet, a *block*, share one power-of-two [`Exponent`]. Each is scaled by
+//! `f = (2^31 - 1) / (n * 2^m)` ([`Scale`]) and rounded to an `i32`, so that the sum over `n`
+//! workers cannot overflow and is the same whatever the order of arrival.
 //!
 //! The way of a gradient through this crate:
 //!
-//! 1. a worker takes the exponent of a block that it will send soon ([`exponent_f32`]) and announces it;
+//! 1. a worker takes the exponent of a block that it will send soon ([`exponent_f32`]) and
+//!    announces it;
 //! 2. the switch answers with the maximum over the workers, which becomes the block's [`Scale`];
 //! 3. the worker quantises the block straight into a packet ([`quantize_f32`]);
-//! 4. the switch adds packets into a slot and writes the result ([`store_le`], [`add_le`], [`write_le`]);
+//! 4. the switch adds packets into a slot and writes the result ([`store_le`], [`add_le`],
+//!    [`write_le`]);
 //! 5. the worker dequantises the result straight into the gradient ([`dequantize_f32`]).
 //!
 //! `int32` tensors skip the scaling ([`copy_i32`], [`read_i32`]).
 //!
-//! In a job whose floats travel as bfloat16, steps 3 to 5 are: the worker rounds ([`encode_f32`]), the switch adds in fixed
-//! point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds the sum ([`write_bf16`]), the worker widens
-//! ([`decode_f32`]).
+//! In a job whose floats travel as bfloat16, steps 3 to 5 are: the worker rounds ([`encode_f32`]),
+//! the switch adds in fixed point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds
+//! the sum ([`write_bf16`]), the worker widens ([`decode_f32`]).
 //!
-//! Tensors that travel as they are, such as small ones, have no exponent: the switch sums integers as they come
-//! ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers, when all are there ([`sum_f32`]).
+//! Tensors that travel as they are, such as small ones, have no exponent. The switch sums integers
+//! as they come ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers, when all
+//! are there ([`sum_f32`]).
 //!
-//! In a job whose floats travel as int8 there are no exponents to agree on: the worker rounds ([`pack_f32`]), the switch sums in
-//! the order of the workers, when all are there, and rounds the sum ([`sum_packed`]), the worker widens ([`unpack_f32`]). What a worker's
-//! rounding takes may be added to its next gradient ([`feed_back_f32`]).
+//! In a job whose floats travel as int8 there are no exponents to agree on. The worker rounds
+//! ([`pack_f32`]). The switch sums in the order of the workers, when all are there, and rounds the
+//! sum ([`sum_packed`]). The worker widens ([`unpack_f32`]). The error of a worker's rounding may
+//! be added to its next gradient ([`feed_back_f32`]).
 //!
-//! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]); a switch adds with saturation ([`add_saturating_le`]), the server divides, and parameters travel as `f32` ([`narrow_f32`]), as do the
-//! original values where a sum overflowed ([`widen_f32`]).
+//! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]). A switch adds with
+//! saturation ([`add_saturating_le`]), and the server divides. Parameters travel as `f32`
+//! ([`narrow_f32`]), as do the original values if a sum overflowed ([`widen_f32`]).
 //!
-//! What may be lost on its way is rotated before, and its sum rotated back ([`rotate_f32`], [`rotate_back_f32`]).
+//! Tensors that may be lost on their way are rotated before, and their sum is rotated back
+//! ([`rotate_f32`], [`rotate_back_f32`]).
 //!
-//! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements), `class` (blocks with
-//! a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar` (**the specification** of every kernel),
-//! `avx2` and `avx512` (equal to it bit for bit, which the property tests hold), `kernels` (the choice between them, made
-//! once at run time), `integer` (the kernels on `i32`), `native` (sums in the tensor's own type), `packed` (one byte an element), `rotation`
-//! (the randomised Hadamard rotation).
+//! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements),
+//! `class` (blocks with a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar`
+//! (**the specification** of every kernel), `avx2` and `avx512` (equal to it bit for bit, which the
+//! property tests hold), `kernels` (the choice between them, made once at run time), `integer` (the
+//! kernels on `i32`), `native` (sums in the tensor's own type), `packed` (one byte an element),
+//! `rotation` (the randomised Hadamard rotation).
 //!
-//! Like all of Rust, the kernels assume the default floating-point environment: a thread that flushes subnormals to zero
-//! must not run them.
+//! Like all of Rust, the kernels assume the default floating-point environment: a thread that
+//! flushes subnormals to zero must not run them.
 //!
-//! Deliberately absent: packets, slots, zero-padding of a short last block (the caller's), allocation, errors. All
-//! lengths are the caller's own arithmetic, so a mismatch is an assertion; every *value*, also one that came from the
-//! network, is accepted without a panic.
+//! Deliberately absent: packets, slots, zero-padding of a short last block (the caller's),
+//! allocation, errors. All lengths are the caller's own arithmetic, so a mismatch is an assertion;
+//! every *value*, also one that came from the network, is accepted without a panic.
 #![no_std]
 
 #[cfg(target_arch = "x86_64")]
@@ -109,8 +117,9 @@ pub fn quantize_bf16(block: &[u16], scale: &Scale, out: &mut [u8]) {
     Kernels::detected().quantize_bf16(block, scale, out);
 }
 
-/// Turns little-endian sums `A` back into values: `A / f`, or their mean over the workers (see [`Divisor`]), rounded to
-/// the nearest `f32`, ties to even; what is too large for the type becomes an infinity.
+/// Turns little-endian sums `A` back into values: `A / f`, or their mean over the workers (see
+/// [`Divisor`]), rounded to the nearest `f32`, ties to even; what is too large for the type becomes
+/// an infinity.
 ///
 /// # Panics
 /// If `sums` is not four bytes an element.
@@ -134,8 +143,8 @@ pub fn dequantize_bf16(sums: &[u8], scale: &Scale, divisor: Divisor, out: &mut [
     Kernels::detected().dequantize_bf16(sums, scale, divisor, out);
 }
 
-/// Rounds a block to little-endian bfloat16 at any alignment, to nearest, ties to even. A NaN stays a NaN; what is at
-/// least half way from the largest bfloat16 to 2^128 becomes an infinity.
+/// Rounds a block to little-endian bfloat16 at any alignment, to nearest, ties to even. A NaN stays
+/// a NaN; what is at least half way from the largest bfloat16 to 2^128 becomes an infinity.
 ///
 /// # Panics
 /// If `out` is not two bytes an element.
@@ -159,8 +168,8 @@ pub fn copy_bf16(block: &[u16], out: &mut [u8]) {
     integer::copy_bf16(block, out);
 }
 
-/// Turns little-endian bfloat16 sums back into values, or into their mean over the workers: divided in `f32`, which for
-/// sums as they are is exact.
+/// Turns little-endian bfloat16 sums back into values, or into their mean over the workers: divided
+/// in `f32`, which for sums as they are is exact.
 ///
 /// # Panics
 /// If `sums` is not two bytes an element, or `workers` is not in `1..=`[`WORKERS_MAX`].
@@ -184,8 +193,8 @@ pub fn decode_bf16(sums: &[u8], divisor: Divisor, workers: u32, out: &mut [u16])
     Kernels::detected().decode_bf16(sums, divisor, workers, out);
 }
 
-/// Replaces a slot's accumulator by a bfloat16 payload in the fixed point of `scale`, one of [`Scale::fixed_point`] or
-/// [`Scale::fixed_point_sum`].
+/// Replaces a slot's accumulator by a bfloat16 payload in the fixed point of `scale`, one of
+/// [`Scale::fixed_point`] or [`Scale::fixed_point_sum`].
 ///
 /// # Panics
 /// If `payload` is not two bytes an element.
@@ -193,7 +202,8 @@ pub fn store_bf16(acc: &mut [i32], payload: &[u8], scale: &Scale) {
     Kernels::detected().store_bf16(acc, payload, scale);
 }
 
-/// Adds a bfloat16 payload to a slot's accumulator in the fixed point of `scale`, that of [`Scale::fixed_point`].
+/// Adds a bfloat16 payload to a slot's accumulator in the fixed point of `scale`, that of
+/// [`Scale::fixed_point`].
 ///
 /// # Panics
 /// If `payload` is not two bytes an element.
@@ -201,8 +211,8 @@ pub fn add_bf16(acc: &mut [i32], payload: &[u8], scale: &Scale) {
     Kernels::detected().add_bf16(acc, payload, scale);
 }
 
-/// Writes a slot's accumulator in fixed point as a bfloat16 payload: `A * 2^-k`, rounded to `f32` and then to bfloat16, both
-/// to nearest, ties to even.
+/// Writes a slot's accumulator in fixed point as a bfloat16 payload: `A * 2^-k`, rounded to `f32`
+/// and then to bfloat16, both to nearest, ties to even.
 ///
 /// # Panics
 /// If `out` is not two bytes an element.
@@ -210,8 +220,8 @@ pub fn write_bf16(acc: &[i32], scale: &Scale, out: &mut [u8]) {
     Kernels::detected().write_bf16(acc, scale, out);
 }
 
-/// Adds a payload of little-endian `i32` to a slot's accumulator, wrapping: quantised sums cannot overflow (SwitchML
-/// Theorem 2), and native integers wrap as they do in the tensor library.
+/// Adds a payload of little-endian `i32` to a slot's accumulator, wrapping. Quantised sums cannot
+/// overflow (SwitchML Theorem 2), and native integers wrap as they do in the tensor library.
 ///
 /// # Panics
 /// If `payload` is not four bytes an element.
@@ -219,8 +229,9 @@ pub fn add_le(acc: &mut [i32], payload: &[u8]) {
     Kernels::detected().add_le(acc, payload);
 }
 
-/// Adds a payload of little-endian `i32` to an accumulator, saturating (ATP §3.8). `i32::MAX` and `i32::MIN` say that the sum
-/// is not known; an accumulator that holds one keeps it, and a payload's becomes the accumulator's.
+/// Adds a payload of little-endian `i32` to an accumulator, saturating (ATP §3.8). `i32::MAX` and
+/// `i32::MIN` say that the sum is not known; an accumulator that holds one keeps it, and a
+/// payload's becomes the accumulator's.
 ///
 /// # Panics
 /// If `payload` is not four bytes an element.
@@ -228,7 +239,8 @@ pub fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
     Kernels::detected().add_saturating_le(acc, payload);
 }
 
-/// Writes a block as it is, in little-endian `f32` at any alignment: what a server that sums originals gets.
+/// Writes a block as it is, in little-endian `f32` at any alignment: what a server that sums
+/// originals gets.
 ///
 /// # Panics
 /// If `out` is not four bytes an element.
@@ -276,12 +288,13 @@ pub fn narrow_bf16(values: &[u8], out: &mut [u16]) {
     Kernels::detected().narrow_bf16(values, out);
 }
 
-/// Sums `payloads` in their order: in `f64`, divided there by `divisor`, and rounded once to `f32`. They are those of all workers, and a mean is divided by their number; or of some of them, as in a rack. A
-/// sum without a value is one NaN, whatever the NaNs were.
+/// Sums `payloads` in their order: in `f64`, divided there by `divisor`, and rounded once to `f32`.
+/// They are those of all workers, and a mean is divided by their number; or of some of them, as in
+/// a rack. A sum without a value is one NaN, whatever the NaNs were.
 ///
 /// # Panics
-/// If one of `payloads` is not as long as `sum`, `sum` is no multiple of 32 words, or their number or `divisor` is not in
-/// `1..=`[`WORKERS_MAX`].
+/// If one of `payloads` is not as long as `sum`, `sum` is no multiple of 32 words, or their number
+/// or `divisor` is not in `1..=`[`WORKERS_MAX`].
 pub fn sum_f32(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_f32(payloads, divisor, sum);
 }
@@ -302,8 +315,8 @@ pub fn sum_bf16(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_bf16(payloads, divisor, sum);
 }
 
-/// [`sum_f32`] for `f64`, with the errors of the additions carried along (Ogita, Rump and Oishi 2005, Sum2): as if summed with
-/// twice the digits and rounded once. A mean is rounded once more.
+/// [`sum_f32`] for `f64`, with the errors of the additions carried along (Ogita, Rump and Oishi
+/// 2005, Sum2): as if summed with twice the digits and rounded once. A mean is rounded once more.
 ///
 /// # Panics
 /// As [`sum_f32`].
@@ -311,12 +324,14 @@ pub fn sum_f64(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_f64(payloads, divisor, sum);
 }
 
-/// Rounds values to blocks of [`INT8_BLOCK`] integers of eight bits that share a step, by chance to one of the two neighbours, so that the
-/// expectation is the value; what can be represented stays as it is. The error of an element is less than its block's
-/// step, at most 1/63.5 of the largest magnitude in the block, or 2^-126 where that is more. What is chance is a function of `seed` and the element's place alone. Room
-/// in the payload that is left is filled with zeros.
+/// Rounds values to blocks of [`INT8_BLOCK`] integers of eight bits that share a step, by chance to
+/// one of the two neighbours, so that the expectation is the value. A value that can be represented
+/// stays unchanged. The error of an element is less than its block's step, at most 1/63.5 of the
+/// largest magnitude in the block, or 2^-126 where that is more. The chance is a function of `seed`
+/// and the element's place alone. Room in the payload that is left is filled with zeros.
 ///
-/// A block with a NaN, an infinity or a magnitude above 127 * 2^121 is not finite: see [`unpack_f32`].
+/// A block with a NaN, an infinity or a magnitude above 127 * 2^121 is not finite: see
+/// [`unpack_f32`].
 ///
 /// # Panics
 /// If `payload` is no multiple of four blocks, of 33 bytes each, or has no room for the values.
@@ -340,8 +355,9 @@ pub fn pack_bf16(values: &[u16], seed: u64, payload: &mut [u8]) {
     Kernels::detected().pack_bf16(values, seed, payload);
 }
 
-/// Turns the first elements of a payload of [`pack_f32`] or [`sum_packed`] back into values, exactly. In a block that is not finite
-/// an infinity is one (what was too large, too), and everything else a NaN.
+/// Turns the first elements of a payload of [`pack_f32`] or [`sum_packed`] back into values,
+/// exactly. In a block that is not finite an infinity is one (what was too large, too), and
+/// everything else a NaN.
 ///
 /// # Panics
 /// As [`pack_f32`].
@@ -349,7 +365,8 @@ pub fn unpack_f32(payload: &[u8], out: &mut [f32]) {
     Kernels::detected().unpack_f32(payload, out);
 }
 
-/// [`unpack_f32`], then rounded to IEEE half precision (raw bits), ties to even: what was above 65,024 may be an infinity.
+/// [`unpack_f32`], then rounded to IEEE half precision (raw bits), ties to even: what was above
+/// 65,024 may be an infinity.
 ///
 /// # Panics
 /// As [`pack_f32`].
@@ -365,8 +382,9 @@ pub fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
     Kernels::detected().unpack_bf16(payload, out);
 }
 
-/// Adds `residual` to the values, leaves of that in each the nearest that a payload can hold, ties to even, and in `residual` what is missing. The
-/// blocks are those of [`pack_f32`] from the first value on, which then changes nothing any more.
+/// Adds `residual` to the values, leaves of that in each the nearest that a payload can hold, ties
+/// to even, and in `residual` what is missing. The blocks are those of [`pack_f32`] from the first
+/// value on, which then changes nothing any more.
 ///
 /// A block that is not finite (as [`pack_f32`] has it) keeps its values, and has no residual.
 ///
@@ -392,20 +410,23 @@ pub fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
     Kernels::detected().feed_back_bf16(values, residual);
 }
 
-/// Sums payloads of [`pack_f32`] in their order, in `f32`, divides by `divisor`, and rounds the result as [`pack_f32`] does. A block that is
-/// not finite in one of them, or becomes so, is not finite in the sum.
+/// Sums payloads of [`pack_f32`] in their order, in `f32`, divides by `divisor`, and rounds the
+/// result as [`pack_f32`] does. A block that is not finite in one of them, or becomes so, is not
+/// finite in the sum.
 ///
 /// # Panics
-/// If one of `payloads` is not as long as `sum`, or as [`pack_f32`] has it; or if their number or `divisor` is not in
-/// `1..=`[`WORKERS_MAX`].
+/// If one of `payloads` is not as long as `sum`, or as [`pack_f32`] has it; or if their number or
+/// `divisor` is not in `1..=`[`WORKERS_MAX`].
 pub fn sum_packed(payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
     Kernels::detected().sum_packed(payloads, divisor, seed, sum);
 }
 
-/// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller ones: the signs that `seed` and
-/// an element's place give, then the Hadamard matrix over the root of its size. Norms of blocks stay, but for rounding.
+/// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller
+/// ones. It applies the signs that `seed` and an element's place give, then the Hadamard matrix
+/// over the root of its size. Norms of blocks stay, but for rounding.
 ///
-/// Not finite in a block, whether it was so or became it, spreads: all of the block is then one NaN, also when rotated back.
+/// Not finite in a block, whether it was so or became it, spreads: all of the block is then one
+/// NaN, also when rotated back.
 ///
 /// # Panics
 /// If `block` is no power of two.

@@ -1,11 +1,14 @@
-//! Elements that travel as they are: sums in the tensor's own type, each element right to its own magnitude.
+//! Elements that travel as they are: sums in the tensor's own type, each element right to its own
+//! magnitude.
 //!
-//! What a slot holds of them is the payload of the result, word by word as [`store_le`] and [`write_le`](crate::write_le) have it.
-//! Integers wrap, so they are added as they come. Floating-point addition depends on its order: the contributions are kept side by
-//! side, and summed in the order of the workers when all are there.
+//! A slot holds the payload of their result, word by word as [`store_le`] and
+//! [`write_le`](crate::write_le) have it. Integers wrap, so they are added as they come.
+//! Floating-point addition depends on its order: the contributions are kept side by side, and
+//! summed in the order of the workers when all are there.
 //!
-//! The sums of floats are the specification, as in [`scalar`](crate::scalar), and what the compiler makes of it for each instruction
-//! set: additions and roundings element by element, so that every one has the same bits.
+//! The sums of floats are the specification, as in [`scalar`](crate::scalar), and the compiler
+//! makes code of it for each instruction set. Additions and roundings are element by element, so
+//! that every one has the same bits.
 
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::store_le;
@@ -13,11 +16,13 @@ use crate::scale::assert_workers;
 
 /// Words that every payload is a multiple of.
 const WORDS_MULTIPLE: usize = 32;
-/// Elements that are summed at a time: their sums stay in the nearest cache while the workers' payloads go by. Whole loops over
-/// them, and not some lanes that are unrolled, are what the compiler makes vector instructions of.
+/// Elements that are summed at a time: their sums stay in the nearest cache while the workers'
+/// payloads go by. Whole loops over them, and not some lanes that are unrolled, are what the
+/// compiler makes vector instructions of.
 const BLOCK: usize = 256;
 
-/// The quiet NaN that every sum has which is none: which bits an addition leaves in it is the processor's choice.
+/// The quiet NaN that every sum has which is none: which bits an addition leaves in it is the
+/// processor's choice.
 pub(crate) const CANONICAL_NAN: f64 = f64::from_bits(0x7ff8_0000_0000_0000);
 
 /// Adds a payload of 64-bit integers, wrapping.
@@ -81,7 +86,8 @@ pub fn mean_i8(acc: &mut [i32], workers: u32) {
     }
 }
 
-/// The sums of `f32`: see [`crate::sum_f32`]. Each of `payloads`, one of each worker, is as long as `sum`.
+/// The sums of `f32`: see [`crate::sum_f32`]. Each of `payloads`, one of each worker, is as long as
+/// `sum`.
 #[inline(always)] // for each instruction set anew, here and below
 pub(crate) fn sum_f32(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
     let widen = |x: [u8; 4]| f64::from(f32::from_le_bytes(x));
@@ -165,8 +171,8 @@ fn sum_as_f64<const N: usize>(
     sum_blocks(payloads, divisor, sum, begin, add, finish);
 }
 
-/// Sums a block of elements after the other: `begin` makes totals of the first payload's, `add` adds another's, and `finish` rounds
-/// the totals, in which a NaN is [`CANONICAL_NAN`].
+/// Sums a block of elements after the other: `begin` makes totals of the first payload's, `add`
+/// adds another's, and `finish` rounds the totals, in which a NaN is [`CANONICAL_NAN`].
 #[inline(always)]
 pub(crate) fn sum_blocks<const N: usize>(
     payloads: &[&[u8]],
@@ -193,7 +199,7 @@ pub(crate) fn sum_blocks<const N: usize>(
     }
 }
 
-/// Those of a payload that are summed together.
+/// The elements of a payload that are summed together.
 #[inline(always)]
 fn elements<const N: usize>(payload: &[u8], block: usize, count: usize) -> &[[u8; N]] {
     &payload.as_chunks().0[block * BLOCK..][..count]
@@ -212,7 +218,8 @@ fn divide(totals: &mut [f64], divisor: Option<f64>) {
     }
 }
 
-/// What the sums of some workers are divided by; and that their payloads are as long as they should be.
+/// The divisor of the sums of some workers; asserts that their payloads are as long as they should
+/// be.
 ///
 /// # Panics
 /// As [`crate::sum_f32`].
@@ -227,13 +234,15 @@ pub(crate) fn assert_payloads(payloads: &[&[u8]], divisor: u32, words: usize) ->
     (divisor > 1).then(|| f64::from(divisor))
 }
 
-/// Rounds to `f32` so that a further rounding, to a type of at least two digits less, ends where one alone would have: what
-/// cannot be represented becomes the neighbour whose last bit is set ("round to odd").
+/// Rounds to `f32` so that a further rounding, to a type of at least two digits less, ends where
+/// one alone would have. A value that cannot be represented becomes the neighbour whose last bit is
+/// set ("round to odd").
 #[inline(always)]
 pub(crate) fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;
     let back = f64::from(nearest);
-    // A step toward zero where rounding went away from it; and the last bit, where anything was rounded.
+    // A step toward zero where rounding went away from it; and the last bit, where anything was
+    // rounded.
     let bits = nearest.to_bits() - u32::from(back.abs() > x.abs());
     f32::from_bits(bits | u32::from(back.abs() != x.abs() && !x.is_nan()))
 }

@@ -1,16 +1,19 @@
-//! Floats in one byte an element: blocks of [`INT8_BLOCK`] integers of eight bits that share a step, a power of two (the
-//! layout of MXINT8 in the OCP Microscaling Formats 1.0, whose integers count in 64ths of what its scale says).
+//! Floats in one byte an element: blocks of [`INT8_BLOCK`] integers of eight bits that share a
+//! step, a power of two. It is the layout of MXINT8 in the OCP Microscaling Formats 1.0, whose
+//! integers count in 64ths of what its scale says.
 //!
-//! A payload is the steps of its blocks, one byte each, and then the integers. The step of byte `b` is 2^(b - 127), the
-//! least, down to 2^-126, by which the block's largest magnitude is at most 127. Rounding is stochastic: up or down by chance, so that the
-//! expectation is the value itself. What can be represented stays: any multiple of a step is one of every smaller step, so
-//! that what was rounded once is not changed by rounding again, whatever the seed.
+//! A payload is the steps of its blocks, one byte each, and then the integers. The step of byte `b`
+//! is 2^(b - 127), the least, down to 2^-126, by which no magnitude in the block is above 127.
+//! Rounding is stochastic: up or down by chance, so that the expectation is the value itself. A
+//! value that can be represented stays. Any multiple of a step is one of every smaller step, so
+//! that a rounded value is not changed by rounding again, whatever the seed.
 //!
-//! A block with a NaN, an infinity or a magnitude of more than 127 * 2^121 has no step but the byte [`NOT_FINITE`], and its
-//! elements are classes: so every such block is seen as one by all, and none of it is a wrong number.
+//! A block with a NaN, an infinity or a magnitude of more than 127 * 2^121 has no step but the byte
+//! [`NOT_FINITE`], and its elements are classes. So every such block is seen as one by all, and
+//! none of it is a wrong number.
 //!
-//! The functions are the specification, as in [`scalar`](crate::scalar), and what the compiler makes of it for each instruction
-//! set: element by element, so that every one has the same bits.
+//! The functions are the specification, as in [`scalar`](crate::scalar), and the compiler makes
+//! code of it for each instruction set: element by element, so that every one has the same bits.
 
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::store_le;
@@ -31,8 +34,8 @@ const LARGEST: u32 = 0x7f7e_0000;
 const INFINITE: i8 = 1;
 const NOT_A_NUMBER: i8 = 2;
 
-/// At 1.5 * 2^23 the last bit of an `f32` is worth 1, so that an addition rounds to nearest, ties to even, and leaves the
-/// integer, in two's complement, in the low bits.
+/// At 1.5 * 2^23 the last bit of an `f32` is worth 1. So an addition rounds to nearest, ties to
+/// even, and leaves the integer, in two's complement, in the low bits.
 const INTEGERS: f32 = (3u32 << 22) as f32;
 const CANONICAL_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
@@ -88,7 +91,8 @@ pub(crate) fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
 pub(crate) fn sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, sum: &mut [i32]) {
     let Some(bytes) = payloads.first().map(|payload| payload.len()) else { return };
     let blocks = blocks_of(bytes);
-    // A block's elements, which the compiler does not know: it makes loops of vectors of them, and not 32 additions.
+    // A block's elements, which the compiler does not know: it makes loops of vectors of them, and
+    // not 32 additions.
     let width = (bytes - blocks) / blocks.max(1);
     let (steps, integers) = sum.split_at_mut(blocks / GROUP);
     let mut packed = [[0; INT8_BLOCK]; GROUP];
@@ -125,7 +129,8 @@ pub(crate) fn sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, su
     }
 }
 
-/// What the sums of some workers are divided by; and that their payloads are as long as they should be.
+/// The divisor of the sums of some workers; asserts that their payloads are as long as they should
+/// be.
 ///
 /// # Panics
 /// As [`crate::sum_packed`].
@@ -247,7 +252,7 @@ fn feed_back_block<T: Copy>(
         let rounded = ((total * inverse + INTEGERS) - INTEGERS) * step;
         *value = narrow(if is_finite { rounded } else { total });
         let missing = total - widen(*value);
-        // Of float16 the next multiple of a step may be an infinity.
+        // For float16 the next multiple of a step may be an infinity.
         *residual = if is_finite && missing.is_finite() { missing } else { 0.0 };
     }
 }
@@ -257,7 +262,8 @@ fn magnitude_of(block: &Block) -> u32 {
     block.iter().fold(0, |max, x| (x.to_bits() & 0x7fff_ffff).max(max))
 }
 
-/// Of a block whose largest magnitude has these bits; of one that is not finite, some step.
+/// The step of a block whose largest magnitude has these bits; for one that is not finite, some
+/// step.
 #[inline(always)]
 fn step_byte(magnitude: u32) -> u32 {
     // 127 is 1.984375 * 2^6: a mantissa above that needs the next step.
@@ -310,7 +316,7 @@ fn add_classes(total: &mut Block, classes: &[u8]) {
     }
 }
 
-/// What a class adds to a sum.
+/// The value that a class adds to a sum.
 #[inline]
 fn value_of_class(class: i8) -> f32 {
     match class {
@@ -335,7 +341,8 @@ const fn word(seed: u64, number: usize) -> u32 {
     (x >> 32) as u32
 }
 
-/// The random number of an element: a mixer of 32 bits with little bias (Wellons 2018, `lowbias32`), which vectors have.
+/// The random number of an element: a mixer of 32 bits with little bias (Wellons 2018,
+/// `lowbias32`), which vectors have.
 #[inline(always)]
 const fn random(seed: u32, element: u32) -> u32 {
     let mut x = seed.wrapping_add(element.wrapping_mul(0x9e37_79b9));

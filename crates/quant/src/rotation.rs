@@ -1,15 +1,19 @@
-//! A randomised Hadamard rotation: what a lost packet takes with it is a little of each element, and not all of some.
+//! A randomised Hadamard rotation: what a lost packet takes with it is a little of each element,
+//! and not all of some.
 //!
-//! The places of a packet are neighbours, whose parts of an element may agree in sign: what an element then gets of another is
-//! at most that other times the part of the block that is lost.
+//! The places of a packet are neighbours, whose parts of an element may agree in sign. Then an
+//! element gets of another at most that other times the part of the block that is lost.
 //!
-//! Signs by chance, then the Hadamard matrix of the block's length, divided by its root: orthogonal, so that norms stay and the
-//! rotation back is the transpose. Sums and means of blocks that were rotated alike are the rotated sums and means.
+//! Signs by chance, then the Hadamard matrix of the block's length, divided by its root:
+//! orthogonal, so that norms stay and the rotation back is the transpose. Sums and means of blocks
+//! that were rotated alike are the rotated sums and means.
 //!
-//! The functions are the specification, as in [`scalar`](crate::scalar), and what the compiler makes of it for each instruction set:
-//! single additions and products in a fixed order, so that every one has the same bits.
+//! The functions are the specification, as in [`scalar`](crate::scalar), and the compiler makes
+//! code of it for each instruction set. It has single additions and products in a fixed order, so
+//! that every one has the same bits.
 
-/// The NaN that all of a block has in which one was: which bits an addition leaves in it is the processor's choice.
+/// The NaN that all of a block has in which one was: which bits an addition leaves in it is the
+/// processor's choice.
 const CANONICAL_NAN: f32 = f32::from_bits(0x7fc0_0000);
 /// Elements whose signs are of one word.
 const WORD: usize = 64;
@@ -36,7 +40,7 @@ pub(crate) fn assert_block(block: usize) {
     assert!(block.is_power_of_two(), "a block of {block} elements, which is no power of two");
 }
 
-/// What is left over is rotated in blocks of smaller powers of two: of a tensor nothing is padded.
+/// The rest is rotated in blocks of smaller powers of two: nothing of a tensor is padded.
 #[inline(always)]
 fn for_each_block(mut values: &mut [f32], block: usize, rotate: impl Fn(&mut [f32])) {
     while !values.is_empty() {
@@ -70,7 +74,8 @@ fn hadamard(block: &mut [f32]) {
         stage(block, half);
         half *= 2;
     }
-    // Each result has a part of each element, so a NaN is in all of them, and an infinity leaves none of them finite.
+    // Each result has a part of each element, so a NaN is in all of them, and an infinity leaves
+    // none of them finite.
     if block.iter().any(|x| !x.is_finite()) {
         block.fill(CANONICAL_NAN);
     }
@@ -87,7 +92,7 @@ fn stage(block: &mut [f32], half: usize) {
     }
 }
 
-/// Of a power of two: exact where its root is one, else rounded once.
+/// The value for a power of two: exact if its root is one, else rounded once.
 #[inline(always)]
 fn one_over_root(length: usize) -> f32 {
     let exponent = length.ilog2();
@@ -95,7 +100,8 @@ fn one_over_root(length: usize) -> f32 {
     if exponent.is_multiple_of(2) { whole } else { whole * core::f32::consts::FRAC_1_SQRT_2 }
 }
 
-/// The sign of an element is a function of the seed and its place alone, so that who rotates back may do so anywhere.
+/// The sign of an element is a function of the seed and its place alone, so that who rotates back
+/// may do so anywhere.
 #[inline(always)]
 fn flip_signs(values: &mut [f32], seed: u64) {
     for (place, word) in values.chunks_mut(WORD).enumerate() {
@@ -107,7 +113,8 @@ fn flip_signs(values: &mut [f32], seed: u64) {
     }
 }
 
-/// The word of this number in the sequence of SplitMix64 (Steele, Lea and Flood 2014) from this seed on.
+/// The word of this number in the sequence of SplitMix64 (Steele, Lea and Flood 2014) from this
+/// seed on.
 #[inline(always)]
 const fn random_word(seed: u64, number: u64) -> u64 {
     let mut x = seed.wrapping_add((number.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));

@@ -1,5 +1,5 @@
-//! The specification: every kernel as one plain loop. What an implementation for an instruction set does is right if it
-//! equals this bit for bit.
+//! The specification: every kernel as one plain loop. An implementation for an instruction set is
+//! right if it equals this bit for bit.
 //!
 //! Callers have checked the lengths.
 
@@ -13,8 +13,8 @@ pub(crate) use crate::packed::{
 };
 pub(crate) use crate::rotation::{rotate_back_f32, rotate_f32};
 
-/// The largest magnitude of a block, as the bits of an `f32` without the sign: ordered as the values are, infinities
-/// above all numbers, NaNs above infinities.
+/// The largest magnitude of a block, as the bits of an `f32` without the sign: ordered as the
+/// values are, infinities above all numbers, NaNs above infinities.
 #[inline]
 pub(crate) fn magnitude_f32(block: &[f32]) -> u32 {
     block.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff))
@@ -75,7 +75,8 @@ pub(crate) fn add_le(acc: &mut [i32], payload: &[u8]) {
     }
 }
 
-/// The limits are sticky: they stand for a sum that is not known, and adding to it does not make it known.
+/// The limits are sticky: they stand for a sum that is not known, and adding to it does not make it
+/// known.
 #[inline]
 pub(crate) fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
     for (a, p) in acc.iter_mut().zip(payload.as_chunks().0) {
@@ -190,14 +191,14 @@ const fn is_limit(x: i32) -> bool {
     x == i32::MAX || x == i32::MIN
 }
 
-/// One bfloat16 of the wire, over `divisor`: a single rounding to `f32`.
+/// A bfloat16 of the wire, over `divisor`: a single rounding to `f32`.
 #[inline]
 fn decode(sum: [u8; 2], divisor: f32) -> f32 {
     f32_from_bf16(u16::from_le_bytes(sum)) / divisor
 }
 
-/// One element. The comparisons are those of MINPD and MAXPD, which yield their second operand for a NaN: a NaN in a
-/// block that was announced as finite becomes the limit.
+/// Quantises one element. The comparisons are those of MINPD and MAXPD, which yield their second
+/// operand for a NaN: a NaN in a block that was announced as finite becomes the limit.
 #[inline]
 fn quantize(x: f32, scale: &Finite) -> i32 {
     let scaled = f64::from(x) * scale.factor;
@@ -206,15 +207,15 @@ fn quantize(x: f32, scale: &Finite) -> i32 {
     round_ties_even(clamped)
 }
 
-/// `f64::round_ties_even` is not in `core`. At 1.5 * 2^52 the last bit of an `f64` is worth 1, so that the addition
-/// rounds and leaves the integer, in two's complement, in the low bits.
+/// `f64::round_ties_even` is not in `core`. At 1.5 * 2^52 the last bit of an `f64` is worth 1, so
+/// that the addition rounds and leaves the integer, in two's complement, in the low bits.
 #[inline]
 fn round_ties_even(x: f64) -> i32 {
     const INTEGERS: f64 = (3u64 << 51) as f64;
     (x + INTEGERS).to_bits() as i32
 }
 
-/// One sum: a single multiplication, then a single rounding to `f32`.
+/// A single sum: a single multiplication, then a single rounding to `f32`.
 #[inline]
 fn dequantize(sum: i32, inverse: f64) -> f32 {
     (f64::from(sum) * inverse) as f32

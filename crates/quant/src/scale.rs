@@ -1,4 +1,4 @@
-//! What a block's exponent and the number of workers make of its elements.
+//! The scale of a block's elements, which follows from its exponent and the number of workers.
 
 use crate::Exponent;
 
@@ -9,10 +9,11 @@ pub const WORKERS_MAX: u32 = 4096;
 const SUM_MAX: i32 = i32::MAX;
 /// The same in fixed point, as a power of two.
 const SUM_MAX_LOG2: i16 = 30;
-/// The largest bfloat16 that is an `i32`. Each level of racks may round its sums up, so that those of all may be more than 2^30.
+/// The largest bfloat16 that is an `i32`. Each level of racks may round its sums up, so that those
+/// of all may be more than 2^30.
 const ROUNDED_SUM_MAX: f64 = 2_139_095_040.0;
 
-/// What a sum is divided by when it is turned back into a value.
+/// The divisor of a sum when it is turned back into a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Divisor {
     /// Nothing: the sum over the workers.
@@ -22,7 +23,7 @@ pub enum Divisor {
 }
 
 impl Divisor {
-    /// What a sum over `workers` is divided by.
+    /// The divisor of a sum over `workers`.
     pub(crate) fn value(self, workers: u32) -> f32 {
         assert_workers(workers);
         match self {
@@ -46,10 +47,11 @@ pub(crate) fn assert_workers(workers: u32) {
 /// | [`ZERO`](Exponent::ZERO) | 0 | 0 |
 /// | [`NON_FINITE`](Exponent::NON_FINITE), [`UNKNOWN`](Exponent::UNKNOWN) | its class: finite, +inf, -inf or NaN | what IEEE addition of the classes gives; NaN where all were finite, for their values were not carried |
 ///
-/// All in `f64`, each step rounded to nearest, ties to even. `f` is SwitchML's scaling factor (§4.6). The paper's
-/// Theorem 2 asks for a slightly smaller one, so that rounding cannot carry a sum past `2^31 - 1`; the clamp does that
-/// here, also where `|x| = 2^m` exactly and where an element is larger than the exponent announced. It moves a
-/// value by less than 1, so that Theorem 1 (`|sum of x - A / f| <= n / f`) holds all the same.
+/// All in `f64`, each step rounded to nearest, ties to even. `f` is SwitchML's scaling factor
+/// (§4.6). The paper's Theorem 2 asks for a slightly smaller one, so that rounding cannot carry a
+/// sum past `2^31 - 1`. The clamp does that here, also if `|x| = 2^m` exactly and if an element is
+/// larger than the exponent announced. It moves a value by less than 1, so that Theorem 1
+/// (`|sum of x - A / f| <= n / f`) holds all the same.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     pub(crate) kind: Kind,
@@ -67,7 +69,7 @@ pub(crate) enum Kind {
 pub(crate) struct Finite {
     /// `f`.
     pub factor: f64,
-    /// What an element is cut to, integers: `-L`
+    /// The limit to which an element is cut, integers: `-L`
     pub least: f64,
     /// and `L`.
     pub limit: f64,
@@ -78,7 +80,8 @@ pub(crate) struct Finite {
 }
 
 impl Scale {
-    /// The scale of a block with this exponent (the maximum over the workers), summed over `workers` workers.
+    /// The scale of a block with this exponent (the maximum over the workers), summed over
+    /// `workers` workers.
     ///
     /// # Panics
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].
@@ -93,10 +96,11 @@ impl Scale {
         Self { kind }
     }
 
-    /// The fixed point in which a switch adds bfloat16 contributions: an element is written as
-    /// `round_ties_even(clamp(x * 2^k, -L, L))`, `k = 30 - ceil(log2(n)) - m`, `L = 2^(30 - ceil(log2(n)))`, and a sum is read
-    /// as `A * 2^-k`, so that shifts and additions are all that a switch needs. Exponents without a finite value are treated
-    /// as by [`Scale::new`].
+    /// The fixed point in which a switch adds bfloat16 contributions. An element is written as
+    /// `round_ties_even(clamp(x * 2^k, -L, L))`, `k = 30 - ceil(log2(n)) - m`,
+    /// `L = 2^(30 - ceil(log2(n)))`, and a sum is read as `A * 2^-k`, so that shifts and additions
+    /// are all that a switch needs. Exponents without a finite value are treated as by
+    /// [`Scale::new`].
     ///
     /// # Panics
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].
@@ -105,8 +109,9 @@ impl Scale {
         Self::of_fixed_point(exponent, workers, power_of_two(SUM_MAX_LOG2 - log2_ceil(workers)))
     }
 
-    /// As [`Self::fixed_point`] for a number that is a whole sum already: it is cut to what an `i32` holds only. A sum that was read and
-    /// rounded to bfloat16 is an integer in this scale, and reads as the very same bits again.
+    /// As [`Self::fixed_point`] for a number that is a whole sum already: it is cut to what an
+    /// `i32` holds only. A sum that was read and rounded to bfloat16 is an integer in this scale,
+    /// and reads as the very same bits again.
     ///
     /// # Panics
     /// If `workers` is not in `1..=`[`WORKERS_MAX`].
@@ -130,9 +135,11 @@ impl Scale {
         scale
     }
 
-    /// The scale of a fixed factor, as ATP has it (§3.8): an element is written as `round_ties_even(clamp(x * f, -2^31,
-    /// 2^31 - 1))`, whatever the others have. What does not fit becomes one of the two limits, a NaN the upper one, and
-    /// [`add_saturating_le`](crate::add_saturating_le) keeps it there, so that the receiver of the sum sees that it is none.
+    /// The scale of a fixed factor, as ATP has it (§3.8): an element is written as
+    /// `round_ties_even(clamp(x * f, -2^31, 2^31 - 1))`, whatever the others have. A value that
+    /// does not fit becomes one of the two limits, a NaN the upper one, and
+    /// [`add_saturating_le`](crate::add_saturating_le) keeps it there, so that the receiver of the
+    /// sum sees that it is none.
     ///
     /// # Panics
     /// If `factor` is not a finite number above zero.
@@ -165,8 +172,8 @@ impl Finite {
     fn new(m: i16, workers: u32) -> Self {
         let n = f64::from(workers);
         let sum_max = f64::from(SUM_MAX);
-        // The division by a power of two is exact, so f is within half an ulp of its definition; likewise the inverses.
-        // Integer division is the floor.
+        // The division by a power of two is exact, so f is within half an ulp of its definition;
+        // likewise the inverses. Integer division is the floor.
         let limit = f64::from(SUM_MAX / workers as i32);
         Self {
             factor: sum_max / n * power_of_two(-m),

@@ -1,5 +1,5 @@
-//! Sums of a job whose floats travel as bfloat16: what they are bit for bit, how far off they may be, what becomes of zeros,
-//! infinities and NaNs, and that a sum which is handed back stays what it was.
+//! Sums of a job whose floats travel as bfloat16: their bits, how far off they may be, what becomes
+//! of zeros, infinities and NaNs, and that a sum which is handed back stays what it was.
 
 use fanin_quant::*;
 use half::{bf16, f16};
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const WORKERS: std::ops::RangeInclusive<usize> = 1..=64;
 /// Unit roundoff of bfloat16: half of 2^-7, the spacing of its eight significant bits.
 const U: f64 = 1.0 / 256.0;
-/// That of a result, which is rounded to `f32` first.
+/// The unit of a result, which is rounded to `f32` first.
 const U_RESULT: f64 = U + 1.0 / (1 << 23) as f64;
 /// Half the spacing of subnormal bfloat16 numbers, 2^-134.
 const HALF_SUBNORMAL: f64 = 1.0 / (1u128 << 67) as f64 / (1u128 << 67) as f64;
@@ -18,7 +18,8 @@ fn exponent(elements: &[f32]) -> Exponent {
     elements.iter().map(|&x| exponent_f32(&[x])).max().expect("a worker")
 }
 
-/// One element of each worker through the switch, in the order given, in a block of this exponent.
+/// Sends one element of each worker through the switch, in the order given, in a block of this
+/// exponent.
 fn sum_on_wire(elements: &[f32], exponent: Exponent) -> [u8; 2] {
     let scale = Scale::fixed_point(exponent, elements.len() as u32);
     let (mut slot, mut payload) = ([0x55], [0; 2]);
@@ -62,8 +63,8 @@ fn specified(elements: &[f32], exponent: Exponent) -> f32 {
     bf16::from_f32((sum as f64 * 2f64.powi(-k)) as f32).to_f32()
 }
 
-/// Numbers whose sum an `f64` holds exactly: integers of 24 bits, at most 20 binary orders of magnitude apart; and the
-/// exponent of a block in which they are, which may hold larger ones.
+/// Numbers whose sum an `f64` holds exactly: integers of 24 bits, at most 20 binary orders of
+/// magnitude apart; and the exponent of a block in which they are, which may hold larger ones.
 fn elements() -> impl Strategy<Value = (Vec<f32>, Exponent)> {
     let number = (-(1i32 << 24)..=1 << 24, -20i32..=0);
     let above = prop_oneof![Just(0i16), 0i16..=32];
@@ -78,8 +79,8 @@ fn elements() -> impl Strategy<Value = (Vec<f32>, Exponent)> {
 
 #[test]
 fn a_sum_that_racks_of_racks_rounded_up_is_handed_back_as_it_was() {
-    // Racks of 259 of 4,096 workers round to 260, those of three such and two workers more to 784 in place of 779: all that are at the
-    // block's maximum sum up to more than 2^30.
+    // Racks of 259 of 4,096 workers round to 260, those of three such and two workers more to 784
+    // in place of 779: all that are at the block's maximum sum up to more than 2^30.
     let scale = Scale::fixed_point_sum(exponent(&[0.75]), 4096);
     for sum in [1_i32 << 30, (1 << 30) + (1 << 23), (1 << 30) + (1 << 26)] {
         for sum in [sum, -sum] {
@@ -157,8 +158,9 @@ proptest! {
 
 #[test]
 fn a_sum_that_racks_have_rounded_up_is_handed_back_as_it_was() {
-    // Contributions of 4,096 workers are 2^18 at most. Racks whose sums are ties round them up, and racks of such racks again:
-    // 21 of these units more than there are come to the next bfloat16 above 2^30.
+    // Contributions of 4,096 workers are 2^18 at most. Racks whose sums are ties round them up, and
+    // racks of such racks again. So 21 of these units more than there are come to the next bfloat16
+    // above 2^30.
     let exponent = Exponent::from_bits(5);
     for sign in [1, -1] {
         for sum in [(4096 + 21) << 18, (1 << 30) + (1 << 23), 2_139_095_040] {

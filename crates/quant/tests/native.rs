@@ -1,4 +1,5 @@
-//! Sums of what travels as it is: each element is right to its own magnitude, bit for bit what the order of the workers gives.
+//! Sums of what travels as it is: each element is right to its own magnitude, bit for bit what the
+//! order of the workers gives.
 
 use fanin_quant::*;
 use half::{bf16, f16};
@@ -6,12 +7,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 const WORKERS: std::ops::RangeInclusive<usize> = 1..=64;
-/// Words of the shortest payload; a block's elements are summed together, so that each has neighbours.
+/// Words of the shortest payload; a block's elements are summed together, so that each has
+/// neighbours.
 const WORDS: usize = 32;
 
 type Sum = fn(&[&[u8]], u32, &mut [i32]);
 
-/// What the workers' payloads, one row each, become.
+/// The sum of the workers' payloads, one row each.
 fn summed(sum: Sum, rows: &[Vec<u8>], divisor: Divisor) -> Vec<u8> {
     let mut words = [7; WORDS];
     let workers = rows.len() as u32;
@@ -123,8 +125,9 @@ mod num {
     }
 }
 
-/// The 16-bit number next to `x`, ties to even, found among all of them; `beyond` is what an infinity stands for. (The conversions
-/// from `f64` of the crate `half` look at the upper bits alone.)
+/// The 16-bit number next to `x`, ties to even, found among all of them; `beyond` is what an
+/// infinity stands for. (The conversions from `f64` of the crate `half` look at the upper bits
+/// alone.)
 fn nearest(x: f64, beyond: f64, value: impl Fn(u16) -> f64) -> u16 {
     let infinity = (0..0x7fff).find(|bits| value(*bits).is_infinite()).unwrap();
     if x.is_nan() {
@@ -157,7 +160,8 @@ fn columns<T: Copy>(rows: &[Vec<T>]) -> impl Iterator<Item = Vec<T>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// The bound of docs/protocols/switchml.md: half a unit in the last place of its own sum, and n 2^-53 of its own terms.
+    /// The bound of docs/protocols/switchml.md: half a unit in the last place of its own sum, and n
+    /// 2^-53 of its own terms.
     #[test]
     fn each_element_is_right_to_its_own_magnitude(rows in vec(vec(number(), WORDS), WORKERS)) {
         let n = rows.len() as f64;
@@ -170,7 +174,8 @@ proptest! {
                 }
                 let sizes: f64 = column.iter().map(|x| f64::from(x.abs())).sum();
                 let half_unit = f64::from(result.abs()) * 2f64.powi(-24) + 2f64.powi(-150);
-                // A division moves the result by a rounding in f64 more, and what is compared is the sum.
+                // A division moves the result by a rounding in f64 more, and what is compared is
+                // the sum.
                 let off = exact(&column).distance(f64::from(result) * by);
                 let bound = (half_unit * by + (n + 1.0) * 2f64.powi(-53) * sizes) * (1.0 + 2f64.powi(-40));
                 prop_assert!(off <= bound, "{:e} > {:e} of {:?}", off, bound, column);

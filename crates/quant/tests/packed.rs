@@ -1,4 +1,5 @@
-//! One byte an element: how far off, in expectation right, not changed by rounding again, and never a wrong number.
+//! A byte an element: how far off, in expectation right, not changed by rounding again, and never a
+//! wrong number.
 
 use fanin_quant::*;
 use half::{bf16, f16};
@@ -53,7 +54,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Of magnitudes that differ by much, as gradients' do, or by all that there is; zeros among them.
+/// The magnitudes differ by much, as gradients' do, or by all that there is; zeros are among them.
 fn finite(magnitudes: std::ops::Range<f64>) -> impl Strategy<Value = f32> {
     prop_oneof![
         12 => (magnitudes, any::<bool>()).prop_map(|(exponent, negative)| {
@@ -102,7 +103,7 @@ proptest! {
     fn the_seed_and_the_place_alone_decide(x in vec(finite(-20.0..3.0), INT8_BLOCK..200), seed in any::<u64>()) {
         let payload = packed(&x, seed);
         prop_assert_eq!(&packed(&x, seed), &payload);
-        // What stands in other blocks changes nothing, and a longer payload has zeros behind.
+        // The content of other blocks changes nothing, and a longer payload has zeros behind.
         let mut other = x.clone();
         other[INT8_BLOCK..].fill(0.25);
         prop_assert_eq!(&unpacked(&packed(&other, seed), INT8_BLOCK), &unpacked(&payload, INT8_BLOCK));

@@ -84,7 +84,8 @@ proptest! {
         (one, other) in (0..ELEMENTS_MAX).prop_flat_map(|n| (vec(-100..100i16, n), vec(-100..100i16, n))),
         seed in any::<u64>(),
     ) {
-        // Small whole numbers in blocks of an even power: every partial sum is exact, and so is this.
+        // Small whole numbers in blocks of an even power: every partial sum is exact, and so is
+        // this.
         let turned = |of: &[i16]| {
             let mut values: Vec<f32> = of.iter().map(|&x| f32::from(x)).collect();
             rotate_f32(&mut values, 1024, seed);
@@ -132,7 +133,8 @@ fn what_is_lost_of_one_place_is_a_little_of_each() {
     assert!((values[77] - kept).abs() < 1e-6);
     let largest =
         values.iter().enumerate().filter(|&(at, _)| at != 77).map(|(_, x)| x.abs()).fold(0.0, f32::max);
-    // Each lost place had 1/4096 of it for each element, with a sign; those of neighbours may agree, as here, and never give more.
+    // Each lost place had 1/4096 of it for each element, with a sign; those of neighbours may
+    // agree, as here, and never give more.
     assert!(largest <= PACKET as f32 / BLOCK as f32, "{largest}");
     let error: Vec<f32> =
         values.iter().enumerate().map(|(at, x)| if at == 77 { 1.0 - x } else { *x }).collect();

@@ -1,10 +1,12 @@
-//! Every implementation equals the specification bit for bit: any bit pattern, any length, any alignment.
+//! Every implementation equals the specification bit for bit: any bit pattern, any length, any
+//! alignment.
 
 use fanin_quant::{Divisor, Exponent, Isa, Kernels, Scale, WORKERS_MAX};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// More than two iterations of the widest kernel, so that main loop, last registers and rest all run.
+/// More than two iterations of the widest kernel, so that main loop, last registers and rest all
+/// run.
 const ELEMENTS_MAX: usize = 300;
 const ALIGNMENTS: usize = 64;
 
@@ -17,7 +19,8 @@ fn others() -> impl Iterator<Item = &'static Kernels> {
     Isa::ALL.into_iter().filter(|&isa| isa != Isa::Scalar).filter_map(Kernels::of)
 }
 
-/// Bits of an `f32`: uniform patterns are mostly huge or tiny, so also ordinary values and the special ones.
+/// Bits of an `f32`: uniform patterns are mostly huge or tiny, so also ordinary values and the
+/// special ones.
 fn f32_bits() -> impl Strategy<Value = u32> {
     prop_oneof![
         3 => any::<u32>(),
@@ -74,7 +77,8 @@ fn fixed_point() -> impl Strategy<Value = Scale> {
     })
 }
 
-/// Some workers' payloads of any bytes, with bits of the special values of each type of float among them.
+/// Some workers' payloads of any bytes, with bits of the special values of each type of float among
+/// them.
 fn payloads() -> impl Strategy<Value = (u32, usize, Vec<u8>)> {
     let eight = prop_oneof![
         4 => any::<u64>(),
@@ -129,7 +133,7 @@ proptest! {
 
     #[test]
     fn exponents_of_finite_blocks_are_equal(block in vec(-1.0f32..1.0, 0..ELEMENTS_MAX), peak in any::<prop::sample::Index>()) {
-        // One element stands out, at any place: each lane and the rest must be looked at.
+        // A single element stands out, at any place: each lane and the rest must be looked at.
         let mut block = block;
         if !block.is_empty() {
             let at = peak.index(block.len());

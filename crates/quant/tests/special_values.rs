@@ -4,7 +4,7 @@ use fanin_quant::*;
 
 const NAN: u32 = 0x7fc0_0000;
 
-/// One element through the exchange, for any number of workers.
+/// Sends one element through the exchange, for any number of workers.
 fn sum_of(elements: &[f32], divisor: Divisor) -> f32 {
     let exponents = elements.iter().map(|&x| exponent_f32(&[x]));
     let scale = Scale::new(exponents.max().expect("a worker"), elements.len() as u32);
@@ -70,7 +70,7 @@ fn zeros_of_either_sign_sum_to_zero() {
     assert_eq!(exponent_bf16(&[]), Exponent::ZERO);
     assert_eq!(sum_of(&[0.0, -0.0, -0.0], Divisor::Workers).to_bits(), 0);
 
-    // Where all were zero, sums that say otherwise are not believed.
+    // If all were zero, sums that say otherwise are not believed.
     let mut out = [1.0];
     dequantize_f32(&[0xff; 4], &Scale::new(Exponent::ZERO, 2), Divisor::One, &mut out);
     assert_eq!(out, [0.0]);

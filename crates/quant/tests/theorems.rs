@@ -1,4 +1,5 @@
-//! SwitchML's Theorems 1 (bounded error) and 2 (no overflow), Appendix E, checked in exact arithmetic.
+//! SwitchML's Theorems 1 (bounded error) and 2 (no overflow), Appendix E, checked in exact
+//! arithmetic.
 
 use fanin_quant::{
     Divisor, Exponent, Scale, WORKERS_MAX, add_le, dequantize_f32, exponent_f32, quantize_f32, store_le,
@@ -6,7 +7,7 @@ use fanin_quant::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Those of a switch alone. More are rarer here, as they take long.
+/// The workers of a switch alone. More are rarer here, as they take long.
 const WORKERS: std::ops::RangeInclusive<u32> = 1..=64;
 
 /// Bits after the point of the fixed-point numbers below.
@@ -38,7 +39,8 @@ fn scaled_exactly(x: f32, factor: f64) -> i128 {
     }
 }
 
-/// All workers' blocks through the whole exchange; the sums are kept in 64 bits too, where they cannot overflow.
+/// All workers' blocks through the whole exchange; the sums are kept in 64 bits too, where they
+/// cannot overflow.
 struct Exchange {
     scale: Scale,
     wide_sums: Vec<i64>,
@@ -100,12 +102,14 @@ fn theorems_hold(blocks: &[Vec<f32>]) {
     for (element, (&sum, (&value, &mean))) in
         exchange.wide_sums.iter().zip(values.iter().zip(&means)).enumerate()
     {
-        // Theorem 1, multiplied by f: |f * (sum of x) - A| <= n. Each of the n terms was rounded down by less than 1.
+        // Theorem 1, multiplied by f: |f * (sum of x) - A| <= n. Each of the n terms was rounded
+        // down by less than 1.
         let exact: i128 = blocks.iter().map(|block| scaled_exactly(block[element], factor)).sum();
         let error = (exact - (i128::from(sum) << POINT)).abs();
         assert!(error + n <= n << POINT, "element {element}: {} / 2^64", error);
 
-        // What is decoded is A / f to within the rounding of an f32; 1e-15 for that of the multiplier.
+        // A decoded value is A / f to within the rounding of an f32; 1e-15 for that of the
+        // multiplier.
         let quotient = sum as f64 / factor;
         for (decoded, exact) in [(value, quotient), (mean, quotient / n as f64)] {
             let ulp = (exact.abs() * (f64::powi(2.0, -24) + 1e-15)).max(f64::powi(2.0, -150));

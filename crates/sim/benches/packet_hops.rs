@@ -1,15 +1,18 @@
-//! How many packet-hops a second one core simulates: a hop is a packet sent into a link, queues, routing, statistics and
-//! delivery included.
+//! How many packet-hops a second one core simulates: a hop is a packet sent into a link, queues,
+//! routing, statistics and delivery included.
 //!
-//! After the criterion report come, of single runs and in CPU time, the cost of a hop as the number of packets grows by 64, in
-//! several scenes and in networks from 64 hosts to 8,192, and rate and memory of a leaf-spine with 1,024 hosts. What a hop of a
-//! long run costs more than one of a short run in the same network is what is not linear in packets (the long one has windows
-//! and queues that are full, and so more in its caches); what a hop costs more in a larger network is memory that is further
-//! away. It fails when a scene is slower than 5 million hops a second (with 1,024 hosts: 4 million), when a hop of a long run
-//! costs more than twice one of a short run in the same network, or when the process ever had more than 2 GB.
+//! The criterion report is followed by figures of single runs in CPU time. They are the cost of a
+//! hop as the number of packets grows by 64, in several scenes and in networks from 64 hosts to
+//! 8,192, and rate and memory of a leaf-spine with 1,024 hosts. If a hop of a long run costs more
+//! than one of a short run in the same network, some cost is not linear in packets: the long run
+//! has full windows and queues, and so more in its caches. If a hop costs more in a larger network,
+//! memory is further away. The benchmark fails in three cases: a scene is slower than 5 million
+//! hops a second (with 1,024 hosts: 4 million); a hop of a long run costs more than twice one of a
+//! short run in the same network; the process ever had more than 2 GB.
 //!
-//! `cargo bench -p fanin-sim` for all, `-- --quick` for a first look. `cargo test --bench packet_hops` sees that it runs, and holds
-//! nothing to a limit: what is timed depends on the machine.
+//! `cargo bench -p fanin-sim` for all, `-- --quick` for a first look.
+//! `cargo test --bench packet_hops` sees that it runs, and holds nothing to a limit: what is timed
+//! depends on the machine.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -70,7 +73,8 @@ impl Scene {
 
 type Make = fn(u64) -> Scene;
 
-/// With the most nanoseconds that a hop may cost: 5 million a second, and where windows do not fit into a core's own cache 4 million.
+/// With the most nanoseconds that a hop may cost: 5 million a second, and where windows do not fit
+/// into a core's own cache 4 million.
 const SCENES: [(&str, Make, f64); 4] = [
     ("constant_rate/leaf_spine_64", |hops| constant_rate(4, 4, 16, hops), 200.0),
     ("tcp/leaf_spine_64", |hops| tcp(4, 4, 16, hops), 200.0),
@@ -85,7 +89,7 @@ fn hops_of(mut scene: Scene) -> (u64, Duration) {
     (hops, cpu_time() - began)
 }
 
-/// Of this thread: what others do on the machine does not count, but for what they take of its caches.
+/// The time of this thread: other work on the machine counts only by what it takes of its caches.
 fn cpu_time() -> Duration {
     let status = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanos = status.split(' ').next().and_then(|nanos| nanos.parse().ok());
@@ -134,7 +138,8 @@ fn tcp(leaves: usize, spines: usize, hosts: usize, hops: u64) -> Scene {
     Scene { network, end: Time::from_millis(60_000) }
 }
 
-/// Packets of 1,408 bytes that are copied in and looked at: every host sends what it gets on to the next.
+/// Packets of 1,408 bytes that are copied in and looked at: every host sends what it gets on to the
+/// next.
 struct Relay {
     next: NodeId,
     left: u64,
@@ -176,8 +181,9 @@ fn payload(hops: u64) -> Scene {
     Scene { network, end: Time::from_millis(60_000) }
 }
 
-/// Nanoseconds a hop of runs and of those that are `times` as long, with the hops of a run. CPU time is told in ticks of some
-/// milliseconds, so that many short runs count together; of the long ones the best, as others may use the machine.
+/// Nanoseconds a hop of runs and of those that are `times` as long, with the hops of a run. CPU
+/// time is told in ticks of some milliseconds, so that many short runs count together; of the long
+/// ones the best, as others may use the machine.
 fn costs(times: u64, make: impl Fn(u64) -> Scene) -> [(u64, f64); 2] {
     let cost = |(hops, took): (u64, Duration)| took.as_nanos() as f64 / hops as f64;
     let short: Vec<_> = (0..16).map(|_| hops_of(make(1))).collect();
@@ -186,7 +192,8 @@ fn costs(times: u64, make: impl Fn(u64) -> Scene) -> [(u64, f64); 2] {
     [(short[0].0, cost(together)), (long.0, cost(long))]
 }
 
-/// The largest part of what it may that a hop costs in any scene, and the most growth with the number of packets.
+/// The largest part of what it may that a hop costs in any scene, and the most growth with the
+/// number of packets.
 fn growth(times: u64) -> (f64, f64) {
     println!("\nA hop's cost as the number of packets grows, ns:");
     let (mut slowness, mut growth) = (0.0_f64, 0.0_f64);

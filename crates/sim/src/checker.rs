@@ -1,4 +1,4 @@
-//! What must hold whatever the network does.
+//! The rules that hold whatever the network does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,7 +66,8 @@ pub enum Violation {
         /// Its reason.
         reason: AbortReason,
     },
-    /// A machine had more to send than its tables can hold, or the network more in it than the machines may have sent.
+    /// A machine had more to send than its tables can hold, or the network more in it than the
+    /// machines may have sent.
     Unbounded {
         /// What grew.
         what: &'static str,
@@ -84,9 +85,9 @@ pub(crate) struct Checker<'a> {
     size_class: usize,
     /// Contributions that counted: slot, exchange, and place there.
     added: BTreeSet<(Gathering, u16, u32, u8)>,
-    /// Of each slot the exchange that came last to it.
+    /// For each slot, the exchange that came last to it.
     begun: BTreeMap<(Gathering, u16), u32>,
-    /// Of which lane a job is.
+    /// The lane of each job.
     lanes: BTreeMap<JobId, usize>,
     /// Exchanges of each lane's slots that each worker has the result of.
     received: BTreeMap<(usize, u16, u16), u32>,
@@ -128,7 +129,7 @@ impl<'a> Checker<'a> {
         let worker = packet.preamble.worker.0;
         let contributes = match packet.preamble.kind {
             Kind::Update => true,
-            // What is handed back is a contribution where only another one got the sum.
+            // A result that is handed back is a contribution if only another worker got the sum.
             Kind::Restore => {
                 let pattern = packet.header.collective.pattern;
                 !packet.payload.is_empty() && !pattern.receives(packet.preamble.worker)
@@ -142,7 +143,8 @@ impl<'a> Checker<'a> {
         if self.begun.insert((gathering, slot), exchange) == Some(exchange) {
             return Ok(());
         }
-        // The version held exchange - 2; nobody may still need that. Who has it keeps it, so that once an exchange is enough.
+        // The version held exchange - 2; nobody may still need that. A worker that has it keeps it,
+        // so that once an exchange is enough.
         let lane = self.lanes[&packet.preamble.job];
         for worker in 0..self.scenario.workers {
             let received = self.received.get(&(lane, worker, slot)).copied().unwrap_or(0);

@@ -1,11 +1,16 @@
 //! Deterministic worlds for the protocols' own state machines, in virtual time.
 //!
-//! [`net`] is a network of packets, with rates, queues, routes and topologies: for what the protocols do to a network, and
-//! it to them. [`workload`] puts jobs on it, [`scenario_file`] reads what `fanin sim` plays. Beside it stands a small world for
-//! SwitchML's faults alone: a network that loses, duplicates, reorders and delays; workers that crash, services that restart or die
-//! for good and are taken over by others.
-//! There a [`Scenario`] is drawn from a seed; [`run`] plays it and returns what the [`Checker`](checker) found wrong, if
-//! anything. The same seed plays the same way on every machine: nothing here reads a clock, an address or a hash map's order.
+//! [`net`] is a network of packets, with rates, queues, routes and topologies. It shows what the
+//! protocols do to a network, and what a network does to them. [`workload`] puts jobs on it, and
+//! [`scenario_file`] reads what `fanin sim` plays.
+//!
+//! A small world for SwitchML's faults alone stands beside it. Its network loses, duplicates,
+//! reorders and delays. Its workers crash; its services restart, or die for good and are taken over
+//! by others. A [`Scenario`] of this world is drawn from a seed; [`run`] plays it and returns what
+//! the checker found wrong, if anything.
+//!
+//! The same seed plays the same way on every machine: nothing here reads a clock, an address or a
+//! hash map's order.
 //!
 //! Deliberately absent: sockets, threads.
 #![forbid(unsafe_code)]

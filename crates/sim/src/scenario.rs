@@ -1,4 +1,4 @@
-//! What a seed stands for.
+//! The scenario that a seed stands for.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use fanin_protocol::Instant;
 use fanin_wire::{Dtype, Op, PLACES_MAX, Pattern, WireDtype, WorkerId};
 use oorandom::Rand64;
 
-/// One tensor of the job: the same on every worker but for its numbers.
+/// A tensor of the job: the same on every worker but for its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorShape {
     /// Element type.
     pub dtype: Dtype,
     /// Sum or average.
     pub op: Op,
-    /// Whose numbers they are, and who gets the sum.
+    /// The contributors of its numbers, and the receivers of the sum.
     pub pattern: Pattern,
     /// Number of elements.
     pub elements: usize,
@@ -47,8 +47,8 @@ impl Racks {
         std::iter::successors(own, |rack| self.upstreams[*rack]).collect()
     }
 
-    /// Draws one to three levels of them; a few workers send to the root or to a rack of racks. Each is away for less than what would
-    /// make the root expel the workers behind it.
+    /// Draws one to three levels of them; a few workers send to the root or to a rack of racks.
+    /// Each is away for less than what would make the root expel the workers behind it.
     fn from_seed(seed: u64, workers: u16) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0x7ac4_0000_0000);
         // So many that each gets along with the places that a switch has.
@@ -81,7 +81,8 @@ pub struct Death {
     pub service: usize,
     /// When.
     pub at: Instant,
-    /// For how long it is away; `None` is for good. One that is away when it should die comes back when it would have.
+    /// For how long it is away; `None` is for good. A service that is away when it should die comes
+    /// back when it would have.
     pub down: Option<Duration>,
 }
 
@@ -90,7 +91,8 @@ pub struct Death {
 pub struct Services {
     /// How many.
     pub count: usize,
-    /// Those that die, besides the restarts of the first. At least one of them lives in the end.
+    /// The services that die, besides the restarts of the first. At least one of them lives in the
+    /// end.
     pub deaths: Vec<Death>,
 }
 
@@ -131,14 +133,15 @@ pub struct Scenario {
     pub crash: Option<(u16, Instant)>,
     /// Restarts of the switch, in order.
     pub restarts: Vec<Restart>,
-    /// What sums before the switch.
+    /// The racks that sum before the switch.
     pub racks: Racks,
-    /// Who shares the job.
+    /// The services that share the job.
     pub services: Services,
 }
 
 impl Scenario {
-    /// The same with racks before the switch, some of which restart; one in 128 with more workers than a switch has places.
+    /// The same with racks before the switch, some of which restart; one in 128 with more workers
+    /// than a switch has places.
     #[must_use]
     pub fn with_racks_from_seed(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
@@ -152,8 +155,9 @@ impl Scenario {
         scenario
     }
 
-    /// The same with two or three services, and four tensors at least. Unless a worker crashes, one of them dies for good, of three sometimes a
-    /// second one, and in one of three some is away for a while.
+    /// The same with two or three services, and four tensors at least. Unless a worker crashes, one
+    /// of them dies for good, of three sometimes a second one, and in one of three some is away for
+    /// a while.
     #[must_use]
     pub fn with_services_from_seed(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
@@ -181,9 +185,9 @@ impl Scenario {
         scenario
     }
 
-    /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8, in one as they are. In one of two some
-    /// tensors have a root.
+    /// Draws a scenario. A perfect network and a worker that crashes come in one of eight scenarios
+    /// each. In one of three a switch restarts, up to three times. In one of four each, large
+    /// floats travel as bfloat16, as int8, or as they are. In one of two some tensors have a root.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
@@ -225,7 +229,8 @@ impl Scenario {
             round: Duration::from_micros(dice.rand_range(0..3) * dice.rand_range(0..2_000)),
             crash,
             restarts,
-            // What came later is drawn last, so that all else is as the seed always had it.
+            // Properties that were added later are drawn last, so that all else is as the seed
+            // always had it.
             wire_dtype: [WireDtype::SharedExponent, WireDtype::Int8, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
             racks: Racks::default(),

@@ -8,7 +8,7 @@ use oorandom::Rand64;
 
 use crate::scenario::{Scenario, TensorShape};
 
-/// One worker's copy of a tensor.
+/// A worker's copy of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Copy {
     /// Which of the scenario's tensors.
@@ -44,7 +44,8 @@ impl Tensor for Copy {
 }
 
 impl Copy {
-    /// The tensor `index` as `worker` contributes it: a function of the seed, so that it need not be kept.
+    /// The tensor `index` as `worker` contributes it: a function of the seed, so that it need not
+    /// be kept.
     pub(crate) fn contribution(scenario: &Scenario, index: usize, worker: u16) -> Self {
         let TensorShape { dtype, elements, .. } = scenario.tensors[index];
         let seed = (u128::from(scenario.seed) << 32) | ((index as u128) << 8) | u128::from(worker);
@@ -157,11 +158,13 @@ impl Copy {
 
 /// The first element of `result` that is not the sum of all workers' contributions, if any.
 ///
-/// Integers must be exact, and what travels as it is the very bits that `docs/protocols/switchml.md` defines: summed in the order
-/// of the workers, each rack's sum rounded to the type. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
-/// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
-/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival. Of those that travelled as int8 the
-/// bits are chance: they must be within the error.
+/// Integers must be exact. Floats that travel as they are must be the very bits that
+/// `docs/protocols/switchml.md` defines: summed in the order of the workers, each rack's sum
+/// rounded to the type. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and
+/// half a unit in the last place of their type for the one rounding at the end. Floats that
+/// travelled as bfloat16 must be within the error that `docs/protocols/switchml.md` states, and
+/// besides be the very bits that it defines, whatever the order of arrival. For floats that
+/// travelled as int8 the bits are chance: they must be within the error.
 pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usize) -> Option<usize> {
     let TensorShape { dtype, op, elements, .. } = scenario.tensors[result.index];
     let n = u32::from(scenario.workers);
@@ -191,7 +194,8 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
         });
     }
     let levels = (0..scenario.workers).map(|w| scenario.racks.way(w).len()).max().unwrap_or(0);
-    // The sum of what is not finite; a finite neighbour was not carried, and must not look as if it was.
+    // The sum of what is not finite; a finite neighbour was not carried, and must not look as if it
+    // was.
     let is_of_specials = |i: usize| {
         let specials = parts.iter().map(|part| part.value(i)).filter(|value| !value.is_finite());
         let expected = specials.reduce(|a, b| a + b).unwrap_or(f64::NAN);
@@ -247,11 +251,11 @@ pub(crate) fn wrong_element(scenario: &Scenario, result: &Copy, size_class: usiz
     })
 }
 
-/// What comes to the root for an element: of the workers that send there their numbers, of racks what `of_rack` makes of theirs. Each
-/// switch has its parts in the order of their lowest ranks.
+/// The parts that come to the root for an element: numbers of the workers that send there, and for
+/// racks the results of `of_rack`. Each switch has its parts in the order of their lowest ranks.
 fn at_root(scenario: &Scenario, number: impl Fn(usize) -> f64, of_rack: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let racks = &scenario.racks;
-    // Of each rack, and last of the root: the lowest rank of each part, and the part.
+    // For each rack, and last for the root: the lowest rank of each part, and the part.
     let root = racks.upstreams.len();
     let mut parts: Vec<Vec<(u16, f64)>> = vec![Vec::new(); root + 1];
     for worker in 0..scenario.workers {
@@ -319,8 +323,9 @@ fn in_order(dtype: Dtype, mut contributions: impl Iterator<Item = f64>, divisor:
     }
 }
 
-/// How far the sum of a block that travelled as int8 may be off: by a step for each rounding, of each contribution, each rack's sum
-/// and the sum of all. `sizes` is the sum of the contributions' largest magnitudes.
+/// The error bound of the sum of a block that travelled as int8: a step for each rounding, of each
+/// contribution, each rack's sum and the sum of all. `sizes` is the sum of the contributions'
+/// largest magnitudes.
 fn int8_error(sizes: f64, levels: usize) -> f64 {
     let rounding = |size: f64| size / 63.5 + 2f64.powi(-126);
     // The contributions, the racks, the root; and at each but the first the additions in float32.
@@ -328,7 +333,8 @@ fn int8_error(sizes: f64, levels: usize) -> f64 {
     (0..roundings).fold(0.0, |error, _| error + rounding(sizes + error) + (sizes + error) * 2f64.powi(-16))
 }
 
-/// A sum that travelled as bfloat16, as its definition reads, in arithmetic that has no order: integers.
+/// A sum that travelled as bfloat16, as its definition reads, in arithmetic that has no order:
+/// integers.
 struct FixedPoint {
     /// `2^k`; none where all contributions are zero.
     factor: Option<f64>,
@@ -349,7 +355,8 @@ impl FixedPoint {
         f32::from(bf16::from_f32((sum as f64 / factor) as f32))
     }
 
-    /// How far the sum may be from `exact`; `sizes` is the sum of the contributions' absolute values. Each level of racks rounds once more.
+    /// How far the sum may be from `exact`; `sizes` is the sum of the contributions' absolute
+    /// values. Each level of racks rounds once more.
     fn error(&self, exact: f64, sizes: f64, workers: u32, levels: usize) -> f64 {
         let unit = 2f64.powi(-8);
         let Some(factor) = self.factor else { return 0.0 };

@@ -1,4 +1,5 @@
-//! The world itself: one service or several, racks before it or none, the workers of one job, and the network between them.
+//! The world itself: one service or several, racks before it or none, the workers of one job, and
+//! the network between them.
 
 use std::time::Duration;
 
@@ -21,26 +22,27 @@ mod membership;
 const HEARTBEAT: Duration = Duration::from_millis(50);
 /// After how long the switch believes that it does not.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(400);
-/// How long the world may take for each switch on a worker's way: a retransmission that mends a loss far up must get there itself.
+/// How long the world may take for each switch on a worker's way: a retransmission that mends a
+/// loss far up must get there itself.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// A path that carries chunks of 256 elements.
 const MTU: usize = 1280;
 const CHUNK_ELEMENTS: usize = 256;
 
-/// What a run was like.
+/// The report of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Virtual time at the end.
     pub ended: Instant,
     /// Packets handed to the network.
     pub packets: u64,
-    /// Those that it lost.
+    /// The packets that it lost.
     pub lost: u64,
     /// Packets that workers sent again.
     pub retransmissions: u64,
     /// Times that the job, or a lane of it, went on under a new switch.
     pub resumptions: u64,
-    /// Those where another service took over.
+    /// The lanes that another service took over.
     pub taken_over: u64,
     /// Slots whose last exchange was handed to it.
     pub handed_back: u64,
@@ -111,7 +113,7 @@ enum Event {
     },
 }
 
-/// Who sends and receives packets.
+/// A sender and receiver of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Node {
     Worker(u16),
@@ -311,9 +313,11 @@ impl<'a> World<'a> {
             .all(|(node, completed)| !node.alive || node.failed.is_some() || completed.len() == tensors)
     }
 
-    /// Memory is bounded: every packet in the network was in a slot's turn or a retransmission of it.
+    /// Memory is bounded: every packet in the network was in a slot's turn or a retransmission of
+    /// it.
     fn check_bounds(&self) -> Result<(), Violation> {
-        // Two copies of each packet, up and down; a timeout may send a slot again some times within the longest delay.
+        // Two copies of each packet, up and down; a timeout may send a slot again some times within
+        // the longest delay.
         let slots = usize::from(self.scenario.slots) * usize::from(self.scenario.workers);
         let most = 400 + 200 * slots * self.switches.len();
         let size = self.fabric.agenda.len();
@@ -401,12 +405,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Where a rack is among the switches.
+    /// The place of a rack among the switches.
     fn rack(&self, rack: usize) -> Place {
         self.services.len() + rack
     }
 
-    /// Where a worker's packets to a service go.
+    /// The first hop of a worker's packets to a service.
     fn first_hop(&self, worker: u16, service: Place) -> Place {
         self.scenario.racks.way(worker).first().map_or(service, |rack| self.rack(*rack))
     }
@@ -482,8 +486,9 @@ impl<'a> World<'a> {
                 }
             }
         }
-        // One result, reply or packet to the upstream a packet handled, of the last two each two a slot at most, or an abort for
-        // everybody. A result that is a root's alone is another one than that of the others.
+        // At most one result, reply or packet to the upstream a packet handled (for the last two,
+        // two a slot at most), or an abort for everybody. A result that is a root's alone is
+        // another one than that of the others.
         let handled = std::mem::take(&mut summing.handled);
         // A service has the job of its own lane, and those that it took over.
         let services = self.services.len();

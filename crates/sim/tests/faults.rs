@@ -26,7 +26,7 @@ fn play(scenario: &Scenario) -> Report {
     })
 }
 
-/// What all runs were like together.
+/// The totals of all runs.
 #[derive(Default)]
 struct Totals {
     lost: AtomicU64,
@@ -36,7 +36,8 @@ struct Totals {
     killed: AtomicU64,
 }
 
-/// Plays all seeds, and returns what they were like; none where the environment names a seed, which is played alone.
+/// Plays all seeds, and returns what they were like; none where the environment names a seed, which
+/// is played alone.
 fn play_all(seeds: u64, from_seed: FromSeed) -> Option<Totals> {
     if let Ok(seed) = std::env::var("FANIN_SEED") {
         let scenario = from_seed(seed.parse().expect("FANIN_SEED is a number"));

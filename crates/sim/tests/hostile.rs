@@ -1,4 +1,5 @@
-//! Thousands of seeds of jobs of every system in hostile networks, every checker on. `FANIN_SEED=n` replays one of them.
+//! Thousands of seeds of jobs of every system in hostile networks, every checker on. `FANIN_SEED=n`
+//! replays one of them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,9 +105,10 @@ fn campaign(seeds: Range<u64>) {
     }
 }
 
-/// Workers sent at the same times for ever, and a queue had room for the packets of the same ones every time: SwitchML's
-/// at the cores of the root, the machines of one rank of an ATP job (`ps-n-to-n`) at their parameter server, and all that
-/// a server asked for original values, over and over.
+/// Workers sent at the same times for ever, and a queue had room for the packets of the same ones
+/// every time: SwitchML's at the cores of the root, the machines of one rank of an ATP job
+/// (`ps-n-to-n`) at their parameter server, and all workers that a server asked for original
+/// values, over and over.
 #[test]
 fn seeds_that_once_stood_still_go_on() {
     for seed in [76_514, 197_186, 200_132] {

@@ -1,7 +1,9 @@
-//! The network held against ns-3: the scenario of `experiments/ns3/reference.json`, played here, and the figures there.
+//! The network held against ns-3: the scenario of `experiments/ns3/reference.json`, played here,
+//! and the figures there.
 //!
-//! UDP must agree to the picosecond in the fate of every packet. Two TCP connections are chaotic: one segment more in a
-//! window, and every later loss hits another; they must agree in what they reach together, how they share, and how much is lost.
+//! UDP must agree to the picosecond in the fate of every packet. The two TCP connections are
+//! chaotic: one segment more in a window, and every later loss hits another. They must agree in
+//! what they reach together, how they share, and how much is lost.
 
 use std::time::Duration;
 
@@ -54,7 +56,7 @@ impl Flow {
     }
 }
 
-/// What became of a flow's packets.
+/// The fate of a flow's packets.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Fate {
     delivered: usize,
@@ -70,7 +72,7 @@ struct Fate {
 const LOST: i64 = -1;
 
 impl Fate {
-    /// Of the latencies in the order of sending.
+    /// Computes it from the latencies in the order of sending.
     fn of(flow: &Flow, latencies: &[i64]) -> Self {
         let mut delivered: Vec<i64> = latencies.iter().copied().filter(|latency| *latency != LOST).collect();
         delivered.sort_unstable();

@@ -1,5 +1,5 @@
-//! How a system moves in (CONTRIBUTING.md): a server that sums what it is sent, with all that a system needs and nothing else. It
-//! stands outside of the crate, so that what it uses is public.
+//! How a system moves in (CONTRIBUTING.md): a server that sums what it is sent, with all that a
+//! system needs and nothing else. It stands outside of the crate, so that what it uses is public.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const CHUNK: usize = 256;
 type Header = (u32, u64, u32);
 const HEADER_BYTES: usize = 16;
 
-// 1. What scenario files say: the name, and the keys of `[job.toy]`.
+// 1. The content of scenario files: the name, and the keys of `[job.toy]`.
 
 const TOY: Kind = Kind { name: "toy", keys: keys::<Keys>, resolve };
 
@@ -255,7 +255,7 @@ fn a_system_from_outside_sums_for_two_jobs_at_one_server() {
     assert_eq!(report.servers[0].received_packets, 2 * 3 * 5 * 10);
 }
 
-/// What its decisions depend on nobody has said.
+/// Nobody has said what its decisions depend on.
 #[test]
 fn a_sample_of_the_payload_is_refused_for_it() {
     let text = "payload = \"sample\"\n[network]\ntopology = \"rack\"\nhosts = 3\n[[job]]\nsystem = \"toy\"\nworkers = 2\ntensor = \"1kB\"\n[job.toy]\nserver = \"h2\"\n";

@@ -23,7 +23,8 @@ impl Acceptor {
     /// Takes connections under this identity, from those alone who know this secret.
     #[must_use]
     pub fn new(identity: &Identity, secret: Option<Secret>) -> Self {
-        // Who has no secret shares no protocol with who has one, and is told so by TLS.
+        // An end without the secret shares no protocol with an end that has one, and is told so by
+        // TLS.
         let protocol = if secret.is_some() { HTTP2_BEHIND_SECRET } else { HTTP2 };
         let mut config = ServerConfig::clone(&identity.config);
         config.alpn_protocols = vec![protocol.to_vec()];
@@ -44,7 +45,7 @@ impl Acceptor {
         self.fingerprint
     }
 
-    /// What a connection's other end has to say before it is served. It has no limit of time.
+    /// Hears a connection's other end before it is served. It has no limit of time.
     ///
     /// # Errors
     /// When the connection breaks, the other end speaks no TLS 1.3, or does not know the secret.

@@ -1,4 +1,4 @@
-//! What may be wrong with files, and with whom a connection leads to.
+//! Faults of files, and of the peer that a connection leads to.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,9 +11,9 @@ pub enum SetupError {
     /// A file cannot be read or written.
     #[error("the {what} {}: {cause}", path.display())]
     File {
-        /// What it should hold.
+        /// The content that it should have.
         what: &'static str,
-        /// Where it should be.
+        /// The path where it should be.
         path: PathBuf,
         /// The operating system's answer, or what is wrong with its content.
         cause: io::Error,

@@ -1,7 +1,8 @@
-//! What two processes know of each other through a place that others read, too, such as torch's store.
+//! A key that two processes share through a place that others read, too, such as torch's store.
 //!
-//! Each puts a public key there that it made for this once, and makes of its private one and the other's public one a key that nobody
-//! else can (X25519, RFC 7748; HKDF, RFC 5869). Who only reads learns nothing. Who *writes* there can take the other's place: that is not
+//! Each puts a public key there that it made for this once. It makes of its private one and the
+//! other's public one a key that nobody else can (X25519, RFC 7748; HKDF, RFC 5869). A process that
+//! only reads learns nothing. A process that *writes* there can take the other's place: that is not
 //! kept out here.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
@@ -12,13 +13,14 @@ use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
 const KEY_BYTES: usize = 32;
 const SALT: &[u8] = b"fanin-exchange";
 
-/// One end of an exchange.
+/// An end of an exchange.
 pub struct Exchange {
     private: PrivateKey,
     public: [u8; KEY_BYTES],
 }
 
-/// What the other end put there is of no use: it is no public key, or nothing that was sealed for this one.
+/// The other end's words are of no use: they are no public key, or nothing that was sealed for this
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it is not what the other end put there")]
 pub struct Unreadable;
@@ -34,7 +36,7 @@ impl Exchange {
         Ok(Self { private, public })
     }
 
-    /// What everybody may read.
+    /// The public key, which everybody may read.
     #[must_use]
     pub const fn public(&self) -> [u8; KEY_BYTES] {
         self.public
@@ -70,7 +72,7 @@ impl Exchange {
         Ok([nonce.as_ref().as_slice(), &sealed].concat())
     }
 
-    /// What the end with that public key sealed for this one.
+    /// Opens what the end with that public key sealed for this one.
     ///
     /// # Errors
     /// When it did not.

@@ -1,4 +1,4 @@
-//! Who serves: a key, and the certificate that carries it.
+//! The identity of a server: a key, and the certificate that carries it.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -29,12 +29,13 @@ const FINGERPRINT_BYTES: usize = 32;
 
 static OF_PROCESS: OnceLock<Identity> = OnceLock::new();
 
-/// By what a key is known: SHA-256 of the public key as certificates carry it (SubjectPublicKeyInfo), in hexadecimal.
+/// By what a key is known: SHA-256 of the public key as certificates carry it
+/// (SubjectPublicKeyInfo), in hexadecimal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; FINGERPRINT_BYTES]);
 
 impl Fingerprint {
-    /// That of a certificate's key; `None` where it is no certificate.
+    /// The fingerprint of a certificate's key; `None` if it is no certificate.
     pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let key = ParsedCertificate::try_from(certificate).ok()?.subject_public_key_info();
         let hash = digest::digest(&digest::SHA256, key.as_ref());
@@ -91,7 +92,8 @@ impl Identity {
         Ok(OF_PROCESS.get_or_init(|| made).clone())
     }
 
-    /// The key that is kept in this file, with a certificate that nobody vouches for; a new key where there is no file.
+    /// The key that is kept in this file, with a certificate that nobody vouches for; a new key
+    /// where there is no file.
     ///
     /// # Errors
     /// When the file can be neither read nor written, or holds no key.
@@ -111,7 +113,8 @@ impl Identity {
         Self::self_signed(&key)
     }
 
-    /// The certificate in one file, with what leads from it to its authority, and the key in another.
+    /// The certificate in one file, with what leads from it to its authority, and the key in
+    /// another.
     ///
     /// # Errors
     /// When a file cannot be read, or they do not belong together.
@@ -167,7 +170,8 @@ fn new_key() -> Result<KeyPair, SetupError> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(broken)
 }
 
-/// Writes a key into a file that is not there. Who is slower than another one keeps the other's.
+/// Writes a key into a file that is not there. A process that is slower than another one keeps the
+/// other's.
 fn keep(file: &Path, key: &KeyPair) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;

@@ -1,8 +1,10 @@
-//! What makes a control connection nobody else's: TLS 1.3, and the answer to the question who is at its other end.
+//! Control connections that nobody else can read: TLS 1.3, and the answer to the question who is at
+//! the other end.
 //!
-//! Whoever serves has an [`Identity`], a key with a certificate, and an [`Acceptor`] that takes connections under it. Whoever connects has a
-//! [`Trust`], which decides by what it knows whether the other end is the right one: by a key that its ranks told each other
-//! ([`Fingerprint`]), by an authority, by a secret that both ends have ([`Secret`]), or else by the key that it saw first.
+//! A server has an [`Identity`], a key with a certificate, and an [`Acceptor`] that takes
+//! connections under it. A client has a [`Trust`], which decides by what it knows whether the other
+//! end is the right one: by a key that its ranks told each other ([`Fingerprint`]), by an
+//! authority, by a secret that both ends have ([`Secret`]), or else by the key that it saw first.
 //! `docs/security.md` says what each of these stops.
 //!
 //! Deliberately absent: what is said over a connection, sockets, and settings.
@@ -30,7 +32,8 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 /// The first byte of a TLS connection: the content type of a handshake (RFC 8446, section 5.1).
 pub const HANDSHAKE: u8 = 0x16;
-/// Protocols of a connection that both ends agree on (ALPN): HTTP/2, and HTTP/2 after both have proved that they know the secret.
+/// Protocols of a connection that both ends agree on (ALPN): HTTP/2, and HTTP/2 after both have
+/// proved that they know the secret.
 const HTTP2: &[u8] = b"h2";
 const HTTP2_BEHIND_SECRET: &[u8] = b"fanin-secret";
 

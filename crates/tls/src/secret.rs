@@ -1,8 +1,9 @@
 //! A secret that both ends of a connection have, and how they prove it.
 //!
-//! A secret that one end sent, if only hashed, would be the other end's to use again: somebody in the middle would pass it on. So
-//! each end proves that it knows the secret *and* the keys of this very connection, of which TLS exports a value (RFC 8446, section
-//! 7.5). Somebody in the middle has two connections, and what is proved on one is wrong on the other. The client proves first:
+//! A secret that one end sent, if only hashed, would be the other end's to use again: somebody in
+//! the middle would pass it on. So each end proves that it knows the secret *and* the keys of this
+//! very connection, of which TLS exports a value (RFC 8446, section 7.5). Somebody in the middle
+//! has two connections, and what is proved on one is wrong on the other. The client proves first:
 //! strangers get nothing from a server that they could try guesses on.
 
 use std::fmt;
@@ -17,7 +18,7 @@ use crate::SetupError;
 const WHAT: &str = "file with the secret";
 /// Shorter ones could be guessed.
 const BYTES_MIN: usize = 16;
-/// Of a value of the connection, and of a proof.
+/// The size of a value of the connection, and of a proof.
 pub(crate) const PROOF_BYTES: usize = 32;
 const LABEL: &[u8] = b"EXPORTER-fanin-secret";
 
@@ -79,7 +80,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What both ends of a connection know, and nobody else.
+/// The value that both ends of a connection know, and nobody else.
 pub(crate) fn of_connection(
     export: impl FnOnce([u8; PROOF_BYTES], &[u8], Option<&[u8]>) -> Result<[u8; PROOF_BYTES], Error>,
 ) -> std::io::Result<[u8; PROOF_BYTES]> {

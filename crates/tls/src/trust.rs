@@ -27,14 +27,15 @@ const AUTHORITIES: &str = "authority's certificate (--tls-ca)";
 /// Said where no name is looked at.
 const ANY_NAME: &str = "fanin";
 
-/// By what the services of a job, or whatever else a process connects to, are known. Clones share what they learn.
+/// By what the services of a job, or whatever else a process connects to, are known. Clones share
+/// what they learn.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<Inner>);
 
 struct Inner {
-    /// Where the key decides.
+    /// The connector if the key decides.
     by_key: TlsConnector,
-    /// Where an authority does, if there is one.
+    /// The connector if an authority decides, if there is one.
     by_authority: Option<TlsConnector>,
     secret: Option<Secret>,
     /// Keys, by the service as it is named.
@@ -49,8 +50,8 @@ struct Key {
 }
 
 impl Trust {
-    /// The authorities' certificates and the secret in these files. Without either, the first key of a service is believed, and no
-    /// other one from then on.
+    /// The authorities' certificates and the secret in these files. Without either, the first key
+    /// of a service is believed, and no other one from then on.
     ///
     /// # Errors
     /// When a file cannot be read, or does not hold what it should.
@@ -79,7 +80,8 @@ impl Trust {
         self.keys().insert(service.to_owned(), Key { fingerprint, is_told: true });
     }
 
-    /// The key by which the service is known: it was told, or seen at its first connection. `None` where its key is not what decides.
+    /// The key by which the service is known: it was told, or seen at its first connection. `None`
+    /// where its key is not what decides.
     #[must_use]
     pub fn fingerprint(&self, service: &str) -> Option<Fingerprint> {
         self.keys().get(service).map(|key| key.fingerprint)
@@ -91,7 +93,8 @@ impl Trust {
         self.keys().get(service).filter(|key| key.is_told).map(|key| key.fingerprint)
     }
 
-    /// Makes of a connection to the service, `host:port`, one to it and to nobody else. It has no limit of time.
+    /// Makes of a connection to the service, `host:port`, one to it and to nobody else. It has no
+    /// limit of time.
     ///
     /// # Errors
     /// When the connection breaks, or does not lead to the service.
@@ -186,7 +189,7 @@ async fn prove<S: AsyncRead + AsyncWrite + Unpin>(
     if secret.is_proof(Role::Server, &value, &proof) { Ok(()) } else { Err(Untrusted::SecretWrong) }
 }
 
-/// What an error of the handshake means.
+/// The meaning of an error of the handshake.
 fn meaning(error: io::Error, has_secret: bool) -> Untrusted {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(Error::AlertReceived(AlertDescription::NoApplicationProtocol)) if has_secret => {
@@ -228,7 +231,8 @@ fn connector(
     Arc::new(config).into()
 }
 
-/// Has the other end show that a key is its own, whichever: what it must be is looked at when that is done.
+/// Has the other end show that a key is its own, whichever: what it must be is looked at when that
+/// is done.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 

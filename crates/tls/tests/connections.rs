@@ -1,4 +1,4 @@
-//! Who is believed, who is not, and what an honest end hears of it.
+//! Tests of which ends are believed, which are not, and what an honest end hears of it.
 
 use std::fs;
 use std::io;
@@ -44,7 +44,7 @@ fn acceptor(identity: &Identity, secret: Option<&Path>) -> Acceptor {
     Acceptor::new(identity, secret.map(|file| Secret::read(file).expect("a secret")))
 }
 
-/// What both ends of a connection make of it. The server answers what it is asked.
+/// The views of both ends of a connection. The server answers what it is asked.
 async fn connect(
     trust: &Trust,
     service: &str,
@@ -174,7 +174,7 @@ async fn somebody_in_the_middle_with_a_key_of_their_own_is_refused_where_there_i
     assert!(Trust::default().connect(SERVICE, ours).await.is_ok());
 }
 
-/// What one end proves is of one connection: passed on from another one it proves nothing.
+/// The proof of one end is of one connection: passed on from another one it proves nothing.
 #[tokio::test]
 async fn a_proof_that_is_passed_on_proves_nothing() {
     let files = Files::new();

@@ -5,7 +5,7 @@ use crate::{Collective, Key, Kind, LossBound, Preamble, RANKS_MAX, Rank, TAG_BYT
 
 /// Length of an abort packet in bytes.
 pub const ABORT_BYTES: usize = COLLECTIVES_OFFSET + 2 * Collective::BYTES + TAG_BYTES;
-/// Where the first of the two collectives stands.
+/// The offset of the first of the two collectives.
 const COLLECTIVES_OFFSET: usize = PREAMBLE_BYTES + 8;
 
 /// Why a job cannot go on. It names the ranks that are to blame.

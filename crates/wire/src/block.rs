@@ -1,4 +1,5 @@
-//! The DLCP data packet: one block of a tensor, with its address in it (DLCP §3.2.3, Figure 9), and how a network may treat it (§3.2.2).
+//! The DLCP data packet: one block of a tensor, with its address in it (DLCP §3.2.3, Figure 9), and
+//! how a network may treat it (§3.2.2).
 
 use crate::preamble::PREAMBLE_BYTES;
 use crate::signal::SIGNAL_PATH_OFFSET;
@@ -7,7 +8,7 @@ use crate::{FlowId, Key, Kind, Preamble, TAG_BYTES, WireError, bytes_at};
 /// Preamble, block header and tag together, in bytes; the payload follows.
 pub const BLOCK_HEADER_BYTES: usize = 36;
 const TAG_OFFSET: usize = BLOCK_HEADER_BYTES - TAG_BYTES;
-/// Where the packet says how it may be treated.
+/// The offset of the packet's treatment.
 const TREATMENT_OFFSET: usize = 22;
 
 /// Queues of a port that packets are put into: the first is reserved for signals (DLCP §4.2).
@@ -21,10 +22,12 @@ pub const fn block_packet_bytes(payload_bytes: usize) -> usize {
     BLOCK_HEADER_BYTES + payload_bytes
 }
 
-/// How a network may treat a packet. Drivers make a DSCP, an ECN-capable bit and a source port of it.
+/// How a network may treat a packet. Drivers make a DSCP, an ECN-capable bit and a source port of
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
-    /// Which queue: 0 is for signals and goes first, then front layers before back layers. Below [`PRIORITIES`].
+    /// Which queue: 0 is for signals and goes first, then front layers before back layers. Below
+    /// [`PRIORITIES`].
     pub priority: u8,
     /// Whether it is marked at a queue's threshold and not dropped there: what is ECN-capable.
     pub important: bool,
@@ -33,7 +36,8 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Of a signal on the first path. An abort is not DLCP's alone: on sockets it has none.
+    /// The treatment of a signal on the first path. An abort is not DLCP's alone: on sockets it has
+    /// none.
     pub const SIGNAL: Self = Self { priority: 0, important: true, path: 0 };
     const IMPORTANT: u8 = 0x80;
 
@@ -56,8 +60,9 @@ impl Tag {
         packet.get(Kind::OFFSET).filter(|kind| OF_DLCP.contains(kind)).map(|_| Self::of_packet(packet))
     }
 
-    /// The byte of an IP header that asks for this treatment: the class selector of its queue (RFC 2474, §4.2.2), of which the highest goes
-    /// first, and whether the transport is ECN-capable (RFC 3168).
+    /// The byte of an IP header that asks for this treatment. It has the class selector of its
+    /// queue (RFC 2474, §4.2.2), of which the highest goes first, and says whether the transport is
+    /// ECN-capable (RFC 3168).
     #[must_use]
     pub const fn traffic_class(self) -> u8 {
         const ECT0: u8 = 0b10;
@@ -91,7 +96,8 @@ pub struct BlockHeader {
     pub round: u16,
     /// How it may be treated.
     pub tag: Tag,
-    /// How many contributions the payload is the sum of: 1 of a worker's own; 0 where nobody's came, and there is no payload.
+    /// How many contributions the payload is the sum of: 1 of a worker's own; 0 where nobody's
+    /// came, and there is no payload.
     pub contributions: u16,
 }
 
@@ -102,7 +108,8 @@ pub struct BlockPacket<'a> {
     pub preamble: Preamble,
     /// Which block.
     pub header: BlockHeader,
-    /// Its elements, little-endian, as many as the block has. Whether that is their length only who knows the flow can say.
+    /// Its elements, little-endian, as many as the block has. Whether that is their length only who
+    /// knows the flow can say.
     pub payload: &'a [u8],
 }
 
@@ -137,7 +144,8 @@ impl<'a> BlockPacket<'a> {
         })
     }
 
-    /// Writes a packet of the job that has `key` into `out`, which is as long as it: its payload through `fill`.
+    /// Writes a packet of the job that has `key` into `out`, which is as long as it: its payload
+    /// through `fill`.
     ///
     /// # Panics
     /// When `out` is shorter than a header.

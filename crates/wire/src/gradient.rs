@@ -1,5 +1,6 @@
-//! The packet of ATP and GOAT: one fragment of a gradient on its way to the parameter server, or the parameters on their way back
-//! (ATP §3.3, Figure 5; GOAT §III-D). The two differ in their [`Label`]: what it says of where a fragment is summed, and who is in it.
+//! The packet of ATP and GOAT: one fragment of a gradient on its way to the parameter server, or
+//! the parameters on their way back (ATP §3.3, Figure 5; GOAT §III-D). The two differ in their
+//! [`Label`], which says where a fragment is summed, and who is in it.
 
 use crate::preamble::PREAMBLE_BYTES;
 use crate::{AggregationNode, Collective, Key, Kind, Pattern, Preamble, SubModel, WireError, bytes_at};
@@ -8,14 +9,16 @@ use crate::{AggregationNode, Collective, Key, Kind, Pattern, Preamble, SubModel,
 pub const GRADIENT_HEADER_BYTES: usize = 72;
 /// Levels that an aggregation hierarchy may have: the two of ATP §3.4, and two more (§A.2).
 pub const LEVELS_MAX: usize = 4;
-/// Most children of a switch in a job: its bitmap is one 32-bit word (ATP §3.4), so two levels serve 1,024 workers.
+/// Most children of a switch in a job: its bitmap is one 32-bit word (ATP §3.4), so two levels
+/// serve 1,024 workers.
 pub const CHILDREN_MAX: usize = 32;
-/// The payload lengths, in elements of four bytes. 64 is nearest to the paper's 62; 336 fills an Ethernet frame of 1500
-/// bytes under IPv4 and IPv6, 2048 one of 9000.
+/// The payload lengths, in elements of four bytes. 64 is nearest to the paper's 62; 336 fills an
+/// Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
 pub const FRAGMENT_ELEMENTS: [usize; 5] = [64, 256, 336, 1024, 2048];
 
-/// Elements that a simulation carries of longer packets, whose other elements are there in length alone. A machine takes them as
-/// it takes one of [`FRAGMENT_ELEMENTS`]; no job on a network is admitted with them.
+/// Elements that a simulation carries of longer packets, whose other elements are there in length
+/// alone. A machine takes them as it takes one of [`FRAGMENT_ELEMENTS`]; no job on a network is
+/// admitted with them.
 pub const SAMPLE_ELEMENTS: usize = 8;
 
 /// Whether a fragment has so many elements: one of [`FRAGMENT_ELEMENTS`], or [`SAMPLE_ELEMENTS`].
@@ -30,22 +33,24 @@ pub const fn fragment_packet_bytes(elements: usize) -> usize {
     GRADIENT_HEADER_BYTES + elements * 4
 }
 
-/// The largest of [`FRAGMENT_ELEMENTS`] whose packet passes a path of `mtu` bytes unfragmented; `None` when even the
-/// smallest does not.
+/// The largest of [`FRAGMENT_ELEMENTS`] whose packet passes a path of `mtu` bytes unfragmented;
+/// `None` when even the smallest does not.
 #[must_use]
 pub fn fragment_elements_for_mtu(mtu: usize) -> Option<usize> {
     let fits = |elements: &usize| fragment_packet_bytes(*elements) + crate::IP_UDP_BYTES <= mtu;
     FRAGMENT_ELEMENTS.into_iter().rev().find(fits)
 }
 
-/// Where a packet's gradients stand in the aggregation hierarchy: what each switch on the way needs to aggregate them
-/// (ATP §3.3). Unused levels are zero.
+/// The place of a packet's gradients in the aggregation hierarchy: each switch on the way needs it
+/// to aggregate them (ATP §3.3). Unused levels are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Directions {
-    /// The level of the switch that the packet reaches next: ATP's edge switch identifier, which the paper's two levels fit
-    /// into one bit. A worker that is attached to a second-level switch starts at 1.
+    /// The level of the switch that the packet reaches next: ATP's edge switch identifier, which
+    /// the paper's two levels fit into one bit. A worker that is attached to a second-level switch
+    /// starts at 1.
     pub level: u8,
-    /// At each level, who contributed: one bit of a worker or switch that is to be aggregated, several when it was.
+    /// At each level, who contributed: one bit of a worker or switch that is to be aggregated,
+    /// several when it was.
     pub bitmaps: [u32; LEVELS_MAX],
     /// At each level, how many contributions the switch waits for.
     pub fan_in_degrees: [u8; LEVELS_MAX],
@@ -79,17 +84,18 @@ impl Label for Directions {
 /// Most workers of a GOAT job: a packet names them in one word of 128 bits.
 pub const PLANNED_WORKERS_MAX: usize = 128;
 
-/// Which switch sums a fragment by the plan, and of which workers it is: GOAT's identifier <aggregation node, sub-model, fragment> (§III-D),
-/// whose third part is [`FragmentHeader::aggregator_index`].
+/// Which switch sums a fragment by the plan, and of which workers it is: GOAT's identifier
+/// <aggregation node, sub-model, fragment> (§III-D), whose third part is
+/// [`FragmentHeader::aggregator_index`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PlannedDirections {
     /// It has left its aggregation node, or does not go there: it is on its way to the server.
     pub passed: bool,
-    /// Where it is summed.
+    /// The node that sums it.
     pub aggregation_node: AggregationNode,
     /// The part of the model that it is of.
     pub sub_model: SubModel,
-    /// Whose contributions are in it, a bit for each rank; nobody's in parameters.
+    /// The workers whose contributions are in it, a bit for each rank; none in parameters.
     pub workers: u128,
 }
 
@@ -120,7 +126,8 @@ impl Label for PlannedDirections {
     }
 }
 
-/// What a fragment is labelled with on its way: where it is summed, and who is in it. It has the bytes 12 and 40 to 59 of the header.
+/// The label of a fragment on its way: where it is summed, and who is in it. It has the bytes 12
+/// and 40 to 59 of the header.
 pub trait Label: Copy + core::fmt::Debug + PartialEq + Eq + Default {
     /// The kind of packets that have such a label.
     const KIND: Kind;
@@ -138,8 +145,8 @@ pub trait Label: Copy + core::fmt::Debug + PartialEq + Eq + Default {
 /// The single bits of a gradient packet (ATP §3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Flags {
-    /// Sent again, or to be treated so: what a switch has of the fragment goes on to the server. In parameters: a packet of their
-    /// fragment was lost.
+    /// Sent again, or to be treated so: what a switch has of the fragment goes on to the server. In
+    /// parameters: a packet of their fragment was lost.
     pub resend: bool,
     /// A switch had no aggregator for it.
     pub collision: bool,
@@ -147,12 +154,13 @@ pub struct Flags {
     pub ecn: bool,
     /// Parameters from the server, which acknowledge the fragment.
     pub is_ack: bool,
-    /// From the server: the sum overflowed, send the original values. From a worker: these are they, in the tensor's own type
-    /// widened to four bytes; no switch adds them (§3.8).
+    /// From the server: the sum overflowed, send the original values. From a worker: these are
+    /// they, in the tensor's own type widened to four bytes; no switch adds them (§3.8).
     pub overflow: bool,
     /// From a worker: the parameters that it has, for a server that lost its memory.
     pub restore: bool,
-    /// Sent again although it was not lost: a switch had it in an aggregator, which others were missing from.
+    /// Sent again although it was not lost: a switch had it in an aggregator, which others were
+    /// missing from.
     pub stalled: bool,
 }
 
@@ -195,48 +203,51 @@ impl Flags {
     }
 }
 
-/// What an ATP packet says of its fragment.
+/// The header of an ATP packet's fragment.
 pub type GradientHeader = FragmentHeader<Directions>;
 /// A checked ATP packet.
 pub type GradientPacket<'a> = FragmentPacket<'a, Directions>;
-/// What a GOAT packet says of its fragment.
+/// The header of a GOAT packet's fragment.
 pub type PlannedHeader = FragmentHeader<PlannedDirections>;
 /// A checked GOAT packet.
 pub type PlannedPacket<'a> = FragmentPacket<'a, PlannedDirections>;
 
-/// What a packet says of its fragment, which is labelled with `L`.
+/// The header of a packet's fragment, which is labelled with `L`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader<L> {
-    /// What becomes of it on the way.
+    /// The flags, by which it is treated on the way.
     pub flags: Flags,
-    /// Who is in it, and where it is summed.
+    /// The workers in it, and where it is summed.
     pub directions: L,
     /// Number of the fragment in the job's stream of all tensors. It does not wrap.
     pub sequence: u64,
-    /// ATP: the aggregator that it uses on every switch; in parameters the same, which they free. Parameters carry in their first bitmap
-    /// the index to use when the turn of this place in the window comes again (§3.6). GOAT: its number within its sub-model.
+    /// ATP: the aggregator that it uses on every switch; in parameters the same, which they free.
+    /// Parameters carry in their first bitmap the index to use when the turn of this place in the
+    /// window comes again (§3.6). GOAT: its number within its sub-model.
     pub aggregator_index: u32,
     /// Number of the fragment within its tensor.
     pub fragment: u32,
     /// The tensor.
     pub collective: Collective,
-    /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's fixed factor (§3.8).
+    /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's
+    /// fixed factor (§3.8).
     pub exponent: i16,
-    /// Exponent of the fragment that is a window ahead: the largest value of the sender's, or merged, of the workers'; in
-    /// parameters the one that it is to be scaled by (§B.3).
+    /// Exponent of the fragment that is a window ahead. It is the largest value of the sender's, or
+    /// merged, of the workers'; in parameters it is the exponent that the fragment is to be scaled
+    /// by (§B.3).
     pub next_exponent: i16,
 }
 
 impl<L> FragmentHeader<L> {
     /// The exponent that stands for the fixed scaling factor.
     pub const STATIC_FACTOR: i16 = i16::MIN;
-    /// Where the flags stand: a queue that marks needs no more of the packet.
+    /// The offset of the flags: a queue that marks needs no more of the packet.
     pub const FLAGS_OFFSET: usize = 13;
 }
 
 impl GradientHeader {
-    /// Sets the ECN flag of a gradient packet, ATP's or GOAT's, as a switch's queue does; other packets stay as they are. No tag depends
-    /// on the flag.
+    /// Sets the ECN flag of a gradient packet, ATP's or GOAT's, as a switch's queue does; other
+    /// packets stay as they are. No tag depends on the flag.
     pub fn mark_ecn(packet: &mut [u8]) {
         if packet.len() >= GRADIENT_HEADER_BYTES
             && Preamble::parse(packet)
@@ -250,7 +261,8 @@ impl GradientHeader {
 /// A checked packet of a fragment that is labelled with `L`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentPacket<'a, L> {
-    /// The job. Sender and addressee are in the directions: [`Preamble::worker`] is [`crate::WorkerId::ALL`].
+    /// The job. Sender and addressee are in the directions: [`Preamble::worker`] is
+    /// [`crate::WorkerId::ALL`].
     pub preamble: Preamble,
     /// Everything else.
     pub header: FragmentHeader<L>,
@@ -262,7 +274,8 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
     /// Reads what follows the preamble of a gradient packet. Its tag is the reader's to check.
     ///
     /// # Errors
-    /// When it is shorter than its header, a field is outside its range, or its payload has an impossible length.
+    /// When it is shorter than its header, a field is outside its range, or its payload has an
+    /// impossible length.
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
         if preamble.kind != L::KIND {
             return Err(WireError::Kind(preamble.kind as u8));
@@ -299,11 +312,12 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         })
     }
 
-    /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements` through `fill`, and returns its
-    /// length.
+    /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements`
+    /// through `fill`, and returns its length.
     ///
     /// # Panics
-    /// When `out` is shorter than the packet: the caller sizes its buffer by [`fragment_packet_bytes`].
+    /// When `out` is shorter than the packet: the caller sizes its buffer by
+    /// [`fragment_packet_bytes`].
     pub fn write(
         out: &mut [u8],
         key: Key,

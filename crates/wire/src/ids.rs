@@ -5,7 +5,8 @@ pub const PLACES_MAX: u32 = 64;
 /// Most ranks of one job: a switch whose places are switches all.
 pub const RANKS_MAX: u32 = PLACES_MAX * PLACES_MAX;
 
-/// A job on a switch. Drawn at random on admission, so that a packet of another switch's job is not taken for ours.
+/// A job on a switch. Drawn at random on admission, so that a packet of another switch's job is not
+/// taken for ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct JobId(pub u32);
 
@@ -17,8 +18,8 @@ pub struct Generation(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Rank(pub u16);
 
-/// Who is in a packet: a worker, or a rack, by its place at the switch that it sends to. Where all send to one switch, a worker's is its
-/// rank.
+/// The contributor of a packet: a worker, or a rack, by its place at the switch that it sends to.
+/// If all send to one switch, a worker's is its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct WorkerId(pub u8);
 
@@ -49,7 +50,8 @@ impl SlotIndex {
     }
 }
 
-/// Who sums fragments in a plan (GOAT §III-D): a programmable switch by its number in the job's plan, or the server.
+/// The node that sums fragments in a plan (GOAT §III-D): a programmable switch by its number in the
+/// job's plan, or the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct AggregationNode(pub u16);
 
@@ -62,11 +64,13 @@ impl AggregationNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct SubModel(pub u16);
 
-/// A flow of a job (DLCP): a tensor, or a part of a long one. Its blocks come to a server under the number under which their sums go back.
+/// A flow of a job (DLCP): a tensor, or a part of a long one. Its blocks come to a server under the
+/// number under which their sums go back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FlowId(pub u32);
 
-/// The fraction of a flow's blocks that may be lost (DLCP §3.2.1), in millionths: at least 0, below 1.
+/// The fraction of a flow's blocks that may be lost (DLCP §3.2.1), in millionths: at least 0, below
+/// 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LossBound(u32);
 

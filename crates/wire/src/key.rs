@@ -9,13 +9,15 @@ use crate::{
 
 /// Length of the tag that ends the header of every packet, and a DLCP signal as a whole.
 pub const TAG_BYTES: usize = 8;
-/// What is hashed for [`Key::lineage`]: no packet's header and no rank is as long.
+/// The text that is hashed for [`Key::lineage`]: no packet's header and no rank is as long.
 const LINEAGE: &[u8] = b"lineage";
 
-/// The key of a job: drawn at random when it is admitted, told to its ranks over control, and to the switches between them.
+/// The key of a job: drawn at random when it is admitted, told to its ranks over control, and to
+/// the switches between them.
 ///
-/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control calls. The key also says how the packets are
-/// secured beyond that, so nobody knows the one without the other.
+/// SipHash-1-3 under it makes the tags of the job's packets, and what a rank shows in its control
+/// calls. The key also says how the packets are secured beyond that, so nobody knows the one
+/// without the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     secret: u128,
@@ -66,19 +68,21 @@ impl Key {
         bytes
     }
 
-    /// What a rank shows in its control calls, to be taken for this rank of the job.
+    /// The secret that a rank shows in its control calls, to be taken for this rank of the job.
     #[must_use]
     pub fn secret_of(self, rank: Rank) -> u64 {
         self.hash(&rank.0.to_le_bytes())
     }
 
-    /// What the ranks of a job show when their switch forgot it: the same for all of them, and known to nobody else.
+    /// The value that the ranks of a job show when their switch forgot it: the same for all of
+    /// them, and known to nobody else.
     #[must_use]
     pub fn lineage(self) -> u64 {
         self.hash(LINEAGE)
     }
 
-    /// Whether the packet's header is one that somebody with this key wrote. Of its payload that says nothing.
+    /// Whether the packet's header is one that somebody with this key wrote. It says nothing of the
+    /// payload.
     #[inline]
     #[must_use]
     pub fn authenticates(self, packet: &[u8]) -> bool {
@@ -87,7 +91,8 @@ impl Key {
         })
     }
 
-    /// Writes the tag of the header that precedes it. A packet that is too short for one stays as it is.
+    /// Writes the tag of the header that precedes it. A packet that is too short for one stays as
+    /// it is.
     #[inline]
     pub fn seal(self, packet: &mut [u8]) {
         if let Some((at, tag)) = self.tag_of(packet)

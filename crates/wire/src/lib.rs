@@ -1,10 +1,11 @@
-//! What fanin puts on the wire: packet formats, and nothing that acts on them.
+//! The packet formats of fanin, and nothing that acts on them.
 //!
-//! A packet is a [`Preamble`] that every protocol shares, then the header of its kind, then a payload. All fields are
-//! little-endian and at fixed offsets, so that a bounded program (XDP) finds them without parsing options. Parsing is
-//! checked once, here; what comes out is one of the values that the format has; whether a job has such a worker or slot, and whether
-//! the packet comes from one of its members ([`Key::authenticates`]), its machines ask. `docs/wire.md` is the same in words, `golden/` the same
-//! in bytes.
+//! A packet is a [`Preamble`] that every protocol shares, then the header of its kind, then a
+//! payload. All fields are little-endian and at fixed offsets, so that a bounded program (XDP)
+//! finds them without parsing options. Parsing is checked once, here, and its results are values
+//! that the format has. The machines ask whether a job has such a worker or slot, and whether the
+//! packet comes from one of its members ([`Key::authenticates`]). `docs/wire.md` is the same in
+//! words, `golden/` the same in bytes.
 //!
 //! Deliberately absent: sockets, floats, state, and any dependency but SipHash.
 #![no_std]
@@ -93,8 +94,9 @@ impl core::fmt::Display for WireError {
 
 impl core::error::Error for WireError {}
 
-/// The `N` bytes at `at`; `None` when the slice ends before. Not a copy: what is copied whole and then read in parts waits for all that the
-/// core has still to store, which on the data path are the sums of the packet before.
+/// The `N` bytes at `at`; `None` when the slice ends before. It is not a copy: bytes that are
+/// copied whole and then read in parts wait for all that the core has still to store, which on the
+/// data path are the sums of the packet before.
 #[inline]
 fn bytes_at<const N: usize>(packet: &[u8], at: usize) -> Option<&[u8; N]> {
     packet.get(at..)?.first_chunk()

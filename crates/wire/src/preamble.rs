@@ -8,10 +8,10 @@ pub const MAGIC: u16 = 0xfa51;
 pub const VERSION: u8 = 5;
 /// Length of the preamble in bytes.
 pub const PREAMBLE_BYTES: usize = 12;
-/// Where the shard stands: a socket filter steers by this byte alone.
+/// The offset of the shard: a socket filter steers by this byte alone.
 pub const SHARD_OFFSET: usize = 11;
 
-/// What a packet is for.
+/// The kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -25,13 +25,15 @@ pub enum Kind {
     Abort = 4,
     /// ATP, both ways: a fragment of a gradient, or the parameters that it became.
     Gradient = 5,
-    /// SwitchML, rack to its upstream: has this exchange of the slot a sum? Without payload; answered by the result, or not at all.
+    /// SwitchML, rack to its upstream: has this exchange of the slot a sum? Without payload;
+    /// answered by the result, or not at all.
     Query = 6,
     /// DLCP, both ways: a block of a tensor, which may be lost.
     Block = 7,
     /// DLCP, both ways: what is said of a flow, which may not be lost.
     Signal = 8,
-    /// GOAT, both ways: a fragment of a gradient that a plan says where to sum, or the parameters that it became.
+    /// GOAT, both ways: a fragment of a gradient that a plan says where to sum, or the parameters
+    /// that it became.
     Planned = 9,
 }
 
@@ -56,10 +58,10 @@ impl Kind {
     }
 }
 
-/// Who sent what for which job.
+/// The preamble: who sent what for which job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
-    /// What the packet is for.
+    /// The kind of the packet.
     pub kind: Kind,
     /// The job that it belongs to.
     pub job: JobId,

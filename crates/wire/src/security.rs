@@ -1,4 +1,5 @@
-//! How the packets of a job are secured between the machines that have its key, and what a secured packet looks like.
+//! How the packets of a job are secured between the machines that have its key, and what a secured
+//! packet looks like.
 
 use crate::preamble::PREAMBLE_BYTES;
 use crate::{Key, TAG_BYTES};
@@ -9,16 +10,19 @@ pub const NONCE_BYTES: usize = 12;
 pub const SEAL_TAG_BYTES: usize = 16;
 /// Bytes with which a secured packet begins: the preamble, which steers it, and the nonce.
 pub const SEALED_HEAD_BYTES: usize = PREAMBLE_BYTES + NONCE_BYTES;
-/// How much longer a packet is where it is secured: its header's tag is left out, as whoever opens it can make that.
+/// How much longer a packet is where it is secured: its header's tag is left out, as whoever opens
+/// it can make that.
 pub const SEAL_BYTES: usize = NONCE_BYTES + SEAL_TAG_BYTES - TAG_BYTES;
 
 /// How the packets of a job are secured. All members of a job do alike.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Security {
-    /// Headers are tagged: nobody without the job's key can send a packet that counts. Somebody who changes packets on their way changes payloads.
+    /// Headers are tagged: nobody without the job's key can send a packet that counts. Somebody who
+    /// changes packets on their way changes payloads.
     #[default]
     Tag = 0,
-    /// The whole packet is authenticated (AES-128-GMAC): a packet that was changed on its way is dropped. Payloads are readable.
+    /// The whole packet is authenticated (AES-128-GMAC): a packet that was changed on its way is
+    /// dropped. Payloads are readable.
     Authenticate = 1,
     /// All that follows the preamble is encrypted, too (AES-128-GCM).
     Encrypt = 2,
@@ -60,8 +64,9 @@ impl Security {
     }
 }
 
-/// Writes a packet as it is secured, but not yet encrypted or authenticated, into `out`, which is [`SEAL_BYTES`] longer: preamble, nonce, header,
-/// payload, and room for the tag. `None` for what is no packet.
+/// Writes a packet as it is secured, but not yet encrypted or authenticated, into `out`, which is
+/// [`SEAL_BYTES`] longer: preamble, nonce, header, payload, and room for the tag. `None` for what
+/// is no packet.
 #[must_use]
 pub fn begin_sealed(packet: &[u8], nonce: [u8; NONCE_BYTES], out: &mut [u8]) -> Option<()> {
     let tag_at = Key::tag_offset(packet).filter(|at| *at >= PREAMBLE_BYTES)?;
@@ -75,8 +80,8 @@ pub fn begin_sealed(packet: &[u8], nonce: [u8; NONCE_BYTES], out: &mut [u8]) -> 
     Some(())
 }
 
-/// Makes a packet again of one that was secured, and has been decrypted and found authentic, with its header's tag. The payload stays where it is.
-/// `None` where none was secured.
+/// Makes a packet again of one that was secured, and has been decrypted and found authentic, with
+/// its header's tag. The payload stays where it is. `None` where none was secured.
 #[must_use]
 pub fn end_sealed(key: Key, sealed: &mut [u8]) -> Option<&[u8]> {
     // The preamble and the header's rest move towards the payload: a nonce goes, and a tag comes.

@@ -1,16 +1,16 @@
 //! DLCP's signals: what two ends say of a flow, reliably and before all data (DLCP §3.2.1, §4.1).
 //!
-//! A flow's sender says `Start`, `Stop` and `Confirm`, its receiver `Report`, `Request` and `Finish`: so who says what tells of which of
-//! two flows of the same number it is.
+//! A flow's sender says `Start`, `Stop` and `Confirm`, its receiver `Report`, `Request` and
+//! `Finish`. So the signal's kind tells of which of two flows of the same number it is.
 
 use crate::preamble::PREAMBLE_BYTES;
 use crate::{
     Collective, FlowId, Key, Kind, LossBound, PATHS_MAX, PRIORITIES, Preamble, TAG_BYTES, WireError, bytes_at,
 };
 
-/// What precedes a signal's own fields.
+/// The bytes before a signal's own fields.
 const HEADER_BYTES: usize = PREAMBLE_BYTES + 8;
-/// Where the packet says which path it takes.
+/// The offset of the path that the packet takes.
 pub(crate) const SIGNAL_PATH_OFFSET: usize = HEADER_BYTES - 1;
 /// The longest signal, a full request.
 pub const SIGNAL_BYTES_MAX: usize = HEADER_BYTES + 4 + REQUEST_BYTES + TAG_BYTES;
@@ -20,14 +20,15 @@ const REQUEST_BYTES: usize = REQUEST_BLOCKS as usize / 8;
 const START_BYTES: usize = Collective::BYTES + 12;
 const REPORT_BYTES: usize = 12;
 
-/// The rendezvous (DLCP §3.2.1): tensor, size and bound. Data does not wait for it, and is dropped where it comes first.
+/// The rendezvous (DLCP §3.2.1): tensor, size and bound. Data does not wait for it, and is dropped
+/// where it comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// The tensor, and what is done with it.
     pub collective: Collective,
     /// Elements of the flow: the tensor's, or those of a part of it. Not zero.
     pub elements: u32,
-    /// What may be lost of it.
+    /// Its loss bound.
     pub bound: LossBound,
     /// In which queue its blocks travel, both ways; not that of signals.
     pub priority: u8,
@@ -35,7 +36,7 @@ pub struct Start {
     pub has_blocks: bool,
 }
 
-/// What a receiver measured since its last report. The answer to a start has measured nothing.
+/// The measurement of a receiver since its last report. The answer to a start has measured nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Counts the flow's reports: an older one than the last is of no use.
@@ -46,7 +47,7 @@ pub struct Report {
     pub period_us: u32,
 }
 
-/// What is said of a flow.
+/// A message about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal<'a> {
     /// Sender: this flow is coming.
@@ -159,7 +160,8 @@ impl<'a> SignalPacket<'a> {
         })
     }
 
-    /// Writes it as a packet of the job that has `key` into `out`, which is as long as [`Signal::packet_bytes`] says.
+    /// Writes it as a packet of the job that has `key` into `out`, which is as long as
+    /// [`Signal::packet_bytes`] says.
     ///
     /// # Panics
     /// When `out` has another length.

@@ -7,14 +7,15 @@ use crate::{
 
 /// Preamble, slot header and tag together, in bytes; the payload follows.
 pub const SLOT_HEADER_BYTES: usize = 40;
-/// Where the tag stands.
+/// The offset of the tag.
 const TAG_OFFSET: usize = SLOT_HEADER_BYTES - TAG_BYTES;
 /// Elements a packet when nothing is known of the path (SwitchML §5).
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
-/// The payload lengths, in elements of four bytes. A short list, so that a bounded program can unroll each. As bfloat16
-/// a payload has twice as many elements; as int8 up to four times as many, in whole groups of blocks; as they are, as many as have room.
-/// 32 and 64 are what a programmable switch sums in one pass (SwitchML §5); here they serve narrow paths, and the simulator.
-/// 352 fills an Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
+/// The payload lengths, in elements of four bytes. A short list, so that a bounded program can
+/// unroll each. As bfloat16 a payload has twice as many elements; as int8 up to four times as many,
+/// in whole groups of blocks; as they are, as many as have room. A programmable switch sums 32 and
+/// 64 in one pass (SwitchML §5); here they serve narrow paths, and the simulator. 352 fills an
+/// Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
 pub const CHUNK_ELEMENTS: [usize; 6] = [32, 64, 256, 352, 1024, 2048];
 
 /// IPv6 and UDP headers: the larger of the two that a datagram may carry.
@@ -124,8 +125,9 @@ impl core::str::FromStr for Dtype {
     }
 }
 
-/// What becomes of the sum. The switch only adds, and the workers divide (SwitchML §4.3); but what travels as it is, the
-/// switch divides before it rounds.
+/// The operation on the sum. The switch only adds, and the workers divide (SwitchML §4.3). But the
+/// switch divides elements that travel as they are, before it rounds. The switch only adds, and the
+/// workers divide (SwitchML §4.3); but what travels as it is, the switch divides before it rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -135,12 +137,14 @@ pub enum Op {
     Average = 2,
 }
 
-/// Whose elements are added, and who gets the sum. A root is one worker of a job that has one switch alone.
+/// The contributors of elements, and the receivers of the sum. A root is one worker of a job that
+/// has one switch alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Everybody's, for everybody.
     AllReduce,
-    /// Everybody's, for the root; the others get an empty result, which is their permission to go on.
+    /// Everybody's, for the root; the others get an empty result, which is their permission to go
+    /// on.
     Reduce(WorkerId),
     /// The root's, for everybody; the others contribute nothing but that they are there.
     Broadcast(WorkerId),
@@ -169,12 +173,12 @@ impl Pattern {
     }
 }
 
-/// What is done with a tensor.
+/// The operation on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// What becomes of the sum. Of a broadcast always [`Op::Sum`].
+    /// The operation on the sum. For a broadcast it is always [`Op::Sum`].
     pub op: Op,
-    /// Whose elements they are, and for whom.
+    /// The contributors, and the receivers.
     pub pattern: Pattern,
 }
 
@@ -217,7 +221,7 @@ impl Operation {
 
 const _: () = assert!(crate::PLACES_MAX <= Operation::REDUCE_SUM as u32, "a root has six bits");
 
-/// What all workers must agree on before their numbers may be added.
+/// The properties that all workers must agree on before their numbers may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
     /// Number of the all-reduce within the job; wraps.
@@ -226,7 +230,7 @@ pub struct Collective {
     pub dtype: Dtype,
     /// Sum or average.
     pub op: Op,
-    /// Whose, and for whom.
+    /// The contributors, and the receivers.
     pub pattern: Pattern,
     /// Elements of the whole tensor, of which a shard may carry a part.
     pub elements: u32,
@@ -336,8 +340,8 @@ pub struct SlotHeader {
     /// Largest exponent of the slot's next chunk: the sender's, or in a result the workers' maximum
     /// (SwitchML §4.6, look-ahead of one block).
     pub next_exponent: i16,
-    /// Turn of the slot; wraps. Its lowest bit is the pool version (SwitchML §4.5); the rest tells an old
-    /// duplicate from a new contribution however long the network held it.
+    /// Turn of the slot; wraps. Its lowest bit is the pool version (SwitchML §4.5); the rest tells
+    /// an old duplicate from a new contribution however long the network held it.
     pub exchange: u32,
     /// Number of the chunk within its tensor.
     pub chunk: u32,
@@ -360,13 +364,16 @@ pub struct SlotPacket<'a> {
     pub preamble: Preamble,
     /// Slot and chunk.
     pub header: SlotHeader,
-    /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists; as bfloat16 twice as many, and before them
-    /// what [`bfloat16_payload`] splits off; as int8 the steps of its blocks, a byte each, and then the elements; as they are, as many as [`Collective::chunk_elements`] says.
+    /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists. As bfloat16 there are
+    /// twice as many, and before them what [`bfloat16_payload`] splits off. As int8 there are the
+    /// steps of its blocks, a byte each, and then the elements. As they are, there are as many as
+    /// [`Collective::chunk_elements`] says.
     pub payload: &'a [u8],
 }
 
 impl<'a> SlotPacket<'a> {
-    /// Reads what follows the preamble of an update, result or restore packet. Its tag is the reader's to check.
+    /// Reads what follows the preamble of an update, result or restore packet. Its tag is the
+    /// reader's to check.
     #[inline]
     pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
         if !matches!(preamble.kind, Kind::Update | Kind::Result | Kind::Restore | Kind::Query) {
@@ -407,11 +414,12 @@ impl<'a> SlotPacket<'a> {
         wire_dtype.payload_elements(self.payload.len(), dtype).unwrap_or(0)
     }
 
-    /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements` through `fill`, and returns its
-    /// length.
+    /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements`
+    /// through `fill`, and returns its length.
     ///
     /// # Panics
-    /// When `out` is shorter than the packet: the caller sizes its buffer by [`chunk_packet_bytes`].
+    /// When `out` is shorter than the packet: the caller sizes its buffer by
+    /// [`chunk_packet_bytes`].
     pub fn write(
         out: &mut [u8],
         key: Key,

@@ -2,24 +2,29 @@
 
 use crate::{Dtype, WireError};
 
-/// How the elements of a job's large float tensors are written in a payload. Every worker of a job uses the same.
+/// How the elements of a job's large float tensors are written in a payload. Every worker of a job
+/// uses the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WireDtype {
-    /// As integers of four bytes, with one exponent for all floats of a packet: block floating point (SwitchML §4.6).
+    /// As integers of four bytes, with one exponent for all floats of a packet: block floating
+    /// point (SwitchML §4.6).
     SharedExponent,
     /// Two bytes an element; the payload begins with its block's exponent.
     Bfloat16,
-    /// One byte an element: blocks of [`INT8_BLOCK`] integers that share a step.
+    /// A byte for each element: blocks of [`INT8_BLOCK`] integers that share a step.
     Int8,
-    /// As they are, in the tensor's own type, and so is the sum: each element is right to its own magnitude.
+    /// As they are, in the tensor's own type, and so is the sum: each element is right to its own
+    /// magnitude.
     #[default]
     Native,
 }
 
-/// Most elements of a float tensor that travels as it is in every job, however large ones do. A vector of metrics, a norm, a bias is as long as that
-/// or shorter, and its elements have magnitudes of their own; the large buckets of gradients are longer. With four ranks on one
-/// machine such a tensor takes half the time of one that spends a round trip on its exponents; of 16,384 elements it takes a
-/// tenth more than as a block, since the switch gathers and sums in floating point.
+/// Most elements of a float tensor that travels as it is in every job, however large ones do. A
+/// vector of metrics, a norm, a bias is as long as that or shorter, and its elements have
+/// magnitudes of their own. The large buckets of gradients are longer. With four ranks on one
+/// machine such a tensor takes half the time of one that spends a round trip on its exponents. A
+/// tensor of 16,384 elements takes a tenth more than as a block, since the switch gathers and sums
+/// in floating point.
 pub const NATIVE_ELEMENTS_MAX: usize = 4096;
 
 /// Elements that share a step, where they travel as int8.
@@ -29,7 +34,7 @@ const INT8_GROUP: usize = 4 * INT8_BLOCK;
 /// A byte for each block's step, and one for each element.
 const INT8_GROUP_BYTES: usize = 4 + INT8_GROUP;
 
-/// What precedes the elements of a bfloat16 payload: the exponent, and two bytes that are zero.
+/// The bytes before the elements of a bfloat16 payload: the exponent, and two bytes that are zero.
 const PREFIX_BYTES: usize = 4;
 
 impl WireDtype {
@@ -47,7 +52,8 @@ impl WireDtype {
         }
     }
 
-    /// How a tensor of `elements` elements travels in a job of this wire dtype: the same on every worker.
+    /// How a tensor of `elements` elements travels in a job of this wire dtype: the same on every
+    /// worker.
     #[must_use]
     pub const fn of_tensor(self, dtype: Dtype, elements: usize) -> Self {
         match dtype {
@@ -67,7 +73,8 @@ impl WireDtype {
         }
     }
 
-    /// Elements of a full payload in a job whose chunks have `size_class`, one of [`CHUNK_ELEMENTS`](crate::CHUNK_ELEMENTS).
+    /// Elements of a full payload in a job whose chunks have `size_class`, one of
+    /// [`CHUNK_ELEMENTS`](crate::CHUNK_ELEMENTS).
     #[must_use]
     pub const fn chunk_elements(self, size_class: usize, dtype: Dtype) -> usize {
         match self {
@@ -96,7 +103,7 @@ impl WireDtype {
         match self {
             Self::SharedExponent | Self::Native => 4 * size_class,
             Self::Bfloat16 => PREFIX_BYTES + 4 * size_class,
-            // Of the shortest chunks those as int8 are the longest.
+            // Among the shortest chunks those as int8 are the longest.
             Self::Int8 if int8_groups(size_class) * INT8_GROUP_BYTES > 4 * size_class => {
                 int8_groups(size_class) * INT8_GROUP_BYTES
             }
@@ -104,8 +111,8 @@ impl WireDtype {
         }
     }
 
-    /// Words of 32 bits in which a switch holds the sum of a chunk, whichever of its tensors a job of this wire dtype sends: an
-    /// element that is rounded on its way is added as an int32.
+    /// Words of 32 bits in which a switch holds the sum of a chunk, whichever of its tensors a job
+    /// of this wire dtype sends. An element that is rounded on its way is added as an int32.
     #[must_use]
     pub const fn sum_words(self, size_class: usize) -> usize {
         match self {
@@ -143,7 +150,8 @@ impl core::str::FromStr for WireDtype {
     }
 }
 
-/// The exponent and the elements of a bfloat16 payload; `None` for an empty payload, or one whose zeros are none.
+/// The exponent and the elements of a bfloat16 payload; `None` for an empty payload, or one whose
+/// zeros are none.
 #[must_use]
 pub fn bfloat16_payload(payload: &[u8]) -> Option<(i16, &[u8])> {
     let ([e0, e1, 0, 0], elements) = payload.split_first_chunk::<PREFIX_BYTES>()? else { return None };

@@ -16,7 +16,7 @@ fn golden() -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// Of bytes 0, 1, ... 15.
+/// A key of the bytes 0, 1, ... 15.
 const KEY: Key = Key::new(0x0f0e_0d0c_0b0a_0908_0706_0504_0302_0100);
 
 fn preamble(kind: Kind, worker: WorkerId) -> Preamble {
@@ -303,7 +303,8 @@ fn a_payload_of_the_other_wire_dtype_is_malformed() {
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
     packet[26] = 0xc3; // as int8
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
-    // int32 as bfloat16, as int8 and as it is in two ways, float64 and int64 rounded, and types that are none.
+    // int32 as bfloat16, as int8 and as it is in two ways, float64 and int64 rounded, and types
+    // that are none.
     for dtype in [0x84, 0x44, 0xc4, 0x05, 0x86, 0xc5, 0xc0, 0x40, 0x09, 0x49] {
         packet[26] = dtype;
         assert_eq!(parse(&packet), Err(WireError::Field("dtype")), "{dtype:#x}");

@@ -30,9 +30,9 @@ STALL_SECONDS: Final = 60.0
 """After which it is said who has not asked for what others wait for."""
 
 _FUSED: Final = {Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER}
-# What is cut or joined at its first dimension.
+# The kinds that are cut or joined at their first dimension.
 _CUT: Final = {Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER}
-# What a rank that has joined can take part in, with zeros.
+# The operations in which a rank that has joined can take part, with zeros.
 _SUMS: Final = {ReduceOp.Sum, ReduceOp.Average}
 
 

@@ -60,7 +60,7 @@ class Handle:
         self._done = threading.Event()
         self._said: Any = None
         self._error: HorovodInternalError | None = None
-        # What the program has queued on the device comes before.
+        # Work that the program has queued on the device comes before.
         self._queued = [
             torch.cuda.current_stream(tensor.device).record_event()
             for tensor in own.inputs
@@ -160,7 +160,7 @@ class Engine:
                 self._words.wake()
         # Not under the lock: it may wait until rank 0 reads.
         if isinstance(self._words, Leader):
-            # That rank 0 is gone, the engine sees, too.
+            # The engine sees, too, that rank 0 is gone.
             with contextlib.suppress(Gone):
                 self._words.say(request)
         return handle

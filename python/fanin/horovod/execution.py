@@ -16,7 +16,7 @@ from fanin.horovod.adasum import adasum
 from fanin.horovod.requests import Batch, Form, Kind, Operation, ReduceOp
 from fanin.torch.works.collectives import DTYPES
 
-# What Gloo and fanin cannot add is added as what has room for it.
+# A dtype that Gloo and fanin cannot add is added as one that has room for it.
 _ADDED_AS: Final = {torch.bool: torch.uint8, torch.int16: torch.int32}
 _ADDED: Final = {*DTYPES, *_ADDED_AS}
 # As pairs of numbers; torch divides no complex32.
@@ -239,7 +239,7 @@ def _adasum(pieces: list[_Piece], group: ProcessGroup, size: int) -> None:
 
 def _allgather(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
     group, _, size = groups.of(operations[0].request.process_set)
-    # Of each tensor, the bytes of each rank.
+    # For each tensor, the bytes of each rank.
     lengths = [
         [of_rank[position] * form.row_bytes for of_rank in operation.of_all]
         for operation in operations
@@ -312,7 +312,7 @@ def _reducescatter(
     request = operations[0].request
     group, rank, size = groups.of(request.process_set)
     for dtype, pieces in _pieces(operations, mine, groups):
-        # What goes to each rank, in one piece; the first ranks get a row more, the others zeros.
+        # The part for each rank, in one piece; the first ranks get a row more, the others zeros.
         cuts = [torch.split(piece.scaled(), rows(piece.form, size)) for piece in pieces]
         columns = [torch.cat([cut[place].reshape(-1) for cut in cuts]) for place in range(size)]
         longest = columns[0].numel()

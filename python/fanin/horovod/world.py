@@ -22,7 +22,7 @@ from fanin.horovod.rendezvous import Rendezvous
 from fanin.horovod.timeline import Timeline
 from fanin.torch.rendezvous import connections
 
-# Where a launcher says which of its machines this is: hosts may share a name.
+# The variable in which a launcher says which of its machines this is: hosts may share a name.
 _MACHINE = "GROUP_RANK"
 
 

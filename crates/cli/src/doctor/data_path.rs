@@ -1,4 +1,4 @@
-//! What the probing job found: UDP, the packet's length, and heartbeats.
+//! The findings of the probing job: UDP, the packet's length, and heartbeats.
 
 use std::io;
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ pub(super) fn udp(outcome: &Outcome, address: SocketAddr) -> Finding {
             format!("the probing job ended: {error}"),
             "fanin status; and look at the switch's log",
         ),
-        // That is the MTU's finding.
+        // The MTU's finding says that.
         ProbeSum::Missing if answered(report) => {
             Finding::ok(Check::Udp, format!("short packets pass to {address} and back"))
         }
@@ -102,7 +102,7 @@ fn not_admitted(error: &SessionError) -> Finding {
             format!("not checked: the switch takes no probing job ({reason})"),
             "fanin status; wait until a job ends",
         ),
-        // That is the MTU's finding.
+        // The MTU's finding says that.
         Refusal::MtuTooSmall { .. } => {
             Finding::warning(Check::Udp, "not checked: no packet fits the path's MTU", "mend the MTU first")
         }

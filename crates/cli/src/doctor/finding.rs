@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::output;
 
-/// Of each line of a message, behind the 20 of verdict and check.
+/// The width of each line of a message, behind the 20 of verdict and check.
 const MESSAGE_COLUMNS: usize = 80;
 
 /// How bad a finding is.
@@ -22,7 +22,7 @@ pub(super) enum Verdict {
     Problem,
 }
 
-/// What was looked at.
+/// The object of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Check {
@@ -89,7 +89,7 @@ impl Check {
     }
 }
 
-/// One line, and what mends it.
+/// A line, and the cure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     pub check: Check,
@@ -192,7 +192,8 @@ impl Examination {
         findings.into_iter().try_for_each(|finding| self.note(finding))
     }
 
-    /// Says that those of `checks` without a finding could not be made, because of what was found before.
+    /// Says that those of `checks` without a finding could not be made, because of what was found
+    /// before.
     pub(super) fn skip(&mut self, checks: &[Check]) {
         let made = |check: &Check| self.findings.iter().any(|finding| finding.check == *check);
         self.not_checked.extend(checks.iter().filter(|check| !made(check)));

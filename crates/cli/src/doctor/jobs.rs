@@ -1,4 +1,4 @@
-//! What the switch says of its memory, and of ranks that did not join.
+//! The switch's report of its memory, and of ranks that did not join.
 
 use fanin_controller::{JobStatus, JobStatusState, SwitchStatus};
 use fanin_protocol::control::Ranks;

@@ -1,4 +1,4 @@
-//! What this machine gives: offload, buffers, and the interface.
+//! The equipment of this machine: offload, buffers, and the interface.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::finding::{Check, Finding};
 /// Ranks that a switch's buffer is judged for.
 const RANKS: u16 = 8;
 
-/// What a job's window is computed from, as the switch does it.
+/// The inputs of a job's window, which is computed as the switch does it.
 pub(super) struct Window {
     pub rate_bps: Option<u64>,
     pub rtt: Duration,
@@ -23,8 +23,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Bytes of receive buffer that keep `ranks` windows from being lost, or cut: double, since the kernel counts its own
-    /// bookkeeping against the buffer (see `pool_slots`).
+    /// Bytes of receive buffer that keep `ranks` windows from being lost, or cut: double, since the
+    /// kernel counts its own bookkeeping against the buffer (see `pool_slots`).
     fn buffer_bytes(&self, ranks: u16) -> usize {
         let slots = pool_slots(&control::Path {
             rate_bps: self.rate_bps.unwrap_or(RATE_DEFAULT_BPS),
@@ -130,7 +130,8 @@ fn mib(bytes: usize) -> String {
     }
 }
 
-/// The interface that packets leave through, and whether a faster one is idle. `said` is what FANIN_RATE says of its link.
+/// The interface that packets leave through, and whether a faster one is idle. `said` is what
+/// FANIN_RATE says of its link.
 pub(super) fn interface(address: SocketAddr, route: Option<&Route>, said: Option<&str>) -> Finding {
     let Some(route) = route else {
         return Finding::problem(
@@ -175,7 +176,7 @@ fn judge_interface(
     }
 }
 
-/// What links carry, from which a plan follows who sums how much.
+/// The rates of links, from which a plan follows who sums how much.
 pub(super) fn rates(switch: &str, own_bps: Option<u64>, its_bps: Option<u64>) -> Finding {
     let silent = match (own_bps, its_bps) {
         (Some(own), Some(its)) => {
@@ -202,11 +203,13 @@ pub(super) fn rates(switch: &str, own_bps: Option<u64>, its_bps: Option<u64>) ->
     )
 }
 
-/// What is taken for a link of which nobody tells the rate. Ranks do so when they plan (`_services.py`).
+/// The rate that is assumed for a link of which nobody tells the rate. Ranks assume it when they
+/// plan (`_services.py`).
 pub(super) const UNTOLD: &str =
     "it is taken for as fast as the slowest that is told, or all for equal where none is";
 
-/// A physical interface that is up and faster than the one that is used, where both tell their rate.
+/// A physical interface that is up and faster than the one that is used, where both tell their
+/// rate.
 fn faster_interface(route: &Route) -> Option<(String, u64)> {
     let used = route.rate_bps?;
     let interfaces = std::fs::read_dir("/sys/class/net").ok()?;
@@ -253,7 +256,8 @@ mod tests {
 
     #[test]
     fn a_window_of_eight_ranks_at_ten_gigabit_needs_six_megabytes() {
-        // 256 slots (the bandwidth-delay product of 10 Gbit/s and 250 us), 1448 bytes each, 8 ranks, twice.
+        // 256 slots (the bandwidth-delay product of 10 Gbit/s and 250 us), 1448 bytes each, 8
+        // ranks, twice.
         let window = Window { rate_bps: None, rtt: Duration::from_micros(50), shards: 1, elements: 352 };
         assert_eq!(window.buffer_bytes(8), 2 * 8 * 256 * 1448);
     }

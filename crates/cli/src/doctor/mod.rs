@@ -1,6 +1,7 @@
 //! `fanin doctor`: what stands between this machine and a switch, and what mends it.
 //!
-//! Each check has a limit and makes findings; a check that needs an earlier one that failed is listed as not made.
+//! Each check has a limit and makes findings; a check that needs an earlier one that failed is
+//! listed as not made.
 
 mod data_path;
 mod finding;
@@ -26,10 +27,11 @@ use crate::tls::Known;
 
 /// Find out why workers here do not reach a switch, or are slow
 ///
-/// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each who decided. Says which machine this is,
-/// whether its ranks sum in shared memory, and where their own services would listen. Checks name, TCP and UDP (by a job of one rank, which takes a few slots for a moment), path MTU, segmentation offload,
-/// socket buffers, interface, heartbeat, versions, and ranks that are missing. Needs no root. Each finding comes with what
-/// mends it.
+/// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each
+/// who decided. Says which machine this is, whether its ranks sum in shared memory, and where their
+/// own services would listen. Checks name, TCP and UDP (by a job of one rank, which takes a few
+/// slots for a moment), path MTU, segmentation offload, socket buffers, interface, heartbeat,
+/// versions, and ranks that are missing. Needs no root. Each finding comes with what mends it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status:\n  \
     0  no problem; there may be warnings: training works, but not as well as it could\n  \
@@ -49,7 +51,7 @@ pub(crate) struct Arguments {
     timeout: Duration,
     #[command(flatten)]
     known: Known,
-    /// What the Python package knows of the ranks' settings, as JSON
+    /// The Python package's knowledge of the ranks' settings, as JSON
     #[arg(long, hide = true, default_value = "[]", value_parser = settings::parse)]
     settings: settings::Settings,
     /// Print JSON
@@ -133,7 +135,7 @@ fn examine(
     Ok(())
 }
 
-/// What this machine says about the way to `address`, with what the switch added to it.
+/// This machine's findings about the way to `address`, with what the switch added to it.
 fn local(
     address: SocketAddr,
     settings: &[Setting],
@@ -169,7 +171,8 @@ fn local(
     findings
 }
 
-/// The shortest round trip that was seen: a longer one was waiting for a processor, not for the path.
+/// The shortest round trip that was seen: a longer one was waiting for a processor, not for the
+/// path.
 fn rtt(probe: Option<&Probe>, report: Option<&Result<ProbeReport, SessionError>>) -> Duration {
     let heartbeats = report.and_then(|report| report.as_ref().ok()).map(|report| &report.heartbeats[..]);
     let shortest = heartbeats.and_then(<[Duration]>::first).copied();

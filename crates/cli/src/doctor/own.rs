@@ -1,4 +1,5 @@
-//! What a rank here does without a switch: which machine this is, whether its ranks sum in shared memory, and where its own service would listen.
+//! The findings for a rank here without a switch: which machine this is, whether its ranks sum in
+//! shared memory, and where its own service would listen.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
@@ -15,7 +16,8 @@ use super::machine::{self, UNTOLD};
 use super::settings::{Setting, value};
 use crate::arguments::SWITCH_DEFAULT;
 
-/// What the launcher says about the store, and what chooses an interface for Gloo and for services.
+/// The variable in which the launcher names the store, and the one that chooses an interface for
+/// Gloo and for services.
 const STORE: &str = "MASTER_ADDR";
 const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
 /// Ranks that shared memory is judged for.
@@ -23,7 +25,8 @@ const RANKS: u32 = 8;
 /// Only a route is asked for; nothing is sent.
 const ANY_PORT: u16 = 9;
 
-/// Whether ranks with these settings would host services where no switch is named, and nobody is where one is looked for.
+/// Whether ranks with these settings would host services where no switch is named, and nobody is
+/// where one is looked for.
 pub(super) fn would_host(settings: &[Setting]) -> bool {
     let is = |name, usual: &str| value(settings, name).is_none_or(|value| value == usual);
     let switch: SocketAddr = SWITCH_DEFAULT.parse().unwrap_or(SocketAddr::from(([127, 0, 0, 1], 4800)));
@@ -67,13 +70,13 @@ pub(super) fn local() -> Finding {
     }
 }
 
-/// What this machine's link to a switch carries, as FANIN_RATE or the interface says.
+/// The rate of this machine's link to a switch, as FANIN_RATE or the interface says.
 pub(super) fn rate_bps(settings: &[Setting], route: Option<&Route>) -> Option<u64> {
     let said = value(settings, "rate").and_then(|said| said.parse::<Rate>().ok());
     said.map(|rate| rate.0).or_else(|| route?.rate_bps)
 }
 
-/// What is known of the links from whose rates a plan follows.
+/// The known facts of the links from whose rates a plan follows.
 pub(super) fn rates(
     settings: &[Setting],
     switch: &str,
@@ -83,7 +86,7 @@ pub(super) fn rates(
     let is_planned = value(settings, "plan").is_none_or(|plan| plan == "auto")
         && value(settings, "own_services").is_none_or(|own| own != "0")
         && protocols::said(&status.protocol).is_divided()
-        // Whoever names racks has each sum for its own ranks.
+        // If racks are named, each sums for its own ranks.
         && status.relays.is_empty();
     if !is_planned {
         return Finding::ok(Check::Rates, "who sums how much does not follow from them here");
@@ -167,7 +170,7 @@ pub(super) fn service(settings: &[Setting], switch: Option<&str>, patience: Dura
         (None, None) => format!("it tells no rate, and FANIN_RATE says none: {UNTOLD}"),
     };
     let facts = format!("{address} ({interface}): {why}; {rate}");
-    // Where nothing else is said than a switch of this machine, other machines have no part.
+    // If nothing but a switch of this machine is named, other machines have no part.
     let is_own = [STORE, INTERFACE].iter().all(|name| std::env::var_os(name).is_none()) && switch.is_some();
     let mut findings = vec![if address.is_loopback() && of_interface.is_some() && !is_own {
         Finding::warning(

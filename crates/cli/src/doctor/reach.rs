@@ -66,7 +66,8 @@ fn names(name: &str, addresses: &[SocketAddr]) -> Finding {
     let list: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
     let list = list.join(", ");
     if host != "localhost" && addresses.iter().any(|address| address.ip().is_loopback()) {
-        // As Debian's installer writes it; ranks on other machines then look for the switch in the wrong place.
+        // As Debian's installer writes it; ranks on other machines then look for the switch in the
+        // wrong place.
         return Finding::warning(
             Check::Name,
             format!("{host} is {list}: this machine itself, for nobody else"),
@@ -90,7 +91,7 @@ pub(super) fn control(
     // Looking a name up gives one address at least.
     let mut address = addresses[0];
     let mut refusals = Vec::new();
-    // One behind which packets vanish must not keep us from the next.
+    // An address behind which packets vanish must not keep us from the next.
     let share = patience / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     let mut connected = false;
     for candidate in addresses {
@@ -198,7 +199,8 @@ pub(super) fn version(status: &SwitchStatus) -> Finding {
             format!("fanin {OURS}, wire version {VERSION}, on both sides{kernel}"),
         );
     }
-    // The wire version decides whether they understand each other, and it was compared when the connection opened.
+    // The wire version decides whether they understand each other, and it was compared when the
+    // connection opened.
     Finding::warning(
         Check::Version,
         format!(

@@ -1,10 +1,11 @@
-//! What ranks that start here would be told, and by whom.
+//! The settings of ranks that start here, and who decided them.
 
 use serde::Deserialize;
 
 use super::finding::{Check, Finding};
 
-/// A setting of the ranks, as the Python package chose it: the table of settings is there, and there alone.
+/// A setting of the ranks, as the Python package chose it: the table of settings is there, and
+/// there alone.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Setting {
     name: String,
@@ -12,7 +13,7 @@ pub(super) struct Setting {
     value: Option<String>,
     /// The flag or the variable; `None` for the default.
     source: Option<String>,
-    /// What was said too, and does not count.
+    /// The value that was given too, and does not count.
     overruled: Option<String>,
     /// Why the value is none.
     wrong: Option<String>,
@@ -25,12 +26,12 @@ pub(super) fn parse(json: &str) -> Result<Settings, serde_json::Error> {
     serde_json::from_str(json).map(Settings)
 }
 
-/// What a setting is, or its default; `None` where it has none, or nobody knows.
+/// The value of a setting, or its default; `None` if it has none, or nobody knows.
 pub(super) fn value<'a>(settings: &'a [Setting], name: &str) -> Option<&'a str> {
     settings.iter().find(|setting| setting.name == name)?.value.as_deref()
 }
 
-/// One finding for each setting that somebody decided, and one for the rest.
+/// A finding for each setting that somebody decided, and one for the rest.
 pub(super) fn findings(settings: &[Setting]) -> Vec<Finding> {
     let (said, left): (Vec<_>, Vec<_>) = settings.iter().partition(|setting| setting.source.is_some());
     let mut findings: Vec<_> = said.into_iter().map(finding).collect();

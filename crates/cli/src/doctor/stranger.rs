@@ -1,4 +1,4 @@
-//! Who answers on a port where no switch does.
+//! The identity of a stranger that answers on a port where no switch does.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 /// Enough for a status line, a few headers, or a greeting.
 const ANSWER_BYTES: usize = 2048;
 
-/// What `address` says to an ordinary HTTP request; `None` when it says nothing that a person can read.
+/// The answer of `address` to an ordinary HTTP request; `None` when it says nothing that a person
+/// can read.
 pub(super) fn introduce(address: SocketAddr, patience: Duration) -> Option<String> {
     let until = Instant::now() + patience;
     let mut connection = TcpStream::connect_timeout(&address, patience).ok()?;
     connection.set_write_timeout(Some(patience)).ok()?;
     let request = format!("GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    // Who greets first may not want to hear it.
+    // A stranger that greets first may not want to hear it.
     let _ = connection.write_all(request.as_bytes());
     let mut answer = Vec::new();
     let mut buffer = [0; ANSWER_BYTES];
@@ -48,7 +49,7 @@ fn read(answer: &[u8]) -> Option<String> {
     })
 }
 
-/// What was sent by a stranger must not reach a terminal as it is.
+/// A stranger's words must not reach a terminal unchanged.
 fn printable(line: &str) -> String {
     const LINE_MAX: usize = 80;
     line.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(LINE_MAX).collect()

@@ -18,7 +18,7 @@ use crate::output;
 
 mod picture;
 
-/// What a planner aims at.
+/// The aim of a planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Planner {
     /// The least time of the slowest link
@@ -67,9 +67,9 @@ struct JobTable {
     name: Spanned<String>,
     /// Hosts by name, or how many of those that are no server, evenly spread.
     workers: Spanned<Hosts>,
-    /// Who may finish sums. GOAT's server is the first.
+    /// The nodes that may finish sums. GOAT's server is the first.
     servers: Spanned<Vec<String>>,
-    /// Of the model ..
+    /// The size of the model ..
     size: Option<Spanned<Size>>,
     /// .. that is cut into sub-models of at most this.
     #[serde(default = "two_megabytes")]
@@ -89,7 +89,7 @@ enum Hosts {
     Names(Vec<String>),
 }
 
-/// What a file says.
+/// The content of a file.
 struct Asked {
     workload: Workload,
     residence: Residence,
@@ -98,7 +98,7 @@ struct Asked {
 
 #[derive(Serialize)]
 struct Report {
-    /// What is drawn and told in detail.
+    /// The plan that is drawn and told in detail.
     planner: &'static str,
     plans: Vec<PlanReport>,
     /// No plan's slowest link takes less.
@@ -112,11 +112,11 @@ struct PlanReport {
     name: &'static str,
     slowest_link_s: f64,
     slowest_link: Option<String>,
-    /// Of all jobs, as GOAT §VII-A has it.
+    /// The bytes of all jobs, as GOAT §VII-A has it.
     server_bytes: u64,
     in_network_bytes: u64,
     hop_bytes: u64,
-    /// What the planner makes large or small, and its linear program's optimum.
+    /// The quantity that the planner makes large or small, and its linear program's optimum.
     value: Option<f64>,
     bound: Option<f64>,
 }
@@ -145,7 +145,7 @@ struct SubModelReport {
     name: String,
     bytes: u64,
     root: String,
-    /// Where each worker's part goes, in the order of the workers.
+    /// The node of each worker's part, in the order of the workers.
     aggregation_nodes: Vec<String>,
 }
 
@@ -188,7 +188,7 @@ fn resolve(network: &net::Topology, file: File) -> Result<Asked, Mistake> {
         return Err(at(stay, "a fragment stays for a round trip at least"));
     }
     let workload = Workload::new(topology, jobs).map_err(|error| {
-        // Of two jobs of one name the second.
+        // If two jobs have one name, the second.
         let names = file.job.iter().rev().map(|job| &job.get_ref().name);
         let place = names.clone().find(|name| name.get_ref() == error.job());
         at(place.expect("it is one of the file's"), error)
@@ -196,7 +196,8 @@ fn resolve(network: &net::Topology, file: File) -> Result<Asked, Mistake> {
     Ok(Asked { workload, residence, seed: file.seed })
 }
 
-/// The simulator's topology, as planners see it: each node has the same number. Switches without memory do not sum.
+/// The simulator's topology, as planners see it: each node has the same number. Switches without
+/// memory do not sum.
 pub(crate) fn topology(network: &net::Topology, memory_bytes: u64) -> Result<Topology, String> {
     let programmable: Vec<_> = network.programmable().collect();
     let nodes = network.nodes().iter().enumerate().map(|(index, node)| Node {
@@ -212,7 +213,7 @@ pub(crate) fn topology(network: &net::Topology, memory_bytes: u64) -> Result<Top
         },
     });
     let links = network.links().iter().map(|link| fanin_plan::Link {
-        // What does not fit is refused for the number of nodes.
+        // A node that does not fit is refused for the number of nodes.
         ends: link.ends.map(|end| NodeId(end.0 as u16)),
         rate_bps: link.config.rate_bps as f64,
     });

@@ -81,14 +81,14 @@ pub(super) fn table(report: &Report<'_>) -> String {
     format!("{head}\n{}{losses}{plans}{tail}", table.trim_fmt())
 }
 
-/// What a job may lose, and has lost here.
+/// The loss that a job may have, and has had here.
 fn loss(job: &Job<'_>) -> Option<String> {
     let State::Running { loss: Some(Loss { bound, contributions }), .. } = job.state else { return None };
     let (name, percent) = (job.job, 100.0 * bound);
     Some(format!("\n\njob {name}: each rank may lose {percent} %; {contributions} contributions were lost"))
 }
 
-/// Who sums what of a job, and which of its ranks are where.
+/// The sums of a job by service, and the places of its ranks.
 fn plan_table(job: &Job<'_>) -> Option<String> {
     let State::Running { plan: Some(plan), members, .. } = &job.state else { return None };
     let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
@@ -118,7 +118,8 @@ fn plan_table(job: &Job<'_>) -> Option<String> {
         ]);
     }
     let elsewhere = ranks_of(&elsewhere);
-    // Who speaks for others says so with his place: without it he is only a machine's number.
+    // A rank that speaks for others says so with his place: without it he is only a machine's
+    // number.
     let are_machines = known.iter().any(|member| member.ranks.len() > 1);
     let elsewhere = match elsewhere.len() {
         0 => String::new(),
@@ -145,7 +146,8 @@ fn plan_table(job: &Job<'_>) -> Option<String> {
     ))
 }
 
-/// The ranks of each machine, in the order of the first of them, and what a byte takes of the one that waits least for others.
+/// The ranks of each machine, in the order of the first of them, and what a byte takes of the one
+/// that waits least for others.
 fn by_machine<'a>(members: &[&'a Member]) -> Vec<(Vec<&'a Member>, Option<f64>)> {
     let mut places = HashMap::new();
     let mut machines: Vec<Vec<&Member>> = Vec::new();
@@ -166,7 +168,7 @@ fn ranks_of(members: &[&Member]) -> Vec<u32> {
     ranks.into_iter().collect()
 }
 
-/// What a megabyte takes.
+/// The time for a megabyte.
 fn time(seconds_per_byte: Option<f64>) -> String {
     seconds_per_byte.map_or("-".into(), |seconds| format!("{:.3} ms/MB", seconds * 1e9))
 }
@@ -210,7 +212,8 @@ fn name_of(report: &Report<'_>, id: u32) -> String {
     report.jobs.iter().find(is_it).map_or_else(|| id.to_string(), |job| job.job.to_owned())
 }
 
-/// Where fragments are added: at each switch on the way from whom was asked, and at the server.
+/// The places where fragments are added: each switch on the way from whom was asked, and the
+/// server.
 fn fragments_table(report: &Report<'_>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -241,7 +244,8 @@ fn fragments_table(report: &Report<'_>) -> String {
     if table.is_empty() { String::new() } else { format!("\n\n{}", table.trim_fmt()) }
 }
 
-/// Which switch sums which share of each job, as GOAT plans it, and what came that is of no such plan.
+/// Which switch sums which share of each job, as GOAT plans it, and what came that is of no such
+/// plan.
 fn planned_table(report: &Report<'_>) -> String {
     let Some(Dropped { outdated, unplanned }) = report.dropped else { return String::new() };
     let mut table = Table::new();

@@ -12,7 +12,7 @@ use toml::Spanned;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// What a copy from GPU to GPU reaches where it leaves the PCIe switches.
+    /// The rate of a copy from GPU to GPU that leaves the PCIe switches.
     peer_rate: Option<Rate>,
     cpu: Vec<CpuTable>,
     #[serde(default)]
@@ -37,7 +37,7 @@ struct CpuTable {
     memory: Option<Rate>,
 }
 
-/// What is under a CPU or a PCIe switch.
+/// The parts under a CPU or a PCIe switch.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UnderTable {
@@ -49,7 +49,7 @@ struct UnderTable {
 }
 
 impl UnderTable {
-    /// Of all that it stands for; no more than can be.
+    /// The names of all that it stands for; no more than can be.
     fn names(&self) -> Vec<String> {
         let name = self.name.get_ref();
         match &self.count {
@@ -86,7 +86,7 @@ struct NvSwitchTable {
     name: Spanned<String>,
     /// All unless given.
     gpus: Option<Spanned<Vec<String>>>,
-    /// Of each GPU's links to it together.
+    /// The rate of each GPU's links to it together.
     rate: Rate,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn read(name: &str, text: &str) -> Result<MachineTopology, FileError>
 struct Machine {
     parts: Vec<Part>,
     links: Vec<Link>,
-    /// Where each name stands.
+    /// The place of each name.
     places: BTreeMap<String, Spanned<String>>,
 }
 
@@ -136,7 +136,8 @@ impl Machine {
         id.ok_or_else(|| at(place, unknown(what, name, known().map(|(_, part)| part.name.as_str()))))
     }
 
-    /// The CPU or switch that something is under; `below` are switches that are written further down.
+    /// The CPU or switch that something is under; `below` are switches that are written further
+    /// down.
     fn above(&self, under: &Spanned<String>, below: &[UnderTable]) -> Result<PartId, Mistake> {
         let name = under.get_ref();
         if below.iter().any(|table| table.names().contains(name)) {

@@ -10,7 +10,8 @@ use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON;
 use nvml_wrapper::{Device, Nvml};
 
-/// Where the driver puts it on Linux; loaded when it is asked, and where there is none there are no NVLinks.
+/// The file of the driver's library on Linux; loaded when it is asked. If there is none there are
+/// no NVLinks.
 pub(super) const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Links that a GPU has at most: `NVML_NVLINK_MAX_LINKS` of nvml.h.
@@ -21,7 +22,8 @@ const LINKS_MAX: u32 = 18;
 pub(super) struct Gpu {
     /// As sysfs writes it: `0000:3b:00.0`.
     pub(super) address: String,
-    /// At the other end of each link that works. What is no GPU is an NVSwitch; so would be IBM's POWER processors, which have NVLinks.
+    /// At the other end of each link that works. A peer that is no GPU is an NVSwitch; so would be
+    /// IBM's POWER processors, which have NVLinks.
     pub(super) others: Vec<String>,
     /// Bits a second of each link, in each direction.
     pub(super) rate_bps: f64,
@@ -30,13 +32,14 @@ pub(super) struct Gpu {
 /// Between GPUs: bits a second in each direction, of all links between two together, once.
 pub(super) type Pairs = BTreeMap<(String, String), f64>;
 
-/// What NVML has of this machine's GPUs.
+/// The GPUs of this machine, as NVML knows them.
 pub(super) fn read(library: &OsStr) -> Result<Vec<Gpu>, NvmlError> {
     let nvml = Nvml::builder().lib_path(library).init()?;
     (0..nvml.device_count()?).map(|index| gpu(&nvml.device_by_index(index)?)).collect()
 }
 
-/// Links between GPUs, and what each GPU's links to switches carry. `known` are GPUs that NVML may not show, as in a container.
+/// Links between GPUs, and what each GPU's links to switches carry. `known` are GPUs that NVML may
+/// not show, as in a container.
 pub(super) fn joined(gpus: &[Gpu], known: &[String]) -> (Pairs, BTreeMap<String, f64>) {
     let (mut told, mut to_switches) = (Pairs::new(), BTreeMap::new());
     for Gpu { address, others, rate_bps } in gpus {
@@ -73,7 +76,7 @@ fn gpu(device: &Device<'_>) -> Result<Gpu, NvmlError> {
     Ok(Gpu { address: address(&device.pci_info()?), others, rate_bps })
 }
 
-/// Of one link, in each direction: NVML counts megabytes a second.
+/// The rate of one link, in each direction: NVML counts megabytes a second.
 fn rate_bps(device: &Device<'_>) -> Result<f64, NvmlError> {
     let mut values = device.field_values_for(&[FieldId(NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)])?;
     let megabytes = match values.pop().ok_or(NvmlError::UnexpectedVariant(0))??.value? {
@@ -118,7 +121,8 @@ mod tests {
         assert_eq!(to_switches, BTreeMap::new());
     }
 
-    /// NVIDIA's library as far as it is asked here, of a made-up machine: compiled by `cc`, gone when the test ends.
+    /// NVIDIA's library as far as it is asked here, of a made-up machine: compiled by `cc`, gone
+    /// when the test ends.
     struct Library(tempfile::TempDir);
 
     impl Library {
@@ -147,7 +151,7 @@ mod tests {
         assert_eq!(
             gpus,
             [
-                // Of four links the third does not work, and the last goes to a switch.
+                // The third of four links does not work, and the last goes to a switch.
                 Gpu {
                     address: "0000:3b:00.0".into(),
                     others: far(&["0001:86:00.0", "0001:86:00.0", "0000:c1:00.0"]),

@@ -1,8 +1,10 @@
-//! A strategy's copies in the simulator: over the machine's links as packets, in a pipeline of partitions (BytePS §6.1).
+//! A strategy's copies in the simulator: over the machine's links as packets, in a pipeline of
+//! partitions (BytePS §6.1).
 //!
-//! Each partition of the gradients goes through the stages; a stage begins when all copies of the one before have arrived, and stages of different
-//! partitions overlap. What PCIe does about congestion stands in as a window for each flow and queues that hold all windows: nothing is lost. Memory is
-//! not a limit here.
+//! Each partition of the gradients goes through the stages; a stage begins when all copies of the
+//! one before have arrived, and stages of different partitions overlap. A window for each flow and
+//! queues that hold all windows stand in for PCIe's reaction to congestion: nothing is lost. Memory
+//! is not a limit here.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -21,8 +23,8 @@ const PARTITIONS: u64 = 16;
 /// Packets are long: their headers are a thousandth.
 const MTU: u32 = 65_535;
 const SEGMENT_BYTES: u32 = 65_000;
-/// Of each flow. With shorter ones, flows that share a link with many others leave their own other links idle: 1 MB makes times up to a third longer than the
-/// slowest link's, 16 MB 2 %.
+/// Of each flow. With shorter windows, flows that share a link with many others leave their own
+/// other links idle: 1 MB makes times up to a third longer than the slowest link's, 16 MB 2 %.
 const WINDOW_BYTES: u64 = 16_000_000;
 const DELAY: Duration = Duration::from_nanos(500);
 /// All windows fit.
@@ -34,11 +36,11 @@ struct Copy {
     share: f64,
 }
 
-/// Who begins each stage of each partition.
+/// Begins each stage of each partition.
 struct Pipeline {
     stages: Vec<Vec<Copy>>,
     size_bytes: u64,
-    /// Of each partition that has begun: the copies of its stage that have not arrived.
+    /// For each partition that has begun: the copies of its stage that have not arrived.
     outstanding: Vec<usize>,
     ended: u64,
     finished: Rc<Cell<Option<Time>>>,
@@ -126,8 +128,9 @@ pub(super) fn seconds(machine: &MachineTopology, flows: &[Flow], size_bytes: u64
     finished.get().expect("nothing is lost").as_secs_f64()
 }
 
-/// The machine as a network, and the node of each part. What copies begin or end at is a host, and a NUMA node a switch with its memory behind it. Each GPU is
-/// one port further from PCIe than from NVLink, so that the shortest way between two that NVLink joins is that.
+/// The machine as a network, and the node of each part. A part at which copies begin or end is a
+/// host, and a NUMA node a switch with its memory behind it. Each GPU is one port further from PCIe
+/// than from NVLink, so that the shortest way between two that NVLink joins is that.
 fn network_of(machine: &MachineTopology) -> (Topology, Vec<NodeId>) {
     let mut topology = Topology::new();
     let fastest = link(RATE_MAX_BPS as f64);
@@ -164,7 +167,7 @@ fn network_of(machine: &MachineTopology) -> (Topology, Vec<NodeId>) {
 }
 
 fn link(rate_bps: f64) -> LinkConfig {
-    // What is not known, and what is faster than the simulator's fastest link, is never the limit.
+    // A rate that is not known, or faster than the simulator's fastest link, is never the limit.
     LinkConfig::new(rate_bps.min(RATE_MAX_BPS as f64) as u64, DELAY).with_mtu(MTU)
 }
 
@@ -174,7 +177,8 @@ mod tests {
 
     use super::*;
 
-    /// The slowest link's time is a bound, and a pipeline comes near it: links are kept busy whatever stage their copies are of.
+    /// The slowest link's time is a bound, and a pipeline comes near it: links are kept busy
+    /// whatever stage their copies are of.
     #[test]
     fn played_strategies_take_what_the_slowest_link_says() {
         let size_bytes = 200_000_000;
@@ -192,7 +196,8 @@ mod tests {
     fn gradients_shorter_than_a_partition_go_through_all_stages() {
         let machine = pcie_only(1, 1, &PaperRates::MEASURED);
         let plan = &planned(&machine, Outside { machines: 2, spares: 0 })[0];
-        // To memory, to the NIC, beyond, and back: a megabyte over links of 105 and 100 Gbit/s, one after the other.
+        // To memory, to the NIC, beyond, and back: a megabyte over links of 105 and 100 Gbit/s, one
+        // after the other.
         let played = seconds(&machine, &plan.traffic.flows, 1_000_000);
         assert!((3.0 * 8e-5..4.0 * 8e-5 + 1e-4).contains(&played), "{played}");
     }

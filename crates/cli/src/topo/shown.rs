@@ -32,7 +32,7 @@ pub(super) fn text(topology: &MachineTopology, plans: &[Planned], report: &Repor
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 
-/// What is under what, with what its link upwards carries.
+/// The tree of the machine's parts, each with the load of its link upwards.
 fn tree(topology: &MachineTopology, chosen: Option<&Planned>, size_bytes: f64) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

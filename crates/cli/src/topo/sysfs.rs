@@ -1,4 +1,5 @@
-//! This machine, as sysfs has it: PCIe's tree, NUMA nodes, GPUs and NICs by their classes, and what their links and cables carry.
+//! This machine, as sysfs has it: PCIe's tree, NUMA nodes, GPUs and NICs by their classes, and what
+//! their links and cables carry.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +11,12 @@ use nvml_wrapper::error::NvmlError;
 
 use super::nvml::{self, Gpu};
 
-/// PCI's classes, without the programming interface: Ethernet and InfiniBand controllers; 3D controllers and processing accelerators.
+/// PCI's classes, without the programming interface: Ethernet and InfiniBand controllers; 3D
+/// controllers and processing accelerators.
 const NICS: [u32; 2] = [0x0200, 0x0207];
 const GPUS: [u32; 2] = [0x0302, 0x1200];
-/// A VGA controller is a GPU where one of these made it, and else what a server shows its console with.
+/// A VGA controller is a GPU where one of these made it, and else what a server shows its console
+/// with.
 const VGA: u32 = 0x0300;
 const GPU_VENDORS: [u32; 3] = [NVIDIA, 0x1002, 0x8086];
 const NVIDIA: u32 = 0x10de;
@@ -140,7 +143,8 @@ struct Machine {
 impl Machine {
     fn add(&mut self, name: String, kind: PartKind) -> PartId {
         self.parts.push(Part { name, kind });
-        // PARTS_MAX is checked with the topology; no machine has more devices than PCI has addresses in a segment.
+        // PARTS_MAX is checked with the topology; no machine has more devices than PCI has
+        // addresses in a segment.
         PartId((self.parts.len() - 1) as u16)
     }
 
@@ -148,8 +152,10 @@ impl Machine {
         self.links.push(Link { ends: [a, b], wire, rate_bps });
     }
 
-    /// A device under its switches, which are made where they are not there yet. On the way down a root port comes first, then a switch's upstream port and
-    /// one of its downstream ports, and again: a switch is what begins at an upstream port. A function that shares its card's link is under the card, as under a switch.
+    /// A device under its switches, which are made where they are not there yet. On the way down a
+    /// root port comes first, then a switch's upstream port and one of its downstream ports, and
+    /// again: a switch begins at an upstream port. A function that shares its card's link is under
+    /// the card, as under a switch.
     fn hang(&mut self, device: &Device, name: String, kind: PartKind, shares: bool) -> PartId {
         let mut above = self.node_of(device, &name);
         let (_, bridges) = device.way.split_last().expect("itself");
@@ -188,7 +194,8 @@ impl Machine {
         part
     }
 
-    /// NVLinks between GPUs, and to NVSwitches, which are one here: each GPU has links to all of them.
+    /// NVLinks between GPUs, and to NVSwitches, which are one here: each GPU has links to all of
+    /// them.
     fn link_gpus(&mut self, gpus: &[Gpu]) {
         let parts = self.parts.iter().filter(|part| part.kind == PartKind::Gpu);
         let known: Vec<_> = parts.map(|part| part.name.clone()).collect();
@@ -234,8 +241,9 @@ impl Machine {
         PartId(0)
     }
 
-    /// What a link carries in each direction, after encoding. A GPU that has nothing to do lowers its link's speed, so that what both ends can do counts, and not
-    /// the speed of the moment, where both say it; the width stays.
+    /// The rate of a link in each direction, after encoding. A GPU that has nothing to do lowers
+    /// its link's speed. So the speeds that both ends can reach count, if both say them, and not
+    /// the speed of the moment; the width stays.
     fn pcie_bps(&mut self, below: &Path, above: Option<&Path>) -> f64 {
         let speed = |path: &Path, which: &str| -> Option<f64> {
             text(&path.join(format!("{which}_link_speed")))?.split(' ').next()?.parse().ok()
@@ -256,7 +264,8 @@ impl Machine {
             self.notes.push(format!("the link to {name} is at {now} of {most} GT/s now: {note}"));
         }
         let gigatransfers = most.max(now);
-        // PCIe 1 and 2: 8b/10b; up to 5: 128b/130b; from 6 on: 236 bytes of packets in a flit of 256.
+        // PCIe 1 and 2: 8b/10b; up to 5: 128b/130b; from 6 on: 236 bytes of packets in a flit of
+        // 256.
         let encoding = match gigatransfers {
             slow if slow < 8.0 => 0.8,
             fast if fast < 64.0 => 128.0 / 130.0,
@@ -265,7 +274,8 @@ impl Machine {
         gigatransfers * 1e9 * f64::from(width) * encoding
     }
 
-    /// The NICs that gradients take: those with the fastest cables; all that are up where no cable's rate is known.
+    /// The NICs that gradients take: those with the fastest cables; all that are up where no
+    /// cable's rate is known.
     fn nics<'a>(&mut self, devices: &'a [Device]) -> Vec<(&'a Device, String, f64)> {
         let mut known = Vec::new();
         let mut unknown = Vec::new();
@@ -326,7 +336,8 @@ fn interface(device: &Path) -> Option<PathBuf> {
     owners.flat_map(|owner| folders(owner.join("net"))).next()
 }
 
-/// Bits a second of a NIC's cable: an Ethernet interface says Mbit/s, an InfiniBand port "100 Gb/sec (4X EDR)".
+/// Bits a second of a NIC's cable: an Ethernet interface says Mbit/s, an InfiniBand port "100
+/// Gb/sec (4X EDR)".
 fn cable_bps(device: &Path, interface: Option<&Path>) -> Option<f64> {
     let ethernet =
         interface.and_then(|path| text(&path.join("speed"))?.parse::<f64>().ok()).map(|mbit| mbit * 1e6);
@@ -399,7 +410,8 @@ mod tests {
         ]
     }
 
-    /// Two GPUs and a NIC behind one switch, a GPU at a root port of the other node, and what is none of it.
+    /// Two GPUs and a NIC behind one switch, a GPU at a root port of the other node, and what is
+    /// none of it.
     fn server() -> Sys {
         let sys = Sys::new(2);
         let (root, up) = ("pci0000:00/0000:00:01.0", "pci0000:00/0000:00:01.0/0000:01:00.0");
@@ -492,7 +504,8 @@ mod tests {
         assert_eq!(topology.cpu_of(part("0000:81:00.0")), part("node1"));
         assert_eq!(topology.cable(part("mlx0")), (part("network of mlx0"), 100e9));
         assert_eq!(topology.nics().count(), 1);
-        // PCIe 3.0 x16: 8 GT/s on 16 lanes, 128b/130b. The first GPU is idle, and its switch's port can do no more.
+        // PCIe 3.0 x16: 8 GT/s on 16 lanes, 128b/130b. The first GPU is idle, and its switch's port
+        // can do no more.
         for link in topology.links().iter().filter(|link| link.wire == Wire::Pcie) {
             assert_eq!(
                 link.rate_bps.round(),
@@ -521,7 +534,7 @@ mod tests {
             let files = [&nic[..], &[(speed, "100000"), (up.as_str(), "up")]].concat();
             sys.device(&format!("{port}/0000:01:00.{function}"), &files);
         }
-        // Of another card one function is a GPU, and what is none needs no share.
+        // A function of another card is a GPU, and a function that is none needs no share.
         sys.device("pci0000:00/0000:00:02.0", &PORT);
         sys.device("pci0000:00/0000:00:02.0/0000:02:00.0", &card("0x030200", "0x10de", "8.0 GT/s PCIe", "0"));
         sys.device("pci0000:00/0000:00:02.0/0000:02:00.1", &card("0x040300", "0x10de", "8.0 GT/s PCIe", "0"));

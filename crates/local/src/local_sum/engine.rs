@@ -132,7 +132,7 @@ impl Engine {
         read || sum || contribute
     }
 
-    /// What each task waits for; `None` for one that has nothing to do.
+    /// The wishes of each task; `None` for one that has nothing to do.
     fn wishes(&self) -> [Option<[Option<Wish>; 2]>; 3] {
         let layout = &self.shared.memory.layout;
         // Free when the one before in its place is not needed any more.
@@ -140,7 +140,7 @@ impl Engine {
             |gate: usize, unit: u64, places: usize| Some((gate, (unit + 1).saturating_sub(places as u64)));
         let Cursor { blocks, segments, .. } = self.contribute;
         let contribute = self.item(self.contribute.item).map(|item| {
-            // What is only moved is written to where it is read.
+            // Bytes that are only moved are written to where they are read.
             let place = || free(READ, segments, layout.segments);
             [free(SUMMED, blocks, layout.contributions), if item.kind.adds() { None } else { place() }]
         });
@@ -167,7 +167,8 @@ impl Engine {
         &mut self.items[(number - first) as usize]
     }
 
-    /// Writes this rank's part of a block, but for what it sums itself; or what it has for the others.
+    /// Writes this rank's part of a block, but for what it sums itself; or what it has for the
+    /// others.
     fn contribute(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.contribute);
@@ -182,15 +183,17 @@ impl Engine {
                     let of_tensor = bytes(cut.dtype, of_tensor);
                     let place = offset..offset + of_tensor.len();
                     offset = place.end;
-                    // SAFETY: the gate SUMMED was open for the block that was in this place, and CONTRIBUTED is not yet told.
+                    // SAFETY: the gate SUMMED was open for the block that was in this place, and
+                    // CONTRIBUTED is not yet told.
                     let place = unsafe { memory.own_contribution(at.blocks, place) };
                     place.copy_from_slice(&tensors[tensor].as_bytes()[of_tensor]);
                 }
             }
         } else if let Some(own) = *own {
             let Stretch { of_tensor, of_segment, .. } = segment.of(own);
-            // SAFETY: the gate READ was open for the segment that was in this place, and CONTRIBUTED is not yet told. Of several that
-            // write, each has a place of its own, but for ranks that disagree: what these have written nobody reads.
+            // SAFETY: the gate READ was open for the segment that was in this place, and
+            // CONTRIBUTED is not yet told. Ranks that write have a place each. Ranks that disagree
+            // may not, and nobody reads what these have written.
             let place = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
             place.copy_from_slice(&tensors[own].as_bytes()[bytes(cut.dtype, of_tensor)]);
         }
@@ -200,7 +203,8 @@ impl Engine {
         self.contribute = at;
     }
 
-    /// Adds up this rank's column of a block, if there is something to add, and hands a whole segment on.
+    /// Adds up this rank's column of a block, if there is something to add, and hands a whole
+    /// segment on.
     fn sum(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.sum);
@@ -215,7 +219,7 @@ impl Engine {
         }
         let Item { tensors, cut, op, kind, .. } = &mut *item;
         let segment = cut.segment(at.segment);
-        // Where there are other machines, the mean is taken of the whole sum, when it is read.
+        // If there are other machines, the mean is taken of the whole sum, when it is read.
         let divisor = (*op == Op::Average && !networked).then_some(world_size as u32);
         let mut offset = cut.piece_offset(memory.me);
         let piece = if kind.adds() { Some(cut.piece(segment, memory.me, at.block)) } else { None };
@@ -232,8 +236,8 @@ impl Engine {
                     unsafe { memory.contribution(rank, at.blocks, theirs.clone()) }
                 })
                 .collect();
-            // SAFETY: the gate READ was open for the segment that was in this place; READY is told after its last block, and this
-            // rank reads no earlier.
+            // SAFETY: the gate READ was open for the segment that was in this place; READY is told
+            // after its last block, and this rank reads no earlier.
             let sum = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
             sums::sum(cut.dtype, &parts, divisor, cut.sum_dtype, sum);
         }
@@ -244,10 +248,11 @@ impl Engine {
         at.pass_block(cut, segment.blocks);
         let goes_on = is_last && networked && slices.iter().any(|slice| !slice.is_empty());
         let slice = |slice: Range<usize>| {
-            // SAFETY: as above, and what others have written here was before CONTRIBUTED: until READY is told, which `done` does.
+            // SAFETY: as above, and what others have written here was before CONTRIBUTED: until
+            // READY is told, which `done` does.
             let memory = unsafe { memory.own_result(number, bytes(sum_dtype, slice.clone())) };
-            // SAFETY: it is aligned, at the memory's page plus a multiple of its elements; it is mapped as long as `shared` lives,
-            // which `done` holds.
+            // SAFETY: it is aligned, at the memory's page plus a multiple of its elements; it is
+            // mapped as long as `shared` lives, which `done` holds.
             let tensor = unsafe { RawTensor::new(memory.cast().as_ptr(), slice.len(), sum_dtype) };
             let Ok(tensor) = tensor else {
                 unreachable!("a slice of a mapping is aligned and fits into memory")
@@ -287,8 +292,8 @@ impl Engine {
             }
             let Cut { dtype, sum_dtype, .. } = item.cut;
             let Stretch { of_tensor, of_segment, .. } = segment.of(tensor);
-            // SAFETY: the gate READY is open for the segment, or CONTRIBUTED for what others wrote here, or it is what this rank summed itself;
-            // READ is not yet told.
+            // SAFETY: the gate READY is open for the segment, or CONTRIBUTED for what others wrote
+            // here, or it is what this rank summed itself; READ is not yet told.
             let sums = unsafe { memory.result(at.segments, bytes(sum_dtype, of_segment)) };
             let out = &mut item.tensors[tensor].as_bytes()[bytes(dtype, of_tensor)];
             sums::finish(sum_dtype, sums, divisor, dtype, out);
@@ -331,7 +336,7 @@ impl Engine {
         }
     }
 
-    /// What the tasks wait for now.
+    /// The wishes of the tasks now.
     fn shut(&self) -> Vec<Wish> {
         let wishes = self.wishes().into_iter().flatten().flatten().flatten();
         wishes.filter(|(gate, until)| self.shared.memory.gate(*gate).open() < *until).collect()
@@ -367,7 +372,8 @@ impl Engine {
         let Some(first) = self.items.front() else { return };
         let waited = first.submitted.max(self.progressed).elapsed();
         let timeout = Duration::from_nanos(self.shared.timeout_nanos.load(Ordering::Relaxed));
-        // Whoever waits for the network alone is looked after by it, as long as that may take. After that he is stopped.
+        // The network looks after a rank that waits for it alone, as long as that may take. After
+        // that he is stopped.
         let by_network = memory.group.networked && waited < timeout.saturating_mul(2);
         let by_ranks: Vec<Wish> =
             shut.iter().copied().filter(|(gate, _)| *gate != READY || !by_network).collect();
@@ -381,7 +387,7 @@ impl Engine {
         self.shared.end(Ending::Timeout(memory.group.ranks[memory.me]));
     }
 
-    /// What the end is to this rank.
+    /// The error that the end is to this rank.
     fn error(&self, ending: Ending) -> LocalError {
         let memory = &self.shared.memory;
         match ending {

@@ -1,4 +1,4 @@
-//! One collective of a rank.
+//! A collective of a rank.
 
 use super::{Done, Places, Shared};
 use crate::cut::Cut;
@@ -14,9 +14,9 @@ pub(super) struct Item {
     pub number: u64,
     pub kind: CollectiveKind,
     pub op: Op,
-    /// Of what has one.
+    /// The root of a collective that has one.
     pub root: Option<WorkerId>,
-    /// One; or one a rank, as [`Places`] orders them.
+    /// A single tensor; or one a rank, as [`Places`] orders them.
     pub tensors: Vec<RawTensor>,
     /// Which one this rank alone gets, or has what all get.
     pub own: Option<usize>,

@@ -32,7 +32,7 @@ pub fn start(memory: SharedMemory, network: Option<Box<dyn Network>>, machines: 
     LocalSum::start(LocalConfig { memory, network, machines, timeout: PATIENCE }).expect("a thread")
 }
 
-/// One machine without a network.
+/// A single machine without a network.
 pub fn machine(ranks: usize) -> Vec<LocalSum> {
     let group = Group { ranks: (0..ranks as u32).collect(), columns: ranks, networked: false };
     memories(&group).into_iter().map(|memory| start(memory, None, vec![0; ranks])).collect()
@@ -93,7 +93,8 @@ pub fn submit_any(rank: &LocalSum, memory: &mut [&mut [u8]], call: &Call) -> Ans
     answer
 }
 
-/// Machines that each have the same columns, and a network between them that answers in any order. The ranks of a machine follow each other.
+/// Machines that each have the same columns, and a network between them that answers in any order.
+/// The ranks of a machine follow each other.
 pub fn cluster(machines: &[usize]) -> Vec<LocalSum> {
     spread(machines.iter().enumerate().flat_map(|(machine, count)| vec![machine; *count]).collect())
 }
@@ -214,7 +215,8 @@ pub fn element(dtype: Dtype, value: i64) -> Vec<u8> {
     }
 }
 
-/// A tensor of `rank`: whole numbers of which a sum of some, and a mean of four, is exact in every type.
+/// A tensor of `rank`: whole numbers of which a sum of some, and a mean of four, is exact in every
+/// type.
 pub fn tensor(dtype: Dtype, elements: usize, rank: usize, number: usize) -> Vec<u8> {
     (0..elements).flat_map(|i| element(dtype, value(i, rank, number))).collect()
 }
@@ -223,7 +225,7 @@ fn value(i: usize, rank: usize, number: usize) -> i64 {
     ((i * 7 + i / 1000 + rank * 3 + number) % 8 * 4) as i64 / 4
 }
 
-/// What all ranks get.
+/// The result that all ranks get.
 pub fn expected(dtype: Dtype, elements: usize, ranks: usize, number: usize, op: Op) -> Vec<u8> {
     let sum = |i| (0..ranks).map(|rank| value(i, rank, number)).sum::<i64>();
     let of = |i| match (op, dtype) {

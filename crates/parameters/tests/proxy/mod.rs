@@ -18,11 +18,11 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct State {
-    /// Where the service is.
+    /// The address of the service.
     service: SocketAddr,
     /// The next answer, with its connection.
     loses: AtomicBool,
-    /// Of answers that a connection passes on before it breaks.
+    /// The bytes of answers that a connection passes on before it breaks.
     bytes_max: AtomicUsize,
     connections: AtomicUsize,
     /// How late an answer comes.

@@ -40,7 +40,7 @@ fn three_switches_with_a_fragment_each_leave_three_to_the_server() {
     let links = plan.link_bytes(&workload);
     assert_eq!(links.iter().sum::<f64>(), 25.0);
     let slowest = plan.slowest(&workload);
-    // Of s1 - s2: A3, A4, B1, B2.
+    // On s1 - s2: A3, A4, B1, B2.
     assert_eq!((slowest.link, slowest.seconds), (Some(2), 4.0));
     assert_eq!(plan.slowest_of_job(&workload, 0), slowest);
 }

@@ -42,7 +42,8 @@ fn the_fat_tree_is_planned_within_ten_percent_of_the_bound() {
     }
 }
 
-/// Eq. 4 has no way from a worker to a switch in it, so that its plans are longer than those of Eq. 1, from which it is derived.
+/// Eq. 4 contains no way from a worker to a switch, so its plans are longer than those of Eq. 1,
+/// from which it is derived.
 #[test]
 fn the_printed_program_makes_more_traffic_than_the_one_it_stands_for() {
     let workload = fat_tree(0);
@@ -129,7 +130,8 @@ fn whole_program(workload: &Workload, objective: Objective) -> f64 {
     problem.solve().expect("everything at the server").objective()
 }
 
-/// One sub-model for all and one worker for a rack lose nothing: the small program has the optimum of the printed one.
+/// A single sub-model for all and a single worker for a rack lose nothing: the small program has
+/// the optimum of the printed one.
 #[test]
 fn the_small_program_has_the_optimum_of_the_whole_one() {
     for seed in 0..30 {
@@ -212,7 +214,8 @@ proptest! {
         prop_assert!(knapsacks.is_empty() || seen.len() == all);
     }
 
-    /// Theorems 1 and 2: each worker's part of each sub-model has one node, which is the server or a switch that the sub-model was assigned to.
+    /// Theorems 1 and 2: each worker's part of each sub-model has one node, which is the server or
+    /// a switch that the sub-model was assigned to.
     #[test]
     fn each_part_has_one_node_that_may_sum_it(fractional in fractional(6, 4), seed in 0..1000_u64) {
         let schedule = rounded(&fractional, seed);
@@ -230,7 +233,8 @@ proptest! {
         }
     }
 
-    /// The plan as a whole keeps to the memories, whatever the rounding did; it is checked as every schedule is.
+    /// The plan as a whole keeps to the memories, whatever the rounding did; it is checked as every
+    /// schedule is.
     #[test]
     fn no_switch_holds_more_than_it_can(seed in 0..10_000_u64, objective in prop_oneof![Just(Objective::Reduction), Just(Objective::Overhead)]) {
         let workload = random_workloads::workload(seed, 2, 1, 0.2);
@@ -243,7 +247,8 @@ proptest! {
             Objective::Overhead => (plan.bound, plan.value),
         };
         prop_assert!(less <= more * (1.0 + 1e-6) + 1.0, "{} {}", less, more);
-        // Theorem 6's factor, with ν at least 1, which is what a sub-model as large as a memory has.
+        // Theorem 6's factor, with ν at least 1, which is what a sub-model as large as a memory
+        // has.
         if objective == Objective::Overhead {
             let pairs = workload.topology().programmable().count() * workload.jobs()[0].workers.len();
             prop_assert!(plan.value <= 2.0 * (1.0 + rho(pairs.max(2) as f64, 1.0)) * plan.bound);
@@ -255,8 +260,9 @@ proptest! {
     // Frequencies are looked at: always the same ones.
     #![proptest_config(ProptestConfig { cases: 24, rng_seed: RngSeed::Fixed(24), ..ProptestConfig::default() })]
 
-    /// Theorem 5 on the raw rounding. In the mean a switch holds at most twice its memory, and with a chance of 1 / |S| more than 2 (1 + ϱ) times. The
-    /// memories are what the program fills: there is none to spare.
+    /// Theorem 5 on the raw rounding. In the mean a switch holds at most twice its memory, and with
+    /// a chance of 1 / |S| more than 2 (1 + ϱ) times. The memories are what the program fills:
+    /// there is none to spare.
     #[test]
     fn switches_overflow_by_no_more_than_the_factor(fractional in fractional(6, 3), seed in 0..1000_u64) {
         let rounds = 400;
@@ -287,8 +293,9 @@ proptest! {
         }
     }
 
-    /// Theorem 6, where its proof holds: no switch gets more than twice what the program sends it, in the mean. (What the server gets it does not bound: a worker all of whose
-    /// parts lie at switches that were not drawn sends them to the server.)
+    /// Theorem 6, if its proof holds: no switch gets more than twice what the program sends it, in
+    /// the mean. (The theorem does not bound what the server gets: a worker all of whose parts lie
+    /// at switches that were not drawn sends them to the server.)
     #[test]
     fn workers_send_a_switch_at_most_twice_what_the_program_says(fractional in fractional(5, 3), seed in 0..1000_u64) {
         let rounds = 400_u64;

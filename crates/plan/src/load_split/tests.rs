@@ -16,8 +16,8 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
-/// BytePS, Eqs. 1, 2 and 6: shares of a CPU machine and of a GPU machine, and the time in seconds a byte. In Eq. 4, as it is printed, a factor
-/// n is missing: a CPU machine takes in n contributions.
+/// BytePS, Eqs. 1, 2 and 6: shares of a CPU machine and of a GPU machine, and the time in seconds a
+/// byte. In Eq. 4, as it is printed, a factor n is missing: a CPU machine takes in n contributions.
 fn equations(n: usize, k: usize) -> (f64, f64, f64) {
     let (n, k) = (n as f64, k as f64);
     let whole = n * n + k * n - 2.0 * k;
@@ -31,7 +31,8 @@ fn equal_links_are_split_as_in_the_equations() {
             let plan = LoadSplit::of(&equal(n, k));
             let (spare, own, seconds) = equations(n, k);
             assert!(close(plan.seconds_per_byte, seconds), "n = {n}, k = {k}: {plan:?}");
-            // With two machines a service of one's own costs its link nothing, so there are other optima.
+            // With two machines a service of one's own costs its link nothing, so there are other
+            // optima.
             if n > 2 {
                 assert!(
                     plan.shares[..n].iter().all(|share| (share - own).abs() < 1e-9),
@@ -46,7 +47,8 @@ fn equal_links_are_split_as_in_the_equations() {
     }
 }
 
-/// BytePS §4.1.1: for n = 32 and k = 16, 46 % faster than all-reduce, and 52 % than PS (Eq. 7; the first is 46.9 %, cut).
+/// BytePS §4.1.1: for n = 32 and k = 16, 46 % faster than all-reduce, and 52 % than PS (Eq. 7; the
+/// first is 46.9 %, cut).
 #[test]
 fn sixteen_spare_machines_beside_thirty_two_gain_what_the_paper_says() {
     let cluster = equal(32, 16);

@@ -1,4 +1,5 @@
-//! How gradients come from the GPUs of a machine to its NICs, and sums back: the copies of each strategy.
+//! How gradients come from the GPUs of a machine to its NICs, and sums back: the copies of each
+//! strategy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,21 +12,24 @@ const RING_STEPS_MAX: usize = 100_000;
 /// How gradients of the GPUs come to the NICs, and sums back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Strategy {
-    /// CPU-assisted aggregation (§4.2.1): GPUs behind one PCIe switch sum, the NUMA nodes sum over switches. This part of the gradients goes whole from
-    /// every GPU to memory instead (brute-force copy).
+    /// CPU-assisted aggregation (§4.2.1): GPUs behind one PCIe switch sum, the NUMA nodes sum over
+    /// switches. This part of the gradients goes whole from every GPU to memory instead
+    /// (brute-force copy).
     CpuAssisted {
         /// `x` of Eqs. 8 and 9.
         brute_force: f64,
     },
-    /// Reduce over NVLink to these GPUs, each an equal part, and broadcast from them (§4.2.2). With all GPUs it is reduce-scatter and all-gather.
+    /// Reduce over NVLink to these GPUs, each an equal part, and broadcast from them (§4.2.2). With
+    /// all GPUs it is reduce-scatter and all-gather.
     Roots(Vec<PartId>),
-    /// What BytePS compares with in §4.2.1 and §7.3 (a): reduce-scatter over all GPUs, whatever switch they are behind, each copies its part, all-gather.
+    /// The strategy that BytePS compares with in §4.2.1 and §7.3 (a): reduce-scatter over all GPUs,
+    /// whatever switch they are behind, each copies its part, all-gather.
     Straightforward,
     /// A ring all-reduce over the GPUs of all machines: plain NCCL, without GPU-direct RDMA.
     Ring,
 }
 
-/// What a machine is part of.
+/// The cluster around a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outside {
     /// Machines that train, this one too; each has as many GPUs.
@@ -38,8 +42,8 @@ impl Outside {
     /// This machine trains by itself.
     pub const ALONE: Self = Self { machines: 1, spares: 0 };
 
-    /// Bytes that the NICs carry in each direction for each byte of gradients, with a service on every machine (§4.1, Eq. 6): the shares of others that are summed here
-    /// are in it.
+    /// Bytes that the NICs carry in each direction for each byte of gradients, with a service on
+    /// every machine (§4.1, Eq. 6). The shares of others that are summed here are included.
     ///
     /// # Panics
     /// When no machine trains.
@@ -57,7 +61,8 @@ impl Outside {
     }
 }
 
-/// When something happens to a part of the gradients: each stage waits for the one before, of the same part.
+/// When something happens to a part of the gradients: each stage waits for the one before, of the
+/// same part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Among GPUs: reduce, or reduce-scatter.
@@ -85,15 +90,15 @@ pub struct Flow {
     pub from: PartId,
     /// For whom.
     pub to: PartId,
-    /// Of the gradients of one GPU.
+    /// The share of one GPU's gradients.
     pub share: f64,
 }
 
-/// What a strategy does: its copies, and what memory is read and written for sums.
+/// The work of a strategy: its copies, and the memory read and written for sums.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Copies {
     pub(super) flows: Vec<Flow>,
-    /// Of each NUMA node that sums: each contribution is read once, and each sum written once.
+    /// For each NUMA node that sums: each contribution is read once, and each sum written once.
     pub(super) summed: BTreeMap<PartId, f64>,
 }
 
@@ -104,7 +109,7 @@ impl Copies {
         }
     }
 
-    /// One way in `stage`, and back in the stage that mirrors it.
+    /// A way in `stage`, and back in the stage that mirrors it.
     fn there_and_back(&mut self, stage: Stage, from: PartId, to: PartId, share: f64) {
         let back = match stage {
             Stage::Reduce => Stage::Broadcast,
@@ -138,7 +143,8 @@ impl Strategy {
     /// The copies; nothing where there is no GPU.
     ///
     /// # Panics
-    /// For [`Self::Roots`] when NVLink does not reach from each root to all GPUs, or there is no root.
+    /// For [`Self::Roots`] when NVLink does not reach from each root to all GPUs, or there is no
+    /// root.
     #[must_use]
     pub(super) fn copies(&self, topology: &MachineTopology, outside: Outside) -> Copies {
         let mut copies = Copies::default();
@@ -150,7 +156,7 @@ impl Strategy {
         match self {
             Self::CpuAssisted { brute_force } => {
                 let assisted = 1.0 - brute_force;
-                // Of each NUMA node: its groups, and its GPUs.
+                // For each NUMA node: its groups, and its GPUs.
                 let mut below: BTreeMap<PartId, [f64; 2]> = BTreeMap::new();
                 for group in topology.groups() {
                     copies.ring_halves(&group, assisted);
@@ -169,7 +175,8 @@ impl Strategy {
                         }
                     }
                 }
-                // Every NUMA node has a sum of all the gradients of its GPUs, and each NIC's one its part of the whole.
+                // Every NUMA node has a sum of all the gradients of its GPUs, and each NIC's one
+                // its part of the whole.
                 let homes = homes(topology);
                 for (home, part) in &homes {
                     for cpu in below.keys().filter(|cpu| **cpu != *home) {
@@ -209,7 +216,8 @@ impl Strategy {
     }
 }
 
-/// The NUMA nodes of the NICs, and the part of the gradients that goes through each, by what the cables carry; without a NIC, that of the first GPU.
+/// The NUMA nodes of the NICs, and the part of the gradients that goes through each, by the rates
+/// of the cables; without a NIC, the NUMA node of the first GPU.
 fn homes(topology: &MachineTopology) -> BTreeMap<PartId, f64> {
     let mut homes = BTreeMap::new();
     for (nic, part) in nic_parts(topology) {
@@ -229,7 +237,7 @@ fn nic_parts(topology: &MachineTopology) -> Vec<(PartId, f64)> {
     rates.into_iter().map(|(nic, bps)| (nic, if sum.is_finite() { bps / sum } else { 1.0 / count })).collect()
 }
 
-/// What GPUs hold of the sums of this machine goes to memory, and to the NUMA nodes of the NICs.
+/// The sums of this machine that GPUs hold go to memory, and to the NUMA nodes of the NICs.
 fn to_homes(copies: &mut Copies, topology: &MachineTopology, held: impl Iterator<Item = (PartId, f64)>) {
     let mut at = BTreeMap::new();
     for (gpu, share) in held {
@@ -253,7 +261,8 @@ fn network(copies: &mut Copies, topology: &MachineTopology, through_nics: f64) {
     }
 }
 
-/// NVLink's GPUs below a root, each with the next one towards it: depth first, so that the tree has few branches and each link carries a sum once.
+/// NVLink's GPUs below a root, each with the next one towards it: depth first, so that the tree has
+/// few branches and each link carries a sum once.
 pub(super) fn nvlink_tree(topology: &MachineTopology, root: PartId) -> Vec<(PartId, PartId)> {
     let mut tree = Vec::new();
     let mut seen = BTreeSet::from([root]);
@@ -297,7 +306,7 @@ fn nvlink_ring(
     count: usize,
 ) -> Option<Vec<PartId>> {
     let mut way = vec![first];
-    // Of each GPU on the way: those that are still to be tried after it.
+    // For each GPU on the way: those still to be tried after it.
     let onward = |way: &[PartId]| -> Vec<PartId> {
         let at = way[way.len() - 1];
         let ends = way.len() + 1 == count;

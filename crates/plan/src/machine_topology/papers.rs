@@ -2,7 +2,7 @@
 
 use super::{Link, MachineTopology, Part, PartId, PartKind, Wire};
 
-/// What links of the paper's machines carry.
+/// The rates of links of the paper's machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PaperRates {
     /// PCIe 3.0 x16: 105 Gbit/s measured, 128 in theory (§4.2.1).
@@ -13,7 +13,8 @@ pub struct PaperRates {
     pub nic_bps: f64,
     /// QPI: more than 300 Gbit/s (§4.2.1).
     pub socket_bps: f64,
-    /// Of each NUMA node. "More than 300 Gbit/s" in §4.2.1; §5 has up to 1024 for six channels, reading and writing together.
+    /// The rate of each NUMA node's memory. "More than 300 Gbit/s" in §4.2.1; §5 has up to 1024 for
+    /// six channels, reading and writing together.
     pub memory_bps: f64,
 }
 
@@ -28,9 +29,10 @@ impl PaperRates {
     };
 }
 
-/// One NVLink of a V100; six of them are the 1.2 Tbit/s of §4.2.2.
+/// The rate of one NVLink of a V100; six of them are the 1.2 Tbit/s of §4.2.2.
 const NVLINK_BPS: f64 = 200e9;
-/// The pairs of eight V100s that NVLinks join, and how many: NVIDIA's DGX-1, which the paper's machine is like (§4.2.3).
+/// The pairs of eight V100s that NVLinks join, and how many: NVIDIA's DGX-1, which the paper's
+/// machine is like (§4.2.3).
 const NVLINKS: [(u16, u16, f64); 16] = [
     (0, 1, 1.0),
     (0, 2, 1.0),
@@ -109,7 +111,8 @@ impl Parts {
     }
 }
 
-/// Figures 6(a) and 7: two CPUs, `switches` PCIe switches with `gpus` GPUs each, and a NIC at a CPU with lanes of its own. The paper's has two and four.
+/// Figures 6(a) and 7: two CPUs, `switches` PCIe switches with `gpus` GPUs each, and a NIC at a CPU
+/// with lanes of its own. The paper's has two and four.
 ///
 /// # Panics
 /// When a rate is not greater than zero.
@@ -122,7 +125,8 @@ pub fn pcie_only(switches: u16, gpus: u16, rates: &PaperRates) -> MachineTopolog
     parts.done(rates)
 }
 
-/// Figure 8(a): two CPUs, four PCIe switches with two GPUs each, NVLinks between GPUs, and a NIC that shares the first PCIe switch with two of them.
+/// Figure 8(a): two CPUs, four PCIe switches with two GPUs each, NVLinks between GPUs, and a NIC
+/// that shares the first PCIe switch with two of them.
 ///
 /// # Panics
 /// When a rate is not greater than zero.

@@ -1,9 +1,11 @@
-//! Which strategy a machine should take (BytePS §4.2.3): all that there are, each with its time, and the best.
+//! Which strategy a machine should take (BytePS §4.2.3): all that there are, each with its time,
+//! and the best.
 
 use super::intra_machine::nvlink_tree;
 use super::{MachineTopology, Outside, PartId, PartKind, Strategy, Traffic};
 
-/// Of two times, how much less is less, relatively: sums of as much in another order are no difference.
+/// The relative difference below which two times are equal: summing the same in another order makes
+/// no difference.
 const SAME: f64 = 1e-9;
 
 /// A strategy, and what it comes to on a machine.
@@ -11,9 +13,9 @@ const SAME: f64 = 1e-9;
 pub struct Planned {
     /// How.
     pub strategy: Strategy,
-    /// What it puts on links and memories.
+    /// The load on links and memories.
     pub traffic: Traffic,
-    /// Of the slowest link or memory, for a byte of the gradients of one GPU.
+    /// The time of the slowest link or memory, for a byte of the gradients of one GPU.
     pub seconds_per_byte: f64,
 }
 
@@ -36,8 +38,8 @@ impl Planned {
     }
 }
 
-/// All strategies that a machine can take, and what BytePS compares with; none without a GPU. Brute-force copies only where all memories' rates are known,
-/// which these load the most (§4.2.1).
+/// All strategies that a machine can take, and what BytePS compares with; none without a GPU.
+/// Brute-force copies only where all memories' rates are known, which these load the most (§4.2.1).
 #[must_use]
 pub fn planned(topology: &MachineTopology, outside: Outside) -> Vec<Planned> {
     let gpus: Vec<_> = topology.gpus().collect();
@@ -61,7 +63,8 @@ pub fn planned(topology: &MachineTopology, outside: Outside) -> Vec<Planned> {
     strategies.into_iter().map(|strategy| Planned::new(topology, strategy, outside)).collect()
 }
 
-/// The candidate that takes the least time; of several the one that moves the fewest bytes over links, and then the first.
+/// The candidate that takes the least time; of several the one that moves the fewest bytes over
+/// links, and then the first.
 #[must_use]
 pub fn best(planned: &[Planned]) -> Option<&Planned> {
     planned.iter().filter(|planned| planned.is_candidate()).reduce(|best, other| {
@@ -73,7 +76,8 @@ pub fn best(planned: &[Planned]) -> Option<&Planned> {
     })
 }
 
-/// Each GPU by itself, and all; of those that are behind no switch that a NIC is behind, too: those of each switch, one of each, and all.
+/// Each GPU by itself, and all; of those that are behind no switch that a NIC is behind, too: those
+/// of each switch, one of each, and all.
 fn root_sets(topology: &MachineTopology, gpus: &[PartId]) -> Vec<Vec<PartId>> {
     let of_nics: Vec<_> = topology.nics().filter_map(|nic| topology.switch_of(nic)).collect();
     let competes = |gpu: PartId| topology.switch_of(gpu).is_some_and(|switch| of_nics.contains(&switch));
@@ -88,8 +92,9 @@ fn root_sets(topology: &MachineTopology, gpus: &[PartId]) -> Vec<Vec<PartId>> {
     sets
 }
 
-/// `x` of Eqs. 8 and 9 that takes the least time. Every load is linear in `x`, so that the time, the largest of them, is least at an end or where two of them are
-/// the same; of several such `x` the least.
+/// `x` of Eqs. 8 and 9 that takes the least time. Every load is linear in `x`. So the time, the
+/// largest of them, is least at an end or where two loads are equal; among several such `x` the
+/// least is taken.
 fn best_brute_force(topology: &MachineTopology, outside: Outside) -> f64 {
     let seconds = |brute_force| {
         let traffic = Traffic::of(topology, &Strategy::CpuAssisted { brute_force }, outside);

@@ -1,4 +1,5 @@
-//! What the paper says of its two machines, beside what is counted; machines put together by hand; what cannot be.
+//! The paper's statements on its two machines, beside what is counted; machines put together by
+//! hand; impossible machines.
 
 use proptest::{prop_assert, proptest};
 
@@ -18,7 +19,7 @@ fn named(topology: &MachineTopology, name: &str) -> PartId {
     topology.part(name).unwrap_or_else(|| panic!("a part called {name}"))
 }
 
-/// What one direction of a link carries.
+/// The load of one direction of a link.
 fn load(topology: &MachineTopology, traffic: &Traffic, from: &str, to: &str) -> f64 {
     let [from, to] = [from, to].map(|name| named(topology, name));
     let (link, direction) = topology.route(from, to).expect("a way")[0];
@@ -63,7 +64,8 @@ fn the_best_x_is_the_papers_fifth_and_assisted_alone_takes_nine_percent_longer()
     assert!(close(brute_force, 0.2), "{brute_force}");
     let assisted = time(&machine, ASSISTED, Outside::ALONE);
     assert!(close(assisted / best.seconds_per_byte, 1.75 / 1.6));
-    // The paper prints 0.129 s and 0.141 s: its formulas give 5 % less with its 13.1 GB/s, and these with 12.4.
+    // The paper prints 0.129 s and 0.141 s: its formulas give 5 % less with its 13.1 GB/s, and
+    // these with 12.4.
     let at_13_1 = |bytes: f64| bytes / 13.1;
     assert!((at_13_1(1.6) - 0.1221).abs() < 5e-5 && (at_13_1(1.75) - 0.1336).abs() < 5e-5);
     assert!((best.seconds_per_byte * GB - 0.1219).abs() < 5e-5 && (assisted * GB - 0.1333).abs() < 5e-5);
@@ -137,7 +139,7 @@ proptest! {
         prop_assert!(best.seconds_per_byte <= other * (1.0 + 1e-9));
     }
 
-    /// What a flow carries is on every link of its way, once, and on no other.
+    /// A flow's load is on every link of its way, once, and on no other.
     #[test]
     fn links_carry_what_flows_do(switches in 1_u16..5, gpus in 1_u16..5, machines in 1_usize..5, nvlink in proptest::bool::ANY) {
         let machine = if nvlink { nvlink_based(&RATES) } else { pcie_only(switches, gpus, &RATES) };
@@ -145,7 +147,7 @@ proptest! {
             let hops = |flow: &Flow| machine.route(flow.from, flow.to).expect("a way").len() as f64;
             let moved: f64 = traffic.flows.iter().map(|flow| flow.share * hops(flow)).sum();
             prop_assert!(close(moved + 1.0, traffic.bytes.iter().flatten().sum::<f64>() + 1.0), "{strategy:?}");
-            // What comes to a GPU goes from it: each strategy is as long in both directions.
+            // A GPU receives as much as it sends: each strategy is as long in both directions.
             let out = |part: PartId| traffic.flows.iter().filter(|flow| flow.from == part).map(|flow| flow.share).sum::<f64>();
             let inward = |part: PartId| traffic.flows.iter().filter(|flow| flow.to == part).map(|flow| flow.share).sum::<f64>();
             for gpu in machine.gpus().filter(|_| !matches!(strategy, Strategy::Ring)) {
@@ -160,7 +162,8 @@ fn reducing_to_a_gpu_that_does_not_share_the_nics_switch_leaves_the_nic_the_limi
     let machine = nvlink_based(&RATES);
     let plans = planned(&machine, EIGHT);
     let best = best(&plans).expect("it has GPUs");
-    // §4.2.2 and Figure 8(b): GPU 2, behind the NIC's CPU and not its switch. Over QPI it would be as fast, with more bytes moved.
+    // §4.2.2 and Figure 8(b): GPU 2, behind the NIC's CPU and not its switch. Over QPI it would be
+    // as fast, with more bytes moved.
     assert_eq!(best.strategy, roots(&machine, &["gpu2"]));
     let (Slowest::Link(link, _), seconds) = best.traffic.slowest() else { panic!("a link") };
     assert_eq!(machine.links()[link].wire, Wire::Cable, "no bottleneck in the machine");
@@ -176,14 +179,15 @@ fn roots_are_as_fast_as_figure_14_has_them() {
     let all = ["gpu0", "gpu1", "gpu2", "gpu3", "gpu4", "gpu5", "gpu6", "gpu7"];
     assert!(close(of(&["gpu2"]), of(&["gpu2", "gpu3"])), "almost the same");
     assert!(of(&["gpu2"]) < of(&all) && of(&all) < of(&["gpu0"]), "poorer, and the worst");
-    // What P0 - CPU0 carries: the NIC's 7/4, and a quarter or all of what GPUs copy.
+    // The load of P0 - CPU0: the NIC's 7/4, and a quarter or all of what GPUs copy.
     for (names, gpus) in [(&all[..], 0.25), (&["gpu0"], 1.0), (&["gpu2"], 0.0)] {
         let traffic = Traffic::of(&machine, &roots(&machine, names), EIGHT);
         for [from, to] in [["pcie0", "cpu0"], ["cpu0", "pcie0"]] {
             assert!(close(load(&machine, &traffic, from, to), 1.75 + gpus));
         }
     }
-    // "Equivalent to plain NCCL all-reduce" is root = 0 in kind, and not in bytes: a ring's way to the NIC is there twice.
+    // "Equivalent to plain NCCL all-reduce" is root = 0 in kind, and not in bytes: a ring's way to
+    // the NIC is there twice.
     let ring = Traffic::of(&machine, &Strategy::Ring, EIGHT);
     assert!(close(load(&machine, &ring, "pcie0", "cpu0"), 2.0 * 2.0 * 63.0 / 64.0));
 }
@@ -197,14 +201,16 @@ fn spare_machines_lighten_the_nics_load_to_one() {
     }
 }
 
-/// The best practice of §4.2.3, by the model: a NIC behind a switch of GPUs, or by itself, with NVLink or without.
+/// The best practice of §4.2.3, by the model: a NIC behind a switch of GPUs, or by itself, with
+/// NVLink or without.
 #[test]
 fn the_model_chooses_as_the_papers_procedure_does() {
     let chosen =
         |machine: &MachineTopology| best(&planned(machine, EIGHT)).expect("it has GPUs").strategy.clone();
     assert!(matches!(chosen(&nvlink_based(&RATES)), Strategy::Roots(_)), "S_n > 0 and S_g > 0");
     assert_eq!(chosen(&pcie_only(2, 4, &RATES)), ASSISTED, "S_n = 0, no NVLink");
-    // S_g = 0, with NVLink and a NIC of 400 Gbit/s behind each of two switches: reduce-scatter and all-gather, which is all GPUs as roots.
+    // S_g = 0, with NVLink and a NIC of 400 Gbit/s behind each of two switches: reduce-scatter and
+    // all-gather, which is all GPUs as roots.
     let mut parts: Vec<Part> = [("cpu", PartKind::Cpu { memory_bps: f64::INFINITY })]
         .into_iter()
         .chain([("p0", PartKind::PcieSwitch), ("p1", PartKind::PcieSwitch), ("nv", PartKind::NvSwitch)])
@@ -340,7 +346,8 @@ fn memory_is_read_and_written_for_copies_and_sums() {
         traffic.memory.iter().find(|(its, _, _)| *its == cpu).expect("a NUMA node").1
     };
     let machine = pcie_only(2, 4, &RATES);
-    // Each: the copies of its GPUs in and out, M. The NIC's: the other's sum in, the whole out, and both sums read, and one written.
+    // Each: the copies of its GPUs in and out, M. The NIC's: the other's sum in, the whole out, and
+    // both sums read, and one written.
     assert!(
         close(bytes(&machine, 0.0, "cpu0"), 2.0 + 2.0 + 3.0)
             && close(bytes(&machine, 0.0, "cpu1"), 2.0 + 2.0)

@@ -1,22 +1,23 @@
-//! What a strategy puts on each link and each memory, and how long that takes.
+//! The load of a strategy on each link and each memory, and how long that takes.
 
 use super::intra_machine::Copies;
 use super::{Direction, Flow, Link, MachineTopology, Outside, PartId, PartKind, Strategy, Wire};
 
-/// What a strategy puts on links and memories, for each byte of the gradients of one GPU.
+/// The load of a strategy on links and memories, for each byte of the gradients of one GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// Its copies.
     pub flows: Vec<Flow>,
-    /// Of each link: bytes forth and back.
+    /// For each link: bytes forth and back.
     pub bytes: Vec<[f64; 2]>,
-    /// Of each link: seconds that these take. Copies from GPU to GPU that leave the PCIe switches go no faster than [`MachineTopology::peer_bps`].
+    /// For each link: seconds that these take. Copies from GPU to GPU that leave the PCIe switches
+    /// go no faster than [`MachineTopology::peer_bps`].
     pub seconds: Vec<[f64; 2]>,
-    /// Of each NUMA node: bytes that are read and written, and the seconds that takes.
+    /// For each NUMA node: bytes that are read and written, and the seconds that takes.
     pub memory: Vec<(PartId, f64, f64)>,
 }
 
-/// What everything waits for.
+/// The link or memory that everything waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Slowest {
     /// A direction of the link of this index.
@@ -64,7 +65,8 @@ impl Traffic {
         Self { memory: memory.collect(), flows, bytes, seconds }
     }
 
-    /// What takes longest, and how long for a byte of gradients. Of several that take as long, the first.
+    /// The link or memory that takes longest, and how long for a byte of gradients. If several take
+    /// as long, it is the first.
     #[must_use]
     pub fn slowest(&self) -> (Slowest, f64) {
         let links = self.seconds.iter().enumerate().flat_map(|(link, [forth, back])| {
@@ -75,7 +77,8 @@ impl Traffic {
         links.chain(memories).fold((Slowest::Nothing, 0.0), longer)
     }
 
-    /// Of each direction of a link and of each memory, in one order for all strategies of a machine.
+    /// The times of each direction of a link and of each memory, in one order for all strategies of
+    /// a machine.
     pub(super) fn all_seconds(&self) -> impl Iterator<Item = f64> + '_ {
         self.seconds.iter().flatten().copied().chain(self.memory.iter().map(|(_, _, seconds)| *seconds))
     }
@@ -87,7 +90,8 @@ impl Traffic {
 }
 
 impl MachineTopology {
-    /// How many times as long a flow takes as the slowest PCIe link of its way would: a copy from GPU to GPU that leaves the PCIe switches.
+    /// How many times as long a flow takes as the slowest PCIe link of its way would: a copy from
+    /// GPU to GPU that leaves the PCIe switches.
     #[must_use]
     pub fn slowed(&self, flow: &Flow) -> f64 {
         let way = self.route(flow.from, flow.to).expect("a machine is one piece");

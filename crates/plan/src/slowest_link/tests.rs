@@ -116,7 +116,7 @@ fn services(rates_bps: &[f64], n: usize) -> (Workload, Cluster) {
     (Workload::new(topology, vec![job]).expect("a workload"), cluster)
 }
 
-/// Where no switch sums, the bound is BytePS' optimum, and the plan is its split.
+/// If no switch sums, the bound is BytePS' optimum, and the plan is its split.
 #[test]
 fn byteps_split_comes_out_where_machines_sum() {
     for (rates_bps, n) in [
@@ -132,7 +132,8 @@ fn byteps_split_comes_out_where_machines_sum() {
     }
 }
 
-/// Beside each worker one server, and none else: a ring's load (its order of neighbours is not in a plan).
+/// Beside each worker one server, and none else: a ring's load (its order of neighbours is not in a
+/// plan).
 #[test]
 fn a_rings_load_comes_out_where_workers_sum() {
     let (workload, cluster) = services(&[1e9; 8], 8);
@@ -168,7 +169,8 @@ fn one_switch_comes_out_where_it_finishes_sums() {
     assert_eq!(plan.schedule.held_bytes(&workload)[&NodeId(0)], 1_000_000);
 }
 
-/// Little's law: what a switch sums in a step is as many times its memory as fragments' stays are in the step.
+/// Little's law: what a switch sums in a step is as many times its memory as fragments' stays are
+/// in the step.
 #[test]
 fn memory_is_used_as_often_as_fragments_stay_short() {
     let workload = one_job(star(&[1e9; 5], Some(1_000_000)), 4, 10_000_000, 100_000);
@@ -188,7 +190,8 @@ fn memory_is_used_as_often_as_fragments_stay_short() {
 /// A job that others hold up no more is planned no less carefully.
 #[test]
 fn each_jobs_slowest_link_counts() {
-    // Two stars that share nothing: one with links of 100 Mbit/s, one with 10 Gbit/s and a choice of servers.
+    // Two stars that share nothing: one with links of 100 Mbit/s, one with 10 Gbit/s and a choice
+    // of servers.
     let mut nodes = Vec::new();
     let mut links = Vec::new();
     for (star, rate_bps) in [(0, 0.1e9), (1, 10e9)] {

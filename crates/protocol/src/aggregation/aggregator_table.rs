@@ -1,8 +1,10 @@
-//! A switch's aggregators: one table that all jobs share, first come, first served (ATP §3.3, Figure 6; §3.5, Figure 7; §A.1,
-//! Figure 17). No packets are read or written here. `B` is a set of contributors.
+//! A switch's aggregators: one table that all jobs share, first come, first served (ATP §3.3,
+//! Figure 6; §3.5, Figure 7; §A.1, Figure 17). No packets are read or written here. `B` is a set of
+//! contributors.
 //!
-//! The paper's fragment has one aggregator, that of its index. Here the table is set-associative, as caches are: a fragment takes any that
-//! is free of a few neighbours. With one way it is the paper's.
+//! The paper's fragment has one aggregator, that of its index. Here the table is set-associative,
+//! as caches are: a fragment takes any that is free of a few neighbours. With one way it is the
+//! paper's.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -28,16 +30,17 @@ impl<B> Bits for B where
 pub struct Part<B> {
     /// The aggregator that it hashes to.
     pub(crate) index: u32,
-    /// Whose contribution it is: one bit.
+    /// The contributor's bit.
     pub(crate) bit: B,
     /// How many the sum waits for.
     pub(crate) fan_in_degree: u8,
-    /// Fragments of a job that are so far apart are never on the way at once: where aggregators are a job's own, the later one takes the
-    /// earlier one's. None where what is in an aggregator stays there until it is freed.
+    /// Fragments of a job that are so far apart are never on the way at once: if aggregators are a
+    /// job's own, the later one takes the earlier one's. None if the content of an aggregator stays
+    /// there until it is freed.
     pub(crate) window: Option<u64>,
 }
 
-/// What an aggregator serves: ATP's identifier fields.
+/// The fragment that an aggregator serves: ATP's identifier fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identifier {
     pub(super) job: JobId,
@@ -58,7 +61,8 @@ impl Identifier {
     }
 }
 
-/// What all fragments in an aggregator have in common: adding unlike ones would give numbers that mean nothing.
+/// The properties that all fragments in an aggregator share: adding unlike ones would give numbers
+/// that mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Likeness {
     collective: Collective,
@@ -68,7 +72,7 @@ struct Likeness {
     payload_bytes: usize,
 }
 
-/// One aggregator without its value (Figure 6).
+/// An aggregator without its value (Figure 6).
 #[derive(Clone, Copy, Debug)]
 struct Aggregator<B> {
     identifier: Identifier,
@@ -89,7 +93,7 @@ pub(super) struct Aggregate<'a, B> {
     pub(super) value: &'a [i32],
 }
 
-/// What became of a fragment.
+/// The fate of a fragment.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It is in its aggregator, which waits for more.
@@ -102,12 +106,14 @@ pub(super) enum Outcome {
     Collision,
     /// Its aggregator holds something under the same number that is not to be added to it.
     Unlike,
-    /// An aggregator of its set serves the fragment of its place a window later: all workers have this one's parameters, or will be told by
-    /// the server. What is sent again often meets the next turn so; there is room for it, and counted as a collision it would say that there is not.
+    /// An aggregator of its set serves the fragment of its place a window later: all workers have
+    /// this one's parameters, or will be told by the server. A fragment that is sent again often
+    /// meets the next turn so; there is room for it, and counted as a collision it would say that
+    /// there is not.
     Succeeded,
 }
 
-/// What became of a fragment that was sent again.
+/// The fate of a fragment that was sent again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ResendOutcome<'a, B> {
     /// No aggregator has any of it.
@@ -124,9 +130,9 @@ pub(super) enum ResendOutcome<'a, B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     None,
-    /// That of its fragment.
+    /// The aggregator of its fragment.
     Own,
-    /// One that somebody left behind.
+    /// An aggregator that somebody left behind.
     Stale,
 }
 
@@ -142,24 +148,27 @@ pub(super) struct AggregatorTable<B> {
 }
 
 impl<B: Bits> AggregatorTable<B> {
-    /// `count` aggregators for fragments of up to `elements`, each of which finds a place in one of `ways`.
+    /// `count` aggregators for fragments of up to `elements`, each of which finds a place in one of
+    /// `ways`.
     pub(super) fn new(count: u32, elements: u16, ways: u8) -> Self {
         let (count, elements) = (count as usize, usize::from(elements));
         Self { aggregators: vec![None; count], values: vec![0; count * elements], elements, ways, in_use: 0 }
     }
 
-    /// The aggregators of an index, its own first. All fragments of a number have the same ones, whoever of them is free.
+    /// The aggregators of an index, its own first. All fragments of a number have the same ones,
+    /// whoever of them is free.
     pub(super) fn set(&self, index: u32) -> impl Iterator<Item = usize> + use<B> {
         let count = self.aggregators.len();
         (0..u32::from(self.ways)).map(move |way| (index ^ way) as usize).filter(move |at| *at < count)
     }
 
-    /// The aggregator of the set that serves this fragment. There is one at most, as none begins while there is one.
+    /// The aggregator of the set that serves this fragment. There is one at most, as none begins
+    /// while there is one.
     pub(super) fn serving(&self, index: u32, identifier: &Identifier) -> Option<usize> {
         self.set(index).find(|at| self.aggregators[*at].is_some_and(|one| one.identifier == *identifier))
     }
 
-    /// What an aggregator serves.
+    /// The fragment that an aggregator serves.
     pub(super) fn serves(&self, at: usize) -> Option<Identifier> {
         self.aggregators[at].map(|one| one.identifier)
     }
@@ -196,7 +205,8 @@ impl<B: Bits> AggregatorTable<B> {
         };
         let value = &mut self.values[at * self.elements..][..payload.len() / 4];
         let aggregator = match &mut self.aggregators[at] {
-            // "If the identifier field in the aggregator is empty": it is reserved (§3.5, aggregator allocation).
+            // "If the identifier field in the aggregator is empty": it is reserved (§3.5,
+            // aggregator allocation).
             place @ None => {
                 self.in_use += 1;
                 fanin_quant::store_le(value, payload);
@@ -224,13 +234,15 @@ impl<B: Bits> AggregatorTable<B> {
                 aggregator
             }
         };
-        // Box 6. The aggregator stays as it is until the parameters come, so that a duplicate does not begin a new one.
+        // Box 6. The aggregator stays as it is until the parameters come, so that a duplicate does
+        // not begin a new one.
         if aggregator.is_complete() { Outcome::Complete } else { Outcome::Held }
     }
 
-    /// The first aggregator of the set that is free, or holds what is left of the job's fragment a window before or earlier, which is freed
-    /// then: whoever sends this one has the parameters of that one. They are asked in order, so that what is left in a fragment's
-    /// own aggregator is cleared before a free neighbour is taken.
+    /// The first aggregator of the set that is free. An aggregator also counts as free if it holds
+    /// what is left of the job's fragment a window before or earlier, which is freed then: a worker
+    /// that sends this fragment has the parameters of that one. They are asked in order, so that
+    /// what is left in a fragment's own aggregator is cleared before a free neighbour is taken.
     fn reserve(&mut self, part: &Part<B>, identifier: &Identifier) -> Option<usize> {
         let is_over = |one: Aggregator<B>| {
             part.window.is_some_and(|window| one.identifier.precedes(identifier, window))
@@ -250,7 +262,7 @@ impl<B: Bits> AggregatorTable<B> {
         })
     }
 
-    /// What the aggregator of a fragment holds by now, and whether that is all.
+    /// The sum that the aggregator of a fragment holds by now, and whether that is all.
     pub(super) fn held(&self, index: u32, identifier: &Identifier) -> Option<(Aggregate<'_, B>, bool)> {
         let at = self.serving(index, identifier)?;
         let aggregator = self.aggregators[at].as_ref()?;
@@ -258,7 +270,8 @@ impl<B: Bits> AggregatorTable<B> {
         Some((aggregator.aggregate(value), aggregator.is_complete()))
     }
 
-    /// What an aggregator that is complete holds, unless it serves another fragment by now, or none.
+    /// The sum in an aggregator that is complete, unless it serves another fragment by now, or
+    /// none.
     pub(super) fn sum(&self, index: u32, identifier: &Identifier) -> Option<Aggregate<'_, B>> {
         self.held(index, identifier).and_then(|(sum, is_complete)| is_complete.then_some(sum))
     }
@@ -271,7 +284,8 @@ impl<B: Bits> AggregatorTable<B> {
         packet: &FragmentPacket<'_, L>,
     ) -> ResendOutcome<'_, B> {
         let identifier = Identifier::of(&packet.preamble, &packet.header);
-        // Box 1: a matching aggregator? One that holds something unlike is left for its own resends.
+        // Box 1: a matching aggregator? An aggregator that holds something unlike is left for its
+        // own resends.
         let matching = self.serving(part.index, &identifier).and_then(|at| {
             let aggregator = self.aggregators[at].filter(|one| one.likeness == likeness(part, packet))?;
             Some((at, aggregator))
@@ -291,7 +305,8 @@ impl<B: Bits> AggregatorTable<B> {
         ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled }
     }
 
-    /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3). Whether there was one.
+    /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3).
+    /// Whether there was one.
     pub(super) fn discard(&mut self, index: u32, identifier: &Identifier) -> bool {
         let serving = self.serving(index, identifier);
         if let Some(at) = serving {
@@ -300,8 +315,9 @@ impl<B: Bits> AggregatorTable<B> {
         serving.is_some()
     }
 
-    /// Frees what a parameter packet frees: its fragment's aggregator (Figure 7, box 8), or, where its set has no free
-    /// one, one of that which nothing was added to for longer than `stale`, if that is said (§3.7, memory leaks).
+    /// Frees an aggregator for a parameter packet: its fragment's (Figure 7, box 8). If the
+    /// fragment's set has no free one, it frees one of the set to which nothing was added for
+    /// longer than `stale`, if that is given (§3.7, memory leaks).
     pub(super) fn release(
         &mut self,
         now: Instant,

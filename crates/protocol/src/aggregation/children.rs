@@ -1,15 +1,17 @@
-//! Where a machine's children are.
+//! The addresses of a machine's children.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 /// The addresses of the switches and workers whose packets come to a machine.
 ///
-/// ATP's child is known by its place in the directions of a packet, and its last packet says where it is: an address may change
-/// under a worker (NAT, DHCP, another route, another process in its place), and then its next packet mends everything. A copy
-/// from the old address that comes late sends one round astray, until the child sends again. The tag proves that a packet is of a member
-/// of the job, and nothing which one; that is so with SwitchML too. GOAT's packets come from neighbours that need not be children: control says
-/// where the children are, and when one is elsewhere.
+/// ATP's child is known by its place in the directions of a packet, and its last packet says where
+/// it is. An address may change under a worker (NAT, DHCP, another route, another process in its
+/// place), and then its next packet mends everything. A copy from the old address that comes late
+/// sends one round astray, until the child sends again. The tag proves that a packet is of a member
+/// of the job, and nothing which one; that is so with SwitchML too. GOAT's packets come from
+/// neighbours that need not be children: control says where the children are, and when one is
+/// elsewhere.
 #[derive(Debug)]
 pub struct Children<A> {
     known: Vec<Option<A>>,
@@ -46,7 +48,7 @@ impl<A: Copy + PartialEq> Children<A> {
         }
     }
 
-    /// Where a child is, if that is known.
+    /// The address of a child, if that is known.
     pub(super) fn address(&self, child: usize) -> &[A] {
         self.known[child].as_slice()
     }

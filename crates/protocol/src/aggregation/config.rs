@@ -1,4 +1,5 @@
-//! What the machines of a job are told at their construction, checked there, and a worker when it goes on.
+//! The configuration of the machines of a job, given at their construction and checked there, and
+//! given to a worker when it goes on.
 
 use fanin_wire::{
     CHILDREN_MAX, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX, PLANNED_WORKERS_MAX,
@@ -9,8 +10,8 @@ use crate::transport::mix;
 
 /// Most workers of a job: two levels of 32 (ATP §3.4).
 pub const WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
-/// Most elements that a worker may have sent and not got back: window times elements of a fragment. The server holds this
-/// many sums and parameters of each job.
+/// Most elements that a worker may have sent and not got back: window times elements of a fragment.
+/// The server holds this many sums and parameters of each job.
 pub const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
 /// Most aggregators of a switch.
 pub const AGGREGATORS_MAX: u32 = 1 << 24;
@@ -26,33 +27,37 @@ pub const JOBS_MAX: usize = 1024;
 pub const SUB_MODELS_MAX: usize = 1 << 16;
 /// The fixed scaling factor (ATP §3.8).
 const STATIC_FACTOR: f64 = 1e8;
-/// Units of the fixed factor that the largest value of a fragment needs at least, for the fixed factor to be fine enough: it is then
-/// rounded by 2^-9 of itself at most, as bfloat16 would round it.
+/// The units of the fixed factor that the largest value of a fragment needs at least, for the fixed
+/// factor to be fine enough. It is then rounded by 2^-9 of itself at most, as bfloat16 would round
+/// it.
 const UNITS_MIN: f64 = 256.0;
 
 /// How a fragment finds its aggregator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Hashing {
-    /// By a hash of job and place in the window, and by another one after a collision (ATP §3.5, §3.6).
+    /// By a hash of job and place in the window, and by another one after a collision (ATP §3.5,
+    /// §3.6).
     #[default]
     Hash,
     /// By the sequence number, wherever others are: the comparison of Figure 14.
     Linear,
-    /// In turn within a part of the table that no other job uses, as long as the window: the static shares of Figures 13 and 14.
+    /// In turn within a part of the table that no other job uses, as long as the window: the static
+    /// shares of Figures 13 and 14.
     Partition {
         /// Its first aggregator.
         first: u32,
     },
 }
 
-/// What a float is multiplied by before it is rounded to an integer.
+/// The factor of a float before it is rounded to an integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Scaling {
     /// 10^8, always (ATP §3.8).
     #[default]
     Static,
-    /// 10^8; once overflows are frequent, a factor for each fragment by its largest value (ATP §B.3). Also for fragments of tiny values,
-    /// which would be 0 under the fixed factor: as long as their factor is not agreed on, they go as original values.
+    /// 10^8; once overflows are frequent, a factor for each fragment by its largest value (ATP
+    /// §B.3). Also for fragments of tiny values, which would be 0 under the fixed factor: as long
+    /// as their factor is not agreed on, they go as original values.
     Dynamic,
 }
 
@@ -62,37 +67,41 @@ pub enum Overflow {
     /// It saturates, and the server asks for the original values (ATP §3.8).
     #[default]
     Reactive,
-    /// A worker whose value alone makes it possible sends the original values at once: the comparison of Table 1 (ATP §B.2).
+    /// A worker whose value alone makes it possible sends the original values at once: the
+    /// comparison of Table 1 (ATP §B.2).
     Proactive,
 }
 
-/// One job as its workers and its server see it.
+/// A job as its workers and its server see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobConfig {
     /// The job's id.
     pub id: JobId,
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     pub key: Key,
     /// How often the job was set up again.
     pub generation: Generation,
     /// Number of workers, 1 to [`WORKERS_MAX`].
     pub workers: u16,
-    /// Elements of a fragment, one of [`FRAGMENT_ELEMENTS`]; in a simulation perhaps [`SAMPLE_ELEMENTS`](fanin_wire::SAMPLE_ELEMENTS).
+    /// Elements of a fragment, one of [`FRAGMENT_ELEMENTS`]; in a simulation perhaps
+    /// [`SAMPLE_ELEMENTS`](fanin_wire::SAMPLE_ELEMENTS).
     pub elements: u16,
-    /// Most fragments that a worker has sent and not got back; with `elements` no more than [`WINDOW_ELEMENTS_MAX`].
+    /// Most fragments that a worker has sent and not got back; with `elements` no more than
+    /// [`WINDOW_ELEMENTS_MAX`].
     pub window_max: u16,
-    /// Aggregators that the indices are spread over: those of the switch that has fewest. With none, all is aggregated at the
-    /// server.
+    /// Aggregators that the indices are spread over: those of the switch that has fewest. With
+    /// none, all is aggregated at the server.
     pub aggregators: u32,
     /// How a fragment finds its aggregator.
     pub hashing: Hashing,
-    /// What floats are multiplied by.
+    /// The factor of floats.
     pub scaling: Scaling,
-    /// What happens where a sum does not fit.
+    /// The reaction to a sum that does not fit.
     pub overflow: Overflow,
     /// Whether workers adjust their windows (ATP §3.7). Off only to measure what it is worth.
     pub congestion_control: bool,
-    /// Most elements of a float tensor whose original values go to the server at once, which sums them exactly; none in the paper.
+    /// Most elements of a float tensor whose original values go to the server at once, which sums
+    /// them exactly; none in the paper.
     pub originals_elements_max: u32,
 }
 
@@ -128,7 +137,8 @@ impl JobConfig {
         self.elements as usize * 4
     }
 
-    /// The place of a fragment in the window: its parameters come before the next of the same place is sent.
+    /// The place of a fragment in the window: its parameters come before the next of the same place
+    /// is sent.
     pub(crate) const fn place(&self, sequence: u64) -> usize {
         (sequence % self.window_max as u64) as usize
     }
@@ -136,10 +146,11 @@ impl JobConfig {
     /// The aggregator that a fragment uses, until the server moves its place elsewhere (ATP §3.5:
     /// `HASH(<job, sequence number>) % numAggregators`).
     ///
-    /// The hash is of the place and not of the sequence number, so that "the old index" which the server replaces after a
-    /// collision is the same for all workers. It sends no two places of a job to one aggregator as long as there are as many
-    /// aggregators as places: a job that collides with itself does so in every rack at once, and each such fragment comes to the
-    /// server once from every worker. Of 1,024 places drawn at random from 8,192, one in sixteen would.
+    /// The place is hashed, and not the sequence number, so that "the old index" which the server
+    /// replaces after a collision is the same for all workers. It sends no two places of a job to
+    /// one aggregator as long as there are as many aggregators as places. A job that collides with
+    /// itself does so in every rack at once, and each such fragment comes to the server once from
+    /// every worker. With 1,024 places drawn at random from 8,192, one in sixteen would.
     pub(crate) fn aggregator_index(&self, sequence: u64) -> u32 {
         let aggregators = u64::from(self.aggregators.max(1));
         let index = match self.hashing {
@@ -150,21 +161,23 @@ impl JobConfig {
         index as u32
     }
 
-    /// Where a place goes after its fragment `sequence` met a collision at `index` (ATP §3.6: `HASH(<aggregatorIndex>) %
-    /// numAggregators`).
+    /// The next index of a place after its fragment `sequence` met a collision at `index` (ATP
+    /// §3.6: `HASH(<aggregatorIndex>) % numAggregators`).
     ///
-    /// Job and sequence number are in the hash, not the index alone: two jobs, or two places of one, that collide would
-    /// otherwise meet again wherever they move, and all places end in the few aggregators that a hash of nothing but itself
-    /// comes back to: about as many as the root of all.
+    /// Job and sequence number are in the hash, not the index alone. Two jobs, or two places of
+    /// one, that collide would otherwise meet again wherever they move. All places would end in the
+    /// few aggregators that a hash of nothing but itself comes back to: about as many as the root
+    /// of all.
     pub(crate) fn rehashed(&self, sequence: u64, index: u32) -> u32 {
         let seed = u64::from(self.id.0) << 32 | u64::from(index);
         (mix(mix(seed) ^ sequence) % u64::from(self.aggregators.max(1))) as u32
     }
 
-    /// What the values of a fragment with `exponent` are multiplied by.
+    /// The factor of the values of a fragment with `exponent`.
     ///
-    /// Under an exponent m no sum of values up to 2^m saturates: each counts at most (2^31 - 1 - n) / n and half a unit for
-    /// rounding (§B.3, with one unit less than there because the largest integer means "saturated").
+    /// Under an exponent m no sum of values up to 2^m saturates. Each counts at most (2^31 - 1 - n)
+    /// / n and half a unit for rounding (§B.3, with one unit less than there because the largest
+    /// integer means "saturated").
     pub(crate) fn factor(&self, exponent: i16) -> f64 {
         if exponent == GradientHeader::STATIC_FACTOR {
             return STATIC_FACTOR;
@@ -190,11 +203,11 @@ impl JobConfig {
 pub struct WorkerPlan<A, D> {
     /// The job's id: another one where a server that lost its memory admitted it anew.
     pub id: JobId,
-    /// What its packets are tagged with, the id's own.
+    /// The key that its packets are tagged with, the id's own.
     pub key: Key,
     /// The generation.
     pub generation: Generation,
-    /// Of the worker's packets: where they are summed may be another place now.
+    /// The directions of the worker's packets: they may be summed in another place now.
     pub directions: D,
     /// The rack's switch, or the server where there is none.
     pub upstream: A,
@@ -205,8 +218,8 @@ fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(u64::from((1023 + exponent.clamp(-1022, 1023)).unsigned_abs()) << 52)
 }
 
-/// Number `at` of a permutation of the numbers below `below`, each job's own: a Feistel network over an even number of bits,
-/// gone through until it ends below.
+/// Number `at` of a permutation of the numbers below `below`, each job's own: a Feistel network
+/// over an even number of bits, gone through until it ends below.
 fn permuted(at: u64, below: u64, job: JobId) -> u64 {
     let bits = u64::BITS - (below - 1).leading_zeros();
     let half = bits.div_ceil(2).max(1);
@@ -223,7 +236,8 @@ fn permuted(at: u64, below: u64, job: JobId) -> u64 {
     }
 }
 
-/// Four of them, with a good hash, are a permutation that cannot be told from a random one (Luby and Rackoff, 1988).
+/// Four of them, with a good hash, are a permutation that cannot be told from a random one (Luby
+/// and Rackoff, 1988).
 const FEISTEL_ROUNDS: u64 = 4;
 
 /// A number outside its limit, or directions that do not fit together.
@@ -275,11 +289,13 @@ pub enum ConfigError {
         /// How many there are.
         is: usize,
     },
-    /// The server was told the assignments, or the ways down, of so many workers of a job with another number.
+    /// The server was told the assignments, or the ways down, of so many workers of a job with
+    /// another number.
     Assignments(usize),
     /// The server was told the place of so many workers of a job with another number.
     Directions(usize),
-    /// The worker of this rank stands in no place of its own: no bit where it needs one, several, or another's.
+    /// The worker of this rank stands in no place of its own: no bit where it needs one, several,
+    /// or another's.
     Place(usize),
     /// The worker of this rank counts another number of children than a switch on its way has.
     FanIn {
@@ -287,7 +303,7 @@ pub enum ConfigError {
         rank: usize,
         /// Level of the switch.
         level: u8,
-        /// What the worker's packets say.
+        /// The number that the worker's packets state.
         said: u8,
         /// How many there are.
         is: u8,

@@ -1,17 +1,21 @@
-//! Aggregation by switches that help as far as they have room, and a server behind them that does the rest: what ATP and GOAT have in
-//! common. A worker, a switch and a server, and the tables in them.
+//! Aggregation by switches that help as far as they have room, and a server behind them that does
+//! the rest: what ATP and GOAT have in common. A worker, a switch and a server, and the tables in
+//! them.
 //!
-//! The way of a fragment: a worker cuts its tensors into fragments, numbers them in one stream, and sends each with a
-//! [`Label`](fanin_wire::Label), which says where it is summed. A switch that the label means adds fragments of the same sequence number
-//! in an *aggregator* and sends the sum on towards the job's server; if it has no room, the fragment goes on as it is. The server adds
-//! whatever arrives, whole sums, partial ones and single fragments, until every worker is in, and answers with the parameters, which
-//! return hop by hop.
+//! The way of a fragment: a worker cuts its tensors into fragments, numbers them in one stream, and
+//! sends each with a [`Label`](fanin_wire::Label), which says where it is summed. A switch that the
+//! label means adds fragments of the same sequence number in an *aggregator* and sends the sum on
+//! towards the job's server; if it has no room, the fragment goes on unsummed. The server adds
+//! whatever arrives, whole sums, partial ones and single fragments, until every worker is in, and
+//! answers with the parameters, which return hop by hop.
 //!
-//! The *place* of a fragment is its sequence number modulo the job's window. A worker sends the next fragment of a place only
-//! when it has the parameters of the last one: so the server needs one gathering and one finished fragment a place.
+//! The *place* of a fragment is its sequence number modulo the job's window. A worker sends the
+//! next fragment of a place only when it has the parameters of the last one. So the server needs
+//! one gathering and one finished fragment a place.
 //!
-//! What differs is behind three traits, one a machine: how a worker labels its fragments ([`Way`]), which of them a switch sums and where
-//! it sends the others ([`Route`]), and whom a fragment that comes to the server is from ([`Roster`]).
+//! The differences are behind three traits, one a machine: how a worker labels its fragments
+//! ([`Way`]), which of them a switch sums and where it sends the others ([`Route`]), and whom a
+//! fragment that comes to the server is from ([`Roster`]).
 
 pub(crate) mod admission;
 mod aggregator_table;

@@ -1,14 +1,17 @@
 //! Packets that only pass through a switch.
 //!
-//! A sum waits in its aggregator until it is sent. What found no aggregator, is sent again, or comes down from the server has no
-//! place of its own in a switch: it waits here, between two drains.
+//! A sum waits in its aggregator until it is sent. A packet that found no aggregator, is sent
+//! again, or comes down from the server has no place of its own in a switch: it waits here, between
+//! two drains.
 
 use alloc::vec::Vec;
 
-/// Bytes that wait at most, of all jobs together: several times what a driver brings between two drains.
+/// Bytes that wait at most, of all jobs together: several times what a driver brings between two
+/// drains.
 const PASSING_BYTES_MAX: usize = 4 << 20;
 
-/// The packets of all jobs, both ways. Their memory is free again when the last of them is taken, and is kept for those to come.
+/// The packets of all jobs, both ways. Their memory is free again when the last of them is taken,
+/// and is kept for those to come.
 #[derive(Debug, Default)]
 pub(super) struct Passing {
     bytes: Vec<u8>,
@@ -31,8 +34,8 @@ impl PassingPacket {
 }
 
 impl Passing {
-    /// Keeps a packet of `length` that `write` fills; it holds old bytes until then. `None` without room for it: this is a queue
-    /// of a network that may lose packets.
+    /// Keeps a packet of `length` that `write` fills; it holds old bytes until then. `None` without
+    /// room for it: this is a queue of a network that may lose packets.
     pub(super) fn push(&mut self, length: usize, write: impl FnOnce(&mut [u8])) -> Option<PassingPacket> {
         let begin = self.end;
         let end = begin.checked_add(length).filter(|end| *end <= PASSING_BYTES_MAX)?;

@@ -1,4 +1,5 @@
-//! The programmable switch of a rack, or of a higher level: a table of aggregators, and for each job the way up and down.
+//! The programmable switch of a rack, or of a higher level: a table of aggregators, and for each
+//! job the way up and down.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use core::time::Duration;
@@ -19,27 +20,32 @@ use crate::machine::{
 };
 use crate::transport::{Run, Sender, Turns};
 
-/// What a switch is told when it starts; jobs change none of it (ATP §3.2, static infrastructure setup).
+/// The settings of a switch when it starts; jobs change none of it (ATP §3.2, static infrastructure
+/// setup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchConfig {
-    /// Number of aggregators, up to [`AGGREGATORS_MAX`] and as many as 4 GiB hold; with none, the switch only forwards.
+    /// Number of aggregators, up to [`AGGREGATORS_MAX`] and as many as 4 GiB hold; with none, the
+    /// switch only forwards.
     pub aggregators: u32,
-    /// Elements of the longest fragment that an aggregator holds, as [`is_fragment`] allows; longer ones are forwarded.
+    /// Elements of the longest fragment that an aggregator holds, as [`is_fragment`] allows; longer
+    /// ones are forwarded.
     pub elements: u16,
-    /// In how many aggregators a fragment looks for a place, from 1, the paper's, to [`WAYS_MAX`]: that of its index, and those whose numbers
-    /// differ from it in the last bits. Of jobs that share a table more is summed here (docs/protocols/atp.md).
+    /// The number of aggregators in which a fragment looks for a place, from 1, the paper's, to
+    /// [`WAYS_MAX`]: that of its index, and those whose numbers differ from it in the last bits. If
+    /// jobs share a table, more is summed here with several (docs/protocols/atp.md).
     pub ways: u8,
     /// How long after its last contribution an aggregator counts as left behind (§3.7).
     pub stale: Duration,
-    /// Packets that wait in one of the switch's own queues before it marks congestion; `None` leaves that to the network.
+    /// Packets that wait in one of the switch's own queues before it marks congestion; `None`
+    /// leaves that to the network.
     pub ecn_threshold_packets: Option<usize>,
 }
 
 /// A job at one switch, as its protocol has it: where its packets go, and which are summed here.
 pub trait Route<A>: Clone + core::fmt::Debug {
-    /// What fragments are labelled with.
+    /// The label of fragments.
     type Label: Label;
-    /// Who is in a sum.
+    /// The workers in a sum.
     type Bits: Bits;
     /// Whether parameters may free an aggregator that was left behind by others (§3.7).
     const FREES_STALE: bool;
@@ -58,16 +64,18 @@ pub trait Route<A>: Clone + core::fmt::Debug {
         &[]
     }
 
-    /// Where its children are, as far as that is known before they send.
+    /// The addresses of its children, as far as they are known before they send.
     fn children(&self) -> Children<A>;
 
-    /// The child whose address a fragment teaches, if it does; or why it is not meant for this switch.
+    /// The child whose address a fragment teaches, if it does; or why it is not meant for this
+    /// switch.
     fn sender(&self, from: A, label: &Self::Label) -> Result<Option<usize>, Reason>;
 
-    /// What becomes of a fragment.
+    /// The treatment of a fragment.
     fn treatment(&self, header: &FragmentHeader<Self::Label>) -> Treatment<Self::Bits>;
 
-    /// How important a fragment is, where a more important one takes the aggregator of one that waits. None where who has it keeps it.
+    /// How important a fragment is, where a more important one takes the aggregator of one that
+    /// waits. None where who has it keeps it.
     fn priority(&self, _header: &FragmentHeader<Self::Label>) -> Option<u64> {
         None
     }
@@ -82,7 +90,7 @@ pub trait Route<A>: Clone + core::fmt::Debug {
     fn of_sum(&self, label: Self::Label, bits: Self::Bits) -> Self::Label;
 }
 
-/// What becomes of a fragment at a switch.
+/// The treatment of a fragment at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment<B> {
     /// It goes on as it is to a neighbour: it is summed further on.
@@ -93,16 +101,18 @@ pub enum Treatment<B> {
     Discard(u32),
     /// It is added, and sent on when all are in.
     Add(Part<B>),
-    /// It was sent again: what there is of it goes on with it, and is given up here (ATP Figure 17).
+    /// It was sent again: what there is of it goes on with it, and is given up here (ATP Figure
+    /// 17).
     Flush(Part<B>),
-    /// It was sent again: it is added if it is not in, and what there is by now is shown to the server, but stays here.
+    /// It was sent again: it is added if it is not in, and what there is by now is shown to the
+    /// server, but stays here.
     Show(Part<B>),
 }
 
-/// What happened at a switch.
+/// The events at a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStatistics {
-    /// Packets that came. Those that were absorbed wait, or waited, in an aggregator.
+    /// Packets that came. Absorbed packets wait, or waited, in an aggregator.
     pub received: Received,
     /// Fragments that were added in an aggregator, or began one.
     pub aggregations: u64,
@@ -135,21 +145,22 @@ pub struct SwitchProgress {
     pub forwards: u64,
 }
 
-/// What waits to go on towards the server, or to a neighbour.
+/// The packets that wait to go on towards the server, or to a neighbour.
 #[derive(Debug)]
 enum Upward<L> {
-    /// The sum of a fragment, which is in its aggregator, under the header of the packet that came last.
+    /// The sum of a fragment, which is in its aggregator, under the header of the packet that came
+    /// last.
     Sum(u32, FragmentHeader<L>),
     Passing(PassingPacket),
     Relayed(u16, PassingPacket),
 }
 
-/// What waits in an aggregator that may be taken from it.
+/// A sum that waits in an aggregator and may be taken from it.
 #[derive(Clone, Copy, Debug)]
 struct Occupant<L> {
     identifier: Identifier,
     priority: u64,
-    /// Of the packet that came last.
+    /// The header of the packet that came last.
     header: FragmentHeader<L>,
 }
 
@@ -201,7 +212,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         }
     }
 
-    /// What happened since the start.
+    /// The events since the start.
     #[must_use]
     pub const fn statistics(&self) -> SwitchStatistics {
         SwitchStatistics { in_use: self.table.in_use(), ..self.statistics }
@@ -214,7 +225,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         self.jobs.get(&job).map(|job| SwitchProgress { children: children(job), ..job.progress })
     }
 
-    /// Control says that a child of a job, counted as the route counts them, is elsewhere from now on.
+    /// Control says that a child of a job, counted as the route counts them, is elsewhere from now
+    /// on.
     pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
         if let Some(job) = self.jobs.get_mut(&job) {
             job.children.learn(child, to);
@@ -278,7 +290,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         self.fragment(now, &packet, bytes)
     }
 
-    /// Parameters, or a request for original values: down to the children, and the aggregator is free (Figure 7, box 8).
+    /// Parameters, or a request for original values: down to the children, and the aggregator is
+    /// free (Figure 7, box 8).
     fn parameters(
         &mut self,
         now: Instant,
@@ -316,8 +329,9 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         Ok(Verdict::Multicast)
     }
 
-    /// Frees an aggregator of a set that something less important than `priority` waits in, the least important: what there is of it goes on
-    /// to the server, as what finds no room does. Whether there was one.
+    /// Frees an aggregator of a set in which something less important than `priority` waits, the
+    /// least important: the sum so far goes on to the server, as a fragment that finds no room
+    /// does. Returns whether there was one.
     fn evict(&mut self, index: u32, priority: u64) -> bool {
         let waits = |at: usize| {
             let occupant = self.occupants.get(&at)?;
@@ -353,8 +367,9 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             Treatment::Forward => {
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
             }
-            // Figure 17, box 3: above the first level a bit does not say which workers are in a sum, so nothing is merged. Original
-            // values and parameters that are handed back are not for adding anywhere.
+            // Figure 17, box 3: above the first level a bit does not say which workers are in a
+            // sum, so nothing is merged. Original values and parameters that are handed back are
+            // not for adding anywhere.
             Treatment::Discard(index) => {
                 if self.table.discard(index, &identifier) {
                     self.statistics.freed_by_resend += 1;
@@ -412,7 +427,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                 job.forward(&self.config, &mut self.passing, packet, Flags::default())
             }
             Outcome::Succeeded => Err(Reason::Stale),
-            // Figure 7, box 2. The flags keep switches further on from aggregating it and tell the server.
+            // Figure 7, box 2. The flags keep switches further on from aggregating it and tell the
+            // server.
             Outcome::Collision => {
                 self.statistics.collisions += 1;
                 job.progress.collisions += 1;
@@ -432,7 +448,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
 }
 
 impl SwitchConfig {
-    /// Most aggregators of a switch whose aggregators hold so many elements: [`AGGREGATORS_MAX`], or as many as 4 GiB hold.
+    /// Most aggregators of a switch whose aggregators hold so many elements: [`AGGREGATORS_MAX`],
+    /// or as many as 4 GiB hold.
     #[must_use]
     pub const fn aggregators_max(elements: u16) -> u32 {
         let by_memory = AGGREGATOR_ELEMENTS_MAX / if elements == 0 { 1 } else { elements as u64 };
@@ -508,7 +525,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         })
     }
 
-    /// Sends what an aggregator holds by now in place of a packet's own value and bitmap (Figure 17, box 7).
+    /// Sends what an aggregator holds by now in place of a packet's own value and bitmap (Figure
+    /// 17, box 7).
     fn forward_partial(
         &mut self,
         config: &SwitchConfig,
@@ -522,7 +540,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         self.pass(config, passing, header, sum.value.len(), |out| fanin_quant::write_le(sum.value, out))
     }
 
-    /// Sends what the fragment's aggregator holds in place of its own value and bitmap (Figure 7, box 6).
+    /// Sends what the fragment's aggregator holds in place of its own value and bitmap (Figure 7,
+    /// box 6).
     fn forward_sum(
         &mut self,
         config: &SwitchConfig,
@@ -617,8 +636,9 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         run
     }
 
-    /// Writes what goes up next into `train`, as long as it has one size and one way: sums straight from their aggregators. Says which
-    /// neighbour it goes to, if it does not go towards the server.
+    /// Writes what goes up next into `train`, as long as it has one size and one way: sums straight
+    /// from their aggregators. Says which neighbour it goes to, if it does not go towards the
+    /// server.
     fn write_up(
         &mut self,
         table: &AggregatorTable<R::Bits>,
@@ -638,7 +658,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
             match next {
                 Upward::Sum(index, header) => {
                     let identifier = Identifier::of(&preamble, header);
-                    // Freed meanwhile, by a resend that took the sum along, or by parameters that made it worthless.
+                    // Freed meanwhile, by a resend that took the sum along, or by parameters that
+                    // made it worthless.
                     if let Some(sum) = table.sum(*index, &identifier) {
                         let elements = sum.value.len();
                         let bytes = fragment_packet_bytes(elements);
@@ -717,7 +738,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Endpoint for Switch<A, R> {
         self.events.pop_front()
     }
 
-    /// Never: aggregators that were left behind are found by parameters whose set has no room (§3.7).
+    /// Never: aggregators that were left behind are found by parameters whose set has no room
+    /// (§3.7).
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }

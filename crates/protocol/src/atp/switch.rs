@@ -1,4 +1,4 @@
-//! What ATP's switch makes of a job: it sums the fragments of its level, first come, first served.
+//! ATP's rule for a switch: it sums the fragments of its level, first come, first served.
 
 use fanin_wire::{CHILDREN_MAX, Directions, Flags, Generation, GradientHeader, JobId, Key, LEVELS_MAX};
 
@@ -10,7 +10,7 @@ use crate::machine::Reason;
 pub struct SwitchRoute<A> {
     /// The job.
     pub id: JobId,
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     pub key: Key,
     /// How often it was set up.
     pub generation: Generation,

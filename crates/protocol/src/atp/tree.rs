@@ -1,7 +1,8 @@
-//! Which workers a fragment comes from: the job's aggregation hierarchy, as the workers' directions describe it (ATP §3.2, §3.4).
+//! Which workers a fragment comes from: the job's aggregation hierarchy, as the workers' directions
+//! describe it (ATP §3.2, §3.4).
 //!
-//! Workers are counted by *position*, their order from left to right in the tree, so that what any switch has below it is one
-//! range.
+//! Workers are counted by *position*, their order from left to right in the tree, so that what any
+//! switch has below it is one range.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,7 +14,7 @@ use super::ServerJob;
 use crate::aggregation::{Admitted, Coverage, GoOn, Roster, Workers};
 use crate::machine::Reason;
 
-/// What stands at one bit of a switch's bitmap.
+/// The child at one bit of a switch's bitmap.
 #[derive(Clone, Debug)]
 struct Child {
     /// The positions below it; one for a worker.
@@ -132,11 +133,13 @@ impl Tree {
         Ok(())
     }
 
-    /// Who is in a packet with these directions; `None` when nobody of this job sends such ones.
+    /// The workers in a packet with these directions; `None` when nobody of this job sends such
+    /// ones.
     ///
-    /// From the top down, levels with one bit lead to a switch. The first level with several bits says which of its children are
-    /// in, and those are in with all that is below them: above the first level only complete sums are added. What the packet
-    /// says of the levels further down is that of the child that came last.
+    /// From the top down, levels with one bit lead to a switch. The first level with several bits
+    /// says which of its children are in, and those are in with all that is below them. Above the
+    /// first level only complete sums are added. The packet's bits of the levels further down are
+    /// those of the child that came last.
     fn covered(&self, directions: &Directions) -> Option<Coverage> {
         if usize::from(directions.level) != self.server_level {
             return None;
@@ -199,7 +202,8 @@ impl<A> Roster<A> for Tree {
         self.covered(&header.directions).ok_or(Reason::OutOfRange)
     }
 
-    /// The aggregator that the place uses from now on travels in the bitmap, which parameters do not need (ATP §3.6).
+    /// The aggregator that the place uses from now on travels in the bitmap, which parameters do
+    /// not need (ATP §3.6).
     fn answer(&self, _sequence: u64, next_aggregator_index: u32) -> Directions {
         Directions { bitmaps: [next_aggregator_index, 0, 0, 0], ..Directions::default() }
     }
@@ -215,7 +219,7 @@ impl Switch {
         self.children.get(bitmap.trailing_zeros() as usize)?.as_ref()
     }
 
-    /// Who is below the children in a bitmap of several bits.
+    /// The workers below the children in a bitmap of several bits.
     fn several(&self, mut bitmap: u32, child: u16, shared: bool) -> Option<Coverage> {
         let first = self.child(bitmap)?.below.start;
         let mut workers = Workers::default();

@@ -2,8 +2,9 @@
 
 use crate::machine::Instant;
 
-/// What was missed while a clock stood still or jumped ahead is due at once, each timer once. Where it is set back, timers would wait for
-/// as long: so from there on the machine's own time runs ahead of the driver's.
+/// Timers that were missed while a clock stood still or jumped ahead are due at once, each timer
+/// once. If the clock is set back, timers would wait for as long: so from there on the machine's
+/// own time runs ahead of the driver's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Clock {
     /// The driver's time, when it was read last.

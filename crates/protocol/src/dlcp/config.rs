@@ -1,4 +1,4 @@
-//! What the machines of one job are told at their construction, checked there.
+//! The configuration of the machines of one job, given at their construction and checked there.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -21,20 +21,21 @@ pub const FLOW_BLOCKS_MAX: u32 = 64 * fanin_wire::REQUEST_BLOCKS;
 /// When the receiver of a flow says that it has enough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Finish {
-    /// When its sender has stopped and nothing more comes, so that nothing is missing but what was lost. From the first request on, when the
-    /// bound is met.
+    /// When its sender has stopped and nothing more comes, so that nothing is missing but what was
+    /// lost. From the first request on, when the bound is met.
     #[default]
     Stopped,
-    /// The moment the bound is met, as in the paper (§3.2.1). Without any loss the last part of each flow is missing then.
+    /// The moment the bound is met, as in the paper (§3.2.1). Without any loss the last part of
+    /// each flow is missing then.
     BoundMet,
 }
 
-/// One job as one shard sees it: the same at its server and at every worker.
+/// A job as one shard sees it: the same at its server and at every worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobConfig {
     /// The job's id, drawn by the server.
     pub id: JobId,
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     pub key: Key,
     /// How often the job was restarted.
     pub generation: Generation,
@@ -42,22 +43,25 @@ pub struct JobConfig {
     pub workers: u16,
     /// The shard.
     pub shard: ShardId,
-    /// Words of four bytes that a full block has, one of [`CHUNK_ELEMENTS`]; the paper's 1,400 bytes are nearest to 352.
+    /// Words of four bytes that a full block has, one of [`CHUNK_ELEMENTS`]; the paper's 1,400
+    /// bytes are nearest to 352.
     pub elements: u16,
-    /// What each worker's part of a float tensor may lose on its way to the server (§3.2.1).
+    /// The loss bound of each worker's part of a float tensor on its way to the server (§3.2.1).
     pub push_bound: LossBound,
-    /// What may be lost on the way back. Above 0 a worker keeps its own gradient where it lacks a mean (Appendix A), and the ranks' tensors
-    /// differ from then on; sums are never lost.
+    /// The loss bound on the way back. Above 0 a worker keeps its own gradient where it lacks a
+    /// mean (Appendix A), and the ranks' tensors differ from then on; sums are never lost.
     pub pull_bound: LossBound,
     /// Blocks of a flow, 1 to [`FLOW_BLOCKS_MAX`]: longer tensors are several flows.
     pub flow_blocks: u32,
-    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as many: what is further ahead waits.
+    /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as
+    /// many: what is further ahead waits.
     pub flows: u16,
     /// How fast a flow is sent.
     pub rate: RateConfig,
     /// When the receiver of a flow of contributions has enough.
     pub finish: Finish,
-    /// How long nothing more must have come after a stop before its receiver asks for what is missing: signals overtake data in queues.
+    /// How long nothing more must have come after a stop before its receiver asks for what is
+    /// missing: signals overtake data in queues.
     pub quiet: Duration,
     /// When a signal that was not answered is sent again.
     pub retransmission: RetransmissionConfig,
@@ -94,15 +98,16 @@ impl JobConfig {
         Ok(self)
     }
 
-    /// Of a flow of contributions.
+    /// The configuration of the receiver of a flow of contributions.
     pub(super) fn receiver(&self) -> ReceiverConfig {
         let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
         let (finish, quiet, stretch) = (self.finish, self.quiet, self.rate.stretch());
         ReceiverConfig { period, ceiling, finish, quiet, stretch, paths: self.paths }
     }
 
-    /// Of a flow of sums. It stops when all of them are made, and nobody may end it before: a worker that did would give its tensor back while
-    /// the server still asks for it.
+    /// The configuration of the receiver of a flow of sums. It stops when all of them are made, and
+    /// nobody may end it before: a worker that did would give its tensor back while the server
+    /// still asks for it.
     pub(super) fn receiver_of_sums(&self) -> ReceiverConfig {
         ReceiverConfig { finish: Finish::Stopped, ..self.receiver() }
     }
@@ -112,12 +117,14 @@ impl JobConfig {
         4 * self.elements as usize
     }
 
-    /// What may be lost of a worker's part of a tensor. An integer is not a gradient, and what is broadcast has no second contribution.
+    /// The loss bound of a worker's part of a tensor. An integer is not a gradient, and a broadcast
+    /// tensor has no second contribution.
     pub(super) const fn push_bound(&self, collective: &Collective) -> LossBound {
         if may_lose(collective) { self.push_bound } else { LossBound::RELIABLE }
     }
 
-    /// What may be lost of its sum: one's own gradient takes the place of a mean, and of nothing else.
+    /// The loss bound of its sum: one's own gradient takes the place of a mean, and of nothing
+    /// else.
     pub(super) const fn pull_bound(&self, collective: &Collective) -> LossBound {
         match (collective.pattern, collective.op, is_float(collective.dtype)) {
             (Pattern::AllReduce, Op::Average, true) => self.pull_bound,
@@ -158,11 +165,12 @@ const fn is_float(dtype: Dtype) -> bool {
 /// A job as its server is told of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerJob {
-    /// What all of its machines are told.
+    /// The configuration of all of its machines.
     pub config: JobConfig,
-    /// Of each place the rank: whom messages name.
+    /// The rank of each place: messages name ranks.
     pub ranks: Vec<Rank>,
-    /// The rate of the server's own link, in bits a second. To each worker it sends no faster than the job's line rate.
+    /// The rate of the server's own link, in bits a second. To each worker it sends no faster than
+    /// the job's line rate.
     pub link_rate_bps: u64,
 }
 
@@ -174,10 +182,11 @@ impl From<JobConfig> for ServerJob {
     }
 }
 
-/// What a worker must be told to go on with a server that has an empty memory.
+/// The plan by which a worker goes on with a server that has an empty memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerPlan<A> {
-    /// The job there; of its numbers only the id, the key, the generation and the shard may be others than before.
+    /// The job there; of its numbers only the id, the key, the generation and the shard may be
+    /// others than before.
     pub config: JobConfig,
     /// The worker's place.
     pub place: WorkerId,
@@ -185,12 +194,13 @@ pub struct WorkerPlan<A> {
     pub server: A,
 }
 
-/// What a rank of a ring must be told to go on between other neighbours.
+/// The plan by which a rank of a ring goes on between other neighbours.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RingPlan<A> {
-    /// The job; of its numbers only the id, the key, the generation and the shard may be others than before.
+    /// The job; of its numbers only the id, the key, the generation and the shard may be others
+    /// than before.
     pub config: JobConfig,
-    /// Who sends to this rank.
+    /// The rank that sends to this one.
     pub left: A,
     /// To whom it sends.
     pub right: A,
@@ -213,7 +223,8 @@ pub enum ConfigError {
     Paths(u8),
     /// A link without a rate, packets without a length, a period of nothing, or a delta below 1.
     Rate,
-    /// Signals would be sent again without a pause, and nobody could answer before he counts as silent.
+    /// Signals would be sent again without a pause, and nobody could answer before he counts as
+    /// silent.
     Ceiling,
 }
 

@@ -1,9 +1,11 @@
-//! DLCP: tensors may lose a bounded part of their packets, and packets say how much they matter (Wang et al., 2020).
+//! DLCP: tensors may lose a bounded part of their packets, and packets say how much they matter
+//! (Wang et al., 2020).
 //!
-//! The [`Worker`] cuts its tensors into flows of blocks and sends each block once, as fast as its link; the [`Server`] sums what comes,
-//! decides once for each block whose contributions are in its sum, and sends the sums back as flows of its own. In a [`Ring`] ranks sum
-//! without one. A flow's two ends (`flow`) ask again only for what the loss bound does not forgive. How the paper became code, and where it differs:
-//! `docs/protocols/dlcp.md`.
+//! The [`Worker`] cuts its tensors into flows of blocks and sends each block once, as fast as its
+//! link. The [`Server`] sums what comes, decides once for each block whose contributions are in its
+//! sum, and sends the sums back as flows of its own. In a [`Ring`] ranks sum without one. A flow's
+//! two ends (`flow`) ask again only for what the loss bound does not forgive. How the paper became
+//! code, and where it differs: `docs/protocols/dlcp.md`.
 
 mod clock;
 mod config;

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use crate::machine::Instant;
 
-/// What is added to the rate in a period without congestion, of the link's (§3.2.1).
+/// The increase of the rate in a period without congestion, as a part of the link's rate (§3.2.1).
 const INCREASE_PERCENT: u64 = 5;
 /// How much of a period packets may leave before their time, where nobody says otherwise.
 const TRAINS_IN_PERIOD: u64 = 10;
@@ -17,11 +17,12 @@ const STRETCH: [u32; 2] = [16, 64];
 pub struct RateConfig {
     /// The link's rate: that of a flow when it begins.
     pub line_rate_bps: u64,
-    /// What a full data packet takes on the link, with all headers and framing.
+    /// The bytes of a full data packet on the link, with all headers and framing.
     pub packet_bytes: u32,
     /// How often a receiver reports (footnote 3: 200 us).
     pub period: Duration,
-    /// How long before its time a packet may leave, so that packets gather into trains: what is sent in that leaves at once.
+    /// How long before its time a packet may leave, so that packets gather into trains: what is
+    /// sent in that leaves at once.
     pub ahead: Duration,
     /// How many times as much as arrives is sent when that is congestion (footnote 3: 2).
     pub delta: f64,
@@ -53,9 +54,10 @@ impl RateConfig {
         u64::try_from(bits * 1_000_000_000 / ns).unwrap_or(u64::MAX)
     }
 
-    /// Blocks that a sender tells apart by their magnitude at a time. Those of them that are important go first, so that trains, which are
-    /// treated alike as a whole, are not of a packet or two. Two trains are enough: workers find other blocks important, and a sum waits for
-    /// who sends its block last.
+    /// Blocks that a sender tells apart by their magnitude at a time. The important ones go first,
+    /// so that trains, which are treated alike as a whole, are not of a packet or two. Two trains
+    /// are enough: workers find other blocks important, and a sum waits for the worker that sends
+    /// its block last.
     pub(super) fn stretch(&self) -> u32 {
         let [least, most] = STRETCH;
         let trains_ns = 2 * self.ahead.as_nanos();
@@ -64,7 +66,7 @@ impl RateConfig {
         u32::try_from(packets).unwrap_or(most).clamp(least, most)
     }
 
-    /// One packet a period: below that there is nothing to measure.
+    /// A packet a period: below that there is nothing to measure.
     fn least_bps(&self) -> u64 {
         self.bps(1, self.period).clamp(1, self.line_rate_bps)
     }
@@ -97,13 +99,15 @@ impl Rate {
         &self.config
     }
 
-    /// A period is over, in which this was sent and that arrived. In both states the rate is halved where more than delta times as much was
-    /// sent; docs/decisions/dlcp-congestion-avoidance.md says why in both.
+    /// A period is over, in which this was sent and that arrived. In both states the rate is halved
+    /// where more than delta times as much was sent; docs/decisions/dlcp-congestion-avoidance.md
+    /// says why in both.
     pub(super) fn reported(&mut self, sending_bps: u64, receiving_bps: u64) {
         let RateConfig { line_rate_bps, delta, .. } = self.config;
         if sending_bps as f64 > delta * receiving_bps as f64 {
             self.state = State::CongestionAvoidance;
-            // Of what was sent: a sender that had less to send than it might is not congested by what it might.
+            // The rate that was sent is halved: a sender that had less to send than it might is not
+            // congested by what it might.
             self.bps = (self.bps.min(sending_bps) / 2).max(self.config.least_bps());
         } else if self.state == State::CongestionAvoidance {
             let increase = line_rate_bps.saturating_mul(INCREASE_PERCENT) / 100;

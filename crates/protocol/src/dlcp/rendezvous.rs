@@ -1,18 +1,18 @@
-//! What two announcements of one flow have to agree on.
+//! The agreement between two announcements of one flow.
 
 use fanin_wire::{AbortReason, Collective, LossBound, Rank, Start};
 
-/// What of two announcements is not the same.
+/// The difference between two announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unlike {
     /// The tensors, or the parts that they are cut into.
     Tensors(Collective, Collective),
-    /// What may be lost of them.
+    /// Their loss bounds.
     Bounds(LossBound, LossBound),
 }
 
 impl Unlike {
-    /// What is not the same, if anything.
+    /// The difference, if any.
     pub(super) fn of(one: &Start, other: &Start) -> Option<Self> {
         if (one.collective, one.elements) != (other.collective, other.elements) {
             return Some(Self::Tensors(one.collective, other.collective));

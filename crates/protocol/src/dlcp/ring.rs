@@ -1,10 +1,12 @@
 //! Ring all-reduce with bounded flows (DLCP §5.1.2).
 //!
-//! A part of a tensor is cut into as many segments as there are ranks. In n - 1 steps of the reduce-scatter a rank adds its own to the segment
-//! that comes from its left and hands it on to its right; in n - 1 steps of the all-gather the sums go round. Each step is a flow between two
-//! neighbours, and a block goes on as soon as it is there. Each carries the count of its contributions. A block that is lost in the
-//! reduce-scatter, as far as the bound forgives that, begins anew with the receiver's own; in the all-gather nothing is lost, so that all ranks
-//! get the same bits, and know the same of what is missing.
+//! A part of a tensor is cut into as many segments as there are ranks. In n - 1 steps of the
+//! reduce-scatter a rank adds its own to the segment that comes from its left and hands it on to
+//! its right. In n - 1 steps of the all-gather the sums go round. Each step is a flow between two
+//! neighbours, and a block goes on as soon as it is there. Each carries the count of its
+//! contributions. A block that is lost in the reduce-scatter, as far as the bound forgives that,
+//! begins anew with the receiver's own. In the all-gather nothing is lost, so that all ranks get
+//! the same bits, and know the same of what is missing.
 
 mod part;
 
@@ -26,7 +28,7 @@ use crate::machine::{
 };
 use crate::transport::{Run, Stream, WorkerCore};
 
-/// One shard of one rank of a ring. `A` names a neighbour, `T` holds a tensor's memory.
+/// A shard of one rank of a ring. `A` names a neighbour, `T` holds a tensor's memory.
 #[derive(Debug)]
 pub struct Ring<A, T> {
     /// Its peer is the right neighbour.
@@ -35,15 +37,17 @@ pub struct Ring<A, T> {
     config: JobConfig,
     steps: Steps,
     clock: Clock,
-    /// Parts that are not complete, in their order; some may have been announced from the left before they were submitted here.
+    /// Parts that are not complete, in their order; some may have been announced from the left
+    /// before they were submitted here.
     parts: VecDeque<Part>,
     /// Number of the first of them, and of the next that is submitted.
     first: u32,
     submitted: u32,
-    /// What is known of the ways to the left and to the right.
+    /// The facts known of the ways to the left and to the right.
     to_left: Waiting,
     to_right: Waiting,
-    /// Flows whose end the right neighbour wants confirmed, and those that are over and that the left one lacks the end of.
+    /// Flows whose end the right neighbour wants confirmed, and those that are over and that the
+    /// left one lacks the end of.
     confirms: VecDeque<FlowId>,
     finishes: VecDeque<FlowId>,
     link: Pacer,
@@ -58,10 +62,12 @@ enum Side {
 }
 
 impl<A: Copy, T: Tensor> Ring<A, T> {
-    /// The rank at place `rank` of an admitted job, between these neighbours. Of the configuration, `pull_bound` means nothing.
+    /// The rank at place `rank` of an admitted job, between these neighbours. The configuration's
+    /// `pull_bound` means nothing here.
     ///
     /// # Panics
-    /// When the configuration was not checked, or the rank is not one of the job's: admission does that.
+    /// When the configuration was not checked, or the rank is not one of the job's: admission does
+    /// that.
     #[must_use]
     pub fn new(config: JobConfig, rank: WorkerId, left: A, right: A) -> Self {
         let config = config.check().expect("a job is checked at admission");
@@ -90,7 +96,8 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         Preamble { kind, job: id, generation, worker: WorkerId(self.steps.rank as u8), shard }
     }
 
-    /// Parts from the first on of which anything may be on its way. Behind them is what was submitted and waits.
+    /// Parts from the first on of which anything may be on its way. Behind them is what was
+    /// submitted and waits.
     fn window(&self) -> usize {
         2 * usize::from(self.config.flows)
     }
@@ -103,7 +110,8 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         if ahead > u32::MAX / 2 {
             return Err(Reason::Stale);
         }
-        // A rank is as far ahead of its neighbour as it may have parts under way, which that one has not begun.
+        // A rank is as far ahead of its neighbour as it may have parts under way, which that one
+        // has not begun.
         let place = (ahead / steps) as usize;
         if place >= self.window() {
             return Err(Reason::Ahead);
@@ -192,7 +200,8 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         Ok(())
     }
 
-    /// Gives back the tensors of which both neighbours have all that they need: what the right one may still ask for is read from there.
+    /// Gives back the tensors of which both neighbours have all that they need: what the right one
+    /// may still ask for is read from there.
     fn end_parts(&mut self, now: Instant) {
         while self.parts.front().is_some_and(Part::is_over) {
             let Some(part) = self.parts.pop_front() else { break };
@@ -273,7 +282,8 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
         None
     }
 
-    /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them leave.
+    /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them
+    /// leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
         let preamble = self.preamble(Kind::Block);
         let window = self.window();
@@ -369,7 +379,8 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
             part.go_on(&mut self.core.stream);
             is_silent |= part.senders().any(|(_, push)| push.is_silent());
         }
-        // A left neighbour may be silent because its own is; a right one that answers nothing is gone.
+        // A left neighbour may be silent because its own is; a right one that answers nothing is
+        // gone.
         if is_silent {
             self.core.end(AbortReason::Expelled(Rank(self.steps.right() as u16)));
         }
@@ -404,7 +415,8 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
         if !self.core.is_running() {
             return None;
         }
-        // A confirm leaves at once; and of a rank that is alone nothing comes that would end a part.
+        // A confirm leaves at once; and of a rank that is alone nothing comes that would end a
+        // part.
         if !self.confirms.is_empty() || self.parts.front().is_some_and(Part::is_over) {
             return Some(Instant(0));
         }
@@ -442,7 +454,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
         Vec::new()
     }
 
-    /// What is under way is lost with a neighbour. A rank that has such ends; others go on.
+    /// Flows under way are lost with a neighbour. A rank that has such ends; others go on.
     fn resume(&mut self, _now: Instant, plan: RingPlan<A>) {
         if !self.core.resume(plan.right) {
             return;

@@ -1,4 +1,4 @@
-//! The server: a table of jobs. One machine is one shard.
+//! The server: a table of jobs. A machine is one shard.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use fanin_wire::{AbortReason, BlockPacket, JobId, Key, Kind, Preamble, ShardId, SignalPacket};
@@ -14,12 +14,12 @@ use crate::machine::{
     Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
 };
 
-/// One shard of a server: every job's flows in it. `A` names a worker's address.
+/// A shard of a server: every job's flows in it. `A` names a worker's address.
 #[derive(Debug)]
 pub struct Server<A> {
     shard: ShardId,
     jobs: BTreeMap<JobId, Job<A>>,
-    /// Whose turn it is to send.
+    /// The job whose turn it is to send.
     turn: JobId,
     clock: Clock,
     events: VecDeque<JobAborted>,

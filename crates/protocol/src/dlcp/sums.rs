@@ -1,8 +1,10 @@
-//! Sums: what a server has of one flow, which is contributions side by side, who is in each sum, and the sums; and what a ring adds up.
+//! Sums: what a server has of one flow, which is contributions side by side, who is in each sum,
+//! and the sums; and what a ring adds up.
 //!
-//! A block's contributions are kept until it is decided who is in, and summed in the order of the workers: so a sum is the same bits
-//! however they came, and where nobody's is lost, the bits of SwitchML's native sums. Where some are lost, the sum of those that came is
-//! scaled by n/|in|, so that a mean is the mean of who is in (Appendix A).
+//! A block's contributions are kept until it is decided who is in, and summed in the order of the
+//! workers. So a sum is the same bits however they came, and if no contribution is lost, the bits
+//! of SwitchML's native sums. If some are lost, the sum of those that came is scaled by n/|in|, so
+//! that a mean is the mean of who is in (Appendix A).
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -32,10 +34,10 @@ pub(super) struct Memory {
 pub(super) struct Sums {
     collective: Collective,
     workers: u16,
-    /// Of a full block, padded.
+    /// The words of a full block, padded.
     words: usize,
     blocks: Vec<Block>,
-    /// Whose contributions are in, or will be.
+    /// The workers whose contributions are in, or will be.
     inside: Vec<u64>,
     open: u32,
     lost: u64,
@@ -86,7 +88,7 @@ impl Sums {
         matches!(self.blocks[block as usize], Block::Closed(_))
     }
 
-    /// Whose contributions are in.
+    /// The workers whose contributions are in.
     pub(super) fn inside(&self, block: u32) -> u64 {
         self.inside[block as usize]
     }
@@ -108,8 +110,8 @@ impl Sums {
         self.inside[block as usize] |= worker.bit();
     }
 
-    /// Decides that those are in who are, and who brings the `last` contribution now, once and for all. Of `expected` contributions; a
-    /// broadcast has one.
+    /// Decides that those are in who are, and who brings the `last` contribution now, once and for
+    /// all. A sum has `expected` contributions; a broadcast has one.
     pub(super) fn close(&mut self, block: u32, expected: u16, last: Option<(WorkerId, &[u8])>) {
         let (at, bytes) = (block as usize, 4 * self.words);
         if let Some((worker, payload)) = last {
@@ -131,7 +133,7 @@ impl Sums {
         if count == 0 {
             return;
         }
-        // Those who are in, in their order.
+        // The contributions that are in, in their order.
         let mut payloads = [&[][..]; PLACES_MAX as usize];
         let places = (0..usize::from(self.workers)).filter(|place| inside >> place & 1 != 0);
         for (payload, place) in payloads.iter_mut().zip(places) {
@@ -163,7 +165,7 @@ impl Sums {
 /// Sums payloads in their order, divides, and rounds once to the type.
 type Kernel = fn(&[&[u8]], u32, &mut [i32]);
 
-/// That of a float type.
+/// The kernel of a float type.
 const fn kernel(dtype: Dtype) -> Option<Kernel> {
     match dtype {
         Dtype::Float32 => Some(fanin_quant::sum_f32),
@@ -214,7 +216,8 @@ fn add_integers(dtype: Dtype, contributions: &[&[u8]], sum: &mut [i32]) {
     }
 }
 
-/// What travels as an int32 the workers divide, as with SwitchML.
+/// Divides an average of integers. The workers divide elements that travel as an int32, as with
+/// SwitchML.
 fn divide_integers(collective: &Collective, count: u32, sum: &mut [i32]) {
     match collective.dtype {
         _ if collective.op == Op::Sum || collective.wire_dtype == WireDtype::SharedExponent => {}
@@ -236,7 +239,8 @@ pub(super) fn add(collective: &Collective, other: &[u8], own: &mut [u8]) {
     write_words(&sum, own);
 }
 
-/// Makes the sum of `count` contributions out of `expected` what their operation asks for: their mean, or as many times that.
+/// Makes the sum of `count` contributions out of `expected` what their operation asks for: their
+/// mean, or as many times that.
 pub(super) fn scale(collective: &Collective, sum: &mut [u8], count: u32, expected: u32) {
     let mut payload = vec![0; 4 * words_of(sum.len())];
     payload[..sum.len()].copy_from_slice(sum);
@@ -363,7 +367,7 @@ mod tests {
         }
         let memory = sums.into_memory();
         assert_eq!((memory.contributions.len(), memory.sums.len()), (1, 96));
-        // Of fewer elements, and another block.
+        // The next tensor has fewer elements, and another block.
         let mut sums = Sums::new(collective, 2, 32, 2, memory);
         sums.contribute(1, WorkerId(0), &1.5_f32.to_le_bytes());
         sums.close(1, 2, None);

@@ -1,4 +1,5 @@
-//! How much a packet matters: its tensor's layer decides the queue, its gradients' magnitude whether it may be dropped (DLCP §3.2.2).
+//! How much a packet matters: its tensor's layer decides the queue, its gradients' magnitude
+//! whether it may be dropped (DLCP §3.2.2).
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -19,8 +20,8 @@ pub(super) fn priority(layer: Layer) -> u8 {
     1 + (index * priorities / count).min(priorities - 1) as u8
 }
 
-/// The median magnitude of the elements in `range`, from a sample: an element drawn from each of as many equal parts as it has. The same
-/// `seed` draws the same.
+/// The median magnitude of the elements in `range`, from a sample: an element drawn from each of as
+/// many equal parts as it has. The same `seed` draws the same.
 pub(super) fn median_magnitude(elements: &Elements<'_>, range: Range<usize>, seed: u64) -> f32 {
     let count = (range.len() / SAMPLED).max(SAMPLE_MIN).min(range.len());
     if count == 0 {
@@ -38,12 +39,14 @@ pub(super) fn median_magnitude(elements: &Elements<'_>, range: Range<usize>, see
     *median
 }
 
-/// Whether the elements in `range` are more than the median. Where either is no number, that is for their reader to see: they are.
+/// Whether the elements in `range` are more than the median. If either is no number, they count as
+/// more: their reader sees to it.
 pub(super) fn is_important(elements: &Elements<'_>, range: Range<usize>, median: f32) -> bool {
     mean_magnitude(elements, range).partial_cmp(&median).is_none_or(Ordering::is_gt)
 }
 
-/// The mean magnitude of the elements in `range`. That of integers, of which none may be lost, is infinite.
+/// The mean magnitude of the elements in `range`. It is infinite for integers, of which none may be
+/// lost.
 fn mean_magnitude(elements: &Elements<'_>, range: Range<usize>) -> f32 {
     let count = range.len().max(1) as f32;
     let sum = match elements {

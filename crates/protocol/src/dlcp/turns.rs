@@ -1,7 +1,8 @@
-//! Whose turn it is among the paths of a worker's packets (DLCP §3.2.3).
+//! The turns of the paths of a worker's packets (DLCP §3.2.3).
 
-/// Each path has its turn once a round, and a round begins with any of them. In one order for ever, of packets that follow each other again and
-/// again, such as the stops of two flows that are not answered, one could always be on the same path, which may be dead.
+/// Each path has its turn once a round, and a round begins with any of them. In one order for ever,
+/// some packets follow each other again and again, such as the stops of two flows that are not
+/// answered. Then one packet could always be on the same path, which may be dead.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turns {
     paths: u8,
@@ -16,7 +17,7 @@ impl Turns {
         Self { paths, path: 0, done: 0, random: 0x9e37_79b9 }
     }
 
-    /// Whose turn it is.
+    /// The path whose turn it is.
     pub(super) const fn path(&self) -> u8 {
         self.path
     }

@@ -1,8 +1,10 @@
-//! The worker: cuts tensors into flows, pushes them to the server, and puts the sums that flow back in their place.
+//! The worker: cuts tensors into flows, pushes them to the server, and puts the sums that flow back
+//! in their place.
 //!
-//! Flow `f` is the same part of the same tensor on every worker, as all submit alike tensors in the same order. Its blocks are pushed from
-//! the tensor itself, and their sums replace them one by one: a sum is there only when it is decided who is in it, so nobody asks for what it
-//! replaced. The way back needs no rendezvous, as who pushes a flow waits for its sums.
+//! Flow `f` is the same part of the same tensor on every worker, as all submit alike tensors in the
+//! same order. Its blocks are pushed from the tensor itself, and their sums replace them one by
+//! one. A sum is there only when it is decided who is in it, so nobody asks for what it replaced.
+//! The way back needs no rendezvous, as a worker that pushes a flow waits for its sums.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -26,7 +28,7 @@ use crate::transport::{Run, Stream, WorkerCore};
 /// What nobody brought.
 static ZEROS: [u8; 4 * CHUNK_ELEMENTS[CHUNK_ELEMENTS.len() - 1]] = [0; _];
 
-/// One shard of one worker. `A` names the server, `T` holds a tensor's memory.
+/// A shard of one worker. `A` names the server, `T` holds a tensor's memory.
 #[derive(Debug)]
 pub struct Worker<A, T> {
     core: WorkerCore<A, T>,
@@ -42,7 +44,8 @@ pub struct Worker<A, T> {
     /// Flows whose end is to be confirmed, at most as many as may be under way.
     confirms: VecDeque<FlowId>,
     waiting: Waiting,
-    /// Sums that came, and flows of which the server has enough. Other signals go on for ever where blocks are lost, and bring nothing.
+    /// Sums that came, and flows of which the server has enough. Other signals go on for ever where
+    /// blocks are lost, and bring nothing.
     advances: u64,
     /// The worker's own link.
     link: Pacer,
@@ -58,7 +61,7 @@ struct Flow {
     first_chunk: u64,
     blocks: u32,
     start: Start,
-    /// What a block's mean magnitude must be above to be important.
+    /// The median; a block whose mean magnitude is above it is important.
     median: f32,
     /// `None` before it began.
     push: Option<Sender>,
@@ -73,7 +76,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// A worker of an admitted job, which is `worker` to its server.
     ///
     /// # Panics
-    /// When the configuration was not checked, or the worker is not one of the job's: admission does that.
+    /// When the configuration was not checked, or the worker is not one of the job's: admission
+    /// does that.
     #[must_use]
     pub fn new(config: JobConfig, worker: WorkerId, server: A) -> Self {
         let config = config.check().expect("a job is checked at admission");
@@ -160,7 +164,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
         let preamble = Preamble::parse(packet)?;
         self.core.check(&self.preamble(Kind::Block), self.config.key, &preamble, packet)?;
-        // A sum is for all. What this worker says itself is no sum, should it come back.
+        // A sum is for all. A packet of this worker's own is no sum, should it come back.
         let whose = if preamble.kind == Kind::Block { WorkerId::ALL } else { self.worker };
         if preamble.worker != whose {
             return Err(Reason::OutOfRange);
@@ -289,7 +293,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         Ok(Verdict::Absorb)
     }
 
-    /// Ends a flow whose sums are there, as far as its bound asks for them, and begins others in its place.
+    /// Ends a flow whose sums are there, as far as its bound asks for them, and begins others in
+    /// its place.
     fn complete(&mut self, now: Instant, place: usize) {
         let flow = &mut self.flows[place];
         let receives = flow.start.collective.pattern.receives(self.worker);
@@ -364,7 +369,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         None
     }
 
-    /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them leave.
+    /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them
+    /// leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
         let preamble = self.preamble(Kind::Block);
         let Self { core, config, worker, flows, first, link, of_blocks, .. } = self;
@@ -380,14 +386,15 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             else {
                 continue;
             };
-            // A block that overtook its flow's start would be dropped: until that is answered, blocks follow it.
+            // A block that overtook its flow's start would be dropped: until that is answered,
+            // blocks follow it.
             let path = if push.is_announcing() { *start_path } else { of_blocks.path() };
             let may_be_dropped = start.bound.of_blocks(*blocks) > 0;
             let receives = start.collective.pattern.receives(*worker);
             let mut treatment = None;
             while link.is_open(now, &config.rate) && push.is_open(now) {
                 let next = push.peek(|block| {
-                    // What has its sum is not needed any more.
+                    // A block that has its sum is not needed any more.
                     let is_needed = !receives || !pull.has(block);
                     let mut part =
                         core.stream.locate(*first_chunk + u64::from(block)).filter(|_| is_needed)?;
@@ -518,8 +525,9 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         Vec::new()
     }
 
-    /// Flows that have begun are lost with the server's memory: sums that replaced what they were made of cannot be made again. A worker that
-    /// has such ends; others go on with what has not begun.
+    /// Flows that have begun are lost with the server's memory: sums that replaced what they were
+    /// made of cannot be made again. A worker that has such ends; others go on with what has not
+    /// begun.
     fn resume(&mut self, _now: Instant, plan: WorkerPlan<A>) {
         if !self.core.resume(plan.server) {
             return;

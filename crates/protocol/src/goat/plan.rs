@@ -1,5 +1,6 @@
-//! What the machines of a job are told of its plan: which part of the model each fragment is of, and where the fragments of each part are
-//! summed. The plan is plain data here; who makes it knows the network (GOAT §IV).
+//! The plan of a job for its machines: which part of the model each fragment is of, and where the
+//! fragments of each part are summed. The plan is plain data here; its maker knows the network
+//! (GOAT §IV).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -7,10 +8,12 @@ use fanin_wire::{AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, S
 
 use crate::aggregation::{ConfigError, Hashing, JobConfig, Overflow, SUB_MODELS_MAX, Scaling};
 
-/// The parts of a model whose gradients are summed independently (GOAT §III-D, model partition), by the fragments that each has.
+/// The parts of a model whose gradients are summed independently (GOAT §III-D, model partition), by
+/// the fragments that each has.
 ///
-/// The job's stream goes through the model again and again: fragment `s` of the stream is fragment `s mod n` of the n that the model
-/// has. A stream that has other tensors in it is summed as exactly, under the labels of whatever stands at these places.
+/// The job's stream goes through the model again and again: fragment `s` of the stream is fragment
+/// `s mod n` of the n that the model has. A stream that has other tensors in it is summed as
+/// exactly, under the labels of whatever stands at these places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubModels {
     /// Behind the last fragment of each.
@@ -21,7 +24,8 @@ impl SubModels {
     /// Parts of so many fragments.
     ///
     /// # Errors
-    /// When there are none, or more than [`SUB_MODELS_MAX`], or one is empty, or together they are more than `u32::MAX`.
+    /// When there are none, or more than [`SUB_MODELS_MAX`], or one is empty, or together they are
+    /// more than `u32::MAX`.
     pub fn new(fragments: &[u32]) -> Result<Self, ConfigError> {
         let wrong = ConfigError::SubModels(fragments.len());
         if fragments.is_empty() || fragments.len() > SUB_MODELS_MAX || fragments.contains(&0) {
@@ -61,7 +65,8 @@ impl SubModels {
         sub_model.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    /// Whether no more fragments are on the way than the model has: two under one label would be in one aggregator.
+    /// Whether no more fragments are on the way than the model has: two under one label would be in
+    /// one aggregator.
     pub(super) fn check_window(&self, window: u16) -> Result<(), ConfigError> {
         let planned = self.fragments();
         if u32::from(window) > planned {
@@ -78,12 +83,12 @@ impl SubModels {
     }
 }
 
-/// One job as its workers and its server see it.
+/// A job as its workers and its server see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GoatJobConfig {
     /// The job's id.
     pub id: JobId,
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     pub key: Key,
     /// The plan's generation: each plan of a job has its own.
     pub generation: Generation,
@@ -91,15 +96,17 @@ pub struct GoatJobConfig {
     pub workers: u16,
     /// Elements of a fragment, as in ATP.
     pub elements: u16,
-    /// Most fragments that a worker has sent and not got back, no more than the plan has: how far a worker may be before another one.
+    /// Most fragments that a worker has sent and not got back, no more than the plan has: how far a
+    /// worker may be before another one.
     pub window_max: u16,
-    /// What floats are multiplied by.
+    /// The factor of floats.
     pub scaling: Scaling,
-    /// What happens where a sum does not fit.
+    /// The reaction to a sum that does not fit.
     pub overflow: Overflow,
     /// Whether workers adjust their windows.
     pub congestion_control: bool,
-    /// Most elements of a float tensor whose original values go to the server at once, which sums them exactly.
+    /// Most elements of a float tensor whose original values go to the server at once, which sums
+    /// them exactly.
     pub originals_elements_max: u32,
 }
 
@@ -137,20 +144,21 @@ impl GoatJobConfig {
     }
 }
 
-/// What a worker is told: where its fragments of each sub-model are summed.
+/// The assignment of a worker: where its fragments of each sub-model are summed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment<A> {
     rank: u16,
     sub_models: SubModels,
     nodes: Vec<AggregationNode>,
     first_hops: Vec<(AggregationNode, A)>,
-    /// Of each sub-model: the fragments that go to one node are a lane.
+    /// The lane of each sub-model: the fragments that go to one node are a lane.
     lanes: Vec<u16>,
 }
 
 impl<A> Assignment<A> {
-    /// The assignment of the worker of this rank: for each sub-model who sums its fragments, and where fragments for a node go first,
-    /// if not to the switch, or server, that parameters come from.
+    /// The assignment of the worker of this rank. It says for each sub-model who sums its
+    /// fragments, and where fragments for a node go first, if not to the switch, or server, that
+    /// parameters come from.
     ///
     /// # Errors
     /// When it has not one node for each sub-model, or no worker has such a rank.
@@ -199,12 +207,12 @@ impl<A> Assignment<A> {
         (sub_model, fragment, self.nodes[usize::from(sub_model.0)])
     }
 
-    /// Those of the sub-models.
+    /// The lanes of the sub-models.
     pub(super) fn lanes_of_sub_models(&self) -> &[u16] {
         &self.lanes
     }
 
-    /// Where fragments for some nodes go first.
+    /// The first hops of fragments for some nodes.
     pub(super) fn first_hops(&self) -> &[(AggregationNode, A)] {
         &self.first_hops
     }

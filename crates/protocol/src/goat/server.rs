@@ -1,5 +1,5 @@
-//! Whom the server's fragments are from (GOAT §III-D, step 5): it sums what switches have summed and what workers send it directly, and
-//! refuses what is labelled by another plan.
+//! The senders of the server's fragments (GOAT §III-D, step 5). The server sums what switches have
+//! summed and what workers send it directly, and refuses what is labelled by another plan.
 
 use alloc::vec::Vec;
 use fanin_wire::{AggregationNode, Generation, JobId, Key, PlannedDirections, PlannedHeader};
@@ -16,7 +16,8 @@ pub struct GoatServerJob<A> {
     pub config: GoatJobConfig,
     /// The plan.
     pub plan: ServerPlan<A>,
-    /// Whether the job is under way: the server lost its memory, and workers hand back what they have.
+    /// Whether the job is under way: the server lost its memory, and workers hand back what they
+    /// have.
     pub restored: bool,
 }
 
@@ -25,19 +26,21 @@ pub struct GoatServerJob<A> {
 pub struct ServerPlan<A> {
     /// The parts of the model.
     pub sub_models: SubModels,
-    /// Of each worker, by rank, where its fragments of each part are summed.
+    /// For each worker, by rank, the places where its fragments of each part are summed.
     pub nodes: Vec<Vec<AggregationNode>>,
-    /// The switches and workers that get the parameters from the server, as far as it is known where they are.
+    /// The switches and workers that get the parameters from the server, as far as it is known
+    /// where they are.
     pub children: Vec<A>,
-    /// By rank: through which of these a worker gets them. One behind the last of them is a worker's own, whose packets say where it is.
+    /// By rank: through which of these a worker gets them. A number behind the last of them is a
+    /// worker's own, whose packets say where it is.
     pub ways: Vec<u16>,
 }
 
-/// Who is summed where.
+/// The workers that are summed at each node.
 #[derive(Debug)]
 pub struct Groups {
     sub_models: SubModels,
-    /// Of each sub-model, the nodes and their workers.
+    /// For each sub-model, the nodes and their workers.
     groups: Vec<Vec<(AggregationNode, u128)>>,
     ways: Vec<u16>,
     /// The job's, which no plan of it changes.
@@ -119,7 +122,7 @@ impl<A: Copy> Roster<A> for Groups {
         let first = workers.trailing_zeros() as u16;
         let child = self.ways[usize::from(first)];
         let several_ways = (0..).zip(&self.ways).any(|(rank, way)| workers >> rank & 1 != 0 && *way != child);
-        // What comes from a switch is for its node by then, or summed.
+        // A fragment from a switch is for its node by then, or summed.
         let is_own = workers.is_power_of_two() && usize::from(child) >= self.known;
         let is_part = workers != all && aggregation_node != AggregationNode::SERVER;
         Ok(Coverage {
@@ -139,11 +142,13 @@ impl<A: Copy> Roster<A> for Groups {
 }
 
 impl<A: Copy + PartialEq> GoatServer<A> {
-    /// Goes on with another plan, in its generation. What was gathered of unfinished fragments is forgotten: their workers send it again
-    /// when they are told the plan. Returns the earliest sequence number that is not aggregated; `None` without such a job.
+    /// Goes on with another plan, in its generation. Contributions to unfinished fragments are
+    /// forgotten: their workers send them again when they are told the plan. Returns the earliest
+    /// sequence number that is not aggregated; `None` without such a job.
     ///
     /// # Errors
-    /// When the plan is not one of the job's workers, or smaller than its window; the job is then as before.
+    /// When the plan is not one of the job's workers, or smaller than its window; the job is then
+    /// as before.
     pub fn go_on_with(
         &mut self,
         job: JobId,

@@ -1,14 +1,16 @@
-//! What a switch makes of a job's fragments: it sums those that are labelled with its own node, and sends the others on by its table
-//! (GOAT §III-D, steps 3 and 4).
+//! GOAT's rule for a switch: it sums fragments that are labelled with its own node, and sends the
+//! others on by its table (GOAT §III-D, steps 3 and 4).
 //!
-//! The paper allocates by `HASH(<node, sub-model, fragment>) mod memory size`, and its plan gives no switch more than fits. A random hash would
-//! send two fragments of such a plan to one aggregator all the same: of 1,024 that draw from 8,192, one in sixteen. So the plan says where
-//! the aggregators of each sub-model begin, and the hash is its fragments' numbers from there on, which is the paper's own example
-//! (Figure 1: "fragment i will be hashed to memory unit i % N").
+//! The paper allocates by `HASH(<node, sub-model, fragment>) mod memory size`, and its plan gives
+//! no switch more than fits. A random hash would send two fragments of such a plan to one
+//! aggregator all the same: of 1,024 that draw from 8,192, one in sixteen. So the plan says where
+//! the aggregators of each sub-model begin, and the hash is its fragments' numbers from there on.
+//! This is the paper's own example (Figure 1: "fragment i will be hashed to memory unit i % N").
 //!
-//! An aggregator is its fragment's alone, until the job's stream comes to the same place of the model again. So nothing is evicted: a
-//! fragment that is sent again is added if it was lost, and what there is by then is shown to the server, but stays; and the fragment
-//! of the model's next turn takes the aggregator over, since a worker that sends it has the parameters of this one. Parameters that
+//! An aggregator is its fragment's alone, until the job's stream comes to the same place of the
+//! model again. So nothing is evicted. A fragment that is sent again is added if it was lost; the
+//! sum so far is shown to the server, but stays. The fragment of the model's next turn takes the
+//! aggregator over, since a worker that sends it has the parameters of this one. Parameters that
 //! come by free it, too.
 
 use alloc::collections::BTreeMap;
@@ -26,7 +28,7 @@ use crate::machine::Reason;
 pub struct GoatRoute<A> {
     /// The job.
     pub id: JobId,
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     pub key: Key,
     /// The plan's generation: packets of another one are dropped, and counted.
     pub generation: Generation,
@@ -34,16 +36,19 @@ pub struct GoatRoute<A> {
     pub node: AggregationNode,
     /// The next switch towards the server, or the server.
     pub upstream: A,
-    /// The forwarding table: the next switch towards other nodes. Fragments for a node that is not in it go to the server.
+    /// The forwarding table: the next switch towards other nodes. Fragments for a node that is not
+    /// in it go to the server.
     pub next_hops: Vec<(AggregationNode, A)>,
-    /// The switches and workers that get the parameters from this switch, as far as it is known where they are.
+    /// The switches and workers that get the parameters from this switch, as far as it is known
+    /// where they are.
     pub below: Vec<A>,
-    /// Workers that send to this switch first, a bit for each rank, and are not among those in `below`: their packets say where they are, and
-    /// they are children behind the others, in order of rank.
+    /// Workers that send to this switch first, a bit for each rank, and are not among those in
+    /// `below`. Their packets say where they are, and they are children behind the others, in order
+    /// of rank.
     pub own: u128,
     /// The parts of the model.
     pub sub_models: SubModels,
-    /// Those that are summed here.
+    /// The sub-models that are summed here.
     pub sums: BTreeMap<SubModel, PlannedSum>,
     /// The job's window.
     pub window_max: u16,
@@ -54,9 +59,11 @@ pub struct GoatRoute<A> {
 /// A sub-model that a switch sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedSum {
-    /// The workers that the plan assigns to it here, a bit for each rank: exactly these are waited for.
+    /// The workers that the plan assigns to it here, a bit for each rank: exactly these are waited
+    /// for.
     pub workers: u128,
-    /// The aggregator of its first fragment; the others follow, and go on from the beginning behind the last one.
+    /// The aggregator of its first fragment; the others follow, and go on from the beginning behind
+    /// the last one.
     pub first_aggregator: u32,
 }
 
@@ -115,13 +122,13 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
             return Treatment::Forward;
         }
         if aggregation_node != self.node {
-            // Where nobody knows the way the server sums: a table further on might send it back here.
+            // If nobody knows the way, the server sums: a table further on might send it back here.
             let hop = self.next_hops.iter().position(|(node, _)| *node == aggregation_node);
             return hop.map_or(Treatment::Forward, |hop| Treatment::Relay(hop as u16));
         }
         let Some((index, planned)) = self.aggregator(header) else { return Treatment::Forward };
         let Flags { resend, overflow, restore, .. } = header.flags;
-        // Whom the plan does not have here the server refuses.
+        // The server refuses workers that the plan does not have here.
         if !workers.is_power_of_two() || workers & planned == 0 {
             return Treatment::Forward;
         }

@@ -1,4 +1,5 @@
-//! The worker labels the fragments of each sub-model with the node that its assignment names (GOAT §III-D, steps 1 and 2).
+//! The worker labels the fragments of each sub-model with the node that its assignment names (GOAT
+//! §III-D, steps 1 and 2).
 
 use fanin_wire::{PlannedDirections, PlannedHeader};
 
@@ -26,7 +27,7 @@ impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
         mix(begin ^ u64::from(self.rank()))
     }
 
-    /// One for each node: what several sum comes back in any order.
+    /// A lane for each node: sums of several nodes come back in any order.
     fn lanes(&self) -> usize {
         self.lanes_of_sub_models().iter().max().map_or(1, |last| usize::from(*last) + 1)
     }

@@ -3,8 +3,10 @@
 //! A machine owns no socket, no clock and no thread. Its driver calls it in this order, forever:
 //!
 //! 1. [`Endpoint::handle_packet`] for each packet that came, [`Endpoint::handle_timeout`] when
-//!    [`Endpoint::poll_timeout`] has passed, and the machine's own mutations (submit, abort, ...) as they come;
-//! 2. then drain: [`Endpoint::poll_transmit`] until it returns `None`, [`Endpoint::poll_event`] until it returns `None`;
+//!    [`Endpoint::poll_timeout`] has passed, and the machine's own mutations (submit, abort, ...)
+//!    as they come;
+//! 2. then drain: [`Endpoint::poll_transmit`] until it returns `None`, [`Endpoint::poll_event`]
+//!    until it returns `None`;
 //! 3. then sleep until [`Endpoint::poll_timeout`] or the next packet.
 //!
 //! Several packets may be handled before one drain: that is how answers gather into trains.
@@ -32,7 +34,8 @@ impl core::ops::Add<Duration> for Instant {
     }
 }
 
-/// A run of packets of one size (the last may be shorter) for the same recipients: the unit of input and output.
+/// A run of packets of one size (the last may be shorter) for the same recipients: the unit of
+/// input and output.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Transmit<'a, A> {
     /// Every one of these gets the same bytes.
@@ -43,7 +46,7 @@ pub struct Transmit<'a, A> {
     pub segment_bytes: usize,
 }
 
-/// What a machine did with a packet.
+/// A machine's verdict on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It counted.
@@ -93,9 +96,10 @@ pub enum Reason {
     OutboxFull,
     /// Without the tag that only a member of the job can write.
     Forged,
-    /// Of a flow that was not announced: its rendezvous comes later, or never.
+    /// The flow was not announced: its rendezvous comes later, or never.
     Unannounced,
-    /// Labelled by another plan than the job's (GOAT): of another planner, or for workers that were told unlike ones.
+    /// Labelled by another plan than the job's (GOAT): of another planner, or for workers that were
+    /// told unlike ones.
     Unplanned,
     /// A part of a sum for which the server has no memory: it comes again.
     NoRoom,
@@ -166,14 +170,15 @@ impl From<WireError> for Reason {
 pub trait Endpoint {
     /// How the driver names a peer: a socket address, or a node of the simulator.
     type Address: Copy;
-    /// What the machine tells its owner.
+    /// An event that the machine tells its owner.
     type Event;
 
     /// Takes one packet as it came from the network.
     fn handle_packet(&mut self, now: Instant, from: Self::Address, packet: &[u8]) -> Verdict;
     /// Acts on what is due at `now`.
     fn handle_timeout(&mut self, now: Instant);
-    /// Writes the next train into `train` (64 KiB always suffice; not less than one packet) and says whom it is for.
+    /// Writes the next train into `train` (64 KiB always suffice; not less than one packet) and
+    /// says whom it is for.
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, Self::Address>>;
     /// The next thing that the owner should know.
     fn poll_event(&mut self) -> Option<Self::Event>;

@@ -7,7 +7,7 @@ use super::{Endpoint, Instant, Reason, Transmit, Verdict};
 
 /// A machine, and whose packets it takes.
 pub struct Lane<M: Endpoint> {
-    /// Who is at the other end.
+    /// The machine at the other end.
     pub peer: M::Address,
     /// The job there. A service that took over what another one summed has several of ours.
     pub job: JobId,
@@ -17,12 +17,13 @@ pub struct Lane<M: Endpoint> {
     pub machine: M,
 }
 
-/// Several lanes as one machine. Packets go to the lane of their sender, job and shard; trains leave the lanes in turn.
+/// Several lanes as one machine. Packets go to the lane of their sender, job and shard; trains
+/// leave the lanes in turn.
 pub struct Lanes<M: Endpoint> {
     lanes: Vec<Lane<M>>,
-    /// Whose packet came last: those of one train are all for one lane.
+    /// The lane whose packet came last: those of one train are all for one lane.
     last: usize,
-    /// Whose turn it is to send.
+    /// The lane whose turn it is to send.
     turn: usize,
 }
 
@@ -45,8 +46,8 @@ impl<M: Endpoint> Lanes<M> {
 }
 
 impl<M: Endpoint<Address: PartialEq>> Lanes<M> {
-    /// Which lane a packet is for, or why it is for none. The address is not copied: to move it about would wait until the sums of the
-    /// packet before are in the cache.
+    /// Which lane a packet is for, or why it is for none. The address is not copied: to move it
+    /// about would wait until the sums of the packet before are in the cache.
     fn lane_of(&self, from: &M::Address, packet: &[u8]) -> Result<usize, Reason> {
         // A machine that is alone judges for itself.
         if self.lanes.len() == 1 {

@@ -1,4 +1,4 @@
-//! What became of the packets that came to a machine.
+//! The fate of the packets that came to a machine.
 
 use super::{Reason, Verdict};
 
@@ -7,20 +7,20 @@ use super::{Reason, Verdict};
 pub struct Received {
     /// All of them.
     pub packets: u64,
-    /// Those that counted and completed nothing.
+    /// The packets that counted and completed nothing.
     pub absorb: u64,
-    /// Those that went on towards a server, alone or with what they were added to.
+    /// The packets that went on towards a server, alone or with what they were added to.
     pub forward: u64,
-    /// Those that completed a slot or a fragment, or that went down to every worker.
+    /// The packets that completed a slot or a fragment, or that went down to every worker.
     pub multicast: u64,
-    /// Those whose sender alone was answered: they came again, and the result was still here.
+    /// The packets whose sender alone was answered: they came again, and the result was still here.
     pub reply_unicast: u64,
-    /// Those without effect, by [`Reason`].
+    /// The packets without effect, by [`Reason`].
     pub dropped: [u64; Reason::ALL.len()],
 }
 
 impl Received {
-    /// Those that had an effect.
+    /// The packets that had an effect.
     #[must_use]
     pub const fn counted(&self) -> u64 {
         self.absorb + self.forward + self.multicast + self.reply_unicast

@@ -1,4 +1,5 @@
-//! What every machine that sums for jobs has in common: a switch's slots, a rack's aggregators, a server's places.
+//! The contract of every machine that sums for jobs: a switch's slots, a rack's aggregators, a
+//! server's places.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -8,7 +9,7 @@ use super::{Endpoint, Received};
 
 /// A machine that sums for jobs, as its owner knows it.
 pub trait Summer: Endpoint<Event = JobAborted> {
-    /// What it is told of a job.
+    /// The configuration of a job.
     type Job: Clone;
     /// Why it does not take a job in.
     type Error: core::error::Error;
@@ -16,8 +17,9 @@ pub trait Summer: Endpoint<Event = JobAborted> {
     /// Which job that is, and the key of its packets.
     fn identity(job: &Self::Job) -> (JobId, Key);
 
-    /// Takes a job in; one of the same id is forgotten. The memory of its slots, places or aggregators is taken here; what
-    /// only some tensors need (contributions that are kept side by side) is taken with the first of them, and then kept.
+    /// Takes a job in; one of the same id is forgotten. The memory of its slots, places or
+    /// aggregators is taken here. Memory that only some tensors need (for contributions that are
+    /// kept side by side) is taken with the first of them, and then kept.
     ///
     /// # Errors
     /// When a number is outside its limit, or the machine has as many jobs as it can hold.
@@ -58,7 +60,8 @@ pub struct TableStatistics {
     pub freed_stale: u64,
 }
 
-/// What a machine that sums tells its owner: the data path found that a job cannot go on, and told its workers.
+/// An event for the owner of a machine that sums: the data path found that a job cannot go on, and
+/// told its workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobAborted {
     /// The job.
@@ -67,16 +70,17 @@ pub struct JobAborted {
     pub reason: AbortReason,
 }
 
-/// How far a job is, at one machine or summed over several. What a protocol does not have stays zero, or empty.
+/// How far a job is, at one machine or summed over several. A count that a protocol does not have
+/// stays zero, or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobProgress {
     /// Slots (SwitchML) or fragments (ATP) that gather contributions now.
     pub in_use: u32,
-    /// For each rank, how many of them wait for it. What still gathers in an ATP switch on the way is not seen at the server: it
-    /// comes when a worker sends again.
+    /// For each rank, how many of them wait for it. The server does not see sums that still gather
+    /// in an ATP switch on the way: they come when a worker sends again.
     pub waiting_for: Vec<u32>,
-    /// For each rank, how much later than the first one its contributions came: the sum over all of them. ATP, whose switches
-    /// mix contributions, does not know.
+    /// For each rank, how much later than the first one its contributions came: the sum over all of
+    /// them. ATP, whose switches mix contributions, does not know.
     pub lateness: Vec<Duration>,
     /// Sums completed, or handed back, since this machine took the job in.
     pub completed: u64,

@@ -103,7 +103,8 @@ impl Elements<'_> {
         }
     }
 
-    /// Writes the elements in `range` as int8, padded with zeros to the length of `payload`; rounded by chance, which `seed` decides.
+    /// Writes the elements in `range` as int8, padded with zeros to the length of `payload`;
+    /// rounded by chance, which `seed` decides.
     pub(crate) fn pack(&self, range: core::ops::Range<usize>, seed: u64, payload: &mut [u8]) {
         match self {
             Self::Float32(x) => fanin_quant::pack_f32(&x[range], seed, payload),
@@ -123,7 +124,8 @@ impl Elements<'_> {
         }
     }
 
-    /// Writes the block in `range` as it is, in its own type, padded with zeros to the length of `payload`.
+    /// Writes the block in `range` as it is, in its own type, padded with zeros to the length of
+    /// `payload`.
     pub(crate) fn copy_to(&self, range: core::ops::Range<usize>, payload: &mut [u8]) {
         let (values, padding) = payload.split_at_mut(range.len() * self.dtype().element_bytes());
         match self {
@@ -152,7 +154,8 @@ impl Elements<'_> {
         }
     }
 
-    /// Writes the block in `range` widened, in float32 or int32, padded with zeros to the length of `payload`.
+    /// Writes the block in `range` widened, in float32 or int32, padded with zeros to the length of
+    /// `payload`.
     pub(crate) fn widen(&self, range: core::ops::Range<usize>, payload: &mut [u8]) {
         let (values, padding) = payload.split_at_mut(range.len() * 4);
         match self {
@@ -224,8 +227,8 @@ pub trait Tensor {
     /// Its elements; always the same number and type.
     fn elements(&mut self) -> Elements<'_>;
 
-    /// Number of elements of the user's tensor, of which this may be one shard's part: what the workers compare, and what
-    /// a person is told when they disagree. At most `u32::MAX`.
+    /// Number of elements of the user's tensor, of which this may be one shard's part: what the
+    /// workers compare, and what a person is told when they disagree. At most `u32::MAX`.
     fn whole_elements(&mut self) -> usize {
         self.elements().count()
     }

@@ -1,4 +1,4 @@
-//! What every protocol's worker has in common: how its owner hands it tensors, and what it tells.
+//! The contract of every protocol's worker: how its owner hands it tensors, and what it tells.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -6,25 +6,27 @@ use fanin_wire::{AbortReason, Generation, Operation};
 
 use super::{Endpoint, Instant, Received, Tensor};
 
-/// One shard of one worker of a job, as its owner knows it.
+/// A shard of one worker of a job, as its owner knows it.
 pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::Tensor>> {
-    /// What holds a tensor's memory.
+    /// The holder of a tensor's memory.
     type Tensor: Tensor;
-    /// What it must be told to go on after it was suspended.
+    /// The plan by which it goes on after it was suspended.
     type Plan;
 
-    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the same order.
+    /// Appends a tensor to the stream. Every worker of the job must submit alike tensors in the
+    /// same order.
     ///
     /// # Panics
-    /// When the tensor has more than `u32::MAX` elements: the owner splits those. And when one of int32 is broadcast: the owner says what
-    /// bytes it has.
+    /// When the tensor has more than `u32::MAX` elements: the owner splits those. And when one of
+    /// int32 is broadcast: the owner says what bytes it has.
     fn submit(&mut self, tensor: Self::Tensor, operation: impl Into<Operation>);
 
     /// Stops sending and taking, because the machine that sums is gone. Returns how many exchanges each slot has completed, wrapping, by
     /// which a machine with an empty memory finds out who lacks which sum; nothing where it asks for what it needs.
     fn suspend(&mut self) -> Vec<u32>;
 
-    /// Goes on with a machine that sums and that has an empty memory. A worker that was aborted or abandoned stays so.
+    /// Goes on with a machine that sums and that has an empty memory. A worker that was aborted or
+    /// abandoned stays so.
     fn resume(&mut self, now: Instant, plan: Self::Plan);
 
     /// Gives everything outstanding back, undefined in part, and ends the worker.
@@ -39,8 +41,8 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
     /// Counters since the start.
     fn statistics(&self) -> WorkerStatistics;
 
-    /// Packets that brought it nearer to its end. While it moves, the job does: what only asks, or only says that somebody is there, does not move
-    /// it.
+    /// Packets that brought it nearer to its end. While it moves, the job does: what only asks, or
+    /// only says that somebody is there, does not move it.
     fn progress(&self) -> u64;
 }
 
@@ -51,18 +53,20 @@ pub struct TensorTimes {
     pub first_sent: Instant,
     /// Its last result came.
     pub last_result: Instant,
-    /// What its sum lacks.
+    /// The part that its sum lacks.
     pub loss: Loss,
 }
 
-/// What the sum of a tensor lacks, where a protocol may lose something (DLCP); all zero elsewhere.
+/// The part that the sum of a tensor lacks, with a protocol that may lose something (DLCP); all
+/// zero elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loss {
     /// Contributions that its blocks would have if nothing had been lost.
     pub contributions: u64,
-    /// Those that are not in their sums: the same on every rank that got all sums.
+    /// The contributions that are not in their sums: the same on every rank that got all sums.
     pub lost: u64,
-    /// Blocks that have nobody's contribution, and are zero: the same on every rank that got all sums.
+    /// Blocks that have nobody's contribution, and are zero: the same on every rank that got all
+    /// sums.
     pub unsummed: u64,
     /// Blocks whose mean did not come here, and which hold this rank's own gradient.
     pub kept: u64,
@@ -81,12 +85,13 @@ impl core::ops::AddAssign for Loss {
     }
 }
 
-/// What a worker tells its owner.
+/// An event that a worker tells its owner.
 #[derive(Debug)]
 pub enum WorkerEvent<T> {
-    /// The tensor holds the sum, or what it held where the sum is another worker's. A tensor without elements was never sent, and has no times.
+    /// The tensor holds the sum, or what it held where the sum is another worker's. A tensor
+    /// without elements was never sent, and has no times.
     Completed(T, Option<TensorTimes>),
-    /// The job cannot go on. What is outstanding stays with the worker until it is abandoned.
+    /// The job cannot go on. Outstanding tensors stay with the worker until it is abandoned.
     Aborted(AbortReason),
 }
 
@@ -103,6 +108,6 @@ pub struct WorkerStatistics {
     pub smoothed_rtt: Duration,
     /// Tensors completed.
     pub completed: u64,
-    /// What the sums of those lack.
+    /// The part that the sums of those lack.
     pub loss: Loss,
 }

@@ -1,4 +1,5 @@
-//! What the machines of one job are told at their construction, checked there, and a worker when it goes on.
+//! The configuration of the machines of one job, given at their construction and checked there, and
+//! given to a worker when it goes on.
 
 use alloc::vec::Vec;
 use fanin_wire::{
@@ -9,12 +10,12 @@ use fanin_wire::{
 /// Most slots of one job in one shard.
 pub const SLOTS_MAX: u16 = 16384;
 
-/// One job as one shard sees it: the same on every switch and on every worker.
+/// A job as one shard sees it: the same on every switch and on every worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobConfig {
     /// The job's id, drawn by the switch.
     pub id: JobId,
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     pub key: Key,
     /// How often the job was restarted.
     pub generation: Generation,
@@ -22,7 +23,8 @@ pub struct JobConfig {
     pub workers: u16,
     /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
     pub slots: u16,
-    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16, up to four times as int8.
+    /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16,
+    /// up to four times as int8.
     pub elements: u16,
     /// How the elements of large float tensors travel.
     pub wire_dtype: WireDtype,
@@ -53,7 +55,8 @@ impl JobConfig {
         self.wire_dtype.of_tensor(dtype, elements).chunk_elements(self.elements as usize, dtype)
     }
 
-    /// Words of 32 bits that a slot's sum takes: an element that is rounded on its way is added as an int32.
+    /// Words of 32 bits that a slot's sum takes: an element that is rounded on its way is added as
+    /// an int32.
     pub(crate) const fn sum_words(&self) -> usize {
         self.wire_dtype.sum_words(self.elements as usize)
     }
@@ -72,17 +75,19 @@ impl JobConfig {
     }
 }
 
-/// What one summer of a job gets: a switch alone all contributions; where racks sum first, the root and each rack its own.
+/// The contributions to one summer of a job: a switch alone gets all; if racks sum first, the root
+/// and each rack get their own.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Contributions {
-    /// Of each place the rank, or the lowest one behind the rack: whom messages name. 1 to [`PLACES_MAX`] places.
+    /// The rank of each place, or the lowest one behind the rack: messages name ranks. 1 to
+    /// [`PLACES_MAX`] places.
     pub ranks: Vec<Rank>,
     /// Bitmap of the places that are racks.
     pub racks: u64,
 }
 
 impl Contributions {
-    /// Those of a switch alone: each rank has its own place.
+    /// The contributions of a switch alone: each rank has its own place.
     #[must_use]
     pub fn of_workers(workers: u16) -> Self {
         Self { ranks: (0..workers).map(Rank).collect(), racks: 0 }
@@ -100,7 +105,7 @@ impl Contributions {
     }
 }
 
-/// Where a rack sends its sums.
+/// The destination of a rack's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upstream<A> {
     /// The next switch towards the root, or the root.
@@ -112,11 +117,11 @@ pub struct Upstream<A> {
 /// A job as a switch is told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchJob<A> {
-    /// What all of its machines are told.
+    /// The configuration of all of its machines.
     pub config: JobConfig,
-    /// What comes to this switch.
+    /// The contributions that come to this switch.
     pub contributions: Contributions,
-    /// Of a rack; the root has none.
+    /// The upstream of a rack; the root has none.
     pub upstream: Option<Upstream<A>>,
 }
 

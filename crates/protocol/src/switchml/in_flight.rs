@@ -5,16 +5,17 @@ use fanin_wire::SlotIndex;
 
 use crate::machine::Instant;
 
-/// By how many packets one must be overtaken to count as lost, a quarter of the window in use within these. All workers send their
-/// slots in the order of the results, so results come in the order of sending but for trains that cross: three full ones.
+/// By how many packets one must be overtaken to count as lost, a quarter of the window in use
+/// within these. All workers send their slots in the order of the results, so results come in the
+/// order of sending but for trains that cross: three full ones.
 const OVERTAKEN_MIN: u64 = 8;
 const OVERTAKEN_MAX: u64 = 128;
 
-/// Slots in flight in the order of sending: a list threaded through a table, so that every operation is O(1) and
-/// none allocates.
+/// Slots in flight in the order of sending: a list threaded through a table, so that every
+/// operation is O(1) and none allocates.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    /// One link a slot, and one more that is both ends of the list.
+    /// A link for each slot, and one more that is both ends of the list.
     links: Vec<Link>,
     /// Slots in the list.
     count: u32,
@@ -83,7 +84,8 @@ impl InFlight {
         self.pushed + 1
     }
 
-    /// Notes that the packet that this slot sent last was answered. It must be clear that it was that one.
+    /// Notes that the packet that this slot sent last was answered. It must be clear that it was
+    /// that one.
     pub(super) fn answered(&mut self, slot: SlotIndex) {
         self.newest_answered = self.newest_answered.max(self.links[slot.index()].number);
     }
@@ -93,7 +95,8 @@ impl InFlight {
         self.number(slot) < self.newest_answered
     }
 
-    /// The oldest slot in flight, if a packet that was sent long after its own was answered already, where so many may be on the way.
+    /// The oldest slot in flight, if a packet that was sent long after its own was answered
+    /// already, where so many may be on the way.
     pub(super) fn overtaken(&self, window: u32) -> Option<SlotIndex> {
         let (slot, _) = self.oldest()?;
         let margin = (u64::from(window) / 4).clamp(OVERTAKEN_MIN, OVERTAKEN_MAX);

@@ -1,14 +1,16 @@
 //! Sums of what travels as it is, or as int8.
 //!
-//! Integers wrap, so that they are added as they come, like those of every other chunk. A sum of floats depends on its order:
-//! their contributions are kept side by side until all are there, and summed in the order of their places. So the result is the
-//! same bits in every run, whatever was lost, came twice or overtook.
+//! Integers wrap, so that they are added as they come, like those of every other chunk. A sum of
+//! floats depends on its order: their contributions are kept side by side until all are there, and
+//! summed in the order of their places. So the result is the same bits in every run, whatever was
+//! lost, came twice or overtook.
 //!
-//! What travels as int8 is summed likewise, and rounded once more; what is chance in that is a function of the place in the stream.
+//! Elements that travel as int8 are summed likewise, and rounded once more; the chance in that is a
+//! function of the place in the stream.
 //!
-//! An average is divided here, before it is rounded, and not by the workers as SwitchML has it: the average of large float16
-//! numbers is one, also where their sum is not. A rack's sum is rounded to the tensor's type as well, and is one contribution at its
-//! upstream; the root divides.
+//! An average is divided here, before it is rounded, and not by the workers as SwitchML has it: the
+//! average of large float16 numbers is a float16, even if their sum is not. A rack's sum is rounded
+//! to the tensor's type as well, and is one contribution at its upstream; the root divides.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -21,19 +23,21 @@ use super::exchange::{Rounder, rounding_seed};
 /// Sums payloads, and divides.
 type Sum<'a> = dyn Fn(&[&[u8]], u32, &mut [i32]) + 'a;
 
-/// What a job's slots have of such chunks besides their sums: as much memory as they ever needed at once.
+/// The memory of a job's slots for such chunks besides their sums: as much as they ever needed at
+/// once.
 #[derive(Debug)]
 pub(super) struct NativeSums {
     /// How many contributions there are to a chunk.
     count: u8,
-    /// What the sum of an average is divided by: at the root the number of workers, in a rack one.
+    /// The divisor of the sum of an average: at the root the number of workers, in a rack one.
     divisor: u16,
     /// As whom this rounds to int8, and in which shard.
     rounder: (Rounder, ShardId),
     /// The longest.
     payload_bytes: usize,
-    /// The contributions to what each slot gathers, that of place `w` at `w * payload_bytes`. Of a slot's two versions one
-    /// gathers at most, so this is a window of every worker, which is what the switch's receive buffer must hold anyway.
+    /// The contributions to what each slot gathers, that of place `w` at `w * payload_bytes`. At
+    /// most one of a slot's two versions gathers, so this is a window of every worker, which is
+    /// what the switch's receive buffer must hold anyway.
     contributions: Vec<Option<Box<[u8]>>>,
     /// Kept for other slots, so that nothing is allocated a packet.
     spare: Vec<Box<[u8]>>,
@@ -56,7 +60,8 @@ impl NativeSums {
         }
     }
 
-    /// Takes a contribution to a chunk, of which it is the `first` or the `last` one; after the last, `sum` is the result.
+    /// Takes a contribution to a chunk, of which it is the `first` or the `last` one; after the
+    /// last, `sum` is the result.
     pub(super) fn contribute(
         &mut self,
         worker: WorkerId,

@@ -1,11 +1,13 @@
-//! One job's pool of slots (SwitchML Algorithms 1 and 3).
+//! A job's pool of slots (SwitchML Algorithms 1 and 3).
 //!
-//! A slot has two versions that are used in turn. While one gathers contributions the other keeps the previous sum and
-//! answers a worker whose result was lost: no worker can be more than one exchange behind, because the next exchange
-//! completes only when every worker has contributed to it, which it does only after it has the previous result (§4.5).
+//! A slot has two versions that are used in turn. While one gathers contributions the other keeps
+//! the previous sum and answers a worker whose result was lost. No worker can be more than one
+//! exchange behind: the next exchange completes only when every worker has contributed to it, which
+//! it does only after it has the previous result (§4.5).
 //!
-//! Beyond the paper, a packet carries the full number of its exchange and not only its lowest bit, the pool version.
-//! A duplicate that the network held back for two exchanges is recognised by it instead of being added.
+//! Beyond the paper, a packet carries the full number of its exchange and not only its lowest bit,
+//! the pool version. A duplicate that the network held back for two exchanges is recognised by it
+//! instead of being added.
 
 mod upstream;
 
@@ -26,7 +28,7 @@ use super::native_sums::NativeSums;
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::{Run, Sender};
 
-/// One of a slot's two versions.
+/// A version of a slot; a slot has two.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     /// Which workers' contributions are in: the paper's `seen`, and by its population `count`.
@@ -34,14 +36,14 @@ struct Version {
     /// The exchange that it holds.
     exchange: u32,
     chunk: u32,
-    /// What is being reduced; `None` until the version is first used.
+    /// The collective that is being reduced; `None` until the version is first used.
     collective: Option<Collective>,
     /// Elements of the payload: none for an exchange of exponents alone.
     elements: u16,
     /// The exponent in a bfloat16 payload, the same in all contributions.
     exponent: Exponent,
     next_exponent: i16,
-    /// Who fixed `collective`, to name in a disagreement.
+    /// The worker that fixed `collective`, to name in a disagreement.
     first: WorkerId,
     /// Who contributed last.
     last: WorkerId,
@@ -113,23 +115,28 @@ pub(super) struct SlotPool<A> {
     slots: Vec<[Version; 2]>,
     /// When the first contribution came to what each slot gathers.
     began: Vec<Instant>,
-    /// Whether a sum may still be handed back to each slot: in a resumed job, until the slot has completed an exchange here.
-    /// Everybody who contributed to that one had the sum before it, so nobody can lack a sum that is not here. A
-    /// rack may have restarted while its job runs: there every slot begins so.
+    /// Whether a sum may still be handed back to each slot: in a resumed job, until the slot has
+    /// completed an exchange here. Everybody who contributed to that one had the sum before it, so
+    /// nobody can lack a sum that is not here. A rack may have restarted while its job runs: there
+    /// every slot begins so.
     restorable: Vec<bool>,
-    /// The sums: of slot `i`, version `v` at `(2 i + v) * sum_words`. Those of bfloat16 are in fixed point; those of elements
-    /// that travel as they are or as int8, the words of the payload.
+    /// The sums: of slot `i`, version `v` at `(2 i + v) * sum_words`. Sums of bfloat16 are in fixed
+    /// point; those of elements that travel as they are or as int8 are the words of the payload.
     sums: Vec<i32>,
     native: NativeSums,
-    /// Where each worker's last packet came from.
+    /// The source of each worker's last packet.
     addresses: [Option<A>; PLACES_MAX as usize],
-    /// The known addresses, in a row for [`Transmit`], and the same once more: all but one are in a row too.
+    /// The known addresses, in a row for [`Transmit`], and the same once more: all but one are in a
+    /// row too.
     recipients: Vec<A>,
-    /// Completed exchanges whose results are still to be sent: at most one a packet since the last drain.
+    /// Completed exchanges whose results are still to be sent: at most one a packet since the last
+    /// drain.
     results: VecDeque<(SlotIndex, u32)>,
-    /// Results that only one worker gets, and the others heard of in the train before: at most a train.
+    /// Results that only one worker gets, and the others heard of in the train before: at most a
+    /// train.
     for_roots: VecDeque<(WorkerId, SlotIndex, u32)>,
-    /// Results that one worker asks for again, at most two a slot: more are dropped, and asked for once more.
+    /// Results that one worker asks for again, at most two a slot: more are dropped, and asked for
+    /// once more.
     replies: VecDeque<(WorkerId, SlotIndex, u32)>,
     abortion: Abortion,
     /// Bitmap of workers to be told of the abortion.
@@ -137,7 +144,8 @@ pub(super) struct SlotPool<A> {
     in_line: bool,
     completed: u64,
     retransmitted: u64,
-    /// [`JobProgress::lateness`] in nanoseconds. It wraps, which a reader of counters takes for a restart.
+    /// [`JobProgress::lateness`] in nanoseconds. It wraps, which a reader of counters takes for a
+    /// restart.
     lateness_ns: [u64; PLACES_MAX as usize],
 }
 
@@ -211,7 +219,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if header.slot.0 >= self.config.slots {
             return Err(Reason::OutOfRange);
         }
-        // Only a job of bfloat16 has room for the elements of a bfloat16 payload, and one of int8 for the shortest of those.
+        // Only a job of bfloat16 has room for the elements of a bfloat16 payload, and one of int8
+        // for the shortest of those.
         let Collective { wire_dtype, pattern, .. } = header.collective;
         if let Pattern::Reduce(root) | Pattern::Broadcast(root) = pattern
             && u16::from(root.0) >= self.config.workers
@@ -238,7 +247,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             self.recall(header)?;
         }
         let is_moved = matches!(header.collective.pattern, Pattern::Broadcast(_));
-        // What all packets of the exchange together come to, whatever this one has.
+        // The length to which all packets of the exchange together come, whatever this one has.
         let elements = if is_moved {
             if payload.is_empty() == header.collective.pattern.contributes(preamble.worker) {
                 return Err(Reason::ChunkLength);
@@ -347,8 +356,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         Verdict::Multicast
     }
 
-    /// Takes a sum back from a worker that has it, after this switch lost its memory. Of a sum that only another one got, the workers
-    /// that go on hand their contributions back.
+    /// Takes a sum back from a worker that has it, after this switch lost its memory. If only
+    /// another worker got the sum, the workers that go on hand their contributions back.
     fn restore(&mut self, now: Instant, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, payload } = packet;
         if !self.config.resumed && self.upward.is_none() {
@@ -495,7 +504,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         let mut run = Run::default();
         let mut sole_receiver = None;
-        // A root's own results right behind those of the others: what comes in another order than it was asked for in looks lost.
+        // A root's own results right behind those of the others: what comes in another order than
+        // it was asked for in looks lost.
         while self.for_roots.is_empty() || !run.is_empty() {
             let Some(&(slot, exchange)) = self.results.front() else { break };
             let Some(version) = self.finished(slot, exchange) else {
@@ -535,7 +545,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         run.to(self.addresses[usize::from(worker.0)].as_slice())
     }
 
-    /// What is next of the results that go to one worker.
+    /// The next of the results that go to one worker.
     fn for_one(&mut self) -> &mut VecDeque<(WorkerId, SlotIndex, u32)> {
         if self.for_roots.is_empty() { &mut self.replies } else { &mut self.for_roots }
     }
@@ -581,7 +591,8 @@ impl<A: Copy + PartialEq> Sender for SlotPool<A> {
         &mut self.in_line
     }
 
-    /// Whether [`SlotPool::poll_transmit`] would return something. Forgets what is no longer worth sending.
+    /// Whether [`SlotPool::poll_transmit`] would return something. Forgets what is no longer worth
+    /// sending.
     fn has_pending(&mut self) -> bool {
         while let Some(&(slot, exchange)) = self.results.front() {
             if self.finished(slot, exchange).is_some() {

@@ -1,4 +1,4 @@
-//! The switch: a table of jobs, each with its own pool of slots. One machine is one shard.
+//! The switch: a table of jobs, each with its own pool of slots. A machine is one shard.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +13,7 @@ use crate::machine::{
 };
 use crate::transport::Turns;
 
-/// One shard of a switch: every job's slots in it. `A` names a worker's address.
+/// A shard of a switch: every job's slots in it. `A` names a worker's address.
 #[derive(Debug)]
 pub struct Switch<A> {
     shard: ShardId,
@@ -91,7 +91,8 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
         self.events.pop_front()
     }
 
-    /// Never: loss is found and mended by the workers alone (SwitchML §4.5), also above a rack (§7).
+    /// Never: loss is found and mended by the workers alone (SwitchML §4.5), also above a rack
+    /// (§7).
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }

@@ -1,16 +1,21 @@
-//! How many packets a worker may have on the way: one a slot, until a queue on the way proves too short for that.
+//! How many packets a worker may have on the way: one a slot, until a queue on the way proves too
+//! short for that.
 //!
-//! A link that loses a packet now and then is no reason to send less: what tells of a queue without room is that a quarter of a window is
-//! missing. And that nothing comes at all for a while proves nothing yet: mostly a worker is late. After such a pause a few packets are
-//! sent again, as TCP does after a timeout, and the others are in doubt. An answer to one of those shows that the pause was none of the
-//! network's: the window is what it was. An answer to a packet that was sent since, while they wait, shows that they are lost: the window
-//! begins anew (the idea of F-RTO, RFC 5682, and Eifel, RFC 3522).
+//! A link that loses a packet now and then is no reason to send less: a queue without room shows
+//! when a quarter of a window is missing. And if nothing comes at all for a while, that proves
+//! nothing yet: mostly a worker is late. After such a pause a few packets are sent again, as TCP
+//! does after a timeout, and the others are in doubt. An answer to one of those shows that the
+//! pause was none of the network's: the window is what it was. An answer to a packet that was sent
+//! since, while they wait, shows that they are lost: the window begins anew (the idea of F-RTO, RFC
+//! 5682, and Eifel, RFC 3522).
 
-/// What losses leave of a window at least: below that it is round trips and trains of a packet or two that cost time.
+/// The least window after losses: below that, round trips and trains of a packet or two cost time.
 const LEAST: u32 = 8;
-/// What a window begins anew with, and how many packets are sent again to learn what a pause was.
+/// The window with which it begins anew, and how many packets are sent again to learn what a pause
+/// was.
 pub(super) const ANEW: u32 = 4;
-/// Windows that are answered before one that shrank grows by a packet: to find out that it was one too many costs a timeout.
+/// Windows that are answered before one that shrank grows by a packet: to find out that it was one
+/// too many costs a timeout.
 const CAREFUL: u32 = 8;
 
 /// The window of one worker to one switch, in packets.
@@ -44,18 +49,18 @@ struct Doubt {
 pub(super) enum Answered {
     /// A packet that was sent once, and not before a pause that is not explained yet.
     Once,
-    /// One that was sent more than once.
+    /// A packet that was sent more than once.
     Again,
-    /// One that was in doubt.
+    /// A packet that was in doubt.
     InDoubt,
 }
 
-/// What a pause was.
+/// The cause of a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// Somebody was late. What is in doubt is on the way.
+    /// Somebody was late. Packets in doubt are on the way.
     Lateness,
-    /// What is in doubt is lost.
+    /// Packets in doubt are lost.
     Loss,
     /// Nothing is left that could tell: the stream is at its end.
     Unknown,
@@ -82,8 +87,8 @@ impl Window {
         self.size
     }
 
-    /// The packet numbered `number` was lost, while others were answered; `next` is the first that was not sent yet. When a quarter of a window
-    /// is, it is halved, once a round trip.
+    /// The packet numbered `number` was lost, while others were answered; `next` is the first that
+    /// was not sent yet. When a quarter of a window is, it is halved, once a round trip.
     pub(super) fn lost(&mut self, number: u64, next: u64) {
         if number < self.recovery_end {
             return;
@@ -97,8 +102,8 @@ impl Window {
         }
     }
 
-    /// Nothing was answered for a timeout, and so many packets are on the way; the number of the next is `next`. Whether they are in doubt
-    /// now, but for a few that are sent again.
+    /// Nothing was answered for a timeout, and so many packets are on the way; the number of the
+    /// next is `next`. Whether they are in doubt now, but for a few that are sent again.
     pub(super) fn paused(&mut self, on_the_way: u32, next: u64) -> bool {
         if self.doubt.is_some() || on_the_way <= ANEW || 2 * on_the_way < self.size {
             return false;
@@ -116,7 +121,8 @@ impl Window {
         self.doubt.is_some()
     }
 
-    /// Nothing was answered for a timeout once more. Whether that explains the pause before it: who was late then had come.
+    /// Nothing was answered for a timeout once more. Whether that explains the pause before it: who
+    /// was late then had come.
     pub(super) fn paused_again(&self) -> bool {
         self.doubt.is_some_and(|doubt| doubt.answered)
     }

@@ -1,13 +1,15 @@
-//! The worker: cuts tensors into chunks, keeps one packet in flight a slot, sends again what was not answered
-//! (SwitchML Algorithms 2 and 4).
+//! The worker: cuts tensors into chunks, keeps one packet in flight a slot, sends again what was
+//! not answered (SwitchML Algorithms 2 and 4).
 //!
-//! All tensors of a job form one stream of chunks (Appendix B): chunk `g` of the stream goes through slot `g mod s`, so
-//! every worker finds the same slot for the same chunk without a word, and the slots stay busy across tensors.
+//! All tensors of a job form one stream of chunks (Appendix B). Chunk `g` of the stream goes
+//! through slot `g mod s`, so every worker finds the same slot for the same chunk without a word,
+//! and the slots stay busy across tensors.
 //!
-//! A packet carries the exponent of the block that its slot carries next (§4.6). When that block is not there yet (the
-//! tensor after this one was not submitted, or this is the first), the exponent is [`Exponent::UNKNOWN`], the maximum of
-//! all workers is so too, and they all spend one exchange without payload on agreeing: a probe. What travels as it is or as int8, and
-//! int32, needs none.
+//! A packet carries the exponent of the block that its slot carries next (§4.6). The next block may
+//! not be there yet (the tensor after this one was not submitted, or this is the first). Then the
+//! exponent is [`Exponent::UNKNOWN`], the maximum of all workers is so too, and they all spend one
+//! exchange without payload on agreeing: a probe. Elements that travel as they are or as int8, and
+//! int32, need none.
 
 #[cfg(test)]
 mod tests;
@@ -30,11 +32,11 @@ use crate::machine::{
 };
 use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 
-/// Slots that are sent again at a time while no result comes at all: somebody is late, and a packet or two will find
-/// out when he is there; the whole window would only load the switch.
+/// Slots that are sent again at a time while no result comes at all. Then somebody is late, and a
+/// packet or two will find out when he is there; the whole window would only load the switch.
 const STALLED_RETRANSMISSIONS: usize = 32;
 
-/// One shard of one worker. `A` names the switch, `T` holds a tensor's memory.
+/// A shard of one worker. `A` names the switch, `T` holds a tensor's memory.
 #[derive(Debug)]
 pub struct Worker<A, T> {
     core: WorkerCore<A, T>,
@@ -42,11 +44,12 @@ pub struct Worker<A, T> {
     /// Its place among those who send to the same switch: its rank, where that is the only one.
     worker: WorkerId,
     slots: Vec<Slot>,
-    /// Payload of each slot's last result: the worker's own shadow copy, from which a switch that lost its memory
-    /// gets the sum back although the tensor may long be in other hands. Of a sum that only another worker got, this one's part
-    /// of it.
+    /// Payload of each slot's last result: the worker's own shadow copy. From it a switch that lost
+    /// its memory gets the sum back, although the tensor may long be in other hands. If only
+    /// another worker got the sum, it is this one's part of it.
     last_payloads: Vec<u8>,
-    /// Slots whose packet is to be sent, each once: sums that are handed back, then chunks in their order, so that workers whose windows differ send the same ones first.
+    /// Slots whose packet is to be sent, each once. Sums that are handed back come first, then
+    /// chunks in their order, so that workers whose windows differ send the same ones first.
     ready: VecDeque<SlotIndex>,
     in_flight: InFlight,
     window: Window,
@@ -67,7 +70,7 @@ struct Slot {
     exchange: u32,
     /// The stream's chunk that the slot carries in it.
     chunk: u64,
-    /// What all agreed on for that chunk.
+    /// The exponent that all agreed on for that chunk.
     exponent: Exponent,
     phase: Phase,
     /// Header of the last result, `None` before the first.
@@ -96,7 +99,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// A worker of an admitted job, which is `worker` to its switch.
     ///
     /// # Panics
-    /// When the configuration was not checked, or the worker is not one of the job's: admission does that.
+    /// When the configuration was not checked, or the worker is not one of the job's: admission
+    /// does that.
     #[must_use]
     pub fn new(config: JobConfig, worker: WorkerId, switch: A, retransmission: RetransmissionConfig) -> Self {
         let config = config.check().expect("a job is checked at admission");
@@ -128,8 +132,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
-    /// The worker, but as the paper's: each packet has a timer of its own (Algorithm 4), losses are noticed by nothing else, and as
-    /// many packets are on the way as there are slots, whatever is lost ("no explicit congestion control", §7). For comparisons only.
+    /// The paper's worker. Each packet has a timer of its own (Algorithm 4), losses are noticed by
+    /// nothing else, and as many packets are on the way as there are slots, whatever is lost ("no
+    /// explicit congestion control", §7). For comparisons only.
     #[must_use]
     pub fn with_timeouts_only(mut self) -> Self {
         self.timeouts_only = true;
@@ -148,7 +153,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
-    /// Of the packets that it sends, but for those that hand a sum back.
+    /// The preamble of the packets that it sends, but for those that hand a sum back.
     const fn preamble(&self) -> Preamble {
         Preamble {
             kind: Kind::Update,
@@ -171,8 +176,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.ready.insert(before.map_or(0, |at| at + 1), index);
     }
 
-    /// Whether the window has room for the slot's packet. For the first chunk that lacks its sum, and for sums that are handed back, it
-    /// always has: no workers wait for each other's windows.
+    /// Whether the window has room for the slot's packet. For the first chunk that lacks its sum,
+    /// and for sums that are handed back, it always has: no workers wait for each other's windows.
     fn has_room_for(&mut self, index: SlotIndex) -> bool {
         let is_handed_back = self.slots[index.index()].phase == Phase::Restoring;
         if is_handed_back || self.in_flight.count() < self.window.size() {
@@ -203,7 +208,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         match preamble.kind {
             Kind::Result => {
-                // Not moved out: a move reads what was just written, and waits until the sums of the packet before are in the cache.
+                // Not moved out: a move reads what was just written, and waits until the sums of
+                // the packet before are in the cache.
                 let packet = SlotPacket::parse(preamble, packet);
                 self.take_result(now, packet.as_ref().map_err(|error| *error)?)
             }
@@ -260,7 +266,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             return Err(Reason::Exponent);
         }
         if let Phase::Sent { since } = slot.phase {
-            // A probe is small and finds empty queues: it tells nothing of a window of full packets.
+            // A probe is small and finds empty queues: it tells nothing of a window of full
+            // packets.
             if !probe {
                 self.core.round_trip.measure(now.since(since));
             }
@@ -297,7 +304,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             }
             slot.chunk += u64::from(self.config.slots);
             let finished = place.finish_chunk(now);
-            // Not carried further where there is nothing: to move the whole of it would wait for the sums to reach the cache.
+            // Not carried further where there is nothing: to move the whole of it would wait for
+            // the sums to reach the cache.
             if finished.is_some() {
                 self.core.finished(finished);
             }
@@ -330,14 +338,16 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.stalled_until = None;
     }
 
-    /// The slot that waits for an answer the longest, and since when: while answers come in the order of sending, since the last of them.
+    /// The slot that waits for an answer the longest, and since when: while answers come in the
+    /// order of sending, since the last of them.
     fn waits_longest(&self) -> Option<(SlotIndex, Instant)> {
         let (index, sent) = self.in_flight.oldest()?;
         let overtaken = self.timeouts_only || self.in_flight.is_overtaken(index);
         Some((index, self.last_progress.filter(|_| !overtaken).map_or(sent, |last| sent.max(last))))
     }
 
-    /// Sends the first chunks that are in flight again, and doubts the others: nothing was answered for long.
+    /// Sends the first chunks that are in flight again, and doubts the others: nothing was answered
+    /// for long.
     fn doubt(&mut self) {
         let mut in_flight = Vec::new();
         while let Some((index, _)) = self.in_flight.oldest() {

@@ -1,12 +1,16 @@
-//! How many fragments a worker may have on the way (ATP §3.7): slow start, then additive increase, multiplicative decrease.
+//! How many fragments a worker may have on the way (ATP §3.7): slow start, then additive increase,
+//! multiplicative decrease.
 //!
-//! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was overtaken and whose parameters say
-//! that it was lost. A timeout is none: it mostly tells of a late worker, and the paper does not count it either.
+//! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was
+//! overtaken and whose parameters say that it was lost. A timeout is none: it mostly tells of a
+//! late worker, and the paper does not count it either.
 
-/// Where a window starts, in bytes: ATP's 200 packets of 300 bytes, "within the bandwidth-delay product (about 60 KB) of a 100 Gbps
-/// network" (§3.7), in packets as long as those of 64 elements. As many packets of 1500 bytes would be five times that.
+/// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
+/// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
+/// of 64 elements. As many packets of 1500 bytes would be five times that.
 const WINDOW_INITIAL_BYTES: usize = 200 * 328;
-/// What a window grows by, in bytes: an Ethernet frame's payload (ATP §3.7: "one MTU (1500 bytes or 5 packets)").
+/// The bytes by which a window grows: an Ethernet frame's payload (ATP §3.7: "one MTU (1500 bytes
+/// or 5 packets)").
 const MTU_BYTES: usize = 1500;
 
 /// The congestion window of one worker, in packets.
@@ -18,14 +22,16 @@ pub(crate) struct CongestionWindow {
     packets_per_mtu: u32,
     /// Packets above the threshold that the window has grown by, in parts of `size`.
     grown: u32,
-    /// Signals of packets before this one tell of the congestion that the window was halved for already.
+    /// Signals of packets before this one tell of the congestion that the window was halved for
+    /// already.
     recovery_end: u64,
     halved: u64,
     enabled: bool,
 }
 
 impl CongestionWindow {
-    /// A window for packets of `packet_bytes`, never above `size_max` packets; always there if it is not `enabled`.
+    /// A window for packets of `packet_bytes`, never above `size_max` packets; always there if it
+    /// is not `enabled`.
     pub(crate) fn new(packet_bytes: usize, size_max: u32, enabled: bool) -> Self {
         let packets = |bytes: usize| u32::try_from(bytes / packet_bytes).map_or(1, |packets| packets.max(1));
         let packets_per_mtu = packets(MTU_BYTES);
@@ -52,7 +58,8 @@ impl CongestionWindow {
         self.halved
     }
 
-    /// A parameter packet came: one MTU more, above the threshold, and in `doubt` about a loss, one MTU more a window.
+    /// A parameter packet came: one MTU more, above the threshold, and in `doubt` about a loss, one
+    /// MTU more a window.
     pub(crate) fn acknowledged(&mut self, doubt: bool) {
         if !self.enabled {
             return;
@@ -68,8 +75,9 @@ impl CongestionWindow {
         }
     }
 
-    /// The packet numbered `sequence` met congestion; `next` is the first that was not sent yet. Halves the window, once
-    /// until a packet is concerned that was sent afterwards: the packets of one window tell of one congestion.
+    /// The packet numbered `sequence` met congestion; `next` is the first that was not sent yet.
+    /// Halves the window, once until a packet is concerned that was sent afterwards: the packets of
+    /// one window tell of one congestion.
     pub(crate) fn congested(&mut self, sequence: u64, next: u64) {
         if !self.enabled || sequence < self.recovery_end {
             return;

@@ -1,5 +1,6 @@
-//! What every protocol's sender has: the stream that it cuts its tensors into, what it knows of the network between, how
-//! much it may have on the way, whose turn it is where jobs share a machine, and what else all workers do alike.
+//! The code shared by every protocol's sender. It has the stream that tensors are cut into, facts
+//! known of the network between, how much may be on the way, whose turn it is where jobs share a
+//! machine, and whatever else all workers do alike.
 
 mod congestion;
 mod retransmission;
@@ -16,7 +17,8 @@ pub(crate) use stream::{Chunk, Stream};
 pub(crate) use turns::{Sender, Turns};
 pub(crate) use worker_core::WorkerCore;
 
-/// A hash that every bit of the input reaches every bit of: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+/// A hash that every bit of the input reaches every bit of: the finalizer of SplitMix64 (Steele,
+/// Lea and Flood, 2014).
 pub(crate) const fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

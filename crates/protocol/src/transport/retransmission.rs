@@ -10,15 +10,17 @@ use crate::machine::Instant;
 pub struct RetransmissionConfig {
     /// No sooner than this after the mean round trip.
     pub floor: Duration,
-    /// Never later than this, however often it was in vain, and half as much where others wait, too ([`RoundTrip::spread`]).
+    /// No later than this, however often it was in vain; where others wait too, up to half as much
+    /// again (`RoundTrip::spread`).
     pub ceiling: Duration,
 }
 
 impl Default for RetransmissionConfig {
     fn default() -> Self {
-        // SwitchML §6.3 uses 1 ms on hosts that poll with cores to spare. Where workers share cores, a scheduler's time slices
-        // are longer than that, and every wait for one would look like a loss.
-        // Who waits in vain sends few packets at a time, so it may ask often: a late worker is noticed soon.
+        // SwitchML §6.3 uses 1 ms on hosts that poll with cores to spare. If workers share cores, a
+        // scheduler's time slices are longer than that, and every wait for one would look like a
+        // loss. A worker that waits in vain sends few packets at a time, so it may ask often: a
+        // late worker is noticed soon.
         Self { floor: Duration::from_millis(10), ceiling: Duration::from_millis(250) }
     }
 }
@@ -46,11 +48,13 @@ impl RoundTrip {
         *self = Self::new(self.config);
     }
 
-    /// Takes the round trip of a packet that was sent once: RFC 6298 (2.2) and (2.3). Only that ends a back-off (5.7):
-    /// while everything is sent twice, nothing shows that the timeout is long enough.
+    /// Takes the round trip of a packet that was sent once: RFC 6298 (2.2) and (2.3). Only that
+    /// ends a back-off (5.7): while everything is sent twice, nothing shows that the timeout is
+    /// long enough.
     ///
-    /// A result waits for every worker, so a round trip contains the timeouts of the others. No sample counts for more than
-    /// twice the mean, or they would all drive each other up; one beyond the ceiling tells of a late worker, not of the path.
+    /// A result waits for every worker, so a round trip contains the timeouts of the others. No
+    /// sample counts for more than twice the mean, or they would all drive each other up; a sample
+    /// beyond the ceiling tells of a late worker, not of the path.
     pub(crate) fn measure(&mut self, round_trip: Duration) {
         self.backoff = 0;
         if round_trip > self.config.ceiling {
@@ -69,8 +73,9 @@ impl RoundTrip {
         }
     }
 
-    /// Takes note that a packet which was sent again is answered. That measures nothing, but who is answered does not wait in
-    /// vain: the timeout is not more than doubled, or a window that was lost whole would take one full back-off after another.
+    /// Takes note that a packet which was sent again is answered. It measures nothing, but a worker
+    /// that is answered does not wait in vain. So the timeout is at most doubled, or a window that
+    /// was lost whole would take one full back-off after another.
     pub(crate) fn answered_again(&mut self) {
         self.backoff = self.backoff.min(1);
     }
@@ -79,7 +84,8 @@ impl RoundTrip {
         self.smoothed.unwrap_or_default()
     }
 
-    /// The floor is a margin above the mean: results come in trains, between which a packet ages without a sample.
+    /// The floor is a margin above the mean: results come in trains, between which a packet ages
+    /// without a sample.
     pub(crate) fn timeout(&self) -> Duration {
         let margin = (self.variation * 4).max(self.config.floor);
         let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + margin);
@@ -87,11 +93,13 @@ impl RoundTrip {
         timeout.min(self.config.ceiling.max(self.config.floor))
     }
 
-    /// How much longer than the timeout it waits who times out together with others: from the second time on by up to half, and by
-    /// another part of that every time. `own` is a number that the others do not have, as far as it is known here.
+    /// The time by which a worker that times out together with others waits longer than the
+    /// timeout: from the second time on by up to half, and by another part of that every time.
+    /// `own` is a number that the others do not have, as far as it is known here.
     ///
-    /// Results come to all workers at once, so all would send again at once; a queue that is too short for one packet of each drops those of
-    /// the same workers every time, and the job stands still.
+    /// Results come to all workers at once, so all would send again at once. A queue that is too
+    /// short for one packet of each drops those of the same workers every time, and the job stands
+    /// still.
     pub(crate) fn spread(&self, own: u64) -> Duration {
         if self.backoff == 0 {
             return Duration::ZERO;
@@ -100,7 +108,8 @@ impl RoundTrip {
         self.timeout() * part as u32 / 2048
     }
 
-    /// Doubles the timeout, once in a timeout: the packets of one window run out one after the other.
+    /// Doubles the timeout, once in a timeout: the packets of one window run out one after the
+    /// other.
     pub(crate) fn back_off(&mut self, now: Instant) {
         if self.backed_off.is_none_or(|last| now.since(last) >= self.timeout()) {
             self.backoff = self.backoff.saturating_add(1);

@@ -9,7 +9,8 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Whether a packet of this size belongs to the train, and has room; the first one decides the size.
+    /// Whether a packet of this size belongs to the train, and has room; the first one decides the
+    /// size.
     #[inline]
     pub(crate) const fn takes(&self, packet_bytes: usize, train: &[u8]) -> bool {
         (self.bytes == 0 || packet_bytes == self.segment_bytes) && self.bytes + packet_bytes <= train.len()
@@ -28,7 +29,8 @@ impl Run {
         self.bytes == 0
     }
 
-    /// What is to be sent to whom; `None` when nothing is.
+    /// The packets to be sent and their recipients; `None` when there are none. `None` when nothing
+    /// is.
     #[inline]
     pub(crate) fn to<A>(self, to: &[A]) -> Option<Transmit<'_, A>> {
         let Self { bytes, segment_bytes } = self;

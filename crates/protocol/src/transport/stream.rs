@@ -11,7 +11,8 @@ use crate::machine::{Elements, Instant, Loss, Tensor, TensorTimes};
 pub(crate) struct Stream<T> {
     /// Elements of a chunk as int32.
     size_class: usize,
-    /// How large float tensors travel; `None` where everything travels as int32, and all chunks are of one length.
+    /// How large float tensors travel; `None` where everything travels as int32, and all chunks are
+    /// of one length.
     wire_dtype: Option<WireDtype>,
     /// Unfinished tensors by their first chunk, and finished ones behind an unfinished one.
     entries: VecDeque<Entry<T>>,
@@ -37,7 +38,7 @@ struct Entry<T> {
     chunks_left: u64,
     /// When the first of its packets was written; far in the future before.
     first_sent: Instant,
-    /// What its chunks lack so far.
+    /// The part that its chunks lack so far.
     loss: Loss,
 }
 
@@ -61,8 +62,8 @@ impl<T: Tensor> Stream<T> {
         }
     }
 
-    /// Makes an empty stream go on where another has come to: its next tensor has the number `collective`, and chunk `chunk`
-    /// of the stream is the tensor's chunk `skipped`.
+    /// Makes an empty stream go on where another has come to: its next tensor has the number
+    /// `collective`, and chunk `chunk` of the stream is the tensor's chunk `skipped`.
     pub(crate) fn begin_at(&mut self, chunk: u64, collective: u16, skipped: u32) {
         assert!(self.entries.is_empty(), "a stream begins before it has tensors");
         self.skipped = skipped.into();
@@ -130,7 +131,8 @@ impl<T: Tensor> Stream<T> {
         self.entries[entry].tensor.is_some().then_some(Chunk { stream: self, entry, chunk })
     }
 
-    /// The exponent of a chunk's block; unknown if the chunk is not there yet, and none where it is not scaled.
+    /// The exponent of a chunk's block; unknown if the chunk is not there yet, and none where it is
+    /// not scaled.
     pub(crate) fn exponent(&mut self, chunk: u64) -> Exponent {
         let Some(mut place) = self.locate(chunk) else { return Exponent::UNKNOWN };
         if !place.collective().has_exponents() {
@@ -175,14 +177,15 @@ impl<T: Tensor> Chunk<'_, T> {
         entry.tensor.as_mut().expect("a chunk is of an unfinished tensor").elements()
     }
 
-    /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and every packet comes by.
+    /// Notes that a packet of the tensor goes out. The first counts; a minimum is no branch, and
+    /// every packet comes by.
     #[inline]
     pub(crate) fn sent(&mut self, now: Instant) {
         let entry = &mut self.stream.entries[self.entry];
         entry.first_sent = entry.first_sent.min(now);
     }
 
-    /// What the tensor's chunks lack so far.
+    /// The part that the tensor's chunks lack so far.
     pub(crate) fn loss(&mut self) -> &mut Loss {
         &mut self.stream.entries[self.entry].loss
     }

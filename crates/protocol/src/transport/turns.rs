@@ -1,4 +1,5 @@
-//! Which job sends next: the jobs of a machine take turns, and those that have nothing to say cost nothing.
+//! Which job sends next: the jobs of a machine take turns, and those that have nothing to say cost
+//! nothing.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use fanin_wire::JobId;
@@ -11,7 +12,8 @@ pub(crate) trait Sender {
     fn has_pending(&mut self) -> bool;
 }
 
-/// The line. A job in it may have nothing to send any more, or be gone; one that has something stands in it.
+/// The line. A job in it may have nothing to send any more, or be gone; one that has something
+/// stands in it.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(VecDeque<JobId>);
 

@@ -1,6 +1,7 @@
-//! What every worker has, whichever protocol it speaks: its tensors, whether it runs, what it counts and tells its owner.
+//! The core of every worker, whichever protocol it speaks: its tensors, whether it runs, what it
+//! counts and tells its owner.
 //!
-//! What is in its packets, and which of them goes next, is the protocol's.
+//! The content of its packets, and which of them goes next, is the protocol's.
 
 use alloc::collections::VecDeque;
 use fanin_wire::{Abort, AbortReason, Key, Operation, Preamble};
@@ -12,7 +13,7 @@ use crate::machine::{Reason, Tensor, TensorTimes, Verdict, WorkerEvent, WorkerSt
 #[derive(Debug)]
 pub(crate) struct WorkerCore<A, T> {
     state: State,
-    /// Whom it sends to.
+    /// The address that it sends to.
     peer: [A; 1],
     pub(crate) stream: Stream<T>,
     pub(crate) round_trip: RoundTrip,
@@ -80,7 +81,8 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         }
     }
 
-    /// Runs again, with another peer, of whose round trips nothing is known; false when it has ended.
+    /// Runs again, with another peer, of whose round trips nothing is known; false when it has
+    /// ended.
     pub(crate) fn resume(&mut self, peer: A) -> bool {
         if self.state == State::Aborted {
             return false;
@@ -97,8 +99,8 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         self.stream.drain()
     }
 
-    /// Whether a packet with this preamble is for this worker, and now, and of its job, whose key is `key`; or why it is not. The
-    /// worker's own packets have the preamble `own`.
+    /// Whether a packet with this preamble is for this worker, and now, and of its job, whose key
+    /// is `key`; or why it is not. The worker's own packets have the preamble `own`.
     #[inline]
     pub(crate) fn check(
         &self,

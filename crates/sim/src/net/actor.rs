@@ -1,15 +1,15 @@
-//! What lives on nodes.
+//! The actors that live on nodes.
 
 use std::any::Any;
 
 use super::context::Context;
 use super::packet::Packet;
 
-/// A machine or application on a host or a programmable switch. All calls are made at the time that [`Context::now`]
-/// says; what is sent leaves at that time.
+/// A machine or application on a host or a programmable switch. All calls are made at the time that
+/// [`Context::now`] says; what is sent leaves at that time.
 pub trait Actor: Any {
-    /// The run begins, or the actor was added or replaced during it, or its node was repaired. Timers that were set
-    /// before do not fire any more.
+    /// The run begins, or the actor was added or replaced during it, or its node was repaired.
+    /// Timers that were set before do not fire any more.
     fn start(&mut self, _context: &mut Context<'_>) {}
     /// A packet for the actor's address.
     fn packet(&mut self, context: &mut Context<'_>, packet: &Packet<'_>);

@@ -1,7 +1,8 @@
-//! The events of a span of time are known together when it begins. In a network that is larger than the caches each would wait
-//! for memory alone: for its port, then for the packet there, then for the port that this goes to. Here all that they are
-//! about to need is read in rounds of reads that do not depend on each other, of which a core has many under way at once. Nothing
-//! but time depends on it: what happens reads everything again.
+//! The events of a span of time are known together when it begins. In a network that is larger than
+//! the caches each would wait for memory alone: for its port, then for the packet there, then for
+//! the next port of that packet. This module reads all that they are about to need, in rounds of
+//! reads that do not depend on each other, of which a core has many under way at once. It affects
+//! nothing but time: the events read everything again.
 
 use std::hint::black_box;
 
@@ -10,11 +11,12 @@ use super::ids::PortId;
 use super::packets::{Content, PacketId};
 use super::queue::PRIORITIES;
 
-/// With fewer events in a span the network is small, and in the caches as it is. Measured: with 16 a network of 64 hosts is slower by
-/// some 7 %, with 128 one of 1,024 hosts by as much, many of whose spans have fewer.
+/// With fewer events in a span the network is small, and in the caches as it is. Measured: with 16,
+/// a network of 64 hosts is slower by some 7 %. With 128, a network of 1,024 hosts is slower by as
+/// much, because many of its spans have fewer events.
 const EVENTS_MIN: usize = 48;
 
-/// One event's way through memory.
+/// The way of an event through memory.
 #[derive(Debug)]
 pub(crate) struct Look {
     port: PortId,
@@ -23,7 +25,7 @@ pub(crate) struct Look {
     lands: bool,
     /// It is where it is to be.
     ends: bool,
-    /// Where the packet, or the answer to it, goes next.
+    /// The next port of the packet, or of the answer to it.
     next: Option<PortId>,
 }
 

@@ -1,4 +1,4 @@
-//! What holds for the whole network.
+//! Settings of the whole network.
 
 /// How packets choose among equally short paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -11,7 +11,7 @@ pub enum Multipath {
     PerPacket,
 }
 
-/// What holds for the whole network.
+/// Settings of the whole network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NetworkConfig {
     /// All randomness comes from it.

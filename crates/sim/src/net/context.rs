@@ -1,4 +1,4 @@
-//! What an actor can do.
+//! The acts of an actor.
 
 use std::time::Duration;
 
@@ -48,13 +48,14 @@ impl Context<'_> {
         NodeId(self.address().node)
     }
 
-    /// Sends a UDP payload. One for the own node arrives at once, in an event of its own.
+    /// Sends a UDP payload. A payload for the own node arrives at once, in an event of its own.
     pub fn send(&mut self, to: SimAddress, class: Class, payload: &[u8]) {
         self.send_to_all(&[to], class, payload, 0);
     }
 
-    /// Sends the same UDP payload to several, in their order. It is `declared_bytes` longer than what is given: nobody sees
-    /// these, and they take their time on links and their place in queues.
+    /// Sends the same UDP payload to several, in their order. It is `declared_bytes` longer than
+    /// what is given: nobody sees these, and they take their time on links and their place in
+    /// queues.
     pub fn send_to_all(&mut self, to: &[SimAddress], class: Class, payload: &[u8], declared_bytes: u32) {
         self.core.send_bytes(self.address(), to, class, payload, declared_bytes);
     }
@@ -64,8 +65,8 @@ impl Context<'_> {
         self.core.send_blank(self.address(), to, class, bytes, tag);
     }
 
-    /// Calls [`Actor::timer`](super::Actor::timer) once, at `at` or now if that has passed. Timers cannot be taken
-    /// back: who does not need one any more ignores it.
+    /// Calls [`Actor::timer`](super::Actor::timer) once, at `at` or now if that has passed. Timers
+    /// cannot be taken back: who does not need one any more ignores it.
     pub fn wake_at(&mut self, at: impl Into<Time>, token: u64) {
         self.core.wake_at(self.actor, at.into(), token);
     }
@@ -75,7 +76,8 @@ impl Context<'_> {
         self.wake_at(self.core.now + wait, token);
     }
 
-    /// Tells another actor something that no packet carries: what a real system's control plane would.
+    /// Tells another actor something that no packet carries: what a real system's control plane
+    /// would.
     pub fn notify(&mut self, actor: ActorId, token: u64) {
         self.core.notify(Notice { actor, token });
     }
@@ -95,7 +97,8 @@ impl Context<'_> {
         self.core.fill(flow);
     }
 
-    /// Starts a constant-rate flow; see [`Network::start_constant_rate`](super::Network::start_constant_rate).
+    /// Starts a constant-rate flow; see
+    /// [`Network::start_constant_rate`](super::Network::start_constant_rate).
     pub fn start_constant_rate(&mut self, config: ConstantRateConfig) -> FlowId {
         self.core.start_constant_rate(config)
     }
@@ -105,8 +108,8 @@ impl Context<'_> {
         self.core.stop_flow(flow);
     }
 
-    /// Randomness from the run's seed. Only integers and IEEE's own operations keep a run the same on every machine:
-    /// `ln`, `exp` and their like do not.
+    /// Randomness from the run's seed. Only integers and IEEE's own operations keep a run the same
+    /// on every machine: `ln`, `exp` and their like do not.
     pub fn dice(&mut self) -> &mut Rand64 {
         &mut self.core.dice
     }

@@ -27,14 +27,15 @@ const DIGEST_PRIME: u64 = 0x9e37_79b9_7f4a_7c15;
 /// What happens. Small, because the agenda moves it about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// The last bit of the first packet on a link is at the other end. One event for all packets on the link: the agenda
-    /// stays as short as there are links.
+    /// The last bit of the first packet on a link is at the other end. All packets on the link
+    /// share one event: the agenda stays as short as there are links.
     Lands { port: PortId, epoch: u32 },
     /// The same of a packet that travels alone: it was held back, or is another's twin.
     Arrives(PacketId),
     /// A port's link is free, and packets wait.
     Wakes { port: PortId, epoch: u32 },
-    /// The first packet that waits for a node's cores is through. One event for all of them, as for a link's.
+    /// The first packet that waits for a node's cores is through. All of them share one event, as a
+    /// link's do.
     Handled { node: NodeId, epoch: u32, direction: Direction },
     /// A packet that a node sent to itself is there.
     Returns(PacketId),
@@ -46,11 +47,11 @@ pub(crate) enum Event {
     Notice { actor: ActorId, token: u64 },
     /// A flow's own timer.
     Flow(FlowId),
-    /// One of the network's hooks.
+    /// A hook of the network.
     Hook(u32),
 }
 
-/// A node at work. What most packets need of it is one cache line, the first.
+/// A node at work. Most packets need only its first cache line.
 #[repr(C, align(64))]
 pub(crate) struct NodeState {
     pub(crate) up: bool,
@@ -61,7 +62,7 @@ pub(crate) struct NodeState {
     pub(crate) buffered_bytes: u64,
     pub(crate) statistics: NodeStatistics,
     pub(crate) buffer: Buffer,
-    /// What its actors send goes through these first, if that costs them anything ..
+    /// Packets of its actors go through these first, if that costs them anything ..
     pub(crate) sends: Option<Box<Cores>>,
     /// .. and what is for them through these.
     pub(crate) receives: Option<Box<Cores>>,
@@ -94,7 +95,7 @@ pub(crate) struct Core {
     pub(crate) now: Time,
     pub(crate) dice: Rand64,
     pub(crate) stopped: bool,
-    /// Where machines write their trains.
+    /// The buffer into which machines write their trains.
     pub(crate) train: Vec<u8>,
     pub(crate) topology: Topology,
     pub(crate) config: NetworkConfig,
@@ -113,7 +114,7 @@ pub(crate) struct Core {
     pub(crate) seats: Vec<Seat>,
     pub(crate) flows: Vec<Flow>,
     pub(crate) routes: Routes,
-    /// Of the hash that chooses among paths.
+    /// The salt of the hash that chooses among paths.
     salt: u64,
     pub(crate) pcap: Option<Pcap>,
     pub(crate) trace: Option<Trace>,
@@ -159,7 +160,8 @@ impl Core {
                 statistics: NodeStatistics::default(),
             })
             .collect();
-        // A node's ports share its configuration, and a standard topology has two or three in all, and as many kinds of links.
+        // A node's ports share its configuration, and a standard topology has two or three in all,
+        // and as many kinds of links.
         let mut queue_configs: Vec<QueueConfigs> = Vec::new();
         let mut links: Vec<Link> = Vec::new();
         let mut seldom = Vec::with_capacity(2 * topology.links().len());
@@ -238,7 +240,8 @@ impl Core {
         self.agenda.at(self.now, Event::Starts { actor, incarnation });
     }
 
-    /// The same payload to each of `to`; `declared_bytes` more of it are not there and count as if they were.
+    /// The same payload to each of `to`; `declared_bytes` more of it are not there and count as if
+    /// they were.
     pub(crate) fn send_bytes(
         &mut self,
         from: SimAddress,
@@ -291,8 +294,8 @@ impl Core {
         }
     }
 
-    /// A packet is at the other end of its link. If it is for this node and costs its cores nothing, it is to be
-    /// delivered.
+    /// A packet is at the other end of its link. If it is for this node and costs its cores
+    /// nothing, it is to be delivered.
     pub(crate) fn arrives(&mut self, packet: PacketId) -> Option<PacketId> {
         let record = self.packets.get_mut(packet);
         let port = &mut self.ports[record.port.index()];
@@ -369,7 +372,7 @@ impl Core {
         self.routes.port(here, destination, |_| true, |count| flow_choice(self.salt, from, to, here, count))
     }
 
-    /// What was delivered counts in the digest: its beginning, where headers are.
+    /// A delivered packet counts in the digest with its beginning, where headers are.
     pub(crate) fn mix_in(&mut self, payload: &[u8]) {
         for word in payload[..payload.len().min(64)].chunks(8) {
             let mut bytes = [0; 8];
@@ -392,7 +395,7 @@ impl Core {
     }
 }
 
-/// Where the value stands in a list, of which the last ones are the likeliest.
+/// The place of the value in a list, of which the last ones are the likeliest.
 fn intern<T: PartialEq>(known: &mut Vec<T>, value: T) -> u32 {
     let at = known.iter().rposition(|one| *one == value).unwrap_or_else(|| {
         known.push(value);

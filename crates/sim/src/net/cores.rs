@@ -97,7 +97,8 @@ impl Core {
         self.packets.get_mut(packet).next = PacketId::NONE;
     }
 
-    /// A node's cores are through with their first packet. Returns it, and when they are with the next one.
+    /// A node's cores are through with their first packet. Returns it, and when they are with the
+    /// next one.
     pub(crate) fn handled(
         &mut self,
         node: NodeId,

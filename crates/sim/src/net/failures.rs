@@ -37,7 +37,8 @@ impl Core {
         true
     }
 
-    /// Both ports of a link are up if it and both nodes are; what waits at one that goes down is lost.
+    /// Both ports of a link are up if it and both nodes are; what waits at one that goes down is
+    /// lost.
     fn refresh(&mut self, link: LinkId) {
         let works = link.ports().into_iter().all(|port| self.nodes[self.ports[port.index()].node.index()].up);
         let up = self.links_up[link.index()] && works;
@@ -46,7 +47,7 @@ impl Core {
             if was_up && !up {
                 self.ports[id.index()].epoch += 1;
                 self.ports[id.index()].wakes = false;
-                // What was being sent is lost; the link is free when it comes back.
+                // The packet that was being sent is lost; the link is free when it comes back.
                 self.ports[id.index()].busy_until = self.now;
                 let mut flying = std::mem::replace(&mut self.ports[id.index()].flying, PacketId::NONE);
                 while flying != PacketId::NONE {

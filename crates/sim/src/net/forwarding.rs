@@ -27,7 +27,8 @@ impl Core {
         }
         record.port = id;
         record.epoch = port.epoch;
-        // A queue that gave way to a packet that did not fit either is empty, and will be looked at nevertheless.
+        // A queue that gave way to a packet that did not fit either is empty, and will be looked at
+        // nevertheless.
         if port.backlog == 0 && !port.wakes && self.now >= port.busy_until {
             return self.transmit(packet, id);
         }
@@ -64,7 +65,7 @@ impl Core {
         let by_arrival = config.order == Order::Arrival;
         if let Some(reason) = refused {
             let remaining = record.remaining;
-            // What has a threshold of its own is no reason for others to go.
+            // A packet that met a threshold of its own is no reason for others to go.
             let may_push_out = !by_arrival && reason != DropReason::Selective;
             if may_push_out && self.give_way(remaining, id, priority, reason) {
                 return self.enqueue(packet, id);
@@ -105,7 +106,8 @@ impl Core {
         }
     }
 
-    /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets are left.
+    /// A port's link is free: its most urgent packet goes. Returns when to look again, if packets
+    /// are left.
     pub(crate) fn wakes(&mut self, id: PortId, epoch: u32) -> Option<Time> {
         let port = &mut self.ports[id.index()];
         if port.epoch != epoch {
@@ -174,8 +176,8 @@ impl Core {
         }
     }
 
-    /// A packet sent into a link that is captured, traced or has faults. Returns whether it does not arrive with the others, as
-    /// it is lost or held back.
+    /// A packet sent into a link that is captured, traced or has faults. Returns whether it does
+    /// not arrive with the others, as it is lost or held back.
     fn strays(&mut self, packet: PacketId, id: PortId, takes: Time, arrives: Time) -> bool {
         let seldom = &mut self.seldom[id.index()];
         if seldom.captured

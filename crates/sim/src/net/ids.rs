@@ -8,7 +8,7 @@ pub struct NodeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// One direction of a link: the port that sends into it, with its queues.
+/// A direction of a link: the port that sends into it, with its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u32);
 
@@ -20,12 +20,13 @@ pub struct ActorId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u32);
 
-/// How machines name each other: several may live on one node, each on a port (UDP's, not a switch's) of its own.
+/// How machines name each other: several may live on one node, each on a port (UDP's, not a
+/// switch's) of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct SimAddress {
     /// [`NodeId`] as a number.
     pub node: u32,
-    /// UDP port. Those from [`SimAddress::FLOW_PORTS`] on are the background flows'.
+    /// UDP port. Ports from [`SimAddress::FLOW_PORTS`] on are the background flows'.
     pub port: u16,
 }
 

@@ -1,4 +1,4 @@
-//! What a link does to packets besides carrying them.
+//! The effects of a link on packets besides carrying them.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub enum Loss {
         /// Chance to lose a packet, in the bad state.
         loss_bad: f64,
     },
-    /// Of the packets that `which` is true of, those of these numbers; the first is 0.
+    /// The packets with these numbers among those that `which` is true of; the first is 0.
     Targeted {
         /// Which packets are counted.
         which: Predicate,
@@ -40,7 +40,7 @@ pub enum Loss {
     Matching(Predicate),
 }
 
-/// What a link does, in one direction.
+/// The effects of a link, in one direction.
 #[derive(Default)]
 pub struct Impairment {
     /// Packets that it loses.
@@ -75,7 +75,7 @@ impl From<Loss> for Impairment {
     }
 }
 
-/// What becomes of one packet.
+/// The fate of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fate {
     pub(crate) lost: bool,
@@ -84,7 +84,8 @@ pub(crate) struct Fate {
     pub(crate) held_back: Time,
 }
 
-/// An impairment at work, with dice of its own: what one link loses does not depend on what others carry.
+/// An impairment at work, with dice of its own: what one link loses does not depend on what others
+/// carry.
 pub(crate) struct Faults {
     impairment: Impairment,
     pub(crate) dice: Rand64,

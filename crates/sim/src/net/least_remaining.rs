@@ -1,4 +1,5 @@
-//! pFabric's queue: who has least left goes first, who has most left gives way (`Order::LeastRemaining`).
+//! pFabric's queue: who has least left goes first, who has most left gives way
+//! (`Order::LeastRemaining`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +8,10 @@ use super::ids::{PortId, SimAddress};
 use super::packets::{PacketId, Record};
 use super::statistics::DropReason;
 
-/// Who sends to whom: what a switch takes for a flow.
+/// Sender and receiver: a switch takes these for a flow.
 type Ends = (SimAddress, SimAddress);
 
-/// What waits in one queue, in both of the orders that it is asked for.
+/// The packets that wait in one queue, in both of the orders that it is asked for.
 #[derive(Debug, Default)]
 pub(crate) struct LeastRemaining {
     /// By what is left, and when it came.
@@ -55,7 +56,8 @@ impl LeastRemaining {
 }
 
 impl Core {
-    /// Of a full queue the packet with the most left is dropped for one with less. Whether there was such a packet.
+    /// In a full queue the packet with the most left is dropped for one with less. Returns whether
+    /// there was such a packet.
     pub(crate) fn give_way(
         &mut self,
         less_than: u16,
@@ -79,7 +81,7 @@ impl Core {
         packet
     }
 
-    /// What a packet held is free.
+    /// Frees the memory that a packet held.
     fn leaves(&mut self, packet: PacketId, id: PortId, priority: usize) {
         let bytes = u64::from(self.packets.get(packet).wire_bytes());
         let port = &mut self.ports[id.index()];
@@ -129,7 +131,7 @@ mod tests {
                 queue.add(PacketId(id), &record(flow, remaining));
                 list.push((PacketId(id), flow, remaining));
                 if dice.rand_float() < 0.5 {
-                    // Of equals the first goes, and with it the first of its flow.
+                    // Among equals the first goes, and with it the first of its flow.
                     let least = list.iter().map(|waits| waits.2).min().unwrap();
                     let flow = list.iter().find(|waits| waits.2 == least).unwrap().1;
                     let at = list.iter().position(|waits| waits.1 == flow).unwrap();

@@ -13,7 +13,8 @@ use super::ids::{ActorId, SimAddress};
 use super::packet::{Body, Packet};
 use super::queue::Class;
 
-/// Who owns a machine: hears its events and does to it what its user would. After each call the machine is drained.
+/// The owner of a machine: hears its events and does to it what its user would. After each call the
+/// machine is drained.
 ///
 /// A closure `FnMut(&mut E, E::Event, &mut Context)` is an owner that only hears events.
 pub trait Owner<E: Endpoint<Address = SimAddress>> {
@@ -25,7 +26,7 @@ pub trait Owner<E: Endpoint<Address = SimAddress>> {
     fn timer(&mut self, _machine: &mut E, _token: u64, _context: &mut Context<'_>) {}
     /// As [`Actor::notice`].
     fn notice(&mut self, _machine: &mut E, _token: u64, _context: &mut Context<'_>) {}
-    /// What the machine did with a packet: for checkers.
+    /// The machine's verdict on a packet: for checkers.
     fn handled(&mut self, _packet: &Packet<'_>, _verdict: Verdict, _context: &mut Context<'_>) {}
 }
 
@@ -49,11 +50,13 @@ type Classify<E> = Box<dyn Fn(&E, &[u8]) -> Class>;
 /// By how many bytes a packet is longer than what the machine wrote.
 type Declare = Box<dyn Fn(&[u8]) -> u32>;
 
-/// What a host's NIC takes, no faster than it sends: its machines wait for it in turn, and no packet for them all.
+/// A host's NIC, which takes packets no faster than it sends. Its machines wait for it in turn,
+/// rather than all of them for each packet.
 #[derive(Debug)]
 pub struct Nic {
     rate_bps: u64,
-    /// What a machine writes for it at a time. Of packets that declare most of their bytes, a train that fills a buffer is a MB on the link.
+    /// The number of bytes that a machine writes for it at a time. For packets that declare most of
+    /// their bytes, a train that fills a buffer is a MB on the link.
     train_bytes: usize,
     /// When it has sent all that it was given.
     free_at: Cell<Instant>,
@@ -69,14 +72,16 @@ impl Nic {
     /// How much it holds, in time.
     const HOLDS: Duration = Duration::from_micros(2);
 
-    /// A NIC that sends so many bits a second, of machines that write so many bytes at a time, no packet of which is longer.
+    /// A NIC that sends so many bits a second, of machines that write so many bytes at a time, no
+    /// packet of which is longer.
     #[must_use]
     pub fn new(rate_bps: u64, train_bytes: usize) -> Rc<Self> {
         let (free_at, waiting, is_called, epoch) = Default::default();
         Rc::new(Self { rate_bps, train_bytes, free_at, waiting, is_called, epoch })
     }
 
-    /// A host that fails takes with it whom its NIC would have called: all its machines begin anew when it is back.
+    /// A host that fails takes with it whom its NIC would have called: all its machines begin anew
+    /// when it is back.
     fn begin(&self, epoch: u32) {
         if self.epoch.replace(epoch) != epoch {
             self.waiting.borrow_mut().clear();
@@ -121,7 +126,7 @@ impl Nic {
 
 /// A machine and its owner.
 pub struct Machine<E, O> {
-    /// The machine. Who changes it from outside does so through
+    /// The machine. A caller that changes it from outside does so through
     /// [`Network::with_actor`](super::Network::with_actor), and then calls [`Machine::drain`].
     pub machine: E,
     /// Its owner.
@@ -129,7 +134,7 @@ pub struct Machine<E, O> {
     classify: Classify<E>,
     declare: Declare,
     nic: Option<Rc<Nic>>,
-    /// Whom the train is for that is being sent.
+    /// The recipients of the train that is being sent.
     recipients: Vec<SimAddress>,
     /// The earliest timer that is set.
     timer: Option<Instant>,
@@ -146,14 +151,16 @@ where
         Self { machine, owner, classify, declare, nic: None, recipients: Vec::new(), timer: None }
     }
 
-    /// How each of the machine's packets is treated in queues, by the packet or by what the machine knows of it.
+    /// How each of the machine's packets is treated in queues, by the packet or by what the machine
+    /// knows of it.
     #[must_use]
     pub fn classified(mut self, classify: impl Fn(&E, &[u8]) -> Class + 'static) -> Self {
         self.classify = Box::new(classify);
         self
     }
 
-    /// How many bytes longer than what the machine wrote its packets are on the network: it carries a sample of their elements.
+    /// How many bytes longer than what the machine wrote its packets are on the network: it carries
+    /// a sample of their elements.
     #[must_use]
     pub fn declaring(mut self, declare: impl Fn(&[u8]) -> u32 + 'static) -> Self {
         self.declare = Box::new(declare);
@@ -167,7 +174,8 @@ where
         self
     }
 
-    /// Sends what the machine has to send, tells its owner what it has to tell, until nothing is left, and sets its timer.
+    /// Sends what the machine has to send, tells its owner what it has to tell, until nothing is
+    /// left, and sets its timer.
     pub fn drain(&mut self, context: &mut Context<'_>) {
         self.drain_in_turn(context, false);
     }
@@ -184,7 +192,7 @@ where
                 let (bytes, segment_bytes) = (transmit.bytes, transmit.segment_bytes);
                 self.recipients.clear();
                 self.recipients.extend_from_slice(transmit.to);
-                // What is for its own host does not pass the NIC.
+                // A packet for its own host does not pass the NIC.
                 let own = context.address().node;
                 let leaving = self.recipients.iter().filter(|to| to.node != own).count() as u64;
                 for packet in train[..bytes].chunks(segment_bytes) {
@@ -202,7 +210,7 @@ where
         context.core.train = train;
         let mut due = self.machine.poll_timeout();
         if let Some(nic) = &self.nic {
-            // What is due now waits for its turn.
+            // A machine whose packets are due now waits for its turn.
             if due.is_some_and(|due| due <= now) && !nic.is_free(now) {
                 nic.enrol(context.actor());
                 due = None;

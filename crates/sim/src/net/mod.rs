@@ -1,9 +1,11 @@
-//! A network of packets: hosts, switches, links and queues in virtual time, on which the protocols' own machines live.
+//! A network of packets: hosts, switches, links and queues in virtual time, on which the protocols'
+//! own machines live.
 //!
-//! A [`Topology`] becomes a [`Network`]; [`Actor`]s are put on its hosts and programmable switches: a [`Machine`] for any
-//! [`Endpoint`](fanin_protocol::Endpoint), or an application of the simulator alone. [`Network::run_until`] lets time pass.
-//! Time is counted in picoseconds, so that serialisation is exact at every rate; a packet is stored before it is
-//! forwarded. Same seed, same bytes: nothing here reads a clock, an address or a hash map's order, and there are no threads.
+//! A [`Topology`] becomes a [`Network`]. [`Actor`]s are put on its hosts and programmable switches:
+//! a [`Machine`] for any [`Endpoint`](fanin_protocol::Endpoint), or an application of the simulator
+//! alone. Time is counted in picoseconds, so that serialisation is exact at every rate; a packet is
+//! stored before it is forwarded. Same seed, same bytes: nothing here reads a clock, an address or
+//! a hash map's order, and there are no threads.
 //!
 //! Deliberately absent: what a protocol does with a packet, workloads, files of scenarios.
 

@@ -74,7 +74,7 @@ enum Hook {
     Every(Time, Box<dyn FnMut(&mut Network) -> bool>),
 }
 
-/// Who is told how far the run is, and every how many events.
+/// The callback that is told how far the run is, and every how many events.
 struct Tell {
     every: u64,
     tell: Box<dyn FnMut(Progress)>,
@@ -119,7 +119,8 @@ impl Network {
         }
     }
 
-    /// A number that stands for everything that happened: every packet that arrived anywhere, and when.
+    /// A number that stands for everything that happened: every packet that arrived anywhere, and
+    /// when.
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.core.digest
@@ -128,8 +129,8 @@ impl Network {
     /// Puts an actor on a node; it is started when the run begins, or goes on.
     ///
     /// # Panics
-    /// When there is no such node, it is a switch that is not programmable, the port is taken, or it is one of
-    /// [`SimAddress::FLOW_PORTS`](super::SimAddress::FLOW_PORTS).
+    /// When there is no such node, it is a switch that is not programmable, the port is taken, or
+    /// it is one of [`SimAddress::FLOW_PORTS`](super::SimAddress::FLOW_PORTS).
     pub fn add_actor(&mut self, node: NodeId, port: u16, actor: impl Actor) -> ActorId {
         assert!(port < SimAddress::FLOW_PORTS, "port {port} belongs to flows");
         let kind = self.core.topology.get(node).kind;
@@ -150,8 +151,8 @@ impl Network {
         id
     }
 
-    /// Puts another in an actor's place, at its address: a process that was started again. The new one is started as by
-    /// [`Self::add_actor`]; the old one's timers do not fire any more.
+    /// Puts another in an actor's place, at its address: a process that was started again. The new
+    /// one is started as by [`Self::add_actor`]; the old one's timers do not fire any more.
     ///
     /// # Panics
     /// When there is no such actor.
@@ -190,7 +191,8 @@ impl Network {
         self.hook(at.into(), Hook::Once(Box::new(act)));
     }
 
-    /// Does something again and again, first after one `period`, as long as it returns true: samples.
+    /// Does something again and again, first after one `period`, as long as it returns true:
+    /// samples.
     ///
     /// # Panics
     /// When the period is zero.
@@ -201,7 +203,8 @@ impl Network {
         self.hook(self.core.now + period, Hook::Every(period, Box::new(act)));
     }
 
-    /// Is told how far the run is, every `events` events. It sees no more than this, and so cannot change the run.
+    /// Is told how far the run is, every `events` events. It sees no more than this, and so cannot
+    /// change the run.
     pub fn on_progress(&mut self, events: u64, tell: impl FnMut(Progress) + 'static) {
         self.progress = Some(Tell { every: events.max(1), tell: Box::new(tell) });
     }
@@ -257,8 +260,8 @@ impl Network {
         self.core.open_tcp(config)
     }
 
-    /// Appends `bytes` to what a connection sends; `arrived` is told when the last of them is at the receiver, and all
-    /// before it.
+    /// Appends `bytes` to what a connection sends; `arrived` is told when the last of them is at
+    /// the receiver, and all before it.
     ///
     /// # Panics
     /// When the flow is not a connection.
@@ -287,14 +290,14 @@ impl Network {
         self.core.stop_flow(flow);
     }
 
-    /// What a flow did.
+    /// The record of a flow.
     #[must_use]
     pub fn flow(&self, flow: FlowId) -> FlowStatistics {
         self.core.flow_statistics(flow)
     }
 
-    /// Gives one direction of a link its faults, in place of those that it had. The dice go on: the same faults in two
-    /// intervals take different packets.
+    /// Gives one direction of a link its faults, in place of those that it had. The dice go on: the
+    /// same faults in two intervals take different packets.
     ///
     /// # Panics
     /// When a chance is not from 0 to 1: [`Impairment::is_sound`].
@@ -307,13 +310,14 @@ impl Network {
         *faults = Some(Box::new(Faults::new(impairment, dice)));
     }
 
-    /// Takes a link down, or up again. What is queued for it or on it is lost, and routes are found anew.
+    /// Takes a link down, or up again. Packets that are queued for it or on it are lost, and routes
+    /// are found anew.
     pub fn set_link(&mut self, link: LinkId, up: bool) {
         self.core.set_link(link, up);
     }
 
-    /// Takes a node down, with all its links and actors, or up again. When it comes back its actors are started: a
-    /// machine that should have lost its memory is replaced while it is down.
+    /// Takes a node down, with all its links and actors, or up again. When it comes back its actors
+    /// are started: a machine that should have lost its memory is replaced while it is down.
     pub fn set_node(&mut self, node: NodeId, up: bool) {
         if !self.core.set_node(node, up) {
             return;
@@ -328,7 +332,7 @@ impl Network {
         }
     }
 
-    /// One direction of a link.
+    /// A direction of a link.
     #[must_use]
     pub fn port(&self, port: PortId) -> PortStatistics {
         let state = &self.core.ports[port.index()];
@@ -359,7 +363,7 @@ impl Network {
         self.core.ports[port.index()].busy
     }
 
-    /// One queue of a port.
+    /// A queue of a port.
     #[must_use]
     pub fn queue(&self, port: PortId, priority: u8) -> QueueStatistics {
         let priority = usize::from(priority);
@@ -501,7 +505,8 @@ impl Network {
         };
         let (_, actor) = node.listeners[at];
         if let Content::Bytes(buffer) = record.content {
-            // The packet is released when the actor is through with the payload, or what it sends would get it.
+            // The packet is released when the actor is through with the payload, or what it sends
+            // would get it.
             let payload = self.core.packets.take(buffer);
             self.core.mix_in(&payload);
             let view = record.view(&payload);

@@ -8,7 +8,7 @@ use super::queue::Class;
 pub struct Packet<'a> {
     /// Who sent it.
     pub from: SimAddress,
-    /// Whom it is for.
+    /// The recipient.
     pub to: SimAddress,
     /// How queues treated it.
     pub class: Class,
@@ -16,25 +16,28 @@ pub struct Packet<'a> {
     pub datagram_bytes: u32,
     /// Links that it has passed.
     pub hops: u8,
-    /// A queue on the way was longer than its threshold. In the header of a gradient packet, this stands as well.
+    /// A queue on the way was longer than its threshold. In the header of a gradient packet, this
+    /// stands as well.
     pub ecn_marked: bool,
-    /// What is in it.
+    /// The content.
     pub body: Body<'a>,
 }
 
-/// What is in a packet.
+/// The content of a packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Body<'a> {
     /// A protocol's packet: a UDP payload.
     Bytes(&'a [u8]),
-    /// A UDP payload of so many bytes that nobody looks at, and a number for the receiving application.
+    /// A UDP payload of so many bytes that nobody looks at, and a number for the receiving
+    /// application.
     Blank {
         /// UDP payload.
         bytes: u32,
-        /// What the sender said.
+        /// The sender's tag.
         tag: u64,
     },
-    /// Part of a TCP-like flow. Only the network's own flows get these; loss predicates and captures see them.
+    /// Part of a TCP-like flow. Only the network's own flows get these; loss predicates and
+    /// captures see them.
     Segment(Segment),
 }
 
@@ -43,7 +46,7 @@ pub enum Body<'a> {
 pub struct Segment {
     /// The flow.
     pub flow: FlowId,
-    /// Of its first byte; of an acknowledgement, the next byte that is expected.
+    /// The number of its first byte; for an acknowledgement, the next byte that is expected.
     pub sequence: u64,
     /// Bytes carried.
     pub bytes: u32,

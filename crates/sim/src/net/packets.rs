@@ -1,4 +1,5 @@
-//! All packets that are anywhere, in one slab: in the steady state nothing is allocated. Copies of a packet share its payload.
+//! All packets that are anywhere, in one slab: in the steady state nothing is allocated. Copies of
+//! a packet share its payload.
 
 use super::ids::{FlowId, PortId, SimAddress};
 use super::packet::{Body, Packet, Segment};
@@ -41,7 +42,7 @@ impl PacketId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferId(u32);
 
-/// What a queue's mark does to it.
+/// The effect of a queue's mark on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ecn {
     /// Its sender does not understand marks.
@@ -52,8 +53,8 @@ pub(crate) enum Ecn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// In a buffer. A simulation that carries only a sample of a payload declares the rest: the datagram is longer than the
-    /// buffer says.
+    /// In a buffer. A simulation that carries only a sample of a payload declares the rest: the
+    /// datagram is longer than the buffer says.
     Bytes(BufferId),
     Blank {
         tag: u64,
@@ -64,7 +65,7 @@ pub(crate) enum Content {
         is_ack: bool,
         echo: bool,
     },
-    /// Of a constant-rate flow.
+    /// A packet of a constant-rate flow.
     Datagram {
         flow: FlowId,
     },
@@ -80,17 +81,19 @@ pub(crate) struct Record {
     pub(crate) datagram_bytes: u32,
     /// The next one in the same queue, on the same link, or for the same cores.
     pub(crate) next: PacketId,
-    /// When the next one's last bit is at the other end of the link that both are on, or their node's cores are through with it.
+    /// When the next one's last bit is at the other end of the link that both are on, or their
+    /// node's cores are through with it.
     pub(crate) next_at: Time,
     /// The port whose link it is on.
     pub(crate) port: PortId,
-    /// Of that port, or of one that a node sent to itself of the node, when it came there: another one now means that it
-    /// is lost.
+    /// The epoch of that port when the packet came there, or of the node for a packet that a node
+    /// sent to itself. If the epoch is another one now, the packet is lost.
     pub(crate) epoch: u32,
     pub(crate) class: Class,
     pub(crate) ecn: Ecn,
     pub(crate) hops: u8,
-    /// What its flow had left when it was sent, in segments, for queues that send such first; 0 of others.
+    /// The rest of its flow when it was sent, in segments, for queues that send the least first; 0
+    /// for other packets.
     pub(crate) remaining: u16,
 }
 
@@ -127,7 +130,8 @@ struct Buffer {
     users: u32,
 }
 
-/// Buffers of which nobody is a user that keep their memory: a burst at the beginning would hold it to the end.
+/// Buffers of which nobody is a user that keep their memory: a burst at the beginning would hold it
+/// to the end.
 const SPARE_BUFFERS: usize = 1 << 12;
 
 #[derive(Debug, Default)]
@@ -158,7 +162,8 @@ impl Packets {
         }
     }
 
-    /// Copies a payload into a buffer, which stays until [`Self::let_go`] and longer while packets have it.
+    /// Copies a payload into a buffer, which stays until [`Self::let_go`] and longer while packets
+    /// have it.
     pub(crate) fn keep(&mut self, payload: &[u8]) -> BufferId {
         let id = self.spare.pop().unwrap_or_else(|| {
             self.buffers.push(Buffer::default());
@@ -227,7 +232,8 @@ impl Packets {
         Some(&mut self.buffers[own.0 as usize].bytes)
     }
 
-    /// While somebody looks at it; [`Self::put_back`] gives it back, for others that share it and to be used again.
+    /// While somebody looks at it; [`Self::put_back`] gives it back, for others that share it and
+    /// to be used again.
     pub(crate) fn take(&mut self, id: BufferId) -> Vec<u8> {
         std::mem::take(&mut self.buffers[id.0 as usize].bytes)
     }

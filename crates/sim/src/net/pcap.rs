@@ -1,7 +1,8 @@
 //! Captures: packets framed in Ethernet, IPv4 and UDP (of flows TCP), as Wireshark opens them.
 //!
-//! Node 0 is 10.0.0.1 and 02:00:00:00:00:01, and so on. Payloads that exist only as a length are cut off, as by a
-//! capture's snap length. Checksums of UDP and TCP are zero: UDP's says "none", TCP's cannot be without payload.
+//! Node 0 is 10.0.0.1 and 02:00:00:00:00:01, and so on. Payloads that exist only as a length are
+//! cut off, as by a capture's snap length. Checksums of UDP and TCP are zero: UDP's says "none",
+//! TCP's cannot be without payload.
 
 use std::io::{self, BufWriter, Write};
 

@@ -1,7 +1,7 @@
 //! A port's state: its queues, and the link that they are sent into.
 //!
-//! What every packet needs of a port is one cache line, and of a queue another; the queues of one priority lie together. In a
-//! large network it is these lines that time goes into.
+//! Every packet needs one cache line of a port, and another of a queue; the queues of one priority
+//! lie together. In a large network most time goes into these lines.
 
 use super::ids::{NodeId, PortId};
 use super::impairment::Faults;
@@ -13,7 +13,8 @@ use super::statistics::{DropReason, Drops, QueueStatistics};
 use super::time::Time;
 use super::topology::LinkConfig;
 
-/// A list through the slab; of a queue in another order than that of arrival the list is empty ([`Seldom::least_remaining`]).
+/// A list through the slab; of a queue in another order than that of arrival the list is empty
+/// ([`Seldom::least_remaining`]).
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Queue {
@@ -101,20 +102,21 @@ impl Queues {
         &mut self.0[priority][port.index()]
     }
 
-    /// What waits at a port.
+    /// The bytes that wait at a port.
     pub(crate) fn bytes(&self, port: PortId) -> u64 {
         self.0.iter().map(|queues| queues[port.index()].bytes).sum()
     }
 }
 
-/// What every packet needs.
+/// The part of a port that every packet needs.
 #[repr(align(64))]
 pub(crate) struct Port {
     /// Whose it is.
     pub(crate) node: NodeId,
-    /// Where its link leads.
+    /// The node at the other end of its link.
     pub(crate) peer: NodeId,
-    /// Packets on the link, the first to arrive first. Those that are held back are not among them.
+    /// Packets on the link, the first to arrive first. Packets that are held back are not among
+    /// them.
     pub(crate) flying: PacketId,
     pub(crate) flying_last: PacketId,
     /// Counts the times that it went down.
@@ -161,7 +163,7 @@ impl Port {
     }
 }
 
-/// What links of one kind have in common.
+/// The properties that links of one kind share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) mtu: u32,
@@ -177,7 +179,7 @@ impl Link {
     }
 }
 
-/// What few packets need of a port.
+/// The part of a port that few packets need.
 pub(crate) struct Seldom {
     pub(crate) rate: Rate,
     pub(crate) captured: bool,
@@ -187,9 +189,9 @@ pub(crate) struct Seldom {
     /// Drops that are not a queue's.
     pub(crate) drops: Drops,
     pub(crate) faults: Option<Box<Faults>>,
-    /// Of its queues; most never drop anything.
+    /// The drops of its queues; most never drop anything.
     of_queues: Option<Box<[Drops; PRIORITIES]>>,
-    /// What waits in queues that are not in the order of arrival.
+    /// The packets that wait in queues that are not in the order of arrival.
     least_remaining: Option<Box<[LeastRemaining; PRIORITIES]>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a port's queues are allowed to hold, and when they mark or drop.
+//! The limits of a port's queues, and when they mark or drop.
 
 /// Strict priorities of a port; 0 goes first.
 pub const PRIORITIES: usize = 8;
@@ -12,8 +12,8 @@ pub struct Class {
     pub priority: u8,
     /// Which of [`QueueConfig::drop_thresholds_bytes`] holds for it. Less than [`DROP_CLASSES`].
     pub drop_class: u8,
-    /// It is not ECN-capable, although its sender understands marks: a queue that [`QueueConfig::drops_unmarkable`] drops it where
-    /// others are marked (DLCP §4.2).
+    /// It is not ECN-capable, although its sender understands marks: a queue that
+    /// [`QueueConfig::drops_unmarkable`] drops it where others are marked (DLCP §4.2).
     pub unimportant: bool,
     /// It takes a path of its own, whatever others of its flow take.
     pub sprayed: bool,
@@ -30,9 +30,10 @@ pub enum Order {
     /// The one that came first.
     #[default]
     Arrival,
-    /// pFabric's (Alizadeh et al., SIGCOMM 2013, 4.1): of the flow whose packet says that least is left, the one that came first,
-    /// so that none of a flow's waits for ever behind its own. When the queue is full, the packet that says that most is left
-    /// gives way, which may be the new one. Packets that say nothing are urgent.
+    /// pFabric's order (Alizadeh et al., SIGCOMM 2013, 4.1). It serves the flow whose packet says
+    /// that least is left, and of that flow the packet that came first, so that none waits for ever
+    /// behind its own. When the queue is full, the packet that says that most is left gives way,
+    /// which may be the new one. Packets that say nothing are urgent.
     LeastRemaining,
 }
 
@@ -46,14 +47,15 @@ pub struct QueueConfig {
     pub ecn_threshold_bytes: Option<u64>,
     /// It is the length of all queues of the port that decides about marks, as PIAS has it.
     pub ecn_by_port: bool,
-    /// A packet of a drop class that would make it longer than the class's threshold is dropped (selective dropping).
+    /// A packet of a drop class that would make it longer than the class's threshold is dropped
+    /// (selective dropping).
     pub drop_thresholds_bytes: [Option<u64>; DROP_CLASSES],
     /// A packet that cannot be marked is dropped where it would be marked, as RED with ECN does it.
     pub drops_unmarkable: bool,
     /// Which packet goes next.
     pub order: Order,
-    /// Its packets are let in however full the node's [`Buffer`] is: [`Self::limit_bytes`] alone counts. To the other queues what waits here
-    /// counts as what waits there.
+    /// Its packets are let in however full the node's [`Buffer`] is: [`Self::limit_bytes`] alone
+    /// counts. To the other queues what waits here counts as what waits there.
     pub reserved: bool,
 }
 
@@ -78,9 +80,10 @@ impl QueueConfig {
         Self { order: Order::LeastRemaining, ..Self::tail_drop(limit_bytes) }
     }
 
-    /// A port's queues for DLCP (§4.2): the first is reserved for signals (§4.1) and drops nothing before it is full; in the others, of layers
-    /// from front to back, what is not important is dropped above `threshold_bytes` times 1, 1 + `step`, .., 1 + 6 `step`,
-    /// and what is important is marked.
+    /// A port's queues for DLCP (§4.2). The first is reserved for signals (§4.1) and drops nothing
+    /// before it is full. The others are for layers from front to back. In them unimportant packets
+    /// are dropped above `threshold_bytes` times 1, 1 + `step`, .., 1 + 6 `step`, and important
+    /// ones are marked.
     #[must_use]
     pub fn dlcp(limit_bytes: u64, threshold_bytes: u64, step: f64) -> [Self; PRIORITIES] {
         std::array::from_fn(|queue| match queue.checked_sub(1) {
@@ -110,7 +113,7 @@ impl QueueConfig {
     }
 }
 
-/// Where a node's queues have their bytes from. It is no limit to one that is [`QueueConfig::reserved`].
+/// The memory of a node's queues. It is no limit to one that is [`QueueConfig::reserved`].
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Buffer {
     /// Each queue has its own: [`QueueConfig::limit_bytes`] alone counts.
@@ -121,9 +124,10 @@ pub enum Buffer {
         /// The memory of each port.
         bytes: u64,
     },
-    /// All queues of the node share one memory, with dynamic thresholds (Choudhury and Hahne, 1998): a queue may hold
-    /// `alpha` times what is free at the moment. `n` queues that are always full then get `alpha / (1 + n * alpha)` of
-    /// the memory each, and some always stays free for a queue that has just begun to fill.
+    /// All queues of the node share one memory, with dynamic thresholds (Choudhury and Hahne,
+    /// 1998): a queue may hold `alpha` times what is free at the moment. `n` queues that are always
+    /// full then get `alpha / (1 + n * alpha)` of the memory each, and some always stays free for a
+    /// queue that has just begun to fill.
     Shared {
         /// The memory.
         bytes: u64,

@@ -4,7 +4,8 @@ use super::time::Time;
 
 const PICOS: u64 = 1_000_000_000_000;
 
-/// A rate, and the fraction of a picosecond that it owes: over any number of packets the sum of times is exact.
+/// A rate, and the fraction of a picosecond that it owes: over any number of packets the sum of
+/// times is exact.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     bps: u64,

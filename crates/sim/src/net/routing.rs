@@ -1,4 +1,5 @@
-//! Ways through the network: all shortest paths by number of links, found for a destination when it is first needed.
+//! Ways through the network: all shortest paths by number of links, found for a destination when it
+//! is first needed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,7 +8,7 @@ use super::ids::{NodeId, PortId, SimAddress};
 /// The ports of a node that lead to a destination on a shortest path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hop {
-    /// Of one port, the port; of several, where they begin in [`Routes::sets`].
+    /// A single port, or for several the place where they begin in [`Routes::sets`].
     first: u32,
     count: u32,
 }
@@ -21,15 +22,15 @@ pub(crate) struct Edge {
     pub(crate) up: bool,
 }
 
-/// What routing needs to know of the network.
+/// The facts about the network that routing needs.
 pub(crate) trait Graph {
     fn edges(&self, node: NodeId) -> impl Iterator<Item = Edge>;
     /// It may carry packets of others.
     fn forwards(&self, node: NodeId) -> bool;
 }
 
-/// Where a host with one NIC hangs: all ways to it are those to its switch, and one more link. Tables for switches instead of
-/// hosts are what fits into a cache.
+/// The place of a host with one NIC: all ways to it are those to its switch, and one more link.
+/// Tables for switches instead of hosts fit into a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Anchor {
     pub(crate) switch: NodeId,
@@ -86,8 +87,8 @@ impl Routes {
         self.to[self.places[to.index()].router as usize].is_some()
     }
 
-    /// The port of `node` that leads `to`; `choose` picks one of several, and `works` says whether a host's NIC does. `None` when
-    /// there is no way.
+    /// The port of `node` that leads `to`; `choose` picks one of several, and `works` says whether
+    /// a host's NIC does. `None` when there is no way.
     ///
     /// # Panics
     /// When the destination is not known: [`Self::learn`] first.
@@ -167,8 +168,9 @@ impl Routes {
     }
 }
 
-/// Which of `count` equally short ways a flow takes at `node`: another hash at every node, or the flows that met at
-/// one would stay together at the next. The salt makes it another for every seed: which flows meet is chance.
+/// The choice of a flow among `count` equally short ways at `node`. Each node hashes otherwise, or
+/// the flows that met at one would stay together at the next. The salt differs by seed: which flows
+/// meet is chance.
 #[inline]
 pub(crate) fn flow_choice(salt: u64, from: SimAddress, to: SimAddress, node: NodeId, count: u32) -> u32 {
     let pair = |address: SimAddress| u64::from(address.node) << 16 | u64::from(address.port);

@@ -92,7 +92,7 @@ impl Drops {
     }
 }
 
-/// One queue of a port. Lengths are of packets that wait, not of the one that is being sent.
+/// A queue of a port. Lengths are of packets that wait, not of the one that is being sent.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct QueueStatistics {
     /// Bytes that wait now.
@@ -111,7 +111,7 @@ pub struct QueueStatistics {
     pub drops: Drops,
 }
 
-/// One direction of a link.
+/// A direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct PortStatistics {
     /// Packets sent into the link.

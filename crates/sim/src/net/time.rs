@@ -8,7 +8,8 @@ use fanin_protocol::Instant;
 
 use crate::agenda::Moment;
 
-/// A point in virtual time, or a length of it, in picoseconds: a byte at 100 Gbit/s takes 80 of them. Reaches 213 days.
+/// A point in virtual time, or a length of it, in picoseconds: a byte at 100 Gbit/s takes 80 of
+/// them. Reaches 213 days.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
@@ -36,7 +37,7 @@ impl Time {
         Self::from_micros(millis.saturating_mul(1000))
     }
 
-    /// What a machine sees of it: the whole nanoseconds that have passed.
+    /// The time as a machine sees it: the whole nanoseconds that have passed.
     #[must_use]
     pub const fn instant(self) -> Instant {
         Instant(self.0 / 1000)

@@ -1,9 +1,10 @@
-//! The standard topologies. All links and all nodes of a kind are alike; single ones can be changed afterwards.
+//! The standard topologies. All links and all nodes of a kind are alike; single ones can be changed
+//! afterwards.
 
 use super::ids::NodeId;
 use super::topology::{LinkConfig, NodeConfig, Topology, TopologyError};
 
-/// What the parts of a standard topology are made of.
+/// The parts that a standard topology is made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parts {
     /// Every host.
@@ -39,7 +40,8 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Hosts `l0`.. on a switch `s0`, `r0`.. on a switch `s1`, and one core link between the two: link 0.
+    /// Hosts `l0`.. on a switch `s0`, `r0`.. on a switch `s1`, and one core link between the two:
+    /// link 0.
     ///
     /// # Errors
     /// Without hosts on a side, or with too many.
@@ -54,9 +56,10 @@ impl Topology {
         Ok(topology)
     }
 
-    /// ATP's Figure 9: switches `sw0` and `sw1` hang on `sw2`; workers `w0` and `w1` on `sw0`, `w2` and `w3` on `sw1`, `w4`,
-    /// `w5` and the parameter server `ps` on `sw2`. All three switches are next to hosts; `sw2` is layer 1 nevertheless,
-    /// because the other racks' packets reach it second.
+    /// ATP's Figure 9: switches `sw0` and `sw1` hang on `sw2`. Workers `w0` and `w1` hang on `sw0`,
+    /// `w2` and `w3` on `sw1`, `w4`, `w5` and the parameter server `ps` on `sw2`. All three
+    /// switches are next to hosts. Still `sw2` is layer 1, because the other racks' packets reach
+    /// it second.
     #[must_use]
     pub fn figure9(parts: &Parts) -> Self {
         let mut topology = Self::new();
@@ -73,8 +76,8 @@ impl Topology {
         topology
     }
 
-    /// `leaves` switches `leaf0`.. with `hosts` hosts each (`h0`.. in the order of leaves), every leaf linked to each of
-    /// `spines` switches `spine0`...
+    /// `leaves` switches `leaf0`.. with `hosts` hosts each (`h0`.. in the order of leaves), every
+    /// leaf linked to each of `spines` switches `spine0`...
     ///
     /// # Errors
     /// When a number is zero or too large.
@@ -103,9 +106,10 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Al-Fares et al.'s fat tree of switches with `k` ports: `k` pods of `k/2` edge (`edge0`.., layer 0) and `k/2`
-    /// aggregation switches (`agg0`.., layer 1), `(k/2)^2` core switches (`core0`.., layer 2); `hosts` at each edge switch
-    /// (`h0`..), of which Al-Fares et al. have `k/2`.
+    /// Al-Fares et al.'s fat tree of switches with `k` ports: `k` pods of `k/2` edge (`edge0`..,
+    /// layer 0) and `k/2` aggregation switches (`agg0`.., layer 1), `(k/2)^2` core switches
+    /// (`core0`.., layer 2); `hosts` at each edge switch (`h0`..), of which Al-Fares et al. have
+    /// `k/2`.
     ///
     /// # Errors
     /// When `k` is odd, less than 2 or more than 40, or there are no hosts, or too many.

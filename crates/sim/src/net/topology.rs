@@ -10,7 +10,7 @@ use super::time::Time;
 /// The fastest link: a byte takes a picosecond.
 pub const RATE_MAX_BPS: u64 = 8_000_000_000_000;
 
-/// What a node does with packets that are not for it.
+/// The treatment of packets that are not for the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// Nothing: it has machines on it, and NICs.
@@ -24,13 +24,13 @@ pub enum NodeKind {
     },
 }
 
-/// What packets cost a node in one direction: each occupies one core, and the next free one takes the next packet. What
-/// waits for a core is at most what a queue of priority 0 holds.
+/// The cost of packets for a node in one direction: each occupies one core, and the next free one
+/// takes the next packet. At most as much waits for a core as a queue of priority 0 holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Of a packet.
     pub packet: Time,
-    /// Of each byte of its frame: the IP packet and Ethernet's header of 14 bytes.
+    /// The time for each byte of its frame: the IP packet and Ethernet's header of 14 bytes.
     pub byte: Time,
     /// Cores; none is taken as one.
     pub cores: u16,
@@ -40,7 +40,7 @@ impl Cost {
     /// As if the node had as many cores as it needs.
     pub const NOTHING: Self = Self::of_packet(Time::ZERO);
 
-    /// One core that takes as long for every packet.
+    /// A single core that takes as long for every packet.
     #[must_use]
     pub const fn of_packet(packet: Time) -> Self {
         Self { packet, byte: Time::ZERO, cores: 1 }
@@ -50,7 +50,7 @@ impl Cost {
         self.packet.0 == 0 && self.byte.0 == 0
     }
 
-    /// Of a frame of so many bytes.
+    /// The time for a frame of so many bytes.
     #[must_use]
     pub const fn of(&self, bytes: u32) -> Time {
         Time(self.packet.0.saturating_add(self.byte.0.saturating_mul(bytes as u64)))
@@ -60,18 +60,19 @@ impl Cost {
 /// A node's own properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NodeConfig {
-    /// Where its queues have their memory from.
+    /// The memory that its queues share or have of their own.
     pub buffer: Buffer,
     /// The queues of each of its ports, by priority.
     pub queues: [QueueConfig; PRIORITIES],
-    /// What a packet costs it that its machines and flows send to another node.
+    /// The cost of a packet that its machines and flows send to another node.
     pub sends: Cost,
-    /// What one costs that is for them.
+    /// The cost of a packet that is for them.
     pub receives: Cost,
 }
 
 impl NodeConfig {
-    /// All ports alike, all priorities alike, each queue with its own memory, packets that cost nothing.
+    /// All ports alike, all priorities alike, each queue with its own memory, packets that cost
+    /// nothing.
     #[must_use]
     pub const fn new(queue: QueueConfig) -> Self {
         Self {
@@ -82,7 +83,8 @@ impl NodeConfig {
         }
     }
 
-    /// A host: its NIC holds 64 MiB, more than any window, so that a sender loses nothing to itself.
+    /// A host: its NIC holds 64 MiB, more than any window, so that a sender loses nothing to
+    /// itself.
     #[must_use]
     pub const fn host() -> Self {
         Self::new(QueueConfig::tail_drop(64 << 20))
@@ -189,10 +191,10 @@ impl std::error::Error for TopologyError {}
 pub enum Programmable {
     /// These.
     Names(Vec<String>),
-    /// Those of these layers; 0 is next to the hosts.
+    /// The switches of these layers; 0 is next to the hosts.
     Layers(Vec<u8>),
-    /// This share of all, from 0 to 1, evenly spread over them in the order of their making; rounded to the nearest
-    /// number of switches.
+    /// This share of all, from 0 to 1, evenly spread over them in the order of their making;
+    /// rounded to the nearest number of switches.
     Share(f64),
 }
 
@@ -294,7 +296,7 @@ impl Topology {
         self.nodes.iter().position(|node| node.name == name).map(|at| NodeId(at as u32))
     }
 
-    /// What was added as `node`.
+    /// The node that was added as `node`.
     ///
     /// # Panics
     /// When there is no such node.
@@ -343,7 +345,7 @@ impl Topology {
         }
     }
 
-    /// What is one link away from `node`, and by which link.
+    /// The nodes that are one link away from `node`, each with that link.
     pub fn neighbours(&self, node: NodeId) -> impl Iterator<Item = (NodeId, LinkId)> + '_ {
         self.links.iter().enumerate().filter_map(move |(at, link)| match link.ends {
             [a, b] if a == node => Some((b, LinkId(at as u32))),

@@ -1,4 +1,5 @@
-//! Traces in Chrome's format, as Perfetto opens them: one row a port with what it sends, and the length of its queues.
+//! Traces in Chrome's format, as Perfetto opens them: one row a port with what it sends, and the
+//! length of its queues.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -11,7 +12,7 @@ pub(crate) struct Trace {
     out: BufWriter<Box<dyn Write>>,
     /// The first one; nothing is written after it.
     failed: Option<io::Error>,
-    /// Of the ports that are traced.
+    /// The names of the ports that are traced.
     names: BTreeMap<PortId, String>,
 }
 

@@ -13,7 +13,7 @@ use super::schema::{File, TopologyFile};
 pub(super) struct Texts<'t> {
     name: &'t str,
     scenario: &'t str,
-    /// Where it is, and its text.
+    /// The file beside the scenario, and its text.
     beside: Option<(PathBuf, String)>,
 }
 
@@ -22,8 +22,8 @@ impl<'t> Texts<'t> {
         Self { name, scenario, beside: None }
     }
 
-    /// Puts the tables of the file beside the scenario before those of the scenario, which can change them so. It is looked for from
-    /// the scenario's folder.
+    /// Puts the tables of the file beside the scenario before those of the scenario, which can
+    /// change them so. It is looked for from the scenario's folder.
     pub(super) fn read_beside(&mut self, file: &mut File) -> Result<(), Mistake> {
         let Some(given) = &file.network.file else { return Ok(()) };
         let scenario_bytes = self.scenario.len();
@@ -86,8 +86,9 @@ struct NamedInNetwork {
     file: Option<Spanned<String>>,
 }
 
-/// The tables of a text, whose places are counted on from the end of the scenario: so a place says which of the two it is in. It is
-/// one more than the scenario is long, since what is missing at a file's end is said to be behind it.
+/// The tables of a text, whose places are counted on from the end of the scenario: so a place says
+/// which of the two it is in. It is one more than the scenario is long, since what is missing at a
+/// file's end is said to be behind it.
 fn tables(text: &str, scenario_bytes: usize) -> Result<TopologyFile, Mistake> {
     let behind = " ".repeat(scenario_bytes + 1) + text;
     let document = DeTable::parse(&behind).map_err(|error| Mistake::of_toml(&error))?;

@@ -1,4 +1,5 @@
-//! A job's entry, as its system sees it: the table that is the system's own, and what other tables have settled.
+//! A job's entry, as its system sees it: the table that is the system's own, and what other tables
+//! have settled.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::workload::{SwitchPlan, TransportPlan, Workload};
 /// A system, to scenario files.
 #[derive(Clone, Copy)]
 pub struct Kind {
-    /// What `system` says, and what the system's own table is called: `[job.NAME]`.
+    /// The value of `system`, and the name of the system's own table: `[job.NAME]`.
     pub name: &'static str,
     /// The names in that table: [`keys`] of what it is read as.
     pub keys: fn() -> &'static [&'static str],
@@ -131,7 +132,8 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// The system's own table, as its keys are declared: with `deny_unknown_fields`, and defaults for all that need not be given.
+    /// The system's own table, as its keys are declared: with `deny_unknown_fields`, and defaults
+    /// for all that need not be given.
     ///
     /// # Errors
     /// The key that is none of them, with the nearest; a value that cannot be.
@@ -178,7 +180,8 @@ impl Entry<'_> {
         Ok(found)
     }
 
-    /// Hosts of servers: those named, which are then no more among those that are free, or so many of the workers', evenly spread.
+    /// Hosts of servers: those named, which are then no more among those that are free, or so many
+    /// of the workers', evenly spread.
     ///
     /// # Errors
     /// There are none such, or one of them twice.
@@ -206,7 +209,8 @@ impl Entry<'_> {
         Some(found)
     }
 
-    /// Of the jobs whose system and table are so: how many come before this one, and how many there are.
+    /// Counts the jobs whose system and table are so: how many come before this one, and how many
+    /// there are.
     pub fn among(&self, is_one: impl Fn(&str, &DeTable<'_>) -> bool) -> (usize, usize) {
         let is_one = |table: &OwnTable<'_>| {
             table.table.get_ref().as_table().is_some_and(|keys| is_one(table.kind.name, keys))
@@ -246,7 +250,7 @@ impl Entry<'_> {
         at(&self.file.network.mtu, message)
     }
 
-    /// What the workers sum.
+    /// The tensors that the workers sum.
     ///
     /// # Errors
     /// What cannot be.

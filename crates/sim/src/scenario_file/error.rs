@@ -1,4 +1,4 @@
-//! What is wrong with a scenario, and where.
+//! Mistakes in a scenario, each with its place.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ pub fn at<T>(place: &Spanned<T>, message: impl std::fmt::Display) -> Mistake {
     Mistake { span, message: message.to_string() }
 }
 
-/// A mistake in a scenario file. Its text begins with file, line and column, and ends with the line itself.
+/// A mistake in a scenario file. Its text begins with file, line and column, and ends with the line
+/// itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileError {
     file: String,
@@ -53,7 +54,7 @@ impl FileError {
 }
 
 impl Mistake {
-    /// Of the TOML reader: with the nearest name that it would have taken.
+    /// A mistake that the TOML reader found, with the nearest name that it would have taken.
     pub(super) fn of_toml(error: &toml::de::Error) -> Self {
         let message = error.message().trim_end();
         // serde says: unknown field `x`, expected one of `a`, `b`

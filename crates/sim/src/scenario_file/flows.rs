@@ -22,7 +22,8 @@ pub(super) fn resolve(file: &File, topology: &Topology) -> Result<Vec<Background
     file.background.iter().map(|flow| background(topology, mtu, flow)).collect()
 }
 
-/// How flows are sent; whether they take marks where the file does not say it, and their `priority`, is their table's.
+/// How flows are sent; whether they take marks where the file does not say it, and their
+/// `priority`, is their table's.
 pub(super) fn transport(
     given: &Option<Spanned<TransportTable>>,
     ecn: &Option<Spanned<bool>>,

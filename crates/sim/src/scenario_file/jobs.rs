@@ -13,7 +13,7 @@ use crate::systems::System;
 use crate::workload::models::{FLOPS_PER_S, Model};
 use crate::workload::{JobPlan, Lateness, Rates, WORKERS_MAX, Workload};
 
-/// Of a float32 as of an int32.
+/// The size of a float32 and of an int32.
 const ELEMENT_BYTES: u64 = 4;
 
 pub(super) fn resolve(

@@ -1,4 +1,4 @@
-//! What stands in several tables: hosts, nodes and links by their names, and classes.
+//! Values that stand in several tables: hosts, nodes and links by their names, and classes.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(super) fn host(topology: &Topology, name: &str, place: &Spanned<impl Sized>)
     })
 }
 
-/// Those named, or so many of `among`, evenly spread.
+/// The named hosts, or so many of `among`, evenly spread.
 pub(super) fn hosts(
     topology: &Topology,
     among: &[NodeId],
@@ -53,7 +53,7 @@ pub(super) fn link(topology: &Topology, ends: &Spanned<[String; 2]>) -> Result<L
     })
 }
 
-/// Of a priority or a drop class.
+/// The number of a priority or a drop class.
 pub(super) fn number_below(
     value: &Option<Spanned<u8>>,
     end: usize,

@@ -1,7 +1,8 @@
-//! Scenario files: TOML that says what the network is, which jobs run on it, and what goes wrong. `examples/sim` has some.
+//! Scenario files: TOML that says what the network is, which jobs run on it, and what goes wrong.
+//! `examples/sim` has some.
 //!
-//! A file is read whole and checked whole before anything runs: a name that is none is answered with the nearest one, and
-//! whatever cannot be (a rate, a window, a fan-in) with the line that it stands in.
+//! A file is read whole and checked whole before anything runs. An unknown name is answered with
+//! the nearest one, and an impossible value (a rate, a window, a fan-in) with its line.
 
 mod beside;
 mod entry;
@@ -41,8 +42,8 @@ use schema::{FaultKind, File, RoutingName, SwitchTable};
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
 
-/// For how long a job may stand still unless the file says otherwise: for a part of the run, or so many of its timeouts, which
-/// grow while nothing comes.
+/// The time for which a job may stand still unless the file says otherwise. It is a part of the
+/// run, or so many of its timeouts, which grow while nothing comes.
 const STALL_SHARE: u32 = 4;
 const STALL_TIMEOUTS: u32 = 4;
 const STALL_MAX: Duration = Duration::from_secs(2);
@@ -67,8 +68,9 @@ pub fn parse_with(kinds: &[Kind], name: &str, text: &str) -> Result<Scenario, Fi
     read(kinds, text, &mut texts).map_err(|mistake| texts.locate(mistake))
 }
 
-/// Reads a file of another purpose that describes a network as scenarios do: `[network]`, `[switch]`, `[[queue]]`, `[[node]]` and `[[link]]`. Its other
-/// tables are read as `T`, and `resolve` says what they come to on that network.
+/// Reads a file of another purpose that describes a network as scenarios do: `[network]`,
+/// `[switch]`, `[[queue]]`, `[[node]]` and `[[link]]`. Its other tables are read as `T`, and
+/// `resolve` says what they come to on that network.
 ///
 /// # Errors
 /// The first mistake, with its place.
@@ -99,7 +101,8 @@ pub fn parse_on_network<T: serde::de::DeserializeOwned, R>(
     read().map_err(|mistake| texts.locate(mistake))
 }
 
-/// Reads a file of another purpose that describes no network of the simulator's. It is read as `T`, and `resolve` says what that comes to.
+/// Reads a file of another purpose that describes no network of the simulator's. It is read as `T`,
+/// and `resolve` says what that comes to.
 ///
 /// # Errors
 /// The first mistake, with its place.
@@ -112,10 +115,11 @@ pub fn parse_file<T: serde::de::DeserializeOwned, R>(
     read.and_then(resolve).map_err(|mistake| Texts::new(name, text).locate(mistake))
 }
 
-/// A scenario as a table, with the nodes and links of the file that it may name in place of that name: one file says all.
+/// A scenario as a table, with the nodes and links of the file that it may name in place of that
+/// name: one file says all.
 ///
 /// # Errors
-/// What keeps it from being read; whether it can be played, [`parse`] says.
+/// The mistake that keeps it from being read; [`parse`] says whether it can be played.
 pub fn whole(name: &str, text: &str) -> Result<toml::Table, FileError> {
     let mut texts = Texts::new(name, text);
     texts.merged().map_err(|mistake| texts.locate(mistake))
@@ -130,7 +134,7 @@ fn read(kinds: &[Kind], text: &str, texts: &mut Texts<'_>) -> Result<Scenario, M
     resolve(&file, &tables)
 }
 
-/// `[switch]` as jobs see it. What is wrong with it is said by [`resolve`].
+/// `[switch]` as jobs see it. Mistakes in it are told by [`resolve`].
 fn switch_plan(file: &File) -> SwitchPlan {
     let SwitchTable { aggregators, ways, stale, .. } = &file.switch;
     SwitchPlan { aggregators: *aggregators.get_ref(), ways: *ways.get_ref(), stale: stale.0 }

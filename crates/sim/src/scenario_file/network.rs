@@ -1,4 +1,5 @@
-//! `[network]`, `[[queue]]`, and which switches are programmable: nodes and links, checked. What single ones of them are like: `parts`.
+//! `[network]`, `[[queue]]`, and which switches are programmable: nodes and links, checked.
+//! Properties of single ones of them are in `parts`. `parts`.
 
 use std::time::Duration;
 
@@ -150,7 +151,7 @@ fn selective_dropping(
     Ok(queues)
 }
 
-/// One entry's queues of every switch.
+/// Sets the queues of every switch from one entry.
 fn set_queues(mtu: u32, node: &mut NodeConfig, entry: &Spanned<Queue>) -> Result<(), Mistake> {
     let queue = entry.get_ref();
     let priority = number_below(&queue.priority, PRIORITIES, "priority")?;

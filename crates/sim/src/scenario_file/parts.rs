@@ -1,4 +1,5 @@
-//! `[[node]]` and `[[link]]`: what is unlike the rest of a network, and of an own one, what there is at all.
+//! `[[node]]` and `[[link]]`: what is unlike the rest of a network, and of an own one, what there
+//! is at all.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +13,8 @@ use crate::net::{LinkConfig, LinkId, NodeConfig, NodeId, NodeKind, Parts, QueueC
 #[cfg(test)]
 mod tests;
 
-/// Nodes that one entry makes, and pairs of nodes that it may join: as many as there are hosts and links at most.
+/// Nodes that one entry makes, and pairs of nodes that it may join: as many as there are hosts and
+/// links at most.
 const NODES_MAX: usize = 1 << 14;
 const PAIRS_MAX: usize = 1 << 20;
 

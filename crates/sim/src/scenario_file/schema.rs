@@ -11,7 +11,7 @@ use crate::workload::Draw;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
-    /// What it shows, for reports.
+    /// The point of the scenario, for reports.
     #[serde(default)]
     pub(super) title: String,
     /// When to stop at the latest.
@@ -20,10 +20,11 @@ pub(super) struct File {
     /// Length of an interval of the time series.
     #[serde(default = "defaults::interval")]
     pub(super) interval: Spanned<Time>,
-    /// What happens before is not in the throughputs.
+    /// The throughputs leave out what happens before.
     #[serde(default = "defaults::zero")]
     pub(super) warm_up: Time,
-    /// A job whose workers wait and to whom nothing comes for this long has stalled, which is a violation.
+    /// A job whose workers wait and to whom nothing comes for this long has stalled, which is a
+    /// violation.
     pub(super) stall: Option<Time>,
     #[serde(default = "defaults::payload")]
     pub(super) payload: Spanned<PayloadName>,
@@ -86,7 +87,7 @@ pub(super) enum TopologyName {
 #[serde(deny_unknown_fields)]
 pub(super) struct Network {
     pub(super) topology: Spanned<TopologyName>,
-    /// Where more `[[node]]` and `[[link]]` tables are, before those of this file.
+    /// The file with more `[[node]]` and `[[link]]` tables, which come before those of this file.
     pub(super) file: Option<Spanned<String>>,
     /// Hosts: of the rack, at each side of the dumbbell, at each leaf or edge switch.
     pub(super) hosts: Option<Spanned<usize>>,
@@ -94,10 +95,10 @@ pub(super) struct Network {
     pub(super) spines: Option<Spanned<usize>>,
     /// Ports of a fat tree's switches.
     pub(super) k: Option<Spanned<usize>>,
-    /// Of the links to hosts.
+    /// The rate of the links to hosts.
     #[serde(default = "defaults::rate")]
     pub(super) rate: Spanned<Rate>,
-    /// Of the links between switches; as those to hosts unless given.
+    /// The rate of the links between switches; as those to hosts unless given.
     pub(super) core_rate: Option<Spanned<Rate>>,
     #[serde(default = "defaults::delay")]
     pub(super) delay: Time,
@@ -105,7 +106,7 @@ pub(super) struct Network {
     /// Longest IP packet of every link.
     #[serde(default = "defaults::mtu")]
     pub(super) mtu: Spanned<u32>,
-    /// What a queue of a switch holds.
+    /// The capacity of a switch's queue.
     #[serde(default = "defaults::queue")]
     pub(super) queue: Spanned<Size>,
     /// Queue length from which a switch marks, and a host's NIC.
@@ -113,7 +114,8 @@ pub(super) struct Network {
     /// Whether a port marks by all that waits at it, and not by the packet's own queue.
     #[serde(default)]
     pub(super) ecn_by_port: bool,
-    /// Whether NICs mark. A worker that begins hands its NIC a window at once, which is no congestion.
+    /// Whether NICs mark. A worker that begins hands its NIC a window at once, which is no
+    /// congestion.
     #[serde(default = "defaults::yes")]
     pub(super) nic_ecn: bool,
     /// The queues of each port of a switch share this much memory.
@@ -130,7 +132,7 @@ pub(super) struct Network {
     pub(super) order: OrderName,
     /// DLCP's queues at switches.
     pub(super) selective_dropping: Option<Spanned<SelectiveDropping>>,
-    /// What a packet that a host sends or receives costs one of its cores ..
+    /// The cost to one of its cores of a packet that a host sends or receives ..
     #[serde(default)]
     pub(super) host_packet_cost: CoreTime,
     /// .. and each byte of it.
@@ -165,9 +167,9 @@ pub(super) struct Node {
     pub(super) kind: Option<Spanned<NodeKindName>>,
     /// So many of the kind, with their numbers from 0 on behind the name.
     pub(super) count: Option<Spanned<usize>>,
-    /// Of a switch; 0 is next to the hosts.
+    /// The layer of a switch; 0 is next to the hosts.
     pub(super) layer: Option<Spanned<u8>>,
-    /// What each of its queues holds.
+    /// The capacity of each of its queues.
     pub(super) queue: Option<Spanned<Size>>,
     /// The length from which they mark.
     pub(super) ecn: Option<Spanned<Size>>,
@@ -176,7 +178,7 @@ pub(super) struct Node {
     /// All its queues share this much memory.
     pub(super) shared_buffer: Option<Spanned<Size>>,
     pub(super) alpha: Option<Spanned<f64>>,
-    /// What a packet costs a host both ways, and a switch's machines that receive it ..
+    /// The cost of a packet for a host both ways, and for a switch's machines that receive it ..
     pub(super) packet_cost: Option<CoreTime>,
     /// .. and each byte of it.
     pub(super) byte_cost: Option<CoreTime>,
@@ -198,7 +200,7 @@ pub(super) struct Link {
     pub(super) link: Spanned<[String; 2]>,
     pub(super) rate: Option<Rate>,
     pub(super) delay: Option<Time>,
-    /// What each of the queues at both its ends holds.
+    /// The capacity of each of the queues at both its ends.
     pub(super) queue: Option<Spanned<Size>>,
     /// The length from which they mark.
     pub(super) ecn: Option<Spanned<Size>>,
@@ -230,7 +232,8 @@ pub(super) enum OrderName {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SelectiveDropping {
-    /// Of queue 1: the length from which unimportant packets are dropped and others marked.
+    /// The threshold of queue 1: the length from which unimportant packets are dropped and others
+    /// marked.
     pub(super) threshold: Size,
     /// By how many times that it grows with every further queue.
     pub(super) step: f64,
@@ -274,7 +277,7 @@ pub(super) struct ParameterServer {
     pub(super) workers: Spanned<Hosts>,
     /// The same, of the workers' hosts unless named; as many as workers unless given.
     pub(super) servers: Option<Spanned<Hosts>>,
-    /// One tensor of this size ..
+    /// A tensor of this size ..
     pub(super) tensor: Option<Spanned<Size>>,
     /// .. or those of a model.
     pub(super) model: Option<Spanned<String>>,
@@ -282,7 +285,7 @@ pub(super) struct ParameterServer {
     pub(super) batch: Option<Spanned<u32>>,
     /// Floating-point operations a second that a worker does, 1e13 unless given.
     pub(super) flops: Option<Spanned<f64>>,
-    /// What sizes are divided by.
+    /// The divisor of sizes.
     pub(super) compression: Option<Spanned<f64>>,
     /// A tensor that is larger is divided among all servers.
     #[serde(default = "defaults::divide_above")]
@@ -379,7 +382,8 @@ pub(super) struct Job {
 
     /// How fast workers' hosts send; as their links unless given.
     pub(super) rates: Option<Spanned<RatesTable>>,
-    /// How long each worker waits before it sends the first tensor of a step; not at all unless given.
+    /// How long each worker waits before it sends the first tensor of a step; not at all unless
+    /// given.
     pub(super) late: Option<Spanned<LateTable>>,
 
     /// Which queue of a port its packets wait in.
@@ -403,7 +407,8 @@ pub(super) struct Job {
     pub(super) batch: Option<Spanned<u32>>,
     /// Training: how many in all; without end unless given.
     pub(super) iterations: Option<Spanned<u64>>,
-    /// Training: divides the model's parameters and times alike, so that the network's share of the time stays.
+    /// Training: divides the model's parameters and times alike, so that the network's share of the
+    /// time stays.
     pub(super) scale: Option<Spanned<f64>>,
     /// Training: floating-point operations a second that a worker does, 1e13 unless given.
     pub(super) flops: Option<Spanned<f64>>,
@@ -493,9 +498,9 @@ pub(super) struct Background {
     pub(super) from: Spanned<String>,
     pub(super) to: Spanned<String>,
     pub(super) kind: Spanned<BackgroundKind>,
-    /// Of a constant flow.
+    /// The rate of a constant flow.
     pub(super) rate: Option<Spanned<Rate>>,
-    /// Of a TCP-like one.
+    /// The transport of a TCP-like flow.
     pub(super) transport: Option<Spanned<TransportTable>>,
     /// Whether its packets may be marked; those of a TCP-like flow unless told otherwise.
     pub(super) ecn: Option<Spanned<bool>>,
@@ -536,14 +541,15 @@ pub(super) struct Loss {
     pub(super) from: Option<Spanned<String>>,
     /// Chance that a packet is lost; of one in a burst, if there are bursts.
     pub(super) loss: Option<Spanned<Share>>,
-    /// Bursts instead: chance to get into one, with every packet, and then the chance to get out of it.
+    /// Bursts instead: chance to get into one, with every packet, and then the chance to get out of
+    /// it.
     pub(super) burst_begin: Option<Spanned<Share>>,
     pub(super) burst_end: Option<Spanned<Share>>,
     /// Chance that a packet between two bursts is lost.
     pub(super) loss_between: Option<Spanned<Share>>,
     /// Instead of chances: packets of this kind, all of them unless `nth` or `every` says which.
     pub(super) only: Option<Spanned<String>>,
-    /// Those of these numbers; the first is 1.
+    /// The packets of these numbers; the first is 1.
     pub(super) nth: Option<Spanned<Vec<u64>>>,
     /// Every so many, one.
     pub(super) every: Option<Spanned<u64>>,

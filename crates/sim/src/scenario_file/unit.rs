@@ -50,7 +50,7 @@ impl Rate {
     }
 }
 
-/// What bits are written as, of a number with "bps": tc means bytes by it, and most people bits.
+/// The unambiguous spelling of a number with "bps": tc means bytes by it, and most people bits.
 fn ambiguous(text: &str) -> Option<String> {
     let text = text.to_lowercase();
     let prefixed = text.strip_suffix("bps")?;

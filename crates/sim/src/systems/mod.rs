@@ -1,12 +1,14 @@
 //! Systems under test: what sums for a job, each in a file or a room of its own.
 //!
-//! A [`System`] is what one job's table in a scenario file says, checked. When a run begins, it is asked once for the job's
-//! [`Machines`]: it says which [`Station`]s the job needs (a switch's aggregators, a server: machines that jobs share), and
-//! afterwards adds each worker's machine. The rest of the simulator knows these three traits and no system. Who adds one writes
-//! a file here; who tries one outside of this crate hands its [`Kind`] to
+//! A [`System`] is what one job's table in a scenario file says, checked. When a run begins, it is
+//! asked once for the job's [`Machines`]. It says which [`Station`]s the job needs (a switch's
+//! aggregators, a server: machines that jobs share), and afterwards adds each worker's machine. The
+//! rest of the simulator knows these three traits and no system. A new system is a file here. A
+//! system outside of this crate hands its [`Kind`] to
 //! [`parse_with`](crate::scenario_file::parse_with), as `tests/toy_system.rs` does.
 //!
-//! Deliberately absent: what workers submit and what their sums must be (`workload`), how packets travel (`net`).
+//! Deliberately absent: what workers submit and what their sums must be (`workload`), how packets
+//! travel (`net`).
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -48,7 +50,8 @@ pub const ALL: [Kind; 10] = [
     dlcp::KIND,
 ];
 
-/// One job's system, as its table in the scenario file configures it. Everything in it has been checked.
+/// The system of one job, as its table in the scenario file configures it. Everything in it has
+/// been checked.
 pub trait System: Debug + Send + Sync {
     /// As scenario files and reports call it.
     fn name(&self) -> &'static str;
@@ -58,36 +61,38 @@ pub trait System: Debug + Send + Sync {
         1
     }
 
-    /// Which elements of a tensor are one part's, of so many; none where the tensor is whole in others. `variable` is which of the model's it
-    /// is the gradient of ([`Tenant::variable`]).
+    /// Which elements of a tensor are one part's, of so many; none where the tensor is whole in
+    /// others. `variable` is which of the model's it is the gradient of ([`Tenant::variable`]).
     fn range(&self, _variable: u64, elements: usize, part: usize, parts: usize) -> Range<usize> {
         elements * part / parts..elements * (part + 1) / parts
     }
 
-    /// The host of the server that can be restarted, and that knows where the job stands when another process takes a worker's
-    /// rank. Without one, neither fault can be asked for.
+    /// The host of the server that can be restarted, and that knows where the job stands when
+    /// another process takes a worker's rank. Without one, neither fault can be asked for.
     fn server(&self) -> Option<NodeId> {
         None
     }
 
-    /// How long a worker waits before it asks for something again, at least: a job that waits for a few of these has not stalled.
+    /// How long a worker waits before it asks for something again, at least: a job that waits for a
+    /// few of these has not stalled.
     fn timeout(&self) -> Duration {
         Duration::from_millis(1)
     }
 
-    /// How many of its elements, the first, a packet carries where a scenario wants a sample, and the others in length alone: no
-    /// decision depends on those. None where nobody has made sure of that.
+    /// How many of its elements, the first, a packet carries where a scenario wants a sample, and
+    /// the others in length alone: no decision depends on those. None where nobody has made sure of
+    /// that.
     fn sample_elements(&self) -> Option<usize> {
         None
     }
 
-    /// How long a worker waits for the same thing at most, when each time nothing has come: so long a job may stand still where most
-    /// packets are lost.
+    /// The longest time that a worker waits for the same thing, when each time nothing has come. A
+    /// job may stand still for so long if most packets are lost.
     fn timeout_max(&self) -> Duration {
         self.timeout() * worker::BACK_OFF
     }
 
-    /// What its packets are for, in the words that `only` of a scenario's `[[loss]]` says.
+    /// The kinds of its packets, in the words that `only` of a scenario's `[[loss]]` says.
     fn packet_kinds(&self) -> &'static [&'static str] {
         &[]
     }
@@ -97,49 +102,53 @@ pub trait System: Debug + Send + Sync {
         None
     }
 
-    /// How far an element of a float sum may be from the exact one, besides the one rounding at the end, where `workers`
-    /// contribute numbers below `largest`, a power of two, to the element's packet. They are so few bits that sums of floats
-    /// are exact; and no bound is so wide that it hides a worker's contribution.
+    /// The distance of an element of a float sum from the exact one, at most, besides the one
+    /// rounding at the end. `workers` contribute numbers below `largest`, a power of two, to the
+    /// element's packet. They have so few bits that sums of floats are exact; and no bound is so
+    /// wide that it hides a worker's contribution.
     fn bound(&self, workers: usize, largest: f64) -> f64;
 
-    /// Elements that share what decides their rounding: those of a packet, where each has a factor of its own.
+    /// Elements that share what decides their rounding: those of a packet, where each has a factor
+    /// of its own.
     fn packet_elements(&self) -> usize {
         FRAGMENT_ELEMENTS[0]
     }
 
-    /// Finds out which machines a job needs where, and asks the site for the stations among them. Called once a run, in the order of
-    /// the jobs, before anything is on the network.
+    /// Finds out which machines a job needs where, and asks the site for the stations among them.
+    /// Called once a run, in the order of the jobs, before anything is on the network.
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines>;
 }
 
 /// A job's machines in a run.
 pub trait Machines {
-    /// Adds the machine of one part of a worker's tensors to the worker's host. All stations are there. The machine takes
-    /// tensors from the process, and gives it their sums.
+    /// Adds the machine of one part of a worker's tensors to the worker's host. All stations are
+    /// there. The machine takes tensors from the process, and gives it their sums.
     fn add_worker(&self, network: &mut Network, process: Process) -> ActorId;
 
-    /// What the machines counted. One that lost its memory counts from zero again; what it had counted before is kept for it.
+    /// The machines' counts. A machine that lost its memory counts from zero again; its earlier
+    /// counts are kept for it.
     fn counters(&self, network: &Network) -> Counters;
 
-    /// Where each machine stands, to find out who waits for whom; empty if there is nothing to say.
+    /// The state of each machine, to find out who waits for whom; empty if there is nothing to say.
     fn standing(&self, _network: &Network) -> String {
         String::new()
     }
 
-    /// What stands on `node` is back without its memory: workers that depend on it are told.
+    /// The machines on `node` are back without their memory: workers that depend on them are told.
     fn resume(&self, _network: &mut Network, _node: NodeId) {}
 
-    /// Adds the machine of a process that takes a dead worker's rank, or not yet: then it is asked again. Only of systems with a
-    /// [`System::server`].
+    /// Adds the machine of a process that takes a dead worker's rank, or not yet: then it is asked
+    /// again. Only of systems with a [`System::server`].
     fn respawn(&self, _network: &mut Network, _process: Process) -> Option<ActorId> {
         None
     }
 
-    /// All workers are gone for good; stations forget the job, but for what only time can tell them.
+    /// All workers are gone for good; stations forget the job, but for what only time can tell
+    /// them.
     fn die(&self, _network: &mut Network) {}
 }
 
-/// What stands on a switch or a host for all jobs that use it.
+/// A machine on a switch or a host, for all jobs that use it.
 pub trait Station: Any {
     /// What it is.
     fn role(&self) -> Role;
@@ -150,17 +159,17 @@ pub trait Station: Any {
     /// The machine's number; only asked once it is placed.
     fn actor(&self) -> ActorId;
 
-    /// Puts a machine without memory in the place of what is there. Nothing happens where a system does not say how its jobs are
-    /// admitted again.
+    /// Puts a machine without memory in the place of what is there. Nothing happens where a system
+    /// does not say how its jobs are admitted again.
     fn forget(&self, network: &mut Network);
 
-    /// What a switch's memory was used for since it lost it last: what was before is kept for it.
+    /// The use of a switch's memory since it lost it last: earlier use is kept for it.
     fn table(&self, _network: &Network) -> Option<Table> {
         None
     }
 }
 
-/// What a [`Station`] is, for reports and faults.
+/// The kind of a [`Station`], for reports and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// On a programmable switch: forgets when the switch does.
@@ -172,7 +181,8 @@ pub enum Role {
     Lasting,
 }
 
-/// What a job's machines counted, for reports: a system leaves out what it does not have, or does not count.
+/// The counts of a job's machines, for reports: a system leaves out what it does not have, or does
+/// not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
     /// Packets that switches added.
@@ -185,31 +195,34 @@ pub struct Counters {
     pub server_aggregations: Option<u64>,
     /// Bytes of gradients that came to servers, as IP packets.
     pub server_bytes: Option<u64>,
-    /// Bytes of gradients on their way to servers times the links that they passed, of those that came to where they were sent: parameters,
-    /// which come back, are not in it.
+    /// Bytes of gradients on their way to servers times the links that they passed, for those that
+    /// arrived. Parameters, which come back, are not included.
     pub gradient_hop_bytes: Option<u64>,
     /// Packets that workers sent.
     pub packets_sent: Option<u64>,
-    /// Of these, sent again.
+    /// The part of them that was sent again.
     pub retransmissions: Option<u64>,
     /// Packets whose sum saturated.
     pub overflows: Option<u64>,
-    /// Workers' packets that went past the switches as original values, since their sum could overflow (ATP §B.2).
+    /// Workers' packets that went past the switches as original values, since their sum could
+    /// overflow (ATP §B.2).
     pub proactive: Option<u64>,
-    /// Contributions of packets that the sums would have if nothing had been lost, over the tensors that came back (DLCP).
+    /// Contributions of packets that the sums would have if nothing had been lost, over the tensors
+    /// that came back (DLCP).
     pub contributions: Option<u64>,
-    /// Of these, not in the sums.
+    /// The part of them that is not in the sums.
     pub contributions_lost: Option<u64>,
-    /// How often workers asked again for packets of a flow: for sums of a server's, for all in a ring.
+    /// How often workers asked again for packets of a flow: for sums of a server's, for all in a
+    /// ring.
     pub retransmission_rounds: Option<u64>,
 }
 
-/// What a switch's memory was used for, by all jobs; what cannot be with a system is none.
+/// The use of a switch's memory, by all jobs; a count that a system cannot have is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Its size.
     pub aggregators: u32,
-    /// Those that are in use now.
+    /// The aggregators that are in use now.
     pub in_use: u32,
     /// Packets added.
     pub aggregations: u64,
@@ -223,7 +236,7 @@ pub struct Table {
     pub freed_stale: Option<u64>,
 }
 
-/// What machines counted that may lose their memory.
+/// The counts of machines that may lose their memory.
 pub(crate) trait Counted: Copy {
     /// Both counts, each with its like, as `of` has it.
     fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self;
@@ -337,8 +350,8 @@ impl<'a> Site<'a> {
         })
     }
 
-    /// How much longer packets are than what machines wrote, where what they wrote carries a sample and is so long: by the elements
-    /// that the sample leaves out, of the job that a packet is of.
+    /// The extra length of packets beyond what machines wrote, if they wrote a sample of this
+    /// length: by the elements that the sample leaves out, in the job of the packet.
     #[must_use]
     pub fn declare(&self, sample_packet_bytes: usize) -> Declare {
         let declared_bytes = self.declared_bytes.clone();
@@ -366,7 +379,7 @@ impl<'a> Site<'a> {
         plan.system.plan(tenant, self)
     }
 
-    /// What stands where, switches first.
+    /// The stations of all nodes, switches first.
     pub(crate) fn into_stations(self) -> Vec<(NodeId, Rc<dyn Station>)> {
         let stations = self.stations.into_iter().map(|((node, _), (station, _))| (node, station));
         let (mut switches, servers): (Vec<_>, Vec<_>) =

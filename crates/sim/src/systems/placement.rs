@@ -1,5 +1,5 @@
-//! Where a job's machines stand: which switches are on a worker's way to the root, which is the network's matter, and what the product's
-//! own registry makes of that when all ranks have asked to join.
+//! The places of a job's machines. The network says which switches are on a worker's way to the
+//! root; the product's own registry decides with that when all ranks have asked to join.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -57,15 +57,15 @@ pub(super) struct Request {
     pub(super) protocol: &'static dyn Protocol,
     /// Most children of a node.
     pub(super) children_max: usize,
-    /// What the registry draws.
+    /// The job's number, which the registry draws.
     pub(super) id: JobId,
     pub(super) key: Key,
     /// Packets of a rank that may be in flight: slots, or a window.
     pub(super) in_flight: u16,
-    /// Of a packet, and how many bytes it has then.
+    /// The elements of a packet, and how many bytes it has then.
     pub(super) elements: u16,
     pub(super) packet_bytes: usize,
-    /// Of each rank the switches on its way to the root, its own first.
+    /// For each rank the switches on its way to the root, its own first.
     pub(super) ways: Vec<Vec<NodeId>>,
     pub(super) root: NodeId,
 }
@@ -105,7 +105,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                     wire_dtype: WireDtype::SharedExponent,
                     ..Agreed::default()
                 },
-                // Such that packets are as long as they are to be.
+                // The MTU makes packets as long as they are to be.
                 mtu: request.packet_bytes + IP_UDP_BYTES,
                 rate_bps: None,
                 rtt: Duration::ZERO,
@@ -143,7 +143,8 @@ fn refused(topology: &Topology, request: &Request, refusal: Refusal) -> Placemen
     PlacementError::Children { node: topology.get(node).name.clone(), children, most }
 }
 
-/// The programmable switch with the fewest links to all racks together; of several the one nearest to the core, then the first.
+/// The programmable switch with the fewest links to all racks together; of several the one nearest
+/// to the core, then the first.
 pub(super) fn nearest(topology: &Topology, racks: &[NodeId]) -> Option<NodeId> {
     let mut adjacent: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
     for link in topology.links() {

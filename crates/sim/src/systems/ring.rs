@@ -1,8 +1,10 @@
-//! Ring all-reduce over TCP-like connections, each worker's to the next: the baseline that ATP §5.1 calls Horovod.
+//! Ring all-reduce over TCP-like connections, each worker's to the next: the baseline that ATP §5.1
+//! calls Horovod.
 //!
-//! A tensor is cut into as many chunks as there are workers. In step `s` worker `r` sends chunk `r - s`: in the first `n - 1`
-//! steps what it has summed of it, in the others the sum (Patarasuk and Yuan, 2009). Steps of different tensors overlap.
-//! The connection carries lengths; the numbers themselves travel beside it and are taken when their bytes have arrived.
+//! A tensor is cut into as many chunks as there are workers. In step `s` worker `r` sends chunk
+//! `r - s`: in the first `n - 1` steps what it has summed of it, in the others the sum (Patarasuk
+//! and Yuan, 2009). Steps of different tensors overlap. The connection carries lengths; the numbers
+//! themselves travel beside it and are taken when their bytes have arrived.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,13 +24,13 @@ use crate::workload::{Gradient, mtu};
 const HEADER_BYTES: u64 = 16;
 /// Token: a message from the worker before has arrived.
 const ARRIVED: u64 = 100;
-/// Of the MTU: what IP and TCP take.
+/// The bytes of the MTU that IP and TCP take.
 const IP_TCP_BYTES: u32 = 40;
 
 /// A ring of a job's workers, in the order of their ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ring {
-    /// What a connection has on the way at most; [`TcpConfig`]'s unless given.
+    /// The most that a connection has on the way; [`TcpConfig`]'s unless given.
     pub receive_window_bytes: Option<u64>,
 }
 
@@ -38,7 +40,7 @@ pub(crate) const KIND: Kind = Kind { name: "ring", keys: keys::<Keys>, resolve }
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Keys {
-    /// What a connection has on the way at most; 4 MiB unless given.
+    /// The most that a connection has on the way; 4 MiB unless given.
     receive_window: Option<Spanned<Size>>,
 }
 
@@ -117,7 +119,7 @@ impl Machines for Job {
         network.add_actor(node, port, worker)
     }
 
-    /// What connections sent, acknowledgements among it, and sent again.
+    /// The packets that connections sent, acknowledgements among them, and sent again.
     fn counters(&self, network: &Network) -> Counters {
         let (mut packets_sent, mut retransmissions) = (0, 0);
         for flow in self.flows.borrow().iter() {
@@ -132,17 +134,17 @@ impl Machines for Job {
     }
 }
 
-/// One chunk of a tensor.
+/// A chunk of a tensor.
 struct Message {
     tensor: u64,
     step: usize,
     chunk: Gradient,
 }
 
-/// What is under way to a worker, in order.
+/// The messages under way to a worker, in order.
 type Mailbox = Rc<RefCell<VecDeque<Message>>>;
 
-/// One worker of a ring.
+/// A worker of a ring.
 struct RingWorker {
     process: Process,
     /// To the next worker.

@@ -1,10 +1,12 @@
-//! Parameter servers over TCP-like connections: what frameworks do by themselves and, with a partition and a credit, `ByteScheduler`
-//! (Peng et al., SOSP 2019). They are the baselines of DLCP §5.1.
+//! Parameter servers over TCP-like connections: what frameworks do by themselves and, with a
+//! partition and a credit, `ByteScheduler` (Peng et al., SOSP 2019). They are the baselines of DLCP
+//! §5.1.
 //!
-//! Each server sums what it holds of the tensors and sends the sum to all workers. The gradient of variable `x` begins at server `x`, counted round,
-//! and each further piece of it is at the next; or servers have shares of all bytes, as a plan has them for machines that train and others
-//! that only sum (`BytePS` §4.1). Connections carry lengths; the numbers themselves travel beside them and are taken when
-//! their bytes have arrived. What a host has for itself takes no time.
+//! Each server sums what it holds of the tensors and sends the sum to all workers. The gradient of
+//! variable `x` begins at server `x`, counted round, and each further piece of it is at the next.
+//! Alternatively servers have shares of all bytes, as a plan has them for machines that train and
+//! others that only sum (`BytePS` §4.1). Connections carry lengths; the numbers themselves travel
+//! beside them and are taken when their bytes have arrived. A host's data for itself takes no time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
@@ -25,13 +27,14 @@ use crate::workload::{Gradient, TransportPlan, Workload};
 /// A message's header: which tensor, which piece.
 const HEADER_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 4;
-/// Of the first job's servers; the next job's have the next.
+/// The first port of the first job's servers; the next job's servers have the next ports.
 const FIRST_PORT: u16 = 7000;
 /// How far the sum of shares may be from 1: they are written with a few digits.
 const SHARES_OFF_MAX: f64 = 1e-6;
 /// Token: what the server counts with was sent to it, and some of it is there.
 const CREDIT: u64 = 100;
-/// Tokens from here on: a message has arrived from the server, or at the server from the worker, of this number.
+/// Tokens from here on: a message has arrived from the server, or at the server from the worker, of
+/// this number.
 const ARRIVED: u64 = 1000;
 
 /// A job's servers, and how workers send to them.
@@ -41,12 +44,13 @@ pub struct TcpPs {
     pub servers: Vec<NodeId>,
     /// Tensors are cut into pieces of at most so many bytes; none are unless given.
     pub partition_bytes: Option<u64>,
-    /// So much of a worker is on its way to servers, those of front layers first; unless given everything is as soon as it is ready, in
-    /// that order.
+    /// The most of a worker that is on its way to servers, front layers first. Unless given,
+    /// everything is sent as soon as it is ready, in that order.
     pub credit_bytes: Option<u64>,
-    /// Of the connections, both ways.
+    /// The transport of the connections, both ways.
     pub transport: TransportPlan,
-    /// What each server has of all bytes; unless given, each piece is at the server after that of the piece before.
+    /// The share of each server of all bytes; unless given, each piece is at the server after that
+    /// of the piece before.
     pub shares: Option<Vec<f64>>,
 }
 
@@ -61,7 +65,7 @@ struct Keys {
     partition: Option<Spanned<Size>>,
     credit: Option<Spanned<Size>>,
     transport: Option<Spanned<TransportTable>>,
-    /// One for each server, which together are 1.
+    /// A share for each server, which together are 1.
     shares: Option<Spanned<Vec<f64>>>,
 }
 
@@ -87,7 +91,7 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
     }))
 }
 
-/// One for each of so many servers, as a plan that shares the sums out (BytePS) has them.
+/// A share for each of so many servers, as a plan that shares the sums out (BytePS) has them.
 fn shares(given: Option<&Spanned<Vec<f64>>>, servers: usize) -> Result<Option<Vec<f64>>, Mistake> {
     let Some(place) = given else { return Ok(None) };
     let shares = place.get_ref();
@@ -167,8 +171,8 @@ impl TcpPs {
         self.partition_bytes.map_or(1, |most| bytes.div_ceil(most) as usize)
     }
 
-    /// The server of each piece of each tensor of an iteration: the one that would then have least by its share. All of a job know
-    /// it, and each iteration is dealt alike.
+    /// The server of each piece of each tensor of an iteration: the one that would then have least
+    /// by its share. All of a job know it, and each iteration is dealt alike.
     fn dealt(&self, tenant: &Tenant, shares: &[f64]) -> Vec<Vec<usize>> {
         let mut elements_of = vec![0.0; shares.len()];
         let mut deal = |size: f64| {
@@ -182,14 +186,15 @@ impl TcpPs {
             let (elements, pieces) = (tenant.elements(tensor), self.pieces(tenant.elements(tensor)));
             (0..pieces).map(|piece| deal(share(elements, pieces, piece).len() as f64)).collect()
         };
-        // The gradient of the last variable is the first tensor; without a model one tensor comes again and again.
+        // The gradient of the last variable is the first tensor; without a model one tensor comes
+        // again and again.
         let training = matches!(tenant.plan().workload, Workload::Training { .. });
         let last = if training { tenant.variable(0) } else { 0 };
         (0..=last).map(of_tensor).collect()
     }
 }
 
-/// What goes from one end to another.
+/// A message from one end to another.
 struct Message {
     tensor: u64,
     piece: usize,
@@ -198,13 +203,13 @@ struct Message {
     bytes: u64,
 }
 
-/// One way between a worker and a server.
+/// A way between a worker and a server.
 #[derive(Clone)]
 struct Line {
     /// None within a host.
     connection: Option<TcpConfig>,
     flow: Rc<Cell<Option<FlowId>>>,
-    /// What was sent and not taken, in order.
+    /// The messages that were sent and not taken, in order.
     mailbox: Rc<RefCell<VecDeque<Message>>>,
 }
 
@@ -229,7 +234,8 @@ impl Line {
         }
     }
 
-    /// What has come, when `told` that something did. Within a host it is all that was sent, since a notice is lost while that is away.
+    /// The next message, when `told` that something came. Within a host it is all that was sent,
+    /// since a notice is lost while that is away.
     fn take(&self, told: bool) -> Option<Message> {
         if told || self.connection.is_none() { self.mailbox.borrow_mut().pop_front() } else { None }
     }
@@ -265,7 +271,7 @@ impl Machines for Job {
         network.add_actor(node, port, worker)
     }
 
-    /// What connections sent, acknowledgements among it, and sent again.
+    /// The packets that connections sent, acknowledgements among them, and sent again.
     fn counters(&self, network: &Network) -> Counters {
         let lines = self.up.iter().chain(&self.down).flatten();
         let flows = lines.filter_map(|line| line.flow.get()).map(|flow| network.flow(flow));
@@ -307,7 +313,7 @@ struct Place {
 }
 
 impl Station for Place {
-    /// What it has summed of a tensor nobody else has.
+    /// Nobody else has what it has summed of a tensor.
     fn role(&self) -> Role {
         Role::Lasting
     }
@@ -350,7 +356,7 @@ impl ServerActor {
     fn add(&mut self, context: &mut Context<'_>, rank: usize, message: Message) {
         let Message { tensor, piece, numbers, bytes } = message;
         self.on_the_way[rank].set(self.on_the_way[rank].get() - bytes);
-        // What an acknowledgement says half a round trip later.
+        // This tells what an acknowledgement tells half a round trip later.
         context.notify(self.tenant.machine(rank, 0), CREDIT);
         self.aggregations += 1;
         let count = match self.sums.entry((tensor, piece)) {
@@ -402,9 +408,9 @@ struct WorkerActor {
     from: Vec<Line>,
     /// Bytes that no server has yet.
     on_the_way: Rc<Cell<u64>>,
-    /// What is to be sent: by layer where there is a credit, tensor and piece.
+    /// The pieces still to be sent: by layer if there is a credit, tensor and piece.
     waiting: BTreeSet<(u16, u64, usize)>,
-    /// What is not summed, and how many pieces of it.
+    /// The tensors that are not summed, and how many pieces of each.
     tensors: BTreeMap<u64, (Gradient, usize)>,
 }
 
@@ -433,7 +439,7 @@ impl WorkerActor {
         self.tensors.insert(tensor, (part, pieces));
     }
 
-    /// What may be sent now.
+    /// Sends the pieces that may be sent now.
     fn send(&mut self, context: &mut Context<'_>) {
         while let Some((order, tensor, piece)) = self.waiting.first().copied() {
             let elements = share(self.elements(tensor), self.pieces(tensor), piece).len();
@@ -556,13 +562,13 @@ mod tests {
             played(&keys).ended_s
         };
         let [one, four] = [time(1), time(4)];
-        // What three others send to one host and get from it, and what each sends to three others and gets from them: a quarter. Connections
-        // that share a link do not fill it.
+        // Three others send to one host and get from it, and each sends to three others and gets
+        // from them: a quarter. Connections that share a link do not fill it.
         assert!((2.0..=4.2).contains(&(one / four)), "{one} s and {four} s");
     }
 
-    /// `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6): pieces are short beside the tensor, two for each server are on a worker's way, and no
-    /// queue drops.
+    /// This is `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6): pieces are short beside the tensor,
+    /// two for each server are on a worker's way, and no queue drops.
     #[test]
     fn servers_of_unequal_shares_take_as_long_as_the_plan_says() {
         let units = |shares: &str| {

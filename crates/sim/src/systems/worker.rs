@@ -1,4 +1,4 @@
-//! What the product's workers have in common here, whatever their protocol.
+//! The code shared by the product's workers here, whatever their protocol.
 
 use std::time::Duration;
 

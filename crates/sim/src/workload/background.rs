@@ -80,7 +80,7 @@ fn starts(plan: &BackgroundPlan, mut dice: Rand64) -> Vec<Time> {
     starts
 }
 
-/// One flow after the other; only the next one is on the agenda.
+/// Opens one flow after the other; only the next one is on the agenda.
 fn open_in_time(
     network: &mut Network,
     opened: Opened,
@@ -149,7 +149,8 @@ mod tests {
         assert_eq!((flow.flows, flow.delivered_bytes), (20, 20 * 14_600));
         let times = flow.times.expect("flows with a size");
         assert_eq!((times.count, times.unfinished), (20, 0));
-        // Ten segments of 1538 bytes on the first link, one more on the second; 80 ps a byte and 1 us a link.
+        // Ten segments of 1538 bytes on the first link, one more on the second; 80 ps a byte and 1
+        // us a link.
         let exact = 11.0 * 1538.0 * 80e-12 + 2e-6;
         for time in [times.mean_s, times.p95_s, times.p99_s, times.p999_s, times.max_s] {
             assert!((time - exact).abs() < 1e-12, "{times:?}");

@@ -10,7 +10,7 @@ use super::tenant::{Ports, Tenant};
 use crate::net::{Network, NodeId};
 use crate::systems::{Counted, Counters, Machines, Site, Station, Table};
 
-/// What stands where, so that it can be asked, and built again after a fault.
+/// The places of all machines, so that they can be asked, and built again after a fault.
 pub(crate) struct Layout {
     pub(crate) scenario: Rc<Scenario>,
     pub(crate) referee: Rc<Referee>,
@@ -22,12 +22,12 @@ pub(crate) struct Layout {
 pub(crate) struct StationPlace {
     pub(crate) node: NodeId,
     pub(crate) station: Rc<dyn Station>,
-    /// What it counted before it lost its memory.
+    /// Its counts before it lost its memory.
     lost: Cell<Table>,
 }
 
 impl StationPlace {
-    /// What its memory was used for since the run began.
+    /// The use of its memory since the run began.
     pub(crate) fn table(&self, network: &Network) -> Option<Table> {
         Some(self.station.table(network)?.with(self.lost.get(), u64::wrapping_add))
     }
@@ -37,12 +37,12 @@ pub(crate) struct JobPlace {
     pub(crate) job: Rc<RefCell<Job>>,
     pub(crate) tenant: Tenant,
     pub(crate) machines: Box<dyn Machines>,
-    /// What machines counted before they lost their memory.
+    /// The machines' counts before they lost their memory.
     lost: Cell<Counters>,
 }
 
 impl JobPlace {
-    /// What its machines counted since the run began.
+    /// Its machines' counts since the run began.
     pub(crate) fn counters(&self, network: &Network) -> Counters {
         self.machines.counters(network).with(self.lost.get(), u64::wrapping_add)
     }
@@ -88,13 +88,13 @@ impl Layout {
         Self { scenario: scenario.clone(), referee, stations, jobs }
     }
 
-    /// What stands on a node.
+    /// The stations on a node.
     pub(crate) fn at(&self, node: NodeId) -> impl Iterator<Item = &Rc<dyn Station>> {
         self.stations.iter().filter(move |place| place.node == node).map(|place| &place.station)
     }
 
-    /// Takes the memory of machines. What they had counted is kept, each for itself: their sums would hide it, as one that counts
-    /// from zero again is beside others that do not.
+    /// Takes the memory of machines. Each machine's counts are kept for itself: sums would hide a
+    /// machine that counts from zero again beside others that do not.
     pub(crate) fn taking(&self, network: &mut Network, take: impl FnOnce(&mut Network)) {
         let counters: Vec<_> = self.jobs.iter().map(|place| place.counters(network)).collect();
         let tables: Vec<_> = self.stations.iter().map(|place| place.table(network)).collect();

@@ -38,11 +38,11 @@ pub enum Violation {
         /// Which tensor.
         tensor: u64,
     },
-    /// Of one worker's flow more is missing from the sums than its loss bound allows.
+    /// A worker's flow lacks more in the sums than its loss bound allows.
     LostMore {
         /// The job.
         job: String,
-        /// Whose contributions are missing, or in a ring who did not get them.
+        /// The rank whose contributions are missing, or in a ring the rank that did not get them.
         rank: usize,
         /// Of which tensor.
         tensor: u64,
@@ -70,7 +70,7 @@ pub enum Violation {
         tensor: u64,
         /// What it says.
         said: u16,
-        /// Those that it passed in an unbroken row.
+        /// The ranks that it passed in an unbroken row.
         inside: u16,
     },
     /// A place of the window went to a later fragment while a worker lacked what was there before.
@@ -84,11 +84,12 @@ pub enum Violation {
         /// The fragment that took the place.
         sequence: u64,
     },
-    /// Workers of a job wait, and nothing has come to any of them for too long, or nothing can come any more.
+    /// Workers of a job wait, and nothing has come to any of them for too long, or nothing can come
+    /// any more.
     Stalled {
         /// The job.
         job: String,
-        /// Who waits for which tensor, and for whom; where its machines stand.
+        /// The ranks that wait, for which tensor and for whom; where its machines stand.
         waits: String,
     },
     /// A job was aborted though nothing in the scenario is a reason for that.
@@ -159,7 +160,7 @@ impl Referee {
         context.stop();
     }
 
-    /// Where the caller stops the run itself.
+    /// Notes a violation; the caller stops the run itself.
     pub(crate) fn note(&self, violation: Violation) {
         self.0.borrow_mut().get_or_insert(violation);
     }

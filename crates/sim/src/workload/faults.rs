@@ -1,4 +1,4 @@
-//! What goes wrong once: links and nodes that are away, machines that lose their memory, jobs that vanish.
+//! Single faults: links and nodes that are away, machines that lose their memory, jobs that vanish.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use crate::systems::Role;
 /// How often a process that cannot reach its server asks for it.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
-/// What is away, and how many outages of it go on: it is back when the last of them is over.
+/// The things that are away, and how many outages of each go on: it is back when the last of them
+/// is over.
 #[derive(Default)]
 pub(crate) struct Outages(RefCell<BTreeMap<Away, u32>>);
 
@@ -92,7 +93,7 @@ fn absent() -> Listener<impl FnMut(&mut Context<'_>, u64) + 'static> {
     Listener(|_: &mut Context<'_>, _| {})
 }
 
-/// What stands on a switch has lost its memory; its jobs are those that they were.
+/// The machines on a switch have lost their memory; its jobs are those that they were.
 fn forget(network: &mut Network, layout: &Layout, node: NodeId) {
     layout.taking(network, |network| {
         for station in layout.at(node).filter(|station| station.role() == Role::Switch) {
@@ -181,7 +182,7 @@ fn take_rank(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usi
     }
 }
 
-/// What is left of a worker whose job has died: it says so once.
+/// The remainder of a worker whose job has died: it says so once.
 struct Dead(Rc<RefCell<Job>>);
 
 impl Actor for Dead {

@@ -1,4 +1,5 @@
-//! Scenarios that a seed draws: small jobs of every system in networks where everything goes wrong that can.
+//! Scenarios that a seed draws: small jobs of every system in networks where everything goes wrong
+//! that can.
 
 #[cfg(test)]
 mod tests;
@@ -33,11 +34,12 @@ use crate::systems::tcp_ps::TcpPs;
 
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
-/// Longer than any packet is under way: nothing that a dead worker sent arrives after another took its rank.
+/// Longer than any packet is under way: nothing that a dead worker sent arrives after another took
+/// its rank.
 const BURIED: Duration = Duration::from_millis(3);
 
-/// Without anything new for so many of their longest timeouts, jobs have stalled. A window of one packet, over links that lose in bursts,
-/// has nothing new for twelve once in some 10,000 runs.
+/// Without anything new for so many of their longest timeouts, jobs have stalled. A window of one
+/// packet, over links that lose in bursts, has nothing new for twelve once in some 10,000 runs.
 const PATIENCE: u32 = 100;
 /// From a worker to its server and back, in the largest of these networks.
 const PORTS_ON_THE_WAY: u32 = 12;
@@ -46,13 +48,16 @@ const BITS_A_NANO: u64 = 1;
 /// More than the largest packet of a job has on a link.
 const PACKET_BITS: u64 = 8 * 1_500;
 
-/// Draws a scenario: one to three jobs, of which most are ATP's, in a rack, in Figure 9's network, in a leaf-spine, a fat tree or a dumbbell, in
-/// which an eighth of the switches cannot aggregate. Some train, some have priorities, some are sprayed or sampled, some stop early; other flows are
-/// beside them, also to parameter servers. Switches' ports have their own memory or share it, and queues in the order of arrival, pFabric's or
-/// DLCP's; links differ, hosts' cores and NICs are slow and small; what has failed may fail again before it is back.
+/// Draws a scenario of one to three jobs, of which most are ATP's. The network is a rack, Figure
+/// 9's, a leaf-spine, a fat tree or a dumbbell, in which an eighth of the switches cannot
+/// aggregate. Some jobs train, some have priorities, some are sprayed or sampled, some stop early;
+/// other flows are beside them, also to parameter servers. Switches' ports have their own memory or
+/// share it, and queues in the order of arrival, pFabric's or DLCP's. Links differ, and hosts'
+/// cores and NICs are slow and small. A failed part may fail again before it is back.
 ///
-/// Among what it leaves out (docs/simulator.md): a server does not lose its memory in a run in which a worker is started again. Parameters that
-/// only the dead worker had got would be in nobody's memory, and no protocol could tell what they were.
+/// Among what it leaves out (docs/simulator.md): a server does not lose its memory in a run in
+/// which a worker is started again. Parameters that only the dead worker had got would be in
+/// nobody's memory, and no protocol could tell what they were.
 #[must_use]
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
@@ -99,7 +104,8 @@ pub fn hostile(seed: u64) -> Scenario {
     let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology, &jobs) };
     let faults = faults(&mut dice, &topology, &jobs);
     let timeout_max = jobs.iter().map(|job| job.system.timeout_max()).max().unwrap_or_default();
-    // Where one worker alone still sends, each of the losses by number may cost it a timeout on each link of its way there and back.
+    // If one worker alone still sends, each of the losses by number may cost it a timeout on each
+    // link of its way there and back.
     let lost = losses.iter().filter_map(|plan| plan.target.as_ref()).map(numbered).max().unwrap_or_default();
     let stall = timeout_max * (PATIENCE + lost * PORTS_ON_THE_WAY) + TROUBLE + BURIED;
     Scenario {
@@ -136,7 +142,7 @@ fn faults(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<FaultPl
         let has_server = jobs[job].system.server().is_some();
         let fault = match dice.range(0, 9) {
             0 => Fault::LinkFails(LinkId(dice.range(0, topology.links().len() as u64) as u32), down),
-            // Of two such faults one is of a switch.
+            // Every second such fault is of a switch.
             1 if dice.one_in(2) => Fault::NodeFails(dice.among(&nodes), down),
             1 => Fault::NodeFails(nodes[dice.range(0, switches) as usize], down),
             2 | 3 if !programmable.is_empty() => Fault::SwitchForgets(dice.among(&programmable)),
@@ -146,7 +152,7 @@ fn faults(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<FaultPl
             }
             4 | 5 if has_server => Fault::ServerRestarts(job, down),
             6 if jobs.len() > 1 => Fault::JobDies(job),
-            // What has failed fails again, perhaps before it is back.
+            // A failed part fails again, perhaps before it is back.
             7 => match faults.last().map(|plan| plan.fault) {
                 Some(Fault::LinkFails(link, _)) => Fault::LinkFails(link, down),
                 Some(Fault::NodeFails(node, _)) => Fault::NodeFails(node, down),
@@ -161,7 +167,8 @@ fn faults(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<FaultPl
     faults
 }
 
-/// A smaller scenario that `fails` as well: without whatever it fails without. Greedy, so not the smallest.
+/// A smaller scenario that `fails` as well: without whatever it fails without. Greedy, so not the
+/// smallest.
 #[must_use]
 pub fn shrink(scenario: &Scenario, mut fails: impl FnMut(&Scenario) -> bool) -> Scenario {
     let mut smallest = scenario.clone();
@@ -278,12 +285,13 @@ fn link(dice: &mut Dice) -> LinkConfig {
 
 fn topology(dice: &mut Dice, more_dice: &mut Dice) -> Topology {
     let mut parts = Parts::uniform(link(dice));
-    // The shortest holds one multicast to as many children as there may be: a switch makes all copies at once and in one order,
-    // so that a shorter queue would lose the last child's copy every time.
+    // The shortest queue holds one multicast to as many children as there may be. A switch makes
+    // all copies at once and in one order, so that a shorter queue would lose the last child's copy
+    // every time.
     let mut queue = QueueConfig::tail_drop(dice.among(&[20_000, 50_000, 1_000_000]));
     if dice.one_in(2) {
         queue = queue.with_ecn(dice.range(500, 3_000));
-        // Of jobs, DLCP's alone have packets that cannot be marked.
+        // Only DLCP's jobs have packets that cannot be marked.
         queue.drops_unmarkable = queue.ecn_threshold_bytes.is_some_and(|threshold| threshold % 2 == 0);
     }
     let drop_class = dice.among(&[0, 0, 1]);
@@ -347,7 +355,7 @@ fn usual_topology(dice: &mut Dice, parts: &Parts) -> Result<Topology, TopologyEr
     }
 }
 
-/// One iteration's flows, which need no sums.
+/// The flows of one iteration, which need no sums.
 fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan {
     let hosts: Vec<NodeId> = topology.hosts().collect();
     let first = dice.range(0, hosts.len() as u64) as usize;
@@ -404,8 +412,8 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: 
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
         slots: window,
         timeout,
-        // The paper's worker sends the same again at the same times. What is more than the links carry is lost at the same times, too, and may
-        // never get through.
+        // The paper's worker sends the same again at the same times. Packets beyond what the links
+        // carry are lost at the same times, too, and may never get through.
         timeouts_only: dice.one_in(4)
             && u64::from(window) * workers.len() as u64 * PACKET_BITS / BITS_A_NANO
                 < timeout.as_nanos() as u64 / 2,
@@ -422,7 +430,8 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: 
                 _ if esa => (Help::Preemptive, Some(server)),
                 _ => (Help::Way, Some(server)),
             };
-            // A part of the aggregators for each of as many jobs as there may be, and one for nobody.
+            // A part of the aggregators for each of as many jobs as there may be, and one for
+            // nobody.
             let part = aggregators / 4;
             let (hashing, window) = match dice.range(0, 4) {
                 0 | 1 => (Hashing::Hash, window),
@@ -485,7 +494,8 @@ fn unlike(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> (Rates, Latene
     (rates, lateness)
 }
 
-/// GOAT in the place of ATP, with a plan that nobody thought about: its parts need not be the model's, nor fit the switches' memory.
+/// GOAT in the place of ATP, with a plan that nobody thought about: its parts need not be the
+/// model's, nor fit the switches' memory.
 fn goat(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Goat {
     let switches: Vec<NodeId> = topology.programmable().collect();
     let sub_models: Vec<u32> = (0..dice.range(1, 6)).map(|_| dice.among(&[1, 2, 7, 30, 100])).collect();
@@ -592,7 +602,7 @@ fn workload(dice: &mut Dice, packet: usize) -> Workload {
     }
 }
 
-/// What flows beside the jobs do about congestion.
+/// The reaction to congestion of the flows beside the jobs.
 const TRANSPORTS: [Transport; 4] = [
     Transport::NewReno,
     Transport::Dctcp,
@@ -600,7 +610,8 @@ const TRANSPORTS: [Transport; 4] = [
     Transport::Pfabric,
 ];
 
-/// Up to two flows between any two hosts: slow ones that nothing slows down, and short ones that give way.
+/// Up to two flows between any two hosts: slow ones that nothing slows down, and short ones that
+/// give way.
 fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
     let hosts: Vec<NodeId> = topology.hosts().collect();
     let plans = (0..dice.range(0, 5).saturating_sub(2)).map(|_| {
@@ -631,8 +642,8 @@ fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
     plans.collect()
 }
 
-/// Packets of one kind, a few of which links lose in place of any. Not one in so many: where nothing is random, those that are sent again
-/// can come round to the same number for ever.
+/// Packets of one kind, a few of which links lose in place of any. Not one in so many: where
+/// nothing is random, those that are sent again can come round to the same number for ever.
 fn target(dice: &mut Dice, jobs: &[JobPlan]) -> Target {
     let kinds = jobs.iter().flat_map(|job| job.system.packet_kinds()).chain(&TCP_KINDS);
     let kinds: Vec<&str> = kinds.copied().collect();
@@ -654,8 +665,8 @@ fn losses(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<LossPla
     let (loss, duplication, reordering) = (dice.chance(0.1), dice.chance(0.1), dice.chance(0.2));
     let burst = dice.one_in(4).then_some((0.02, 0.3));
     let held_back = dice.time(Duration::from_micros(1), Duration::from_micros(500));
-    // Everywhere, or on one link. Six links that each lose nineteen by their numbers can lose all that one who waits alone sends before the
-    // others give it up.
+    // Everywhere, or on one link. Six links that each lose nineteen by their numbers can lose all
+    // that one who waits alone sends before the others give it up.
     let links = topology.links().len() as u64;
     let is_long = target.is_some() && topology.node("core0").is_some();
     let only = dice.one_in(3).then(|| dice.range(0, links)).or_else(|| is_long.then(|| dice.range(0, links)));

@@ -1,4 +1,5 @@
-//! A job while it runs: its workers' programs, what they have under way, and the rules that their results must keep.
+//! A job while it runs: its workers' programs, what they have under way, and the rules that their
+//! results must keep.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -60,7 +61,7 @@ pub(crate) struct WorkerState {
     late: VecDeque<(Instant, u64, usize)>,
     /// When the last of them is.
     late_until: Instant,
-    /// One a machine: a job of several servers has a machine for each.
+    /// An actor for each machine: a job of several servers has a machine for each.
     pub(crate) actors: Vec<ActorId>,
     /// Parts of tensors that a machine is to take next.
     waiting: Vec<VecDeque<Gradient>>,
@@ -73,12 +74,12 @@ pub(crate) struct WorkerState {
     pub(crate) finished: bool,
     /// Nobody has the rank at the moment.
     pub(crate) away: bool,
-    /// Of the first tensor after it was started again: elements whose sum only the others have.
+    /// The first tensor after it was started again: elements whose sum only the others have.
     lost: Option<(u64, usize)>,
     pub(crate) measures: Measures,
 }
 
-/// What a worker achieved.
+/// The results of a worker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measures {
     /// Parameter bytes that came in completed tensors.
@@ -87,9 +88,9 @@ pub(crate) struct Measures {
     pub(crate) iterations: u64,
     /// Whether the worker has begun.
     began: bool,
-    /// Of tensors, or iterations of training.
+    /// The meter of tensors, or of iterations of training.
     pub(crate) meter: Meter,
-    /// Of each tensor, from its submission to its sum.
+    /// The time of each tensor, from its submission to its sum.
     pub(crate) latencies: Vec<Time>,
 }
 
@@ -144,7 +145,7 @@ impl Job {
         self.source = Origin::Given(given);
     }
 
-    /// What came of given numbers.
+    /// The sums of given numbers.
     pub(crate) fn sums(&self) -> Option<Numbers> {
         match &self.source {
             Origin::Given(given) => Some(given.sums.clone()),
@@ -152,7 +153,8 @@ impl Job {
         }
     }
 
-    /// A timer or notice of worker `rank`'s machine `shard`; false if it was about nothing of the job's.
+    /// A timer or notice of worker `rank`'s machine `shard`; false if it was about nothing of the
+    /// job's.
     pub(crate) fn told(&mut self, context: &mut Context<'_>, rank: usize, token: u64) {
         let mut steps = Vec::new();
         match token {
@@ -168,7 +170,8 @@ impl Job {
         self.take(context, rank, steps);
     }
 
-    /// Nobody begins a tensor that no worker has begun: all stop at once, after what the furthest of them does.
+    /// Nobody begins a tensor that no worker has begun: all stop at once, after what the furthest
+    /// of them does.
     fn stop(&mut self, context: &mut Context<'_>) {
         if std::mem::replace(&mut self.stopped, true) {
             return;
@@ -225,7 +228,8 @@ impl Job {
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
                 return self.referee.stop(context, violation);
             }
-            // Bits that it lacks cannot be compared, nor those that each worker may have for itself.
+            // Bits that it lacks cannot be compared, nor those that each worker may have for
+            // itself.
             Ok(_) if lost.is_some() || inside.is_some_and(|inside| inside.may_differ) => {}
             Ok(digest) => {
                 let least = || self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
@@ -289,7 +293,8 @@ impl Job {
         }
     }
 
-    /// A tensor is submitted when its worker's lateness with the step is over, and that of those before it.
+    /// A tensor is submitted when its worker's lateness with the step is over, and that of those
+    /// before it.
     fn ready(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, elements: usize) {
         let worker = &mut self.workers[rank];
         if self.schedule.begins_step(tensor) {
@@ -330,7 +335,7 @@ impl Job {
         }
     }
 
-    /// What is measured, worker by worker; the run ends now.
+    /// The measurements, worker by worker; the run ends now.
     pub(crate) fn readings(&self, now: Instant) -> Vec<Reading> {
         // A model's tensors come in iterations, one after the other.
         let in_flight = match self.plan.workload {
@@ -357,8 +362,8 @@ impl Job {
         self.over.is_none()
     }
 
-    /// Whether it has stalled: none of its workers computes or pauses, and nothing has come to any of them for too long, whether they
-    /// have submitted something or not.
+    /// Whether it has stalled: none of its workers computes or pauses, and nothing has come to any
+    /// of them for too long, whether they have submitted something or not.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> bool {
         self.is_open() && now.since(self.last_progress.max(self.busy_until)) > limit
     }
@@ -372,7 +377,7 @@ impl Job {
         self.is_open() && (limited || self.plan.stop.is_some_and(|stop| Instant(0) + stop < now))
     }
 
-    /// Who waits for which tensor, and for whom.
+    /// The ranks that wait, for which tensor and for whom.
     pub(crate) fn waits(&self) -> String {
         let completed: Vec<u64> = self.workers.iter().map(|worker| worker.measures.tensors).collect();
         let all = |is: &dyn Fn(&WorkerState) -> bool| -> Vec<usize> {
@@ -408,7 +413,7 @@ impl Job {
         self.over.filter(|_| self.finished.is_none())
     }
 
-    /// One job fewer; after the last one there is nothing to wait for.
+    /// Closes a job; after the last one there is nothing to wait for.
     fn close(&self, context: &mut Context<'_>) {
         self.open.set(self.open.get() - 1);
         if self.open.get() == 0 {
@@ -438,12 +443,14 @@ impl Job {
         }
     }
 
-    /// Where in the stream of tensors the job stands: that of a packet, and which of the tensor's it is.
+    /// The place of a packet in the job's stream of tensors: its tensor, and its number within
+    /// that.
     pub(crate) fn locate(&self, packet: u64, elements: usize) -> (u64, u32) {
         self.schedule.locate(packet, elements, |tensor| self.schedule.elements(tensor))
     }
 
-    /// A new process takes rank `rank`, from `tensor` on; the sums of its first `lost` elements it lacks.
+    /// A new process takes rank `rank`, from `tensor` on; the sums of its first `lost` elements it
+    /// lacks.
     pub(crate) fn respawned(&mut self, context: &mut Context<'_>, rank: usize, tensor: u64, lost: usize) {
         let worker = &mut self.workers[rank];
         worker.parts.clear();
@@ -477,7 +484,7 @@ impl WorkerState {
     }
 }
 
-/// Of parts of tensors that some workers have and some do not: the first one's bits.
+/// For parts of tensors that some workers have and some do not: the first one's bits.
 #[derive(Default)]
 struct Digests {
     kept: BTreeMap<(u64, usize), u64>,
@@ -486,12 +493,14 @@ struct Digests {
 }
 
 impl Digests {
-    /// Whether a worker's bits are the first one's. `least` is the first tensor that somebody lacks.
+    /// Whether a worker's bits are the first one's. `least` is the first tensor that somebody
+    /// lacks.
     fn agree(&mut self, part: (u64, usize), digest: u64, least: impl FnOnce() -> u64) -> bool {
         let agree = *self.kept.entry(part).or_insert(digest) == digest;
         if self.kept.len() > self.most {
             self.kept = self.kept.split_off(&(least(), 0));
-            // As many again come until the next time, so that looking at all workers costs little for each of them.
+            // As many again come until the next time, so that looking at all workers costs little
+            // for each of them.
             self.most = DIGESTS_KEPT.max(2 * self.kept.len());
         }
         agree

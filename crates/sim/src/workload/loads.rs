@@ -3,7 +3,8 @@
 use super::report::LinkReport;
 use crate::net::{LinkId, Network, NodeId, PortId, Time};
 
-/// Numbers that are kept at most: of a long run or a large network, intervals become longer instead.
+/// Numbers that are kept at most: of a long run or a large network, intervals become longer
+/// instead.
 const KEPT_MAX: usize = 1 << 20;
 
 /// Samples of all ports of a network.
@@ -79,7 +80,8 @@ impl Loads {
         let name = |node: NodeId| topology.get(node).name.clone();
         let begins = [Time::ZERO].into_iter().chain(self.ends.iter().copied());
         let lengths: Vec<Time> = self.ends.iter().zip(begins).map(|(end, begin)| *end - begin).collect();
-        // What is being sent when an interval ends is busy time of that interval, all of it.
+        // A transmission that goes on when an interval ends is busy time of that interval, all of
+        // it.
         let share = |busy: Time, of: Time| (busy.0 as f64 / of.0.max(1) as f64).min(1.0);
         let reports = ports(network).zip(&self.ports).filter_map(|(port, load)| {
             let statistics = network.port(port);
@@ -115,7 +117,8 @@ mod tests {
     use super::*;
     use crate::net::{Class, ConstantRateConfig, LinkConfig, NetworkConfig, Parts, Topology};
 
-    /// Half of a link of 10 Gbit/s for 20 of 25 us, sampled every microsecond; ends and loads of the sender's NIC.
+    /// Half of a link of 10 Gbit/s for 20 of 25 us, sampled every microsecond; ends and loads of
+    /// the sender's NIC.
     fn sampled(kept_max: usize) -> (Vec<f64>, LinkReport) {
         let parts = Parts::uniform(LinkConfig::new(10_000_000_000, Duration::ZERO));
         let topology = Topology::one_rack(2, &parts).expect("two hosts");

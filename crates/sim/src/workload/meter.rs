@@ -4,17 +4,20 @@ use std::time::Duration;
 
 use fanin_protocol::Instant;
 
-/// How many must be completed for each one under way before the time between completions says something.
+/// How many must be completed for each one under way before the time between completions says
+/// something.
 const COMPLETED_PER_IN_FLIGHT: u64 = 3;
 
-/// Counts completions of one kind (tensors of the micro-benchmark, iterations of training) in the window of a measurement: from
-/// the warm-up's end, or the job's start if that is later, to the job's end or the run's.
+/// Counts completions of one kind (tensors of the micro-benchmark, iterations of training) in the
+/// window of a measurement. The window is from the warm-up's end, or the job's start if that is
+/// later, to the job's end or the run's.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Meter {
     begin: Instant,
     /// Completed within the window.
     counted: u64,
-    /// Of the first of these, the share of its time that is in the window: it may have begun before.
+    /// For the first of these, the share of its time that is in the window: it may have begun
+    /// before.
     of_first: f64,
     /// When the one before was completed, or the job began.
     last: Instant,
@@ -37,15 +40,16 @@ impl Meter {
         self.last = now;
     }
 
-    /// What it says of the window that ends at `end`, when `in_flight` are under way at once; if the run's end cut it short, the
-    /// next are.
+    /// The reading of the window that ends at `end`, when `in_flight` are under way at once; if the
+    /// run's end cut it short, the next are.
     pub(crate) fn read(&self, end: Instant, is_cut: bool, in_flight: u64) -> Reading {
         let window = end.since(self.begin);
         let mut per_second = 0.0;
         if self.counted > 0 && !window.is_zero() {
             let mut completed = self.counted as f64 - 1.0 + self.of_first;
             if is_cut {
-                // Of the next as much as a mean one had got by then, but never more than all of it: who stands still loses.
+                // The next one counts as much as a mean one had got by then, but never more than
+                // all of it: a job that stands still loses.
                 let mean = self.last.since(self.begin).div_f64(completed);
                 completed += end.since(self.last).div_duration_f64(mean).min(1.0);
             }
@@ -55,7 +59,7 @@ impl Meter {
     }
 }
 
-/// What a meter says.
+/// The reading of a meter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Reading {
     pub(crate) per_second: f64,
@@ -73,7 +77,8 @@ mod tests {
         Duration::from_millis(time)
     }
 
-    /// What a meter says of 10 to 40 ms of a run, in which completions were at these times, in milliseconds.
+    /// The reading of a meter for 10 to 40 ms of a run, in which completions were at these times,
+    /// in milliseconds.
     fn read(completions: impl IntoIterator<Item = u64>) -> Reading {
         let mut meter = Meter::new(Duration::ZERO, ms(10));
         completions.into_iter().for_each(|at| meter.count(Instant(0) + ms(at)));

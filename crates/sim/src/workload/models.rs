@@ -1,18 +1,21 @@
 //! Models that people train: what each layer weighs, and how long it takes.
 //!
-//! Nothing here is a measured table. A model is written down as its architecture defines it (kernels, channels, strides),
-//! and the counts follow; the tests compare every total with the one that its authors publish. A convolution and the
-//! normalisation behind it are one layer: their gradients come one right after the other.
+//! Nothing here is a measured table. A model is written down as its architecture defines it
+//! (kernels, channels, strides), and the counts follow. The tests compare every total with the one
+//! that its authors publish. A convolution and the normalisation behind it are one layer: their
+//! gradients come one right after the other.
 //!
-//! Times follow from multiply-adds: a forward pass of a layer takes `2 * multiply_adds * batch / flops_per_s`, the backward
-//! pass twice that (a gradient by the input and one by the weights). That leaves out what memory-bound layers take; it is a
-//! model of how long the network has, not of a GPU.
+//! Times follow from multiply-adds: a forward pass of a layer takes
+//! `2 * multiply_adds * batch / flops_per_s`, the backward pass twice that (a gradient by the input
+//! and one by the weights). The times of memory-bound layers are left out; it is a model of how
+//! long the network has, not of a GPU.
 
 use std::time::Duration;
 
 mod ugatit;
 
-/// What an RTX 2080 Ti, the ATP paper's GPU, does on a good day: three quarters of its 13.4 TFLOP/s.
+/// The speed of an RTX 2080 Ti, the ATP paper's GPU, on a good day: three quarters of its 13.4
+/// TFLOP/s.
 pub const FLOPS_PER_S: f64 = 10e12;
 
 /// A layer with parameters, or several without that lie before it.
@@ -24,7 +27,8 @@ pub struct Layer {
     pub multiply_adds: u64,
     /// Whether it belongs to an auxiliary classifier, which only training has.
     pub auxiliary: bool,
-    /// How many of the parameters' tensors are vectors (biases, a normalisation's scale and shift), and how long each is.
+    /// How many of the parameters' tensors are vectors (biases, a normalisation's scale and shift),
+    /// and how long each is.
     pub vectors: (u64, u64),
 }
 
@@ -94,7 +98,7 @@ impl Model {
         }
     }
 
-    /// What a sample is, for reports: images, or sequences of tokens.
+    /// The name of a sample, for reports: images, or sequences of tokens.
     #[must_use]
     pub const fn sample(self) -> &'static str {
         match self {
@@ -148,7 +152,8 @@ impl Layer {
     }
 }
 
-/// Layers of a convolutional network as they are put one on the other, and the picture's size in between.
+/// Layers of a convolutional network as they are put one on the other, and the picture's size in
+/// between.
 struct Images {
     layers: Vec<Layer>,
     channels: u64,
@@ -170,7 +175,8 @@ impl Images {
         self.layers.push(Layer { parameters, multiply_adds, auxiliary: self.auxiliary, vectors });
     }
 
-    /// A convolution; `extra` parameters a channel: 1 for a bias, 2 for a batch normalisation behind it.
+    /// A convolution; `extra` parameters a channel: 1 for a bias, 2 for a batch normalisation
+    /// behind it.
     fn convolve(&mut self, out: u64, (kh, kw): Kernel, stride: u64, (ph, pw): Kernel, extra: u64) {
         self.height = (self.height + 2 * ph - kh) / stride + 1;
         self.width = (self.width + 2 * pw - kw) / stride + 1;
@@ -474,7 +480,8 @@ impl Tokens {
         self.layers.push(Layer { parameters, multiply_adds, auxiliary: false, vectors });
     }
 
-    /// Tables that are looked up, of as many entries in all; `normalised` where a layer norm follows.
+    /// Tables that are looked up, of as many entries in all; `normalised` where a layer norm
+    /// follows.
     fn embed(&mut self, entries: u64, normalised: bool) {
         let norm = if normalised { 2 } else { 0 };
         self.push(entries * self.width, (norm, self.width), 0);
@@ -505,13 +512,15 @@ impl Tokens {
         self.normalise();
     }
 
-    /// The projection onto a vocabulary whose table is the embedding's: work, but no parameters of its own.
+    /// The projection onto a vocabulary whose table is the embedding's: work, but no parameters of
+    /// its own.
     fn tied_output(&mut self, vocabulary: u64) {
         self.push(0, (0, 0), vocabulary * self.width * self.length);
     }
 }
 
-/// Devlin et al.: the encoder with its pooler, uncased vocabulary; sequences of 128 tokens, as in most of its pre-training.
+/// Devlin et al.: the encoder with its pooler, uncased vocabulary; sequences of 128 tokens, as in
+/// most of its pre-training.
 fn bert(depth: usize, width: u64) -> Vec<Layer> {
     let mut net = Tokens::new(width, 128);
     net.embed(30_522 + 512 + 2, true);
@@ -536,8 +545,9 @@ fn gpt2() -> Vec<Layer> {
     net.layers
 }
 
-/// Vaswani et al., the base model: one vocabulary of 37,000 byte pairs, its table shared by encoder, decoder and output, and
-/// a last norm behind both stacks as torch's `nn.Transformer` has. Sequences of 32 tokens on either side, about a sentence.
+/// Vaswani et al., the base model. It has one vocabulary of 37,000 byte pairs, whose table encoder,
+/// decoder and output share, and a last norm behind both stacks as torch's `nn.Transformer` has.
+/// Sequences of 32 tokens on either side, about a sentence.
 fn transformer() -> Vec<Layer> {
     const VOCABULARY: u64 = 37_000;
     let mut net = Tokens::new(512, 32);
@@ -605,7 +615,8 @@ mod tests {
             (Model::BertBase, 109_482_240),
             (Model::BertLarge, 335_141_888),
             (Model::Gpt2, 124_439_808),
-            // torch's nn.Transformer() has 44,140,544; "Attention is all you need" says 65 million with its vocabulary.
+            // torch's nn.Transformer() has 44,140,544; "Attention is all you need" says 65 million
+            // with its vocabulary.
             (Model::Transformer, 44_140_544 + 37_000 * 512),
             (Model::Ugatit, 670_761_088),
         ];

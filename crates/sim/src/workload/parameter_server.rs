@@ -1,5 +1,5 @@
-//! The flows of training with parameter servers, without what is in them (DLCP §5.2.1): each worker sends each tensor's gradient to
-//! a server as soon as its backward pass has it.
+//! The flows of training with parameter servers, without their content (DLCP §5.2.1): each worker
+//! sends each tensor's gradient to a server as soon as its backward pass has it.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use super::transport::TransportPlan;
 use crate::net::{Class, FlowId, FlowStatistics, Network, NodeId, Time};
 use crate::systems::dlcp::{PushPlan, Pushes};
 
-/// One job's flows in one iteration.
+/// The flows of one job in one iteration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterServerPlan {
     /// For reports.
@@ -24,11 +24,12 @@ pub struct ParameterServerPlan {
     pub workers: Vec<NodeId>,
     /// Hosts of the servers, which may be workers' too.
     pub servers: Vec<NodeId>,
-    /// What each worker sends.
+    /// The tensors that each worker sends.
     pub tensors: Vec<TensorPlan>,
-    /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of them, which is drawn.
+    /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of
+    /// them, which is drawn.
     pub divide_above_bytes: u64,
-    /// Who draws a smaller one's.
+    /// The draw of a smaller tensor's server.
     pub draw: Draw,
     /// By how much a worker's times vary: all of them take up to this share longer or shorter.
     pub jitter: f64,
@@ -69,7 +70,7 @@ pub struct TensorPlan {
     pub ready: Duration,
 }
 
-/// What goes from a worker to a server.
+/// The data from a worker to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Push {
     /// When.
@@ -80,12 +81,13 @@ pub struct Push {
     pub to: NodeId,
     /// How much.
     pub bytes: u64,
-    /// Of which layer; each tensor counts as one, as back-propagation has the last first.
+    /// The layer; each tensor counts as one, as back-propagation has the last first.
     pub layer: Layer,
 }
 
 impl ParameterServerPlan {
-    /// All of an iteration's, the first one last. What stays on a worker's own host is no flow.
+    /// All of an iteration's, the first one last. Data that stays on a worker's own host is no
+    /// flow.
     #[must_use]
     pub fn pushes(&self, seed: u64, index: usize) -> Vec<Push> {
         let mut dice = Rand64::new(u128::from(seed) << 64 | 0x5e72_7e72_0000_0000 | index as u128);
@@ -140,7 +142,8 @@ enum Flows {
     Dlcp(Rc<RefCell<Pushes>>),
 }
 
-/// The parameter servers of a run, by entry of the scenario: how many flows it has, and those that were opened.
+/// The parameter servers of a run, by entry of the scenario: how many flows it has, and those that
+/// were opened.
 pub(crate) struct ParameterServers(Vec<(usize, Flows)>);
 
 impl ParameterServers {
@@ -184,7 +187,7 @@ impl ParameterServers {
     }
 }
 
-/// One flow after the other, by `open`; only the next one is on the agenda.
+/// Opens one flow after the other, by `open`; only the next one is on the agenda.
 fn open_in_time<T: 'static>(
     network: &mut Network,
     with: T,
@@ -245,7 +248,7 @@ fn report_pushes(
     }
 }
 
-/// What follows from when flows began and ended.
+/// The times that follow from when flows began and ended.
 fn report_times(
     plan: &ParameterServerPlan,
     flows: usize,
@@ -331,8 +334,8 @@ mod tests {
         assert_eq!(plan.tensors.iter().map(|tensor| tensor.bytes).sum::<u64>(), 4 * 25_557_032);
         assert!(plan.tensors.is_sorted_by_key(|tensor| tensor.ready));
         let all = pushes(&model, 3);
-        // A small one comes from three workers to the fourth's host. A large one is divided between both servers, of which two
-        // workers have one beside them.
+        // A small one comes from three workers to the fourth's host. A large one is divided between
+        // both servers, of which two workers have one beside them.
         let large = plan.tensors.iter().filter(|tensor| tensor.bytes > plan.divide_above_bytes).count();
         assert!(large > 3, "{large}");
         assert_eq!(all.len(), (161 - large) * 3 + large * (4 * 2 - 2));
@@ -377,7 +380,7 @@ mod tests {
         let (forgiving, strict) = (with(", loss_bound = \"60%\""), with(", loss_bound = \"0%\""));
         for report in [&forgiving, &strict] {
             assert_eq!((report.flow_times.count, report.flow_times.unfinished), (7, 0));
-            // Of 352 elements each.
+            // The packets have 352 elements each.
             assert_eq!((report.packets, report.timeouts), (Some(7 * 711), None));
         }
         let lost = forgiving.packets_lost.expect("all have ended");
@@ -387,7 +390,8 @@ mod tests {
         assert!(strict.retransmissions > 0);
     }
 
-    /// Else each pair of hosts would send at the link's rate, and what waits at the NIC would be asked for again.
+    /// Else each pair of hosts would send at the link's rate, and what waits at the NIC would be
+    /// asked for again.
     #[test]
     fn flows_of_dlcp_from_one_host_share_its_nic() {
         let entry = "workers = [\"h0\"]\nservers = [\"h1\", \"h2\", \"h3\", \"h4\"]\ntensor = \"8MB\"\ndivide_above = \"1MB\"\ndlcp = {}\n";

@@ -1,4 +1,5 @@
-//! What one worker does: when it submits which tensor. It knows no network; the actors around it ask and tell.
+//! The program of one worker: when it submits which tensor. It knows no network; the actors around
+//! it ask and tell.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -9,7 +10,7 @@ use oorandom::Rand64;
 use super::models::Layer;
 use super::scenario::Workload;
 
-/// What the worker wants next.
+/// The worker's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// This tensor is ready to be reduced.
@@ -71,8 +72,8 @@ impl Schedule {
         }
     }
 
-    /// Where fragment `sequence` of a machine's stream is: its tensor, and its number within it. The machine has the
-    /// elements of each tensor that `part` says, `fragment` in a packet.
+    /// The place of fragment `sequence` in a machine's stream: its tensor, and its number within
+    /// it. The machine has the elements of each tensor that `part` says, `fragment` in a packet.
     pub(crate) fn locate(&self, sequence: u64, fragment: usize, part: impl Fn(u64) -> usize) -> (u64, u32) {
         let mut left = sequence;
         for tensor in 0.. {
@@ -85,7 +86,8 @@ impl Schedule {
         unreachable!("a stream has no end")
     }
 
-    /// Elements of what throughput is counted in: a tensor of the micro-benchmark, an iteration of training.
+    /// Elements of what throughput is counted in: a tensor of the micro-benchmark, an iteration of
+    /// training.
     pub(crate) fn elements_counted(&self) -> usize {
         match self {
             Self::AllReduce { elements, .. } => *elements,
@@ -93,7 +95,8 @@ impl Schedule {
         }
     }
 
-    /// Elements of each tensor of an iteration; without a model of the one that comes again and again.
+    /// Elements of each tensor of an iteration; without a model of the one that comes again and
+    /// again.
     pub(crate) fn iteration(&self) -> Vec<usize> {
         match self {
             Self::AllReduce { elements, .. } => vec![*elements],
@@ -101,7 +104,8 @@ impl Schedule {
         }
     }
 
-    /// Whether a tensor is the first of its step: an iteration's first gradient, or without a model any.
+    /// Whether a tensor is the first of its step: an iteration's first gradient, or without a model
+    /// any.
     pub(crate) fn begins_step(&self, tensor: u64) -> bool {
         match self {
             Self::AllReduce { .. } => true,
@@ -109,7 +113,8 @@ impl Schedule {
         }
     }
 
-    /// Which of the model's variables a tensor is the gradient of, counted from the front; without a model each is another.
+    /// Which of the model's variables a tensor is the gradient of, counted from the front; without
+    /// a model each is another.
     pub(crate) fn variable(&self, tensor: u64) -> u64 {
         match self {
             Self::AllReduce { .. } => tensor,
@@ -120,7 +125,8 @@ impl Schedule {
         }
     }
 
-    /// The layer of a tensor: of training each gradient's is one, and back-propagation begins with the last.
+    /// The layer of a tensor: of training each gradient's is one, and back-propagation begins with
+    /// the last.
     pub(crate) fn layer(&self, tensor: u64) -> fanin_protocol::Layer {
         match self {
             Self::AllReduce { .. } => fanin_protocol::Layer::default(),
@@ -150,8 +156,8 @@ struct Scaled {
 }
 
 impl Scaled {
-    /// Forward time, and the gradients. What the scale leaves of all layers together is rounded, not of each; a layer of
-    /// which nothing is left goes with the next.
+    /// Forward time, and the gradients. The scale is applied to all layers together, and that sum
+    /// is rounded, not each layer; a layer of which nothing is left goes with the next.
     fn iteration(&self, layers: &[Layer]) -> (Duration, Vec<Phases>) {
         let of = |layer: &Layer| layer.forward(self.batch, self.flops_per_s);
         let forward: Duration = layers.iter().map(of).sum();
@@ -199,7 +205,7 @@ enum State {
     Idle,
     Paused,
     Forward,
-    /// Of the layers of a gradient, as passes overlap.
+    /// The layers of a gradient, as passes overlap.
     ForwardOf(usize),
     /// The same, and its parameters are not there.
     WaitsFor(usize),
@@ -239,7 +245,8 @@ impl Program {
         self.next
     }
 
-    /// The first tensor that it does not submit if nobody makes it begin more: those of an iteration are one.
+    /// The first tensor that it does not submit if nobody makes it begin more: those of an
+    /// iteration are one.
     pub(crate) fn committed(&self) -> u64 {
         match (&*self.schedule, self.state) {
             (Schedule::AllReduce { .. }, _) | (_, State::Idle | State::Finished) => self.next,
@@ -247,7 +254,8 @@ impl Program {
         }
     }
 
-    /// Submits nothing from tensor `end` on. All workers of a job have the same: what one has submitted needs all of them.
+    /// Submits nothing from tensor `end` on. All workers of a job have the same: what one has
+    /// submitted needs all of them.
     pub(crate) fn stop(&mut self, end: u64, steps: &mut Vec<Step>) {
         self.end = Some(end);
         if self.is_over() && matches!(*self.schedule, Schedule::AllReduce { .. }) {
@@ -293,8 +301,9 @@ impl Program {
         match &*self.schedule.clone() {
             Schedule::AllReduce { .. } => self.submit_next(steps),
             Schedule::Training(training) => {
-                // The barrier: parameters are updated when every gradient is there. Where passes overlap each layer has one of its
-                // own, so that no gradient of the next iteration is there before all of this one's.
+                // The barrier: parameters are updated when every gradient is there. If passes
+                // overlap, each layer has a barrier of its own, so that no gradient of the next
+                // iteration is there before all of this one's.
                 if self.outstanding.is_empty()
                     && self.next == (self.iteration + 1) * training.gradients.len() as u64
                 {
@@ -312,8 +321,8 @@ impl Program {
         true
     }
 
-    /// Another process takes the worker's place: timers are lost, and of what was under way, what is `from` this tensor on
-    /// is submitted again. Everything before is done.
+    /// Another process takes the worker's place: timers are lost, and of what was under way, what
+    /// is `from` this tensor on is submitted again. Everything before is done.
     pub(crate) fn go_on_from(&mut self, from: u64, steps: &mut Vec<Step>) {
         self.outstanding.clear();
         self.next = from;
@@ -335,7 +344,7 @@ impl Program {
                     State::Finished => {}
                     State::Idle | State::Paused | State::Forward => self.begin_iteration(training, steps),
                     State::Backward => self.wait_for_gradient(training, (from % gradients) as usize, steps),
-                    // What it takes back is of the iteration before, whose gradients are there.
+                    // It takes back gradients of the iteration before, which are there.
                     State::ForwardOf(_) | State::WaitsFor(_) if from < (self.begun - 1) * gradients => {
                         (self.begun, self.state) = (self.begun - 1, State::Backward);
                         self.wait_for_gradient(training, (from % gradients) as usize, steps);
@@ -503,7 +512,7 @@ mod tests {
         assert_eq!(program.next_tensor(), 2 * count, "no third iteration begins");
         (count..2 * count).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
         assert_eq!(steps.iter().filter(|step| **step == Step::Finished).count(), 1);
-        // What is computed is the same.
+        // Both compute the same.
         let both = [training(100.0, 0.0, 2, None), overlapping()];
         let times = both.map(|workload| play(&mut super::tests::program(&workload)).0);
         assert!(times[0].abs_diff(times[1]) < Duration::from_micros(1), "{times:?}");
@@ -549,7 +558,8 @@ mod tests {
         }
     }
 
-    /// Plays a program whose tensors complete at once; returns the virtual time and the elements submitted.
+    /// Plays a program whose tensors complete at once; returns the virtual time and the elements
+    /// submitted.
     fn play(program: &mut Program) -> (Duration, usize, u64) {
         let (mut time, mut elements, mut iterations) = (Duration::ZERO, 0, 0);
         let mut steps = Vec::new();
@@ -632,7 +642,8 @@ mod tests {
         let mut steps = Vec::new();
         again.start(&mut steps);
         steps.clear();
-        // It died in its first forward pass, and the others were told of one iteration and one gradient.
+        // It died in its first forward pass, and the others were told of one iteration and one
+        // gradient.
         again.go_on_from(gradients, &mut steps);
         assert_eq!(steps[0], Step::Iterated);
         let (mut time, mut rest, mut over) = (0, 0, false);

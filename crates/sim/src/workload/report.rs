@@ -1,4 +1,5 @@
-//! What a run was like, for people and programs. Numbers only; whoever prints it adds which program it was.
+//! The report of a run, for people and programs. It has numbers only; the program that prints it
+//! adds its own name. Numbers only; whoever prints it adds which program it was.
 
 use serde::Serialize;
 
@@ -8,7 +9,7 @@ use crate::systems::Counters;
 /// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// What the scenario says that it shows.
+    /// The point of the scenario, in its own words.
     pub title: String,
     /// Everything random came from it.
     pub seed: u64,
@@ -40,19 +41,21 @@ pub struct Report {
     pub background: Vec<FlowReport>,
     /// How long those took that have a size, of all entries together.
     pub flow_times: Option<Durations>,
-    /// Ends of the intervals of links' loads. Where these would be more than a million numbers, intervals are longer than
-    /// those of the other series.
+    /// Ends of the intervals of links' loads. If these would be more than a million numbers,
+    /// intervals are longer than those of the other series.
     pub link_ends_s: Vec<f64>,
     /// Both directions of each link that carried or dropped anything.
     pub links: Vec<LinkReport>,
 }
 
-/// How long things took, each from its beginning to its end; percentiles are the nearest that occurred, not below.
+/// How long things took, each from its beginning to its end; percentiles are the nearest that
+/// occurred, not below.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Durations {
     /// How many ended. Without any, all times are zero.
     pub count: usize,
-    /// How many had begun and not ended, which are in none of the times: the longest may be among them.
+    /// How many had begun and not ended, which are in none of the times: the longest may be among
+    /// them.
     pub unfinished: usize,
     /// In the mean.
     pub mean_s: f64,
@@ -84,7 +87,7 @@ impl Durations {
     }
 }
 
-/// One direction of a link.
+/// A direction of a link.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkReport {
     /// Who sends.
@@ -97,7 +100,7 @@ pub struct LinkReport {
     pub sent_bytes: u64,
     /// Share of the run in which it was busy.
     pub load: f64,
-    /// Of its intervals, the largest.
+    /// The largest load of its intervals.
     pub load_max: f64,
     /// Most bytes that waited in one of the queues in front of it.
     pub queue_max_bytes: u64,
@@ -123,7 +126,7 @@ pub struct Count {
 pub struct JobReport {
     /// Its name.
     pub name: String,
-    /// Who sums, as in the scenario.
+    /// The system that sums, as in the scenario.
     pub system: &'static str,
     /// Number of workers.
     pub workers: usize,
@@ -133,32 +136,34 @@ pub struct JobReport {
     pub finished_s: Option<f64>,
     /// When all its machines vanished, if that was before.
     pub died_s: Option<f64>,
-    /// Of a job that had to be over and is not: who waits for which tensor, and for whom, and where its machines stand.
+    /// For a job that had to be over and is not: who waits for which tensor, and for whom, and
+    /// where its machines stand.
     pub unfinished: Option<String>,
-    /// Parameters that a worker received a second, in Gbit/s, in the mean over workers: ATP §5.1's aggregation throughput. It
-    /// says something only where the measurement is enough.
+    /// Parameters that a worker received a second, in Gbit/s, in the mean over workers: ATP §5.1's
+    /// aggregation throughput. It says something only where the measurement is enough.
     pub aggregation_gbps: f64,
-    /// What the throughputs rest on.
+    /// The basis of the throughputs.
     pub measurement: Measurement,
     /// Tensors that a worker got, in the mean over workers.
     pub tensors: f64,
-    /// Of each tensor at each worker, from its submission to its sum.
+    /// The time of each tensor at each worker, from its submission to its sum.
     pub tensor_times: Durations,
-    /// Of training: the rest.
+    /// The rest, for training.
     pub training: Option<TrainingReport>,
-    /// What its machines counted: none where the system does not.
+    /// Its machines' counts: none if the system does not count.
     #[serde(flatten)]
     pub counters: Counters,
     /// By interval.
     pub series: JobSeries,
 }
 
-/// What a job's throughputs rest on: what was completed in a window, by its length.
+/// The basis of a job's throughputs: what was completed in a window, by its length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Measurement {
     /// From the warm-up's end, or the job's start if that is later, to the job's end or the run's.
     pub window_s: f64,
-    /// Tensors, or iterations of training, that were completed in it, at the worker with the fewest.
+    /// Tensors, or iterations of training, that were completed in it, at the worker with the
+    /// fewest.
     pub completed: u64,
     /// As many there must be: three for each that is under way at once.
     pub needed: u64,
@@ -171,7 +176,7 @@ pub struct Measurement {
 pub struct TrainingReport {
     /// The model.
     pub model: &'static str,
-    /// What parameters and times are divided by.
+    /// The divisor of parameters and times.
     pub scale: f64,
     /// Iterations completed by every worker.
     pub iterations: u64,
@@ -194,7 +199,7 @@ pub struct JobSeries {
     pub server_aggregations: Option<Vec<u64>>,
 }
 
-/// Flows of one job with parameter servers. What cannot be with what carries them is none.
+/// Flows of one job with parameter servers. A value that its transport cannot have is none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ParameterServerReport {
     /// Its name.
@@ -203,8 +208,8 @@ pub struct ParameterServerReport {
     pub workers: usize,
     /// Number of servers.
     pub servers: usize,
-    /// Of each flow, from when its tensor was there to when its last byte was at the server; of DLCP's, to when its sender heard that enough
-    /// of it was there.
+    /// The time of each flow, from when its tensor was there to when its last byte was at the
+    /// server; for DLCP's, to when its sender heard that enough of it was there.
     pub flow_times: Durations,
     /// Flows whose time had not come when the run ended.
     pub unopened: usize,
@@ -218,9 +223,9 @@ pub struct ParameterServerReport {
     pub retransmissions: u64,
     /// Retransmission timeouts.
     pub timeouts: Option<u64>,
-    /// Of DLCP: packets that all flows consist of.
+    /// For DLCP: packets that all flows consist of.
     pub packets: Option<u64>,
-    /// Of these, those that never arrived, once all flows have ended.
+    /// The packets that never arrived, once all flows have ended.
     pub packets_lost: Option<u64>,
     /// How often packets of a flow were asked for again.
     pub retransmission_rounds: Option<u64>,
@@ -239,7 +244,7 @@ pub struct ServerReport {
     pub received_gbps: Vec<f64>,
 }
 
-/// A switch that sums. What cannot be with its jobs' system is none.
+/// A switch that sums. A value that its jobs' system cannot have is none.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SwitchReport {
     /// The switch.
@@ -269,7 +274,7 @@ pub struct FlowReport {
     pub to: String,
     /// How many were opened.
     pub flows: usize,
-    /// Where they have a size, how long those took that ended.
+    /// If they have a size, how long those took that ended.
     pub times: Option<Durations>,
     /// Bytes that arrived.
     pub delivered_bytes: u64,

@@ -1,4 +1,5 @@
-//! What a run consists of, resolved and checked: nodes instead of names, machines' own types instead of words.
+//! The parts of a run, resolved and checked: nodes instead of names, machines' own types instead of
+//! words.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub struct Scenario {
     pub until: Duration,
     /// Interval of the time series.
     pub interval: Duration,
-    /// What happens before is not in the throughputs.
+    /// The throughputs leave out what happens before.
     pub warm_up: Duration,
     /// A job whose workers wait, and to whom nothing comes for this long, has stalled.
     pub stall: Duration,
@@ -37,7 +38,7 @@ pub struct Scenario {
     pub parameter_servers: Vec<ParameterServerPlan>,
     /// Flows that are no job's.
     pub background: Vec<BackgroundPlan>,
-    /// What single links do to packets.
+    /// The effects of single links on packets.
     pub losses: Vec<LossPlan>,
     /// What happens once.
     pub faults: Vec<FaultPlan>,
@@ -122,7 +123,7 @@ impl JobPlan {
     }
 }
 
-/// What a worker does all day.
+/// The work of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Workload {
     /// Tensors of one size, always some under way: the micro-benchmark of ATP §5.1.
@@ -134,7 +135,8 @@ pub enum Workload {
         /// How many in all.
         count: Option<u64>,
     },
-    /// Iterations of a model: forward, then backward, whose gradients go out layer by layer from the last.
+    /// Iterations of a model: forward, then backward, whose gradients go out layer by layer from
+    /// the last.
     Training {
         /// The model.
         model: Model,
@@ -142,7 +144,7 @@ pub enum Workload {
         batch: u32,
         /// How many in all.
         iterations: Option<u64>,
-        /// What parameters and times are divided by.
+        /// The divisor of parameters and times.
         scale: f64,
         /// Floating-point operations that a worker does in a second.
         flops_per_s: f64,
@@ -150,13 +152,15 @@ pub enum Workload {
         jitter: f64,
         /// An off phase after so many iterations, and its length.
         pause: Option<(u64, Duration)>,
-        /// Whether the forward pass of a layer waits for its own parameters alone, and not for those of all.
+        /// Whether the forward pass of a layer waits for its own parameters alone, and not for
+        /// those of all.
         overlap: bool,
     },
 }
 
 impl Workload {
-    /// Packets of so many elements that an iteration has, or a tensor of the micro-benchmark: the model, again and again.
+    /// Packets of so many elements that an iteration has, or a tensor of the micro-benchmark: the
+    /// model, again and again.
     pub(crate) fn packets(&self, elements: usize) -> u64 {
         let tensors = Schedule::new(self).iteration();
         tensors.into_iter().map(|tensor| tensor.div_ceil(elements) as u64).sum()
@@ -190,7 +194,7 @@ pub struct BackgroundPlan {
     pub spread: Duration,
 }
 
-/// What one direction of a link does to packets.
+/// The effects of one direction of a link on packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossPlan {
     /// The direction.
@@ -211,13 +215,13 @@ pub struct LossPlan {
     pub held_back: Duration,
 }
 
-/// What TCP's packets are for.
+/// The kinds of TCP's packets.
 pub(crate) const TCP_KINDS: [&str; 2] = ["segment", "acknowledgement"];
 
 /// Packets that a link loses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Of this kind only: of TCP's, or of a system's ([`System::packet_kinds`]).
+    /// Packets of this kind only: of TCP's, or of a system's ([`System::packet_kinds`]).
     pub kind: Option<String>,
     /// Which of these.
     pub which: Which,
@@ -228,7 +232,7 @@ pub struct Target {
 pub enum Which {
     /// All.
     All,
-    /// Those of these numbers; the first is 0.
+    /// The packets of these numbers; the first is 0.
     Nth(Vec<u64>),
     /// The last of each so many.
     Every(u64),

@@ -1,4 +1,5 @@
-//! A scenario from its beginning to its end: the network is built, lives, is watched, and told about.
+//! A scenario from its beginning to its end: the network is built, lives, is watched, and told
+//! about.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ use crate::systems::{Role, System};
 /// Events between two reports of progress.
 const PROGRESS_EVENTS: u64 = 1 << 18;
 
-/// What a run needs besides its scenario.
+/// The options of a run besides its scenario.
 #[derive(Default)]
 pub struct Options {
     /// Everything random comes from it.
@@ -70,7 +71,7 @@ impl std::fmt::Display for RunError {
 
 impl std::error::Error for RunError {}
 
-/// What is sampled while the run goes on.
+/// The samples that are taken while the run goes on.
 struct Samples {
     /// When the last was taken.
     taken: Time,
@@ -118,7 +119,7 @@ struct Sampled {
 }
 
 impl Sampled {
-    /// What grew in `no_time` belongs to the interval before.
+    /// Growth in `no_time` belongs to the interval before.
     fn sample(&mut self, now: u64, no_time: bool) {
         let growth = now.saturating_sub(self.last);
         match self.growth.last_mut() {
@@ -147,8 +148,9 @@ pub fn run(scenario: &Scenario, options: Options) -> Result<Report, RunError> {
     play(scenario, options, None).map(|(report, _)| report)
 }
 
-/// Plays a scenario of one job that sums one tensor, whose contributions are given, by rank. Returns the sums that its workers
-/// got, all the same bits, and they are checked as drawn ones are.
+/// Plays a scenario of one job that sums one tensor, whose contributions are given, by rank.
+/// Returns the sums that its workers got, all the same bits, and they are checked as drawn ones
+/// are.
 ///
 /// # Errors
 /// As [`run`]; or why this job cannot sum these numbers.
@@ -227,7 +229,7 @@ fn play(
     Ok((report, sums))
 }
 
-/// One of each kind that the jobs have.
+/// A system of each kind that the jobs have.
 type Systems = Rc<[Arc<dyn System>]>;
 
 fn impairment(plan: &LossPlan, systems: &Systems) -> Impairment {
@@ -302,7 +304,7 @@ fn note_stalled(network: &Network, layout: &Layout, has: impl Fn(&Job) -> bool) 
     true
 }
 
-/// Who waits for which tensor, and for whom; where the machines stand.
+/// The ranks that wait, for which tensor and for whom; where the machines stand.
 fn waits(network: &Network, place: &JobPlace, job: &Job) -> String {
     format!("{}{}", job.waits(), place.machines.standing(network))
 }

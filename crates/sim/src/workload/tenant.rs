@@ -31,14 +31,14 @@ pub struct Tenant {
 pub(crate) struct Ports(RefCell<BTreeMap<NodeId, u16>>);
 
 impl Tenant {
-    /// What the scenario says of it.
+    /// The scenario's entry for it.
     #[must_use]
     pub fn plan(&self) -> &JobPlan {
         &self.scenario.jobs[self.index]
     }
 
-    /// The id under which one part of its tensors is summed. Ids are drawn at random on admission; here they are numbers that
-    /// hash differently.
+    /// The id under which one part of its tensors is summed. Ids are drawn at random on admission;
+    /// here they are numbers that hash differently.
     #[must_use]
     pub fn id(&self, part: usize) -> JobId {
         let mixed = mix(self.seed ^ (self.index as u64) << 32 ^ (part as u64) << 52);
@@ -72,7 +72,8 @@ impl Tenant {
         self.job.borrow().workers.iter().flat_map(|worker| worker.actors.clone()).collect()
     }
 
-    /// Where the stream of tensors stands at a packet: the packet's tensor, and which of the tensor's it is.
+    /// The place of a packet in the stream of tensors: the packet's tensor, and its number within
+    /// that.
     #[must_use]
     pub fn locate(&self, packet: u64, elements: usize) -> (u64, u32) {
         self.job.borrow().locate(packet, elements)
@@ -84,7 +85,8 @@ impl Tenant {
         self.job.borrow().elements(tensor)
     }
 
-    /// Which of the model's variables a tensor is the gradient of, counted from the front; without a model each is another.
+    /// Which of the model's variables a tensor is the gradient of, counted from the front; without
+    /// a model each is another.
     #[must_use]
     pub fn variable(&self, tensor: u64) -> u64 {
         self.job.borrow().variable(tensor)
@@ -118,20 +120,20 @@ pub struct Process {
     begins: Begins,
 }
 
-/// What a worker's process knows when it is started.
+/// The knowledge of a worker's process when it is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begins {
     /// Nothing has happened yet.
     First,
     /// Everything but its timers.
     Again,
-    /// That the job has come to this tensor, of which so many elements were summed without it.
+    /// The job has come to this tensor, of which so many elements were summed without it.
     InPlaceOfAnother(u64, usize),
 }
 
 impl Process {
-    /// The notice by which its machine hears that [`Self::next`] has something. Notices are lost while a node is away; the next one
-    /// brings everything.
+    /// The notice by which its machine hears that [`Self::next`] has something. Notices are lost
+    /// while a node is away; the next one brings everything.
     pub const SUBMIT: u64 = token::SUBMIT;
 
     /// Its job.
@@ -167,7 +169,8 @@ impl Process {
         *port
     }
 
-    /// The machine was started ([`Actor::start`](crate::net::Actor::start)), for the first time or again.
+    /// The machine was started ([`Actor::start`](crate::net::Actor::start)), for the first time or
+    /// again.
     pub fn started(&mut self, context: &mut Context<'_>) {
         // The first part's timers drive the program.
         if self.part != 0 {
@@ -182,12 +185,13 @@ impl Process {
         }
     }
 
-    /// A timer of the machine's actor is due that the machine did not set. Tokens below 100 are the process'.
+    /// A timer of the machine's actor is due that the machine did not set. Tokens below 100 are the
+    /// process'.
     pub fn timer(&self, context: &mut Context<'_>, token: u64) {
         self.tenant.job.borrow_mut().told(context, self.rank, token);
     }
 
-    /// What is to be summed next.
+    /// The gradient to be summed next.
     #[must_use]
     pub fn next(&self) -> Option<Gradient> {
         self.tenant.job.borrow_mut().next_part(self.rank, self.part)
@@ -198,7 +202,8 @@ impl Process {
         self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, None);
     }
 
-    /// The same of a sum that may lack contributions: it is checked to be that of who is said to be in.
+    /// The same of a sum that may lack contributions: it is checked to be that of who is said to be
+    /// in.
     pub fn completed_inside(&self, context: &mut Context<'_>, sum: Gradient, inside: &Inside) {
         self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, Some(inside));
     }
@@ -214,7 +219,8 @@ impl Process {
         self.tenant.violated(context, Violation::Aborted { job, rank: self.rank, reason });
     }
 
-    /// It takes the rank of one that died. The job has come to this tensor, of which so many elements were summed without it.
+    /// It takes the rank of one that died. The job has come to this tensor, of which so many
+    /// elements were summed without it.
     pub const fn in_place_of_another(&mut self, tensor: u64, lost: usize) {
         self.begins = Begins::InPlaceOfAnother(tensor, lost);
     }

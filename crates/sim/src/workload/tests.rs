@@ -26,7 +26,8 @@ fn every_system_sums_in_one_rack() {
             let job = &report.jobs[0];
             assert!(job.finished, "{system}");
             assert_eq!(job.tensors, 6.0, "{system}");
-            // 100 Gbit/s, of which headers and framing take 6 to 9 %; one server has it all from everybody: a quarter of them is the most.
+            // 100 Gbit/s, of which headers and framing take 6 to 9 %; one server has it all from
+            // everybody: a quarter of them is the most.
             let least = if ["ps", "dlcp"].contains(&system) { 10.0 } else { 25.0 };
             assert!((least..94.0).contains(&job.aggregation_gbps), "{system}: {}", job.aggregation_gbps);
         }
@@ -43,7 +44,8 @@ fn every_system_sums_over_racks_and_losses() {
     }
 }
 
-/// What the run of a scenario reports, and every transmission of every packet: when, from whom to whom, how many bytes, marked or not.
+/// The report of a scenario's run, and every transmission of every packet: when, from whom to whom,
+/// how many bytes, marked or not.
 fn played_and_traced(text: &str) -> (Report, String) {
     #[derive(Clone, Default)]
     struct Shared(std::rc::Rc<std::cell::RefCell<Vec<u8>>>);
@@ -91,8 +93,8 @@ fn a_sample_of_the_payload_takes_the_same_decisions_at_the_same_times() {
     }
 }
 
-/// A job's hash sends no two of its fragments to one aggregator: what met another would do so in all racks at once, and come to the server from
-/// every worker.
+/// A job's hash sends no two of its fragments to one aggregator. A fragment that met another would
+/// do so in all racks at once, and come to the server from every worker.
 #[test]
 fn a_job_over_eight_racks_takes_little_longer_than_its_bytes_on_one_link() {
     let network = "payload = \"sample\"\n[network]\ntopology = \"leaf-spine\"\nleaves = 9\nspines = 8\nhosts = 8\ncore_rate = \"400Gbit\"\necn = \"100kB\"\n";
@@ -117,7 +119,8 @@ fn a_sample_that_would_decide_otherwise_is_refused() {
     );
 }
 
-/// A resend of every worker is 140 kB at the server's port. With one timeout for all, the port drops the same ones for ever.
+/// A resend of every worker is 140 kB at the server's port. With one timeout for all, the port
+/// drops the same ones for ever.
 #[test]
 fn a_queue_that_is_too_short_for_one_packet_of_each_worker_delays_and_does_not_stop() {
     let network =
@@ -176,7 +179,8 @@ fn training_computes_and_communicates_at_once() {
     let report = training("100Gbit");
     let trained = report.jobs[0].training.as_ref().expect("it trains");
     assert_eq!(trained.iterations, 4);
-    // 4.09 giga multiply-adds an image, three passes, 10 TFLOP/s: the network hides behind the computing.
+    // 4.09 giga multiply-adds an image, three passes, 10 TFLOP/s: the network hides behind the
+    // computing.
     let alone = 1e13 / (4.09e9 * 6.0);
     assert!((0.9..1.01).contains(&(trained.samples_per_s / alone)), "{}", trained.samples_per_s);
     // 102 MB up and down 5 Gbit/s take 0.18 s at least, and the computing 0.08 s.
@@ -242,7 +246,8 @@ down = "1ms"
     assert!(report.jobs[0].counters.retransmissions > Some(0));
 }
 
-/// When it comes to its `stop`, some workers have submitted a tensor that others have not, or one is away.
+/// When it comes to its `stop`, some workers have submitted a tensor that others have not, or one
+/// is away.
 #[test]
 fn a_job_that_stops_finishes_what_any_worker_has_begun() {
     let stopped = |workload: &str, more: &str| {
@@ -263,7 +268,7 @@ fn a_job_that_stops_finishes_what_any_worker_has_begun() {
     }
 }
 
-/// Of two outages of one thing that overlap, the first one's end is not the second one's.
+/// Two outages of one thing overlap: the first one's end is not the second one's.
 #[test]
 fn what_fails_twice_is_back_when_the_last_outage_ends() {
     for what in [
@@ -303,7 +308,7 @@ fn a_job_that_dies_leaves_its_aggregators_to_others_in_time() {
     assert!(report.switches[0].freed_stale > Some(0));
 }
 
-/// Of two switches that aggregate for a job one forgets, and the other's counts hide that its are smaller.
+/// Two switches aggregate for a job, and one forgets; the other's counts hide that its are smaller.
 #[test]
 fn what_was_counted_before_a_machine_lost_its_memory_is_counted_once() {
     let job = "[[job]]\nsystem = \"atp\"\nworkers = 6\ntensor = \"200kB\"\ntensors = 40\nlarge_values = \"5%\"\n[job.atp]\nserver = \"ps\"\n";
@@ -313,7 +318,8 @@ fn what_was_counted_before_a_machine_lost_its_memory_is_counted_once() {
         ))
     };
     let fault = |at: &str, kind: &str| format!("[[fault]]\nat = \"{at}\"\nkind = \"{kind}\"\n");
-    // A fault in the middle: nearly nothing is done less often for it (switches add nothing that is sent again), some more often.
+    // A fault in the middle: nearly nothing is done less often for it (switches add nothing that is
+    // sent again), some more often.
     let whole = played("");
     for fault in [
         fault("350us", "switch-forgets\"\nnode = \"sw0"),
@@ -395,7 +401,8 @@ fn a_few_tensors_are_not_measured_beyond_what_the_link_carries() {
     }
 }
 
-/// A ring whose worker 1 dies at 5 ms, and no other takes its place: connections are still acknowledged, and no timer runs.
+/// A ring whose worker 1 dies at 5 ms, and no other takes its place: connections are still
+/// acknowledged, and no timer runs.
 fn broken_ring(file: &str) -> Result<Report, RunError> {
     let job = "[[job]]\nsystem = \"ring\"\nworkers = 4\ntensor = \"200kB\"\n";
     let mut scenario = parse("test.toml", &format!("until = \"50ms\"\n{RACK}{job}{file}"))
@@ -433,7 +440,8 @@ fn a_job_that_stands_still_is_seen_in_a_short_run_beside_others_that_do_not() {
     assert!(waits.contains("away: ranks 1"), "{waits}");
 }
 
-/// Both workers die while they compute, and nobody takes their ranks: nothing is submitted that they could wait for.
+/// Both workers die while they compute, and nobody takes their ranks: nothing is submitted that
+/// they could wait for.
 #[test]
 fn a_job_that_has_submitted_nothing_and_stands_still_is_seen_and_one_that_computes_or_pauses_is_not() {
     let flow = "[[background]]\nfrom = \"h4\"\nto = \"h3\"\nkind = \"constant\"\nrate = \"1Gbit\"\n";
@@ -518,7 +526,8 @@ fn the_last_interval_of_a_series_is_as_long_as_it_was() {
     assert!((length - 1e-3).abs() < 1e-12 && rates.len() == 2, "{length} {rates:?}");
 }
 
-/// Two constant flows of 8 Gbit/s into one link of 10 Gbit/s: the bytes of each, and why packets were dropped.
+/// Two constant flows of 8 Gbit/s into one link of 10 Gbit/s: the bytes of each, and why packets
+/// were dropped.
 fn contend(network: &str, queues: &str, keys: [&str; 2]) -> ([u64; 2], Vec<&'static str>) {
     let flow = |from: &str, keys: &str| {
         format!(
@@ -647,7 +656,8 @@ fn both_states_of_a_link_with_bursts_have_their_loss() {
     }
 }
 
-/// One worker's host sends a tenth of what the others' do: 1.25 MB take it 10 ms, whatever sums, and a fifth of that otherwise at most.
+/// A worker's host sends a tenth of what the others' do: 1.25 MB take it 10 ms, whatever sums, and
+/// a fifth of that otherwise at most.
 #[test]
 fn a_worker_that_sends_slowly_is_waited_for_in_every_system() {
     for Kind { name: system, .. } in crate::systems::ALL {
@@ -661,7 +671,8 @@ fn a_worker_that_sends_slowly_is_waited_for_in_every_system() {
     }
 }
 
-/// A step takes as long as the latest of its workers is late, at least, and what nobody is late with as long as ever.
+/// A step takes as long as the latest of its workers is late, at least, and what nobody is late
+/// with as long as ever.
 #[test]
 fn late_workers_make_steps_longer_in_every_system() {
     for Kind { name: system, .. } in crate::systems::ALL {
@@ -688,7 +699,8 @@ fn rates_and_lateness_are_by_seed() {
     assert_ne!(digest(1), digest(2));
 }
 
-/// Workers wait for each other's iterations; passes, lateness and gradients come one after the other.
+/// Workers wait for each other's iterations; passes, lateness and gradients come one after the
+/// other.
 #[test]
 fn an_iteration_begins_late_and_no_gradient_overtakes_another() {
     let train = "[[job]]\nsystem = \"atp\"\nworkers = 4\nmodel = \"resnet18\"\nscale = 1000\niterations = 3\nflops = 1e15\n";
@@ -697,7 +709,8 @@ fn an_iteration_begins_late_and_no_gradient_overtakes_another() {
     assert!(late > never + 0.012 && late < never + 0.031, "{never} {late}");
 }
 
-/// A host of a late worker fails while the worker is late; another worker dies so, and another process takes its rank.
+/// A host of a late worker fails while the worker is late; another worker dies so, and another
+/// process takes its rank.
 #[test]
 fn who_is_late_and_fails_submits_what_it_has_once() {
     let faults = "[[fault]]\nat = \"2ms\"\nkind = \"node-fails\"\nnode = \"h0\"\ndown = \"1ms\"\n[[fault]]\nat = \"3ms\"\nkind = \"worker-respawns\"\njob = \"job0\"\nrank = 1\ndown = \"5ms\"\n";

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::net::{Class, NodeId, TcpConfig, Topology, Transport};
 
-/// What a scenario says of its connections: a [`TcpConfig`] but for who sends to whom.
+/// The scenario's settings of its connections: a [`TcpConfig`] without sender and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransportPlan {
-    /// What it does about congestion.
+    /// The reaction to congestion.
     pub transport: Transport,
     /// Marks instead of drops.
     pub ecn: bool,

@@ -1,4 +1,5 @@
-//! How unlike a job's workers are: how fast their hosts send, and how late each is with what it sends.
+//! How unlike a job's workers are: how fast their hosts send, and how late each is with what it
+//! sends.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ pub enum Rates {
     OfLinks,
     /// Each so many bits a second, by rank.
     Given(Vec<u64>),
-    /// A ratio of the rate at best, from 0 to 1, which is normally distributed around 1 as far as it is in there (GOAT §VII-D).
+    /// A ratio of the rate at best, from 0 to 1, which is normally distributed around 1 as far as
+    /// it is in there (GOAT §VII-D).
     Drawn {
         /// At best.
         most_bps: u64,
@@ -31,7 +33,8 @@ pub enum Lateness {
     None,
     /// Each time up to so long, any time as likely as another.
     Uniform(Duration),
-    /// A ratio of the longest, from 0 to 1, which is normally distributed around 0 as far as it is in there (GOAT §VII-C).
+    /// A ratio of the longest, from 0 to 1, which is normally distributed around 0 as far as it is
+    /// in there (GOAT §VII-C).
     Normal {
         /// At most.
         most: Duration,
@@ -41,7 +44,7 @@ pub enum Lateness {
 }
 
 impl Rates {
-    /// Of so many workers, by rank; none where their links decide.
+    /// The rates of so many workers, by rank; none if their links decide.
     fn drawn(&self, workers: usize, seed: u64) -> Vec<f64> {
         match self {
             Self::OfLinks => Vec::new(),
@@ -76,8 +79,8 @@ impl Lateness {
     }
 }
 
-/// How far from the middle of a normal distribution one is, of those that are less than one away. The deviation is not above one, so that
-/// most are.
+/// How far from the middle of a normal distribution one is, of those that are less than one away.
+/// The deviation is not above one, so that most are.
 fn below_one(dice: &mut Rand64, deviation: f64) -> f64 {
     loop {
         // Box and Muller.
@@ -93,7 +96,7 @@ fn below_one(dice: &mut Rand64, deviation: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// What is computed without packets (`plan`) and what is played with them have the same workers.
+    /// Computations without packets (`plan`) and runs with packets have the same workers.
     #[test]
     fn rates_are_those_that_plans_are_compared_by() {
         for (deviation, seed) in [(0.0, 1), (0.2, 1), (0.5, 7)] {

@@ -1,14 +1,17 @@
-//! The numbers that workers reduce in a workload: a function of the seed, so that the sum of any element is known without
-//! keeping what went into it.
+//! The numbers that workers reduce in a workload: a function of the seed, so that the sum of any
+//! element is known without keeping what went into it.
 //!
-//! An element is an integer times a unit. The integer is above zero, up to a sign that all workers share, and says who it is of: a part
-//! that depends on tensor and element, and one of the worker's rank, turned by another amount in each element. So a contribution that
-//! is missing, doubled or in another's place changes the sum's integer in every single element. (Where there are more than
-//! 64 workers a rank has several digits, and four elements one after the other show all of them.) Unit and integers are so that no
-//! system may be wrong by half a unit, however it rounds: what is wrong by less than its own bound is the sum, and nothing else is.
+//! An element is an integer times a unit. The integer is above zero, up to a sign that all workers
+//! share, and identifies its origin: a part depends on tensor and element, and one on the worker's
+//! rank, turned by another amount in each element. So a contribution that is missing, doubled or in
+//! another's place changes the sum's integer in every single element. (With more than 64 workers a
+//! rank has several digits, and four elements one after the other show all of them.) Unit and
+//! integers are chosen so that no system may be wrong by half a unit, however it rounds: a result
+//! that is wrong by less than its own bound is the sum, and nothing else is.
 //!
-//! Where a scenario wants overflows, the numbers of some packets are 2^12 times as large. A packet is what SwitchML and ATP's
-//! dynamic scaling find one factor for: the bound of the one does not cover what is wrong in the next.
+//! If a scenario wants overflows, the numbers of some packets are 2^12 times as large. SwitchML and
+//! ATP's dynamic scaling find one factor for a packet: the bound of the one does not cover what is
+//! wrong in the next.
 
 mod given;
 mod inside;
@@ -23,18 +26,19 @@ pub use inside::Inside;
 
 /// How much larger the numbers of an overflowing packet are, as a power of two.
 const LARGE_SHIFT: i32 = 12;
-/// Of a job, beyond which its sums are not exact in an f32 any more.
+/// The number of a job's workers beyond which its sums are not exact in an f32 any more.
 pub(crate) const WORKERS_MAX: u32 = 4096;
 /// Values of a digit of a rank.
 const DIGITS: u32 = 64;
 /// Digits that a rank may have; element `i` shows digit `i` modulo this.
 const PLACES: usize = 4;
-/// Of half a unit: how far a result may be from the sum at most, whatever its system says of itself.
+/// The part of half a unit that a result may be from the sum at most, whatever its system says of
+/// itself.
 const BOUND_MAX: f64 = 0.7;
-/// What a sum under ATP's static factor, 10^8, may reach.
+/// The largest sum under ATP's static factor, 10^8.
 const STATIC_SUM: f64 = 21.0;
 
-/// What the numbers of a job's tensors depend on.
+/// The inputs of the numbers of a job's tensors.
 #[derive(Clone, Debug)]
 pub struct Source {
     seed: u64,
@@ -47,7 +51,7 @@ pub struct Source {
     packet: usize,
     /// How many of them, the first, are there: tensors consist of these.
     carried: usize,
-    /// What floats are multiples of; a power of two.
+    /// The unit of floats; a power of two.
     unit: f64,
     /// Integers are below two to the power of this.
     bits: u32,
@@ -59,7 +63,7 @@ pub struct Source {
     totals: Vec<[u32; DIGITS as usize]>,
 }
 
-/// One worker's copy of a tensor.
+/// A worker's copy of a tensor.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     /// Its number in the job.
@@ -67,7 +71,7 @@ pub struct Gradient {
     numbers: Numbers,
     /// Elements of the tensor, also those that are there in length alone.
     whole: usize,
-    /// Whose gradient it is.
+    /// The layer of the gradient.
     layer: Layer,
 }
 
@@ -163,7 +167,8 @@ impl Source {
         let workers = plan.workers.len() as u32;
         assert!((1..=WORKERS_MAX).contains(&workers), "{workers} workers");
         let n = f64::from(workers);
-        // Each contribution is off by up to half of 10^-8 under the static factor: together by a quarter of a unit.
+        // Each contribution is off by up to half of 10^-8 under the static factor: together by a
+        // quarter of a unit.
         let unit = power_of_two(floor_log2(2.0 * n * 1e-8) + 1);
         let most = [
             // A sum below 2^21 units is rounded by an eighth of a unit at most.
@@ -206,8 +211,8 @@ impl Source {
         source
     }
 
-    /// What `worker` contributes to elements `from` to `from + elements` of a tensor, as far as they are there; in the memory of
-    /// `old` if there is one.
+    /// The contribution of `worker` to elements `from` to `from + elements` of a tensor, as far as
+    /// they are there; in the memory of `old` if there is one.
     #[must_use]
     pub fn contribution(
         &self,
@@ -257,13 +262,15 @@ impl Source {
         Gradient { tensor, numbers, whole: elements, layer: Layer::default() }
     }
 
-    /// Which element of a tensor is number `at` of those that are there, of the part that begins with element `from`.
+    /// Which element of a tensor is number `at` of those that are there, of the part that begins
+    /// with element `from`.
     pub(crate) const fn element(&self, from: usize, at: usize) -> usize {
         from + at / self.carried * self.packet + at % self.carried
     }
 
-    /// Digest of a result's bits, or the first element that is not as near to the sum of all workers' contributions as the
-    /// job's system must come, by its number among those that are there; integers must be exact. The first `skip` are not looked at.
+    /// Digest of a result's bits, or the first element that is too far from the sum of all workers'
+    /// contributions for the job's system. The element is numbered among those that are there;
+    /// integers must be exact. The first `skip` are not looked at.
     ///
     /// # Errors
     /// That element.
@@ -336,7 +343,8 @@ impl Source {
     }
 }
 
-/// The largest power of two that is not above `x`; of the number's bits, so that it is the same everywhere.
+/// The largest power of two that is not above `x`; of the number's bits, so that it is the same
+/// everywhere.
 const fn floor_log2(x: f64) -> i32 {
     (x.to_bits() >> 52) as i32 - 1023
 }

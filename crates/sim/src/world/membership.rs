@@ -1,4 +1,4 @@
-//! Who is in which job where: joining, heartbeats, and what becomes of the lane to a service that died.
+//! Membership: joining, heartbeats, and the fate of the lane to a service that died.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::checker::Violation;
 /// How long a service may be gone before another one takes over.
 const TAKE_OVER: Duration = Duration::from_millis(100);
 
-/// What admits to the jobs of a service, beside what sums them.
+/// The part of a service that admits to its jobs, beside the part that sums.
 #[derive(Default)]
 pub(super) struct Service {
     /// While it runs.
@@ -40,13 +40,13 @@ pub(super) struct Seat {
     attempt: u32,
 }
 
-/// What a worker knows of one lane.
+/// A worker's knowledge of one lane.
 pub(super) struct Membership {
     /// The service where it is, or asks.
     at: Place,
     /// Job and generation while joined.
     joined: Option<(JobId, Generation)>,
-    /// Of the job that it joined last.
+    /// The key of the job that it joined last.
     key: Option<Key>,
     attempt: u32,
     /// Since when nobody answers.
@@ -63,7 +63,7 @@ impl Membership {
 
 pub(super) enum Question {
     Join(Option<Resume>),
-    /// Of a rank that shows this secret.
+    /// A heartbeat of a rank that shows this secret.
     Heartbeat(JobId, Generation, u64),
 }
 
@@ -99,7 +99,7 @@ impl World<'_> {
     pub fn end_service(&mut self, at: Place, down: Option<Duration>) {
         let service = &mut self.services[at];
         service.is_gone |= down.is_none();
-        // One that is away already comes back when it would have.
+        // A service that is away already comes back when it would have.
         if service.registry.take().is_none() {
             return;
         }
@@ -127,7 +127,8 @@ impl World<'_> {
         }
     }
 
-    /// The connections of a worker that died break, and each service notices where it was waiting for the others.
+    /// The connections of a worker that died break, and each service notices where it was waiting
+    /// for the others.
     pub fn withdraw(&mut self, worker: u16) {
         for Service { registry, waiting, .. } in &mut self.services {
             let Some(registry) = registry else { continue };
@@ -137,7 +138,8 @@ impl World<'_> {
         }
     }
 
-    /// The racks on a worker's way, which pass on what the root tells it, learn of its job what they do not know.
+    /// The racks on a worker's way, which pass on what the root tells it, learn of its job what
+    /// they do not know.
     fn teach(&mut self, at: Place, worker: u16, job: JobId) {
         let registry = self.services[at].registry.as_ref();
         let Some(admission) = registry.and_then(|registry| registry.admission(job)) else { return };
@@ -179,7 +181,8 @@ impl World<'_> {
         }
     }
 
-    /// Whether other services do what one did that died. No scenario has a worker besides that dies: who is missed there may be elsewhere.
+    /// Whether other services do what one did that died. No scenario has a worker besides that
+    /// dies: who is missed there may be elsewhere.
     fn takes_over(&self) -> bool {
         self.services.len() > 1 && self.scenario.crash.is_none()
     }
@@ -297,7 +300,7 @@ impl World<'_> {
         }
     }
 
-    /// Those who have waited with these tickets.
+    /// The ranks that have waited with these tickets.
     fn served(&mut self, at: Place, tickets: &[Ticket]) -> Vec<Seat> {
         let waiting = &mut self.services[at].waiting;
         let (served, left): (Vec<_>, Vec<_>) =

@@ -85,7 +85,7 @@ fn a_captured_packet_has_sound_headers_and_its_payload() {
     assert_eq!(&udp[8..], b"gradient");
 }
 
-/// One packet of its own length and no content, and marks and hops as the network made them.
+/// A single packet has its own length and no content, and marks and hops as the network made them.
 #[test]
 fn a_capture_shows_marks_and_hops_and_cuts_off_what_has_no_content() {
     let mut network = network(rack(3, QueueConfig::tail_drop(1 << 20).with_ecn(0)), 1);
@@ -103,7 +103,8 @@ fn a_capture_shows_marks_and_hops_and_cuts_off_what_has_no_content() {
         .filter(|(_, _, frame)| frame[33] == to.0 as u8 + 1)
         .map(|(_, original, frame)| (frame[15], frame[22], original, frame.len()))
         .collect();
-    // On the first link; then on the third it, and the segments, of which the first finds the link busy.
+    // On the first link; then on the third it, and the segments, of which the first finds the link
+    // busy.
     assert_eq!(seen, [(0, 64, 1014, 42), (0, 63, 1014, 42), (3, 63, 1514, 54), (3, 63, 1514, 54)]);
     let echoes = records(&file.0.borrow());
     let echoes = echoes.iter().filter(|(_, _, frame)| frame[23] == 6 && frame[47] == 0x50).count();

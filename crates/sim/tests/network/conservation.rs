@@ -1,4 +1,4 @@
-//! Whatever goes wrong, each packet arrives or is counted as dropped, once.
+//! Each packet arrives or is counted as dropped, once, whatever goes wrong.
 
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ fn play(seed: u64) -> (Vec<DropReason>, u64) {
         let at_ports: u64 = ports.iter().map(|port| count(&port.drops)).sum();
         at_ports + nodes.iter().map(|node| count(&node.drops)).sum::<u64>()
     };
-    // One that nobody listened to had arrived.
+    // A packet that nobody listened to had arrived.
     let dropped: u64 = DropReason::ALL.into_iter().map(of).sum::<u64>() - of(DropReason::NoListener);
     let arrived: u64 = nodes.iter().map(|node| node.received_packets).sum();
     assert_eq!(began, arrived + dropped, "seed {seed}");

@@ -13,8 +13,9 @@ use crate::support::*;
 /// Ethernet with preamble, checksum and gap, and IPv4 with TCP.
 const OVERHEAD_BYTES: u32 = 38 + 40;
 
-/// How far mean queues may be apart. Chosen: one segment is in ns-3's device, where its queue does not count it, and up to 1.2 more are
-/// unexplained. Windows that grew while they are being shortened would make 4.8.
+/// How far mean queues may be apart. Chosen: one segment is in ns-3's device, where its queue does
+/// not count it, and up to 1.2 more are unexplained. Windows that grew while they are being
+/// shortened would make 4.8.
 const MEAN_SEGMENTS: f64 = 2.5;
 
 /// experiments/ns3/dctcp.cc's output.
@@ -116,7 +117,8 @@ fn a_flow_of_pias_sinks_through_the_queues_by_the_bytes_that_it_sent() {
         window_initial_bytes: 100_000,
         ..TcpConfig::new(from, to)
     });
-    // What waits at the NIC, by queue, when all 50 segments were handed to it at once, but for the one that is being sent.
+    // The packets that wait at the NIC, by queue, when all 50 segments were handed to it at once,
+    // but for the one that is being sent.
     network.write(flow, 50_000, None);
     let nic = network.topology().port(from, network.topology().neighbours(from).next().unwrap().1).unwrap();
     let waits: Vec<u64> = (0..8).map(|priority| network.queue(nic, priority).packets).collect();

@@ -60,7 +60,8 @@ impl Actor for Receiver {
 const LAYERS_THRESHOLD: u64 = 4_000;
 const STEP: f64 = 0.5;
 
-/// Four hosts send to a fifth over DLCP's queues, whose port has so much memory. Returns what was sent and what arrived.
+/// Four hosts send to a fifth over DLCP's queues, whose port has so much memory. Returns what was
+/// sent and what arrived.
 fn layers(seed: u64, memory: u64) -> (Network, Vec<Sent>, Vec<(u32, bool)>) {
     let mut dice = Rand64::new(seed.into());
     let mut parts = Parts::uniform(byte_a_nano());
@@ -115,7 +116,7 @@ fn only_what_is_unimportant_is_dropped_before_the_memory_is_full() {
         for priority in 1..PRIORITIES as u8 {
             let queue = network.queue(port, priority);
             let threshold = LAYERS_THRESHOLD as f64 * (1.0 + f64::from(priority - 1) * STEP);
-            // Whoever is dropped or marked in it was above the queue's own threshold.
+            // A packet that is dropped or marked in it was above the queue's own threshold.
             let met = queue.drops.total() + queue.marked;
             assert!(met == 0 || queue.bytes_max as f64 > threshold - 1500.0, "seed {seed}, queue {priority}");
             assert!(met > 0 || queue.bytes_max as f64 <= threshold, "seed {seed}, queue {priority}");
@@ -126,7 +127,8 @@ fn only_what_is_unimportant_is_dropped_before_the_memory_is_full() {
     assert!(selectively > 1000 && marked > 1000, "{selectively} {marked}: the seeds say something");
 }
 
-/// Where the memory is full to the byte, as with packets of one length, not even a signal is left room in it.
+/// If the memory is full to the byte, as with packets of one length, not even a signal is left room
+/// in it.
 #[test]
 fn signals_are_let_in_where_data_has_filled_the_ports_memory_up_to_their_own_limit() {
     const DATA: u64 = 1066;
@@ -200,7 +202,8 @@ fn with_a_full_memory_no_packet_is_lost_uncounted_and_queues_keep_their_order() 
         let drops = network.port(switch_port(&network)).drops;
         assert_eq!(arrived.len() as u64 + drops.total(), sent.len() as u64, "seed {seed}");
         full += drops.of(DropReason::Buffer);
-        // Of one sender and one queue nobody overtakes another. A NIC's queues are strict too: later ones of other queues do.
+        // Packets of one sender and one queue do not overtake each other. A NIC's queues are strict
+        // too: later packets of other queues do.
         for (host, priority) in (0..4).flat_map(|host| (0..8).map(move |priority| (host, priority))) {
             let own = arrived.iter().map(|(number, _)| *number);
             let own =
@@ -218,7 +221,7 @@ fn switch_port(network: &Network) -> fanin_sim::net::PortId {
     network.topology().port(switch, network.topology().link_between(switch, to).unwrap()).unwrap()
 }
 
-/// One switch with small queues of pFabric's.
+/// A single switch with small queues of pFabric's.
 fn pfabric_rack(hosts: usize, limit_bytes: u64) -> Network {
     let mut parts = Parts::uniform(byte_a_nano());
     parts.switch = NodeConfig::new(QueueConfig::least_remaining(limit_bytes));
@@ -251,7 +254,8 @@ fn a_short_flow_of_pfabric_takes_no_notice_of_long_ones_and_all_end() {
     let short = open(&mut network, 4, Time::from_micros(300), 8 * 1460);
     network.run_until(Time::from_millis(100));
     let took = network.flow(short).completed.expect("it ended").since(Time::from_micros(300));
-    // Eight segments one after the other, one on the second link, two links; and at most one of another flow in front of it.
+    // Eight segments one after the other, one on the second link, two links; and at most one of
+    // another flow in front of it.
     let alone = Time::from_nanos(9 * 1538 + 2000);
     assert!(took >= alone && took <= alone + Time::from_nanos(1538), "{took} and alone {alone}");
     assert_eq!(network.flow(short).retransmissions, 0);
@@ -259,8 +263,9 @@ fn a_short_flow_of_pfabric_takes_no_notice_of_long_ones_and_all_end() {
         assert_eq!(network.flow(*flow).delivered_bytes, 2_000_000);
     }
     assert!(long.iter().any(|flow| network.flow(*flow).timeouts > 0), "the queue was too small for all");
-    // A full queue takes longer than a timeout: some of the link goes into segments that were late and not lost.
-    // How much, no theory says: the quarter is chosen. That the link never rests for long and no flow starves is what it holds.
+    // A full queue takes longer than a timeout: some of the link goes into segments that were late
+    // and not lost. How much, no theory says: the quarter is chosen. The test holds that the link
+    // never rests for long and no flow starves.
     let last = long.iter().map(|flow| network.flow(*flow).completed.unwrap()).max().unwrap();
     let ideal = Time::from_nanos(4 * 2_000_000 / 1460 * 1538);
     assert!(last.as_secs_f64() < 1.25 * ideal.as_secs_f64(), "{last} and at best {ideal}");

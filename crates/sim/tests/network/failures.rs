@@ -44,7 +44,7 @@ fn a_flow_finds_another_way_when_its_link_fails_and_loses_only_what_was_on_it() 
     network.run_until(Time::from_micros(200));
     assert!(network.port(other.1).sent_packets > 45);
     let lost = network.port(used.1).drops.of(DropReason::LinkDown);
-    // One packet every 2 us, 2 us on the link.
+    // A packet every 2 us, 2 us on the link.
     assert!((1..=2).contains(&lost), "{lost}");
     network.set_link(used.0, true);
     let before = network.port(used.1).sent_packets;

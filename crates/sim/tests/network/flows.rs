@@ -11,7 +11,8 @@ use fanin_sim::net::{
 
 use crate::support::*;
 
-/// Senders on the left, receivers on the right, 1 Gbit/s between them; a round trip is about 100 us, and the queue as given.
+/// Senders on the left, receivers on the right, 1 Gbit/s between them; a round trip is about 100
+/// us, and the queue as given.
 fn dumbbell(pairs: usize, queue: QueueConfig) -> Network {
     let mut parts = Parts::uniform(LinkConfig::new(10 * GBIT, Duration::from_micros(5)));
     parts.core = LinkConfig::new(GBIT, Duration::from_micros(40));
@@ -98,7 +99,7 @@ fn a_message_is_told_when_its_last_byte_has_arrived() {
     network.run_until(Time::from_millis(100));
     let times = told.borrow().clone();
     assert_eq!(times.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 2]);
-    // One segment: twice 10 Gbit/s, once 1 Gbit/s, and the delays.
+    // A single segment: twice 10 Gbit/s, once 1 Gbit/s, and the delays.
     assert_eq!(times[0].1, Time(1538 * (800 + 8000 + 800)) + Duration::from_micros(50));
     let statistics = network.flow(flow);
     assert_eq!(statistics.delivered_bytes, 101_460);
@@ -113,7 +114,8 @@ fn a_message_is_told_when_its_last_byte_has_arrived() {
 
 #[test]
 fn slow_start_doubles_the_window_every_round_trip() {
-    // 2, 4, 8, 16 segments: 30 are there after four round trips of just over 100 us, and not after three.
+    // 2, 4, 8, 16 segments: 30 are there after four round trips of just over 100 us, and not after
+    // three.
     let mut network = dumbbell(1, QueueConfig::tail_drop(1 << 20));
     let flow = network.open_tcp(TcpConfig { window_initial_bytes: 2920, ..pair(&network, 0) });
     network.write(flow, 30 * 1460, None);
@@ -157,7 +159,8 @@ fn a_lost_last_segment_is_sent_again_after_the_timeout_which_doubles() {
 #[test]
 fn everything_arrives_over_a_link_that_loses_doubles_and_reorders_in_both_directions() {
     let digests: Vec<_> = (0..20).map(everything_goes_wrong).collect();
-    // On every machine. Another number is another simulation of the same thing: the tables in docs are to be made anew.
+    // On every machine. Another number is another simulation of the same thing: the tables in docs
+    // are to be made anew.
     assert_eq!(digests[3], DIGEST_OF_SEED_3, "{:#x}", digests[3]);
     assert_eq!(everything_goes_wrong(3), digests[3]);
 }
@@ -190,7 +193,8 @@ fn everything_goes_wrong(seed: u64) -> u64 {
     network.digest()
 }
 
-/// So large that what its events need is read ahead, which changes nothing: the number is of a program that did not.
+/// So large that what its events need is read ahead, which changes nothing: the number is of a
+/// program that did not.
 #[test]
 fn a_large_network_is_the_same_simulation_with_its_memory_read_ahead() {
     let mut parts = Parts::uniform(LinkConfig::new(100 * GBIT, Duration::from_micros(1)));

@@ -1,4 +1,4 @@
-//! What packets cost the hosts that send and receive them.
+//! The cost of packets for the hosts that send and receive them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fanin_sim::net::{
 
 use crate::support::*;
 
-/// One rack of `byte_a_nano` links, whose hosts cost this.
+/// A rack of `byte_a_nano` links, whose hosts cost this.
 fn rack_of(hosts: usize, sends: Cost, receives: Cost) -> Network {
     let mut parts = Parts::uniform(byte_a_nano());
     (parts.host.sends, parts.host.receives) = (sends, receives);
@@ -40,7 +40,8 @@ fn a_core_sends_packets_one_after_the_other_by_their_length() {
     let arrivals = sink(&mut network, to);
     source(&mut network, from, [962, 462].map(|bytes| Shot::new(Time::ZERO, to, bytes, 0)).to_vec());
     assert_eq!(network.run_until(Time::from_millis(1)), Outcome::Idle);
-    // Frames of 976 and 476 bytes occupy the core for 4.952 and 3.952 us; two links take 4 and 3 us.
+    // Frames of 976 and 476 bytes occupy the core for 4.952 and 3.952 us; two links take 4 and 3
+    // us.
     assert_eq!(times(&arrivals), [Time::from_nanos(4_952 + 4_000), Time::from_nanos(4_952 + 3_952 + 3_000)]);
 }
 
@@ -54,7 +55,8 @@ fn cores_work_beside_each_other_and_packets_keep_their_order() {
     source(&mut network, from, shots.collect());
     network.run_until(Time::from_millis(1));
     assert_eq!(tags(&arrivals), [0, 1, 2]);
-    // The first occupies one core for 10 us; both others are through on the other by then, and wait.
+    // The first occupies one core for 10 us; both others are through on the other by then, and
+    // wait.
     assert_eq!(times(&arrivals)[0], Time::from_nanos(10_000 + 2 * (1024 + 1000)));
     assert_eq!(times(&arrivals)[2], Time::from_nanos(10_000 + 2 * (1024 + 1000) + 2 * 124));
 }
@@ -110,9 +112,10 @@ fn frames_gbps(cost: Cost, frame_bytes: u32) -> f64 {
     (PACKETS - 1) as f64 * f64::from(frame_bytes) * 8.0 / seconds / 1e9
 }
 
-/// ATP's hosts move 60 Gbit/s in frames of 306 bytes (ATP §1, §5.5, Appendix D.1), 1.3 times what they do without the
-/// two-pass switch (Figure 19), whose frames are SwitchML's of 180 bytes (§4). Two figures, two unknowns: the line
-/// through them is exact, and says nothing about a third length. That Figure 19 counts whole frames is an assumption.
+/// ATP's hosts move 60 Gbit/s in frames of 306 bytes (ATP §1, §5.5, Appendix D.1). This is 1.3
+/// times what they do without the two-pass switch (Figure 19), whose frames are SwitchML's of 180
+/// bytes (§4). Two figures, two unknowns: the line through them is exact, and says nothing about a
+/// third length. Figure 19 is assumed to count whole frames.
 #[test]
 fn a_cost_of_17_5_ns_a_packet_and_76_ps_a_byte_is_that_of_atps_and_switchmls_hosts() {
     let nanos = |bytes: f64, gbps: f64| bytes * 8.0 / gbps;
@@ -126,8 +129,8 @@ fn a_cost_of_17_5_ns_a_packet_and_76_ps_a_byte_is_that_of_atps_and_switchmls_hos
     let (atp, switchml) = (frames_gbps(cost, 306), frames_gbps(cost, 180));
     assert!((atp / 60.0 - 1.0).abs() < 0.005, "{atp} Gbit/s");
     assert!((switchml / (60.0 / 1.3) - 1.0).abs() < 0.005, "{switchml} Gbit/s");
-    // Gradients are 248 bytes of one (§3.6) and 128 of the other: in them ATP is 1.48 times as fast. Figure 8 has at
-    // most 1.5 in training throughput.
+    // Gradients are 248 bytes of one (§3.6) and 128 of the other: in them ATP is 1.48 times as
+    // fast. Figure 8 has at most 1.5 in training throughput.
     let payload = atp * 248.0 / 306.0 / (switchml * 128.0 / 180.0);
     assert!((payload - 1.48).abs() < 0.01, "{payload}");
 }

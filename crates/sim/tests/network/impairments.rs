@@ -1,4 +1,4 @@
-//! What links lose, double and hold back.
+//! Links lose, double and hold back packets.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use fanin_sim::net::{
 
 use crate::support::*;
 
-/// Sends `packets` numbered packets over a link with this impairment, one every 10 us; what arrived, and the link.
+/// Sends `packets` numbered packets over a link with this impairment, one every 10 us; what
+/// arrived, and the link.
 fn over(impairment: Impairment, packets: u64) -> (Vec<u64>, PortStatistics) {
     let (network, arrivals) = sent_over(impairment, packets, 3);
     (tags(&arrivals), network.port(LinkId(0).ports()[0]))

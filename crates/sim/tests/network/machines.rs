@@ -133,7 +133,8 @@ fn a_machine_gives_each_of_its_packets_a_class() {
     assert_eq!(done.borrow().len(), usize::from(WORKERS));
     let nic = LinkId(0).ports()[0];
     assert_eq!(network.topology().port(node(&network, "h0"), LinkId(0)), Some(nic));
-    // Sixteen chunks at once: the first goes out as it comes, the others wait, each half in its own queue.
+    // Sixteen chunks at once: the first goes out as it comes, the others wait, each half in its own
+    // queue.
     let waited: Vec<u64> = (0..8).map(|priority| network.queue(nic, priority).bytes_max).collect();
     assert!((0..8).all(|priority| (waited[priority] > 0) == [1, 3].contains(&priority)), "{waited:?}");
 }
@@ -207,7 +208,8 @@ fn gradient(sequence: u64) -> Vec<u8> {
     out
 }
 
-/// Which of the gradient packets came with a mark in their header, and whether the network says so too.
+/// Which of the gradient packets came with a mark in their header, and whether the network says so
+/// too.
 #[derive(Default)]
 struct Marks {
     gradients: Vec<(u64, bool, bool)>,
@@ -230,7 +232,8 @@ impl Actor for Marks {
 #[test]
 fn a_queue_above_its_threshold_sets_the_flag_in_gradient_packets_and_leaves_others_as_they_are() {
     let mut parts = Parts::uniform(byte_a_nano());
-    // The burst waits in the sender's own NIC: 394 bytes each on the link, the first of which goes at once.
+    // The burst waits in the sender's own NIC: 394 bytes each on the link, the first of which goes
+    // at once.
     parts.host.queues = [QueueConfig::tail_drop(1 << 20).with_ecn(10 * 394); 8];
     let mut network = network(Topology::one_rack(2, &parts).unwrap(), 1);
     let (from, to): (NodeId, NodeId) = (node(&network, "h0"), node(&network, "h1"));

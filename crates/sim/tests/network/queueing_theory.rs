@@ -66,7 +66,8 @@ fn waiting(load: f64, exponential: bool, packets: u64, seed: u64) -> f64 {
     network.queue(nic, 0).packets_mean
 }
 
-/// The mean over four runs of 400 000 arrivals. The standard error of one is 1.9 % of theory at the highest load, by 24 seeds.
+/// The mean over four runs of 400 000 arrivals. The standard error of one is 1.9 % of theory at the
+/// highest load, by 24 seeds.
 fn mean_waiting(load: f64, exponential: bool) -> f64 {
     (0..4).map(|seed| waiting(load, exponential, 400_000, seed)).sum::<f64>() / 4.0
 }

@@ -1,11 +1,12 @@
-//! What queues hold, mark and drop.
+//! Queues hold, mark and drop packets.
 
 use fanin_sim::net::{Buffer, DropReason, NodeConfig, NodeKind, Parts, PortId, QueueConfig, Time, Topology};
 
 use crate::support::*;
 
-/// `shots` from each of two hosts to a third at once; returns the network after it, the third's arrivals, and the switch's
-/// port to it. Of two packets that arrive at once, one goes out and one waits.
+/// `shots` from each of two hosts to a third at once; returns the network after it, the third's
+/// arrivals, and the switch's port to it. If two packets arrive at once, one goes out and one
+/// waits.
 fn funnel(topology: Topology, shots: &[(u32, u8, u8)]) -> (fanin_sim::net::Network, Arrivals, PortId) {
     let mut network = network(topology, 1);
     let [a, b, to, switch] = ["h0", "h1", "h2", "s0"].map(|name| node(&network, name));
@@ -32,8 +33,9 @@ fn a_full_queue_drops_at_its_tail() {
     assert_eq!(queue.bytes_max, 4000);
     assert_eq!(arrivals.borrow().len() as u64 + queue.drops.of(DropReason::Tail), 20);
     assert_eq!(network.port(port).drops.total(), queue.drops.of(DropReason::Tail));
-    // Every microsecond two come and one leaves: it holds 1, 2, 3, 4 afterwards, and from then on one of two finds no place.
-    // If the two come before the one leaves at the same moment, that begins one microsecond earlier.
+    // Every microsecond two come and one leaves: it holds 1, 2, 3, 4 afterwards, and from then on
+    // one of two finds no place. If the two come before the one leaves at the same moment, that
+    // begins one microsecond earlier.
     assert!((6..=7).contains(&queue.drops.of(DropReason::Tail)));
 }
 
@@ -70,8 +72,9 @@ fn a_queue_marks_what_makes_it_longer_than_its_threshold() {
     let link = network.topology().link_between(switch, to).unwrap();
     let port = network.topology().port(switch, link).unwrap();
     let queue = network.queue(port, 0);
-    // Every microsecond two come and one goes. The first 2 us are the way to the switch. After n more, n wait: of the
-    // packets of those that understand marks, all are marked but the two or three that came while at most 2000 bytes waited.
+    // Every microsecond two come and one goes. The first 2 us are the way to the switch. After n
+    // more, n wait. All packets of flows that understand marks are marked but the two or three that
+    // came while at most 2000 bytes waited.
     let came = network.flow(fanin_sim::net::FlowId(0)).sent_packets - 2;
     assert!((came - 4..=came - 1).contains(&queue.marked), "{} of {came}", queue.marked);
     assert!(queue.bytes_max > 90_000);
@@ -83,7 +86,8 @@ fn the_urgent_queue_goes_first_and_a_queue_keeps_its_order() {
     // The hosts' own NICs hold back what is less urgent, too.
     let (_, arrivals, _) = funnel(rack(3, QueueConfig::tail_drop(1 << 20)), &shots);
     let tags = tags(&arrivals);
-    // Both NICs are idle, so that the first packet of each goes at once: the least urgent one. All others by urgency: 7 is 0's.
+    // Both NICs are idle, so that the first packet of each goes at once: the least urgent one. All
+    // others by urgency: 7 is 0's.
     assert_eq!(tags.len(), 16);
     let rest: Vec<_> = tags.iter().map(|tag| tag % 100).filter(|tag| *tag != 0).collect();
     let mut sorted = rest.clone();
@@ -93,7 +97,8 @@ fn the_urgent_queue_goes_first_and_a_queue_keeps_its_order() {
 
 #[test]
 fn what_is_less_urgent_waits_as_long_as_anything_more_urgent_comes() {
-    // Two hosts fill the third's link with priority 1 and 2: all of 2 but the first packet waits for the last of 1.
+    // Two hosts fill the third's link with priority 1 and 2: all of 2 but the first packet waits
+    // for the last of 1.
     let mut network = network(rack(3, QueueConfig::tail_drop(1 << 20)), 1);
     let [a, b, to] = ["h0", "h1", "h2"].map(|name| node(&network, name));
     let arrivals = sink(&mut network, to);
@@ -180,7 +185,7 @@ fn the_queues_of_a_port_share_its_memory() {
     parts.switch = NodeConfig::new(QueueConfig::tail_drop(u64::MAX));
     parts.switch.buffer = Buffer::PerPort { bytes: 4000 };
     let topology = Topology::one_rack(3, &parts).unwrap();
-    // Of both priorities alike: four packets wait, whichever they are.
+    // The limit holds for both priorities alike: four packets wait, whichever they are.
     let shots: Vec<_> = (0..10).map(|at| (962, at % 2, 0)).collect();
     let (network, arrivals, port) = funnel(topology, &shots);
     let drops = network.port(port).drops;

@@ -67,7 +67,8 @@ fn which_flows_meet_differs_between_seeds_and_not_between_runs() {
 
 #[test]
 fn the_hash_of_a_second_layer_does_not_follow_that_of_the_first() {
-    // In a fat tree, all flows of one edge switch that meet at one aggregation switch still use both its uplinks.
+    // In a fat tree, all flows of one edge switch that meet at one aggregation switch still use
+    // both its uplinks.
     let parts = Parts::uniform(byte_a_nano());
     let mut network = network(Topology::fat_tree(4, 2, &parts).unwrap(), 5);
     for flow in 0..400 {

@@ -12,7 +12,7 @@ use fanin_sim::net::{
 pub const PORT: u16 = 7;
 pub const GBIT: u64 = 1_000_000_000;
 
-/// What arrived: when, from which node, its tag, whether it was marked.
+/// The arrivals: when, from which node, its tag, whether it was marked.
 pub type Arrivals = Rc<RefCell<Vec<(Time, u32, u64, bool)>>>;
 
 /// Notes what arrives.
@@ -28,7 +28,7 @@ impl Actor for Sink {
     }
 }
 
-/// One packet to send.
+/// A packet to send.
 #[derive(Clone, Copy)]
 pub struct Shot {
     pub at: Time,
@@ -39,7 +39,7 @@ pub struct Shot {
 }
 
 impl Shot {
-    /// Of an IP packet of `datagram` bytes.
+    /// A shot of an IP packet of `datagram` bytes.
     pub fn new(at: Time, to: NodeId, datagram: u32, tag: u64) -> Self {
         Self { at, to, bytes: datagram - 28, tag, class: Class::default() }
     }
@@ -87,7 +87,7 @@ pub fn node(network: &Network, name: &str) -> NodeId {
     network.topology().node(name).expect("a node of this name")
 }
 
-/// One rack of links of 8 Gbit/s, a byte a nanosecond, and 1 us; the switch's queues as given.
+/// A rack of links of 8 Gbit/s, a byte a nanosecond, and 1 us; the switch's queues as given.
 pub fn rack(hosts: usize, queue: QueueConfig) -> Topology {
     let mut parts = Parts::uniform(byte_a_nano());
     parts.switch = NodeConfig::new(queue);

@@ -1,4 +1,5 @@
-//! DLCP's thresholds (Appendix B): what `fanin plan --thresholds` expects of a port, and what one loses here.
+//! DLCP's thresholds (Appendix B): what `fanin plan --thresholds` expects of a port, and what one
+//! loses here.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -55,7 +56,8 @@ impl Actor for Gradients {
     }
 }
 
-/// The share of each queue's small and large gradients that a port with these thresholds (small, whole queue, in packets) loses.
+/// The share of each queue's small and large gradients that a port with these thresholds (small,
+/// whole queue, in packets) loses.
 fn losses(port: &DroppingPort, thresholds: &[(usize, usize)], seed: u64) -> Vec<[f64; 2]> {
     let mut parts = Parts::uniform(LinkConfig::new(8 * GBIT, Duration::ZERO));
     let bytes = |packets: usize| packets as u64 * u64::from(PACKET_BYTES);
@@ -106,7 +108,8 @@ fn impact(port: &DroppingPort, losses: &[[f64; 2]]) -> f64 {
         .sum()
 }
 
-/// Three layers, of which the later cost more and small gradients less, as in DLCP's Figures 4 and 5.
+/// Three layers, of which the later cost more and small gradients less, as in DLCP's Figures 4 and
+/// 5.
 fn port(load: f64, buffer_packets: usize) -> DroppingPort {
     let curve = |free, rounds| ImpactCurve::new(vec![(0.0, 0.0), (free, 0.0), (0.05, rounds)]).unwrap();
     let queue = |size, rounds: f64| LayerQueue {
@@ -118,8 +121,8 @@ fn port(load: f64, buffer_packets: usize) -> DroppingPort {
     DroppingPort { queues, small_share: 0.5, load, buffer_packets }
 }
 
-/// What the planned thresholds cost here, and the sequences T (1, 1 + d, 1 + 2 d) of §4.2 with the same room: small gradients are
-/// dropped there, and large ones where a third of it is full.
+/// The cost of the planned thresholds here, and of the sequences T (1, 1 + d, 1 + 2 d) of §4.2 with
+/// the same room: small gradients are dropped there, and large ones where a third of it is full.
 fn costs(port: &DroppingPort) -> (f64, Vec<f64>) {
     let planned: Vec<_> =
         port.best().unwrap().queues.iter().map(|queue| (queue.small_packets, queue.packets)).collect();
@@ -138,13 +141,15 @@ fn on_a_link_that_carries_all_on_average_planned_thresholds_cost_least_and_less_
         let port = port(load, buffer_packets);
         let (planned, sequences) = costs(&port);
         println!("load {load}, {buffer_packets} packets: {planned:.2} planned, {sequences:.2?} of sequences");
-        // Packets are of one length, and what waits for a small gradient's room may use a large one's.
+        // Packets are of one length, and what waits for a small gradient's room may use a large
+        // one's.
         assert!(planned <= port.best().unwrap().impact);
         assert!(sequences.iter().all(|cost| planned < *cost), "{planned} {sequences:?}");
     }
 }
 
-/// The model has small and large gradients wait apart: so both are lost alike, however soon small ones are dropped. Here they share a queue.
+/// The model has small and large gradients wait apart: so both are lost alike, however soon small
+/// ones are dropped. Here they share a queue.
 #[test]
 fn on_a_link_that_does_not_some_sequence_costs_less_than_planned_thresholds() {
     for buffer_packets in [30, 60, 120] {

@@ -83,7 +83,7 @@ class State(ABC):
         )
         if fresh:
             self._heeded_until = max(fresh)
-            # Who is left has what all have, and needs nothing of rank 0.
+            # Each rank that is left has what all have, and needs nothing of rank 0.
             raise HostsUpdatedInterrupt(set(fresh.values()) == {HostUpdateResult.removed})
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], Any]]) -> None:
@@ -112,7 +112,7 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         for name, value in kwargs.items():
             setattr(self, name, value)
-        # Of each attribute, the object that it is, and what was in it if that is to be undone.
+        # For each attribute, the object that it is, and what was in it if that is to be undone.
         self._snapshot: dict[str, tuple[Any, Any]] = dict.fromkeys(kwargs, (None, None))
         self._take_snapshot()
 

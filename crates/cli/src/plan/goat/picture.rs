@@ -1,4 +1,5 @@
-//! A plan as a picture: the topology from the hosts up, each link in the colour of the time that it takes, each switch with the part of its memory that is used.
+//! A plan as a picture: the topology from the hosts up, each link in the colour of the time that it
+//! takes, each switch with the part of its memory that is used.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
@@ -24,7 +25,7 @@ const HOST: f64 = 30.0;
 /// Of a letter.
 const LETTER: f64 = 6.5;
 
-/// Where nodes are drawn.
+/// The places where nodes are drawn.
 struct Places {
     of: Vec<(f64, f64)>,
     width: f64,
@@ -138,7 +139,8 @@ fn places(topology: &Topology) -> Places {
     Places { of, width, height, pitch }
 }
 
-/// Hosts 0, their switches 1, and so on up. A switch that has few hosts beside those that have most is no leaf, and its hosts are above it.
+/// Hosts 0, their switches 1, and so on up. A switch that has few hosts beside those that have most
+/// is no leaf, and its hosts are above it.
 fn levels(topology: &Topology) -> Vec<usize> {
     let hosts_at =
         |node: NodeId| topology.neighbours(node).iter().filter(|(other, _)| topology.is_host(*other)).count();
@@ -163,7 +165,7 @@ fn levels(topology: &Topology) -> Vec<usize> {
             Some(level) if level > 1 => level + 1,
             _ => 0,
         },
-        // What nothing joins to the rest.
+        // The nodes that nothing joins to the rest.
         _ => level[node.index()].unwrap_or(usize::from(!topology.is_host(node))),
     };
     topology.ids().map(of).collect()

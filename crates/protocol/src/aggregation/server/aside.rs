@@ -1,4 +1,5 @@
-//! Parts of sums that a server sets aside: they count until the whole sum of their group takes their place.
+//! Parts of sums that a server sets aside: they count until the whole sum of their group takes
+//! their place.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -18,9 +19,10 @@ pub(super) struct Aside {
 }
 
 impl Aside {
-    /// Adds a part, or puts it in the place of what is here, if it has some of that in it again and more besides: a switch shows it, which
-    /// by then has more of those who are summed there. Who is lost so is summed elsewhere, by itself, and sends again: in the place of what a
-    /// switch shows at last it could never be put.
+    /// Adds a part. If the part has some of what is here in it again and more besides, it replaces
+    /// it: a switch shows it, which by then has more of those who are summed there. A worker that
+    /// is lost so is summed elsewhere, by itself, and sends again: it could never be put in the
+    /// place of a switch's last sum.
     pub(super) fn add(&mut self, from: &Coverage, payload: &[u8]) -> Result<(), Reason> {
         let replace = !from.workers.is_disjoint(&self.workers) || self.count == 0;
         if self.count > 0 && from.workers.is_subset(&self.workers) {
@@ -40,8 +42,9 @@ impl Aside {
     }
 }
 
-/// A job's room for parts: as many as it has places, and besides as many as one fragment can have. The latter are for the earliest
-/// fragment alone, so that it is always finished, and all after it in their turn: what found no room is sent again.
+/// A job's room for parts: as many as it has places, and besides as many as one fragment can have.
+/// The latter are for the earliest fragment alone, so that it is always finished, and all after it
+/// in their turn: what found no room is sent again.
 #[derive(Debug, Default)]
 pub(super) struct AsideRoom {
     spare: Vec<Box<[i64]>>,

@@ -1,7 +1,7 @@
 //! Which workers a fragment comes from, as its server counts them.
 //!
-//! Workers are counted by *position*: in a tree their order from left to right, so that what any switch has below it is one range; else
-//! their rank.
+//! Workers are counted by *position*: in a tree their order from left to right, so that what any
+//! switch has below it is one range; else their rank.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -52,7 +52,7 @@ impl Workers {
     }
 }
 
-/// Who is in a packet, and what its server makes of that.
+/// The workers in a packet, and what its server makes of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coverage {
     pub(crate) workers: Workers,
@@ -61,13 +61,15 @@ pub struct Coverage {
     pub(crate) first: u16,
     /// The server's child that it came through, as an index below the number of workers.
     pub(crate) child: u16,
-    /// Whether some of them are below another child. What they lack goes to all then, as which of them lacks it does not show.
+    /// Whether some of them are below another child. Parameters that they lack go to all then, as
+    /// it does not show which of them lacks them.
     pub(crate) several_ways: bool,
     /// Whether there are several workers below that child.
     pub(crate) shared: bool,
     /// Whether that child is where the packet came from: its address is learned then.
     pub(crate) teaches: bool,
-    /// Of which group of workers these are some, whose whole sum a switch may still send: what there is of a group is set aside until then.
+    /// The group of workers of which these are some, if a switch may still send its whole sum: what
+    /// there is of a group is set aside until then.
     pub(crate) part_of: Option<u16>,
 }
 
@@ -80,11 +82,12 @@ impl Coverage {
     }
 }
 
-/// Which workers a job has, and which of them are in a fragment that comes to its server: a protocol's own.
+/// Which workers a job has, and which of them are in a fragment that comes to its server: a
+/// protocol's own.
 pub trait Roster<A>: Sized + core::fmt::Debug {
-    /// What fragments are labelled with.
+    /// The label of fragments.
     type Label: Label;
-    /// What a server is told of a job.
+    /// The configuration of a job for a server.
     type Job: Clone;
 
     /// Which job that is, and the key of its packets.
@@ -99,11 +102,11 @@ pub trait Roster<A>: Sized + core::fmt::Debug {
     /// The rank at a position.
     fn rank(&self, position: usize) -> u16;
 
-    /// Who is in a fragment, or why nobody of this job sends such ones.
+    /// The workers in a fragment, or why nobody of this job sends such ones.
     fn coverage(&self, header: &FragmentHeader<Self::Label>) -> Result<Coverage, Reason>;
 
-    /// The label of what is sent down about a fragment. Workers that agree on an aggregator for each place learn the next one of the
-    /// fragment's place by it.
+    /// The label of what is sent down about a fragment. Workers that agree on an aggregator for
+    /// each place learn the next one of the fragment's place by it.
     fn answer(&self, sequence: u64, next_aggregator_index: u32) -> Self::Label;
 }
 
@@ -112,8 +115,9 @@ pub trait Roster<A>: Sized + core::fmt::Debug {
 pub struct Admitted<R, A> {
     pub(crate) config: JobConfig,
     pub(crate) roster: R,
-    /// Whether the job is under way: the server lost its memory, and workers hand back what they have.
+    /// Whether the job is under way: the server lost its memory, and workers hand back what they
+    /// have.
     pub(crate) restored: bool,
-    /// Where the first children are, if it is known before they send.
+    /// The addresses of the first children, if they are known before they send.
     pub(crate) children: Vec<A>,
 }

@@ -1,9 +1,12 @@
-//! A sum of float32 without rounding, so that it does not depend on the order in which the values come.
+//! A sum of float32 without rounding, so that it does not depend on the order in which the values
+//! come.
 
-/// Sum of up to 2^20 float32: a fixed-point number whose lowest bit is the smallest subnormal, 2^-149.
+/// Sum of up to 2^20 float32: a fixed-point number whose lowest bit is the smallest subnormal,
+/// 2^-149.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct ExactSum {
-    /// Two's complement, lowest limb first: 277 bits for the largest float32, and room for carries and the sign.
+    /// Two's complement, lowest limb first: 277 bits for the largest float32, and room for carries
+    /// and the sign.
     limbs: [u64; 5],
     /// Infinities that were added, by sign; a NaN counts as both.
     positive_infinity: bool,
@@ -57,7 +60,8 @@ impl ExactSum {
             }
         }
         let Some(highest) = limbs.iter().rposition(|limb| *limb != 0) else { return 0.0 };
-        // The highest 64 bits that are set; whether anything is below them decides ties only, so it may stand in the lowest.
+        // The highest 64 bits that are set; whether anything is below them decides ties only, so it
+        // may stand in the lowest.
         let zeros = limbs[highest].leading_zeros();
         let mut top = limbs[highest] << zeros;
         let mut rest = false;

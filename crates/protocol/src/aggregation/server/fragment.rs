@@ -1,5 +1,5 @@
-//! One place of the window: the fragment that is being aggregated there, and the one before it, whose parameters answer a
-//! worker that lost them.
+//! A place of the window: the fragment that is being aggregated there, and the one before it, whose
+//! parameters answer a worker that lost them.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -12,7 +12,7 @@ use super::{Coverage, Workers};
 use crate::aggregation::JobConfig;
 use crate::machine::{Instant, Reason};
 
-/// What is being reduced: the same from all workers.
+/// The subject that is being reduced: the same from all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) collective: Collective,
@@ -21,11 +21,12 @@ pub(super) struct Subject {
     pub(super) first: u16,
 }
 
-/// Sums of original float values, one for each element. They are large and seldom needed, so a job has only as many as
-/// overflowed at one time, and hands them on from fragment to fragment.
+/// Sums of original float values, one for each element. They are large and seldom needed, so a job
+/// has only as many as overflowed at one time, and hands them on from fragment to fragment.
 type ExactSums = Box<[ExactSum]>;
 
-/// What few fragments need besides their sums: it is handed on from one to another, and never given back.
+/// Memory that few fragments need besides their sums: it is handed on from one to another, and
+/// never given back.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
     exact: Vec<ExactSums>,
@@ -33,7 +34,7 @@ pub(super) struct Spare {
 }
 
 impl Spare {
-    /// Of a job with so many workers and places.
+    /// The memory for a job with so many workers and places.
     pub(super) fn new(workers: usize, window: usize) -> Self {
         Self { exact: Vec::new(), aside: AsideRoom::new(workers, window) }
     }
@@ -55,7 +56,8 @@ pub(super) struct Unfinished {
     heard: Workers,
     /// Something of it was lost, and came only when it was sent again.
     pub(super) lost: bool,
-    /// The workers whose values in `sums` are integers scaled by `exponent`; the others sent original values.
+    /// The workers whose values in `sums` are integers scaled by `exponent`; the others sent
+    /// original values.
     scaled: Workers,
     exponent: i16,
     pub(super) next_exponent: i16,
@@ -67,7 +69,8 @@ pub(super) struct Unfinished {
     pub(super) originals_only: bool,
     /// When something was last asked for.
     pub(super) requested: Option<Instant>,
-    /// Sums of original float values; none are needed for integers, whose sum always fits in `sums`.
+    /// Sums of original float values; none are needed for integers, whose sum always fits in
+    /// `sums`.
     exact: Option<ExactSums>,
     /// Parts of groups whose whole sums may still come.
     aside: Vec<Aside>,
@@ -80,7 +83,7 @@ pub(super) struct Finished {
     pub(super) collective: Collective,
     pub(super) fragment: u32,
     pub(super) ecn: bool,
-    /// One of its packets was lost, or its parameters were.
+    /// A packet of it was lost, or its parameters were.
     pub(super) lost: bool,
     pub(super) aggregator_index: u32,
     pub(super) next_aggregator_index: u32,
@@ -130,9 +133,10 @@ impl Unfinished {
         }
     }
 
-    /// Notes of whom a packet is, and whether a loss was mended with it: who sent again, and is not known to have stalled, and of whom
-    /// nothing came before, lost what was sent first. A part of a group has those in it again who were in the part before, so that one
-    /// who is new is enough. Original values go to the server under the same flags the first time.
+    /// Notes whose packet it is, and whether a loss was mended with it. A worker lost its first
+    /// packet if it sent again, is not known to have stalled, and nothing came from it before. A
+    /// part of a group has those in it again who were in the part before, so that one who is new is
+    /// enough. Original values go to the server under the same flags the first time.
     pub(super) fn hear(&mut self, flags: Flags, from: &Coverage) {
         let sent_again = is_sent_again(flags) && !flags.overflow && !flags.restore;
         let is_new = match from.part_of {
@@ -171,8 +175,9 @@ impl Unfinished {
         if from.workers.is_disjoint(&self.contributed) {
             self.count += from.count;
         } else if self.scaled == self.contributed && self.contributed.is_subset(&from.workers) {
-            // All that is here is in the packet once more: a worker whose fragment had collided sent it again into an aggregator
-            // that the others had found free. The packet takes the place of what is here.
+            // All that is here is in the packet once more: a worker whose fragment had collided
+            // sent it again into an aggregator that the others had found free. The packet takes the
+            // place of what is here.
             self.scaled = Workers::default();
             self.contributed = Workers::default();
             self.count = from.count;
@@ -195,7 +200,8 @@ impl Unfinished {
         Ok(())
     }
 
-    /// Keeps a part of a group. What a switch shows of it grows, so that a later part may have all that is here in it once more.
+    /// Keeps a part of a group. The part that a switch shows of it grows, so that a later part may
+    /// have all that is here in it once more.
     fn set_aside(
         &mut self,
         group: u16,
@@ -289,7 +295,8 @@ impl Unfinished {
         Ok(())
     }
 
-    /// Writes the parameters: the sum, or the mean, rounded once (ATP §3.8: "dividing by the scaling factor").
+    /// Writes the parameters: the sum, or the mean, rounded once (ATP §3.8: "dividing by the
+    /// scaling factor").
     pub(super) fn write_parameters(
         &self,
         config: &JobConfig,
@@ -323,7 +330,8 @@ impl Unfinished {
         }
     }
 
-    /// The largest exponent of the next fragment in this place, if all workers know theirs and it is that of finite numbers.
+    /// The largest exponent of the next fragment in this place, if all workers know theirs and it
+    /// is that of finite numbers.
     pub(super) fn next_known(&self) -> Option<i16> {
         (-149..=128).contains(&self.next_exponent).then_some(self.next_exponent)
     }
@@ -349,7 +357,8 @@ impl Unfinished {
     }
 }
 
-/// Whether a worker sent it again. A switch without an aggregator marks also what was sent once (Figure 7, box 2).
+/// Whether a worker sent it again. A switch without an aggregator marks also what was sent once
+/// (Figure 7, box 2).
 pub(super) const fn is_sent_again(flags: Flags) -> bool {
     flags.resend && !flags.collision
 }

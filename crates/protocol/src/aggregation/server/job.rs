@@ -1,4 +1,4 @@
-//! One job at its server: a window of fragments, and whom they come from.
+//! A job at its server: a window of fragments, and whom they come from.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -16,18 +16,20 @@ use crate::aggregation::{ConfigError, Hashing, JobConfig, Scaling};
 use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
 use crate::transport::Sender;
 
-/// How soon the same fragment is asked for again: every worker that waits for it asks, and each request is answered by all. And
-/// how soon a child gets the same parameters again: all workers below it ask, and each answer reaches all of them, so that
-/// answers to each would be as many times as much as was lost.
+/// How soon the same fragment is asked for again: every worker that waits for it asks, and each
+/// request is answered by all. It is also how soon a child gets the same parameters again: all
+/// workers below it ask, and each answer reaches all of them, so that answers to each would be as
+/// many times as much as was lost.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
 /// No job comes so far; windows can be added to what is below without a thought.
 const SEQUENCE_MAX: u64 = u64::MAX >> 1;
 /// Overflows are counted over so many fragments.
 const OVERFLOW_PERIOD: u32 = 1024;
-/// Overflows in a period that are frequent: more than 0.1 %, up to which training does not slow down (ATP §3.8).
+/// Overflows in a period that are frequent: more than 0.1 %, up to which training does not slow
+/// down (ATP §3.8).
 const OVERFLOWS_FREQUENT: u32 = 2;
 
-/// What is to be sent of a place.
+/// The recipients of a place's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     Nobody,
@@ -37,7 +39,7 @@ enum To {
 }
 
 impl To {
-    /// Where somebody is who sent something again.
+    /// The recipients of an answer to a worker that sent something again.
     const fn who_lacks(sender: &Coverage) -> Self {
         if sender.several_ways { Self::All } else { Self::Child(sender.child) }
     }
@@ -47,12 +49,13 @@ impl To {
 struct Place<L> {
     gathering: Unfinished,
     finished: Option<Finished>,
-    /// Whether it is certain which fragment is next: not so after a restart, until one is finished here.
+    /// Whether it is certain which fragment is next: not so after a restart, until one is finished
+    /// here.
     anchored: bool,
     parameters_to: To,
     /// To whom the finished parameters went last because they were asked for, and when.
     answered: Option<(To, Instant)>,
-    /// What is asked for, until it is sent.
+    /// The request, until it is sent.
     request: Option<FragmentHeader<L>>,
     /// When the fragment before the one that is gathered was last asked for.
     requested_before: Option<Instant>,
@@ -79,7 +82,7 @@ pub(super) struct Job<A, R: Roster<A>> {
     places: Vec<Place<R::Label>>,
     /// Sums of what is gathered, `elements` for each place.
     sums: Vec<i64>,
-    /// What no fragment needs now.
+    /// The memory that no fragment needs now.
     spare: Spare,
     /// The finished parameters as they travel, `elements` of four bytes for each place.
     parameters: Vec<u8>,
@@ -162,7 +165,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         }
         let at = self.config.place(header.sequence);
         let place = &mut self.places[at];
-        // A server that lost its memory takes the first fragment it hears of for the current one, until it hears of a later one.
+        // A server that lost its memory takes the first fragment it hears of for the current one,
+        // until it hears of a later one.
         if !place.anchored
             && (place.gathering.subject.is_none() || header.sequence > place.gathering.sequence)
         {
@@ -216,7 +220,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             return Err(Reason::Aborted);
         }
         if header.flags.restore {
-            // A server that forgot takes parameters also before it asks: who has nothing else to send makes itself known with them.
+            // A server that forgot takes parameters also before it asks: who has nothing else to
+            // send makes itself known with them.
             if gathering.requested.is_none() && place.anchored {
                 return Err(Reason::Unexpected);
             }
@@ -234,8 +239,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         gathering.collision |= header.flags.collision;
         let workers = self.roster.workers() as u32;
         if let Err(reason) = added {
-            // A worker that sends scaled values again has not heard that the original ones are wanted; and whatever is sent again to
-            // a server that forgot, somebody may not have heard that he has the parameters.
+            // A worker that sends scaled values again has not heard that the original ones are
+            // wanted. With anything that is sent again to a server that forgot, somebody may not
+            // have heard that he has the parameters.
             let unheard = gathering.originals_only && !header.flags.overflow || !place.anchored;
             if is_sent_again(header.flags) && unheard && self.request(now, at, header) {
                 return Ok(Verdict::ReplyUnicast);
@@ -267,7 +273,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         Ok(Verdict::Multicast)
     }
 
-    /// Sends finished parameters to a child below which they were lost, unless another worker there was just answered.
+    /// Sends finished parameters to a child below which they were lost, unless another worker there
+    /// was just answered.
     fn answer(&mut self, now: Instant, at: usize, sender: &Coverage) -> Result<Verdict, Reason> {
         let answered = &mut self.places[at].answered;
         let to = To::who_lacks(sender);
@@ -319,7 +326,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
                 Err(Reason::Stale)
             };
         }
-        // A worker that was started again and knows nothing: the newest parameters tell it where the job is (ATP §A.3).
+        // A worker that was started again and knows nothing: the newest parameters tell it where
+        // the job is (ATP §A.3).
         let newest = self.newest.ok_or(Reason::Stale)?;
         self.send_parameters(self.config.place(newest), To::who_lacks(sender));
         Ok(Verdict::ReplyUnicast)
@@ -363,9 +371,10 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
 
     /// The exponent that the next fragment of a place is to be scaled by (ATP §B.3).
     ///
-    /// "Only when the overflow happens frequently": more than 0.1 % of the last one or two thousand fragments overflowed, or would
-    /// have under the fixed factor; the latter keeps it from going back and forth. Tiny values get their factor always: under the
-    /// fixed one nothing would be left of them.
+    /// "Only when the overflow happens frequently": more than 0.1 % of the last one or two thousand
+    /// fragments overflowed, or would have under the fixed factor. The latter keeps it from going
+    /// back and forth. Tiny values get their factor always: under the fixed one nothing would be
+    /// left of them.
     fn next_factor(&mut self, at: usize) -> i16 {
         let gathering = &self.places[at].gathering;
         let (fragments, overflows, before) = &mut self.period;
@@ -433,7 +442,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         }
     }
 
-    /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it did a moment ago.
+    /// Asks all workers for what they have of a fragment: parameters, or original values. Not if it
+    /// did a moment ago.
     fn request(&mut self, now: Instant, at: usize, header: &FragmentHeader<R::Label>) -> bool {
         let place = &mut self.places[at];
         let Unfinished { sequence, requested, .. } = &mut place.gathering;
@@ -471,7 +481,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     fn stop(&mut self, abortion: Abortion) {
         self.abortion = abortion;
         self.abort_pending = true;
-        // Admission gives the job's memory to others at once: the reason, and whom to tell, is all that is still needed.
+        // Admission gives the job's memory to others at once: the reason, and whom to tell, is all
+        // that is still needed.
         self.places = Vec::new();
         self.sums = Vec::new();
         self.parameters = Vec::new();
@@ -515,7 +526,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         Ok(self.earliest())
     }
 
-    /// What a place begins with after a restart may long be over.
+    /// A place's first fragment after a restart may long be over.
     fn earliest_gathering(&self) -> Option<u64> {
         let known = self.places.iter().filter(|place| place.anchored || place.gathering.subject.is_some());
         known.map(|place| place.gathering.sequence).min()
@@ -580,7 +591,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
                     let directions = self.roster.answer(finished.sequence, finished.next_aggregator_index);
                     (place.parameters_to, finished.header(directions), payload)
                 }
-                // What was to be asked for has come in the meantime, and its parameters stand behind.
+                // The request was answered in the meantime, and its parameters stand behind.
                 _ => {
                     self.outgoing.pop_front();
                     continue;

@@ -1,4 +1,5 @@
-//! The parameter server: it aggregates whatever the switches did not, and answers with the parameters (ATP §3.6).
+//! The parameter server: it aggregates whatever the switches did not, and answers with the
+//! parameters (ATP §3.6).
 
 mod aside;
 mod coverage;
@@ -23,13 +24,14 @@ use crate::transport::Turns;
 pub struct ServerProgress {
     /// Fragments whose parameters were sent, or handed back.
     pub completed: u64,
-    /// The earliest sequence number that is not aggregated: a worker that starts again goes on there (ATP §A.3).
+    /// The earliest sequence number that is not aggregated: a worker that starts again goes on
+    /// there (ATP §A.3).
     pub earliest: u64,
     /// Packets that were added here.
     pub aggregations: u64,
-    /// Those of them that were sums of several workers, but not of all.
+    /// The fragments among them that were sums of several workers, but not of all.
     pub partial: u64,
-    /// Those of them that were the whole sum.
+    /// The fragments among them that were the whole sum.
     pub complete: u64,
     /// Packets that brought nothing new.
     pub duplicates: u64,
@@ -60,9 +62,10 @@ pub struct Server<A, R: Roster<A>> {
 pub(crate) struct GoOn<R, A> {
     /// The workers, as many as before.
     pub(crate) roster: R,
-    /// Where the first children are, if it is known before they send.
+    /// The addresses of the first children, if they are known before they send.
     pub(crate) children: Vec<A>,
-    /// Whether what was gathered of unfinished fragments stays: workers that are still there do not send it again.
+    /// Whether what was gathered of unfinished fragments stays: workers that are still there do not
+    /// send it again.
     pub(crate) keeps: bool,
 }
 
@@ -84,8 +87,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
         }
     }
 
-    /// Sets the job up again in a new generation, in which its workers are `after`, where `of` a job may tell that. Returns the earliest
-    /// sequence number that is not aggregated; `None` when there is no such job.
+    /// Sets the job up again in a new generation, in which its workers are `after`, where `of` a
+    /// job may tell that. Returns the earliest sequence number that is not aggregated; `None` when
+    /// there is no such job.
     pub(crate) fn go_on(
         &mut self,
         job: JobId,
@@ -101,7 +105,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
         self.jobs.get(&job).map(Job::progress)
     }
 
-    /// Control says that a child of a job, counted as the job's roster counts them, is elsewhere from now on.
+    /// Control says that a child of a job, counted as the job's roster counts them, is elsewhere
+    /// from now on.
     pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
         if let Some(job) = self.jobs.get_mut(&job) {
             job.child_moved(child, to);
@@ -161,7 +166,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Summer for Server<A, R> {
         R::identity(job)
     }
 
-    /// What overflows need is not taken yet.
+    /// The memory for overflows is not taken yet.
     fn add_job(&mut self, job: R::Job) -> Result<(), ConfigError> {
         let admitted = R::admit(job)?;
         let id = admitted.config.id;

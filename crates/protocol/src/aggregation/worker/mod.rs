@@ -1,9 +1,11 @@
-//! The worker: sends its tensors' fragments in a sliding window, takes parameters in any order, sends again what was
-//! overtaken or not answered, and answers a server that needs original values or lost its memory (ATP §3.6 to §3.8).
+//! The worker. It sends its tensors' fragments in a sliding window, takes parameters in any order,
+//! and sends again what was overtaken or not answered. It answers a server that needs original
+//! values or lost its memory (ATP §3.6 to §3.8).
 //!
-//! All tensors of a job form one stream of fragments; a fragment's number in it is its sequence number, and its *place* is
-//! that modulo the job's window. The parameters of a place's fragment say which aggregator and which exponent the next one
-//! of the place uses, so that all workers agree on them without a word.
+//! All tensors of a job form one stream of fragments; a fragment's number in it is its sequence
+//! number, and its *place* is that modulo the job's window. The parameters of a place's fragment
+//! say which aggregator and which exponent the next one of the place uses. So all workers agree on
+//! them without a word.
 
 #[cfg(test)]
 mod tests;
@@ -27,16 +29,18 @@ use crate::machine::{
 use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 use window::{Standing, Window};
 
-/// Fragments that a timeout sends again at once. Nothing came for a while, so mostly somebody is late: a few packets find out when he
-/// is there, and every further one would be lost to aggregation on the way.
+/// Fragments that a timeout sends again at once. If nothing came for a while, mostly somebody is
+/// late: a few packets find out when he is there, and every further one would be lost to
+/// aggregation on the way.
 const STALLED_RETRANSMISSIONS: usize = 8;
 
-/// Where a worker's fragments are summed, as its protocol has it.
+/// The places where a worker's fragments are summed, as its protocol has them.
 pub trait Way<A>: core::fmt::Debug {
-    /// What the fragments are labelled with.
+    /// The label of the fragments.
     type Label: Label;
 
-    /// The label of a fragment, and its index; `agreed` is the one that all workers agreed on for its place.
+    /// The label of a fragment, and its index; `agreed` is the one that all workers agreed on for
+    /// its place.
     fn label(&self, sequence: u64, agreed: u32) -> (Self::Label, u32);
 
     /// The index that the place of a fragment uses from now on, by its parameters.
@@ -45,7 +49,8 @@ pub trait Way<A>: core::fmt::Debug {
     /// `begin`, and what tells the worker from the job's others.
     fn mixed(&self, begin: u64) -> u64;
 
-    /// How many lanes there are. What comes back on one lane in another order than it was sent counts as lost, and on several does not.
+    /// How many lanes there are. Parameters that come back on one lane in another order than their
+    /// fragments were sent count as lost, and on several they do not.
     fn lanes(&self) -> usize {
         1
     }
@@ -66,7 +71,8 @@ pub trait Way<A>: core::fmt::Debug {
     }
 }
 
-/// One worker of a job. `A` names the rack's switch (or the server where there is none), `T` holds a tensor's memory.
+/// A worker of a job. `A` names the rack's switch (or the server where there is none), `T` holds a
+/// tensor's memory.
 #[derive(Debug)]
 pub struct Worker<A, T, D: Way<A>> {
     core: WorkerCore<A, T>,
@@ -75,13 +81,14 @@ pub struct Worker<A, T, D: Way<A>> {
     window: Window,
     congestion: CongestionWindow,
     places: Vec<Place<D::Label>>,
-    /// The parameters of each place's last finished fragment: the tensor may long be in other hands when a server that lost
-    /// its memory asks.
+    /// The parameters of each place's last finished fragment: the tensor may long be in other hands
+    /// when a server that lost its memory asks.
     last_payloads: Vec<u8>,
-    /// What is to be sent again or handed back, each once.
+    /// The packets to be sent again or handed back, each once.
     again: VecDeque<Outgoing>,
-    /// Nothing was heard in this generation, nothing is on the way, and there are parameters that others may lack: server and
-    /// switches that lost their memory must learn where the worker is, or they cannot ask.
+    /// Nothing was heard in this generation, nothing is on the way, and there are parameters that
+    /// others may lack. Server and switches that lost their memory must learn where the worker is,
+    /// or they cannot ask.
     unheard: bool,
     /// When something came last that the server had not said before, or the worker (again) began.
     last_progress: Instant,
@@ -97,7 +104,7 @@ struct Place<L> {
     last: Option<FragmentHeader<L>>,
 }
 
-/// Where a worker stands in its job's stream.
+/// The position of a worker in its job's stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerProgress {
     /// The first fragment whose parameters are missing.
@@ -112,7 +119,8 @@ pub struct WorkerProgress {
     pub window_halved: u64,
     /// Fragments sent with original values.
     pub originals_sent: u64,
-    /// Fragments whose original values went before anybody asked: the sum could overflow (ATP §B.2), or they are tiny.
+    /// Fragments whose original values went before anybody asked: the sum could overflow (ATP
+    /// §B.2), or they are tiny.
     pub proactive: u64,
     /// Parameters handed back to a server that lost its memory.
     pub restores_sent: u64,
@@ -156,8 +164,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
     }
 
-    /// Makes the window count packets of so many bytes, as the network does where they are longer than what they carry. A worker that
-    /// has sent nothing yet is told.
+    /// Makes the window count packets of so many bytes, as the network does where they are longer
+    /// than what they carry. A worker that has sent nothing yet is told.
     #[must_use]
     pub fn with_packet_bytes(mut self, bytes: usize) -> Self {
         let JobConfig { window_max, congestion_control, .. } = self.config;
@@ -165,9 +173,10 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         self
     }
 
-    /// Puts a worker that was started again, and has no tensors yet, where its job is (ATP §A.3): its first tensor is number
-    /// `collective` of the job, whose fragment `fragment` has the sequence number `sequence`, the earliest that is not
-    /// aggregated. What lies before that in the tensor stays as it is: its parameters are with the other workers only.
+    /// Puts a worker that was started again, and has no tensors yet, where its job is (ATP §A.3).
+    /// Its first tensor is number `collective` of the job, whose fragment `fragment` has the
+    /// sequence number `sequence`, the earliest that is not aggregated. The tensor keeps its own
+    /// values before that: the parameters are with the other workers only.
     ///
     /// # Panics
     /// When the worker has tensors already, or the tensor would begin before the stream.
@@ -291,7 +300,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         Ok(Verdict::Absorb)
     }
 
-    /// The server needs original values (§3.8), or lost its memory: who has the parameters hands them back.
+    /// The server needs original values (§3.8), or lost its memory: who has the parameters hands
+    /// them back.
     fn answer_request(
         &mut self,
         now: Instant,
@@ -303,8 +313,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let sequence = packet.header.sequence;
         let outgoing = match self.window.standing(sequence) {
             Standing::Finished => Outgoing::Restore(sequence),
-            // Its timeout sends it again, not at the same time as the others' do: what all answer at once may be too much for a queue,
-            // which loses the same packets each time.
+            // Its timeout sends it again, not at the same time as the others' do: an answer by all
+            // at once may be too much for a queue, which loses the same packets each time.
             Standing::Sent { since: None } if self.window.originals(sequence) => {
                 return Err(Reason::Duplicate);
             }
@@ -322,9 +332,11 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         Ok(Verdict::Absorb)
     }
 
-    /// How much longer than its timeout it waits; resends are not aggregated, so that fewer of them fit into a queue.
+    /// How much longer than its timeout it waits; resends are not aggregated, so that fewer of them
+    /// fit into a queue.
     fn spread(&self) -> Duration {
-        // Of a job on its own machines each worker has one machine for each part, all with the same place.
+        // Each worker of a job on its own machines has one machine for each part, all with the same
+        // place.
         let begin = mix(self.config.id.0.into()) ^ self.window.expected();
         self.core.round_trip.spread(self.directions.mixed(begin))
     }
@@ -337,9 +349,10 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
     }
 
-    /// Sends again what was overtaken by this one and others: a fragment for each that came, so that a queue which lost some gets no more than leaves it, and
-    /// two for one that was `mended` by sending it again. These go on with what was on the way at the last timeout, twice as much each
-    /// round trip, as in a slow start after TCP's timeout (RFC 5681 §3.1).
+    /// Sends again what was overtaken by this one and others. A fragment for each that came is
+    /// sent, so that a queue which lost some gets no more than leaves it, and two for one that was
+    /// `mended` by sending it again. These go on with what was on the way at the last timeout,
+    /// twice as much each round trip, as in a slow start after TCP's timeout (RFC 5681 §3.1).
     fn recover(&mut self, sequence: u64, mended: bool) {
         for _ in 0..1 + u32::from(mended) {
             if let Some(lost) = self.window.overtaken(sequence) {
@@ -350,7 +363,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
     }
 
-    /// What the next packet is. What was queued and then answered is none any more.
+    /// The next packet. A packet that was queued and then answered is none any more.
     fn next_packet(&mut self) -> Option<Outgoing> {
         while let Some(&queued) = self.again.front() {
             let goes = match queued {
@@ -400,7 +413,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
     }
 
-    /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it is.
+    /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it
+    /// is.
     fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) {
         let (key, preamble) = (self.config.key, self.preamble());
         let place = self.places[self.window.place(sequence)];
@@ -460,8 +474,9 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         });
     }
 
-    /// The parameters of a finished fragment, for a server that lost its memory. The aggregator that the fragment used is long
-    /// free; in its stead stands the one that the place uses now, on which all workers must go on agreeing.
+    /// The parameters of a finished fragment, for a server that lost its memory. The aggregator
+    /// that the fragment used is long free; in its stead stands the one that the place uses now, on
+    /// which all workers must go on agreeing.
     fn write_parameters(&self, sequence: u64, out: &mut [u8]) {
         let index = self.window.place(sequence);
         let place = self.places[index];
@@ -483,7 +498,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     }
 }
 
-/// Whether the sum could overflow if the others' values were as large as the largest here (ATP §B.2).
+/// Whether the sum could overflow if the others' values were as large as the largest here (ATP
+/// §B.2).
 fn may_overflow(payload: &[u8], workers: u16) -> bool {
     let workers = i64::from(workers);
     let bound = (1 << 31) / workers - 1;
@@ -567,7 +583,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
         Vec::new()
     }
 
-    /// What is on the way is sent again, since nobody may have it any more.
+    /// Packets on the way are sent again, since nobody may have them any more.
     fn resume(&mut self, now: Instant, plan: WorkerPlan<A, D>) {
         if !self.core.resume(plan.upstream) {
             return;

@@ -103,7 +103,8 @@ impl Line {
         self
     }
 
-    /// What the worker sends: sequence numbers, runs shortened, `r` sent again, `o` original values, `p` handed back.
+    /// The packets that the worker sends: sequence numbers, runs shortened, `r` sent again, `o`
+    /// original values, `p` handed back.
     fn sent(&mut self) -> String {
         let mut train = vec![0; 65536];
         let mut packets = Vec::new();
@@ -185,7 +186,8 @@ impl Line {
         done
     }
 
-    /// Every fragment comes back as `sum` makes it of the int32 values that were sent, until there are no more.
+    /// Every fragment comes back as `sum` makes it of the int32 values that were sent, until there
+    /// are no more.
     fn settle(&mut self, sum: impl Fn(&GradientHeader, i32) -> [u8; 4]) -> Vec<Numbers> {
         while !self.sent().is_empty() {
             let headers = core::mem::take(&mut self.headers);
@@ -211,7 +213,7 @@ const DUPLICATE: Verdict = Verdict::Drop(Reason::Duplicate);
 fn the_first_window_is_200_packets_and_parameters_slide_it_in_order() {
     let mut line = Line::with_fragments(config(1000), 300);
     assert_eq!(line.sent(), "0-199");
-    // One back, and the window of 200 grows by an MTU, four packets.
+    // A fragment comes back, and the window of 200 grows by an MTU, four packets.
     let timeline = [(0, "200-204"), (1, "205-209"), (2, "210-214")];
     for (sequence, sends) in timeline {
         assert_eq!(line.parameters(sequence), ABSORB);
@@ -473,7 +475,8 @@ fn a_dynamic_exponent_is_announced_a_window_ahead_and_used_when_the_server_says_
     let fixed = GradientHeader::STATIC_FACTOR;
     assert_eq!(exponents(&line, 0), (fixed, 10));
     assert_eq!(one(&line, 0), 800_000_000);
-    // Another worker has up to 2^11 there; for the other fragment the server leaves the factor fixed.
+    // Another worker has up to 2^11 there; for the other fragment the server leaves the factor
+    // fixed.
     line.answer(0, Answer { next_exponent: 11, ..Answer::default() });
     line.answer(1, Answer { next_exponent: fixed, ..Answer::default() });
     assert_eq!(line.sent(), "2-3");
@@ -513,7 +516,8 @@ fn tiny_values_go_as_they_are_until_their_factor_is_agreed_on() {
     let mut paper = submit(config(8), &values);
     assert_eq!(paper.sent(), "0-5", "the paper's factor, whatever comes of it");
     let dynamic = JobConfig { scaling: Scaling::Dynamic, ..config(8) };
-    // 256 units are 2^-18.6: what may be larger than 2^-19 is fine with the fixed factor, and so is 0.
+    // 256 units are 2^-18.6: what may be larger than 2^-19 is fine with the fixed factor, and so is
+    // 0.
     assert_eq!(submit(dynamic, &values).sent(), "0 1-2o 3-4 5o");
     let dynamic = JobConfig { window_max: 2, ..dynamic };
     let mut line = submit(

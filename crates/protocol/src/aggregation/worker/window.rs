@@ -1,25 +1,29 @@
-//! The sliding window over the fragments of a job: which were sent, which came back, which were overtaken (ATP §3.6, §3.7).
+//! The sliding window over the fragments of a job: which were sent, which came back, which were
+//! overtaken (ATP §3.6, §3.7).
 //!
-//! Sequence number `s` has the place `s mod window_max`. A fragment is sent only when the window has room for it from the
-//! first one that is missing on, so a place never has two fragments on the way.
+//! Sequence number `s` has the place `s mod window_max`. A fragment is sent only when the window
+//! has room for it from the first one that is missing on. So a place never has two fragments on the
+//! way.
 //!
-//! Fragments of one *lane* take the same way, so that one which comes back overtakes those of its lane alone that were sent before it.
+//! Fragments of one *lane* take the same way, so that one which comes back overtakes those of its
+//! lane alone that were sent before it.
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::machine::Instant;
 
-/// Parameters that must overtake a fragment for it to count as lost (ATP §3.7: "three consecutive parameter packets other than
-/// the expected").
+/// Parameters that must overtake a fragment for it to count as lost (ATP §3.7: "three consecutive
+/// parameter packets other than the expected").
 const OVERTAKING: usize = 3;
 
-/// What takes the same way.
+/// The fragments that take the same way.
 #[derive(Clone, Copy, Debug)]
 struct Lane {
     /// The last packets that were answered, in ascending order; 0 is none.
     newest: [u64; OVERTAKING],
-    /// The places of the fragments that were sent first and last of those on the way that do not wait to be sent again.
+    /// The places of the fragments that were sent first and last of those on the way that do not
+    /// wait to be sent again.
     oldest: u32,
     latest: u32,
 }
@@ -28,7 +32,7 @@ impl Lane {
     const EMPTY: Self = Self { newest: [0; OVERTAKING], oldest: NONE, latest: NONE };
 }
 
-/// One fragment on the way, or not yet; when it is back, the next of its place is not sent yet.
+/// A fragment on the way, or not yet; when it is back, the next of its place is not sent yet.
 #[derive(Clone, Copy, Debug)]
 struct Fragment {
     /// The last sequence number of the place whose parameters came, if any did.
@@ -43,7 +47,8 @@ struct Fragment {
     /// It goes with its original values.
     originals: bool,
     lane: u16,
-    /// Its neighbours among those of its lane on the way that do not wait to be sent again, by `packet`.
+    /// Its neighbours among those of its lane on the way that do not wait to be sent again, by
+    /// `packet`.
     before: u32,
     after: u32,
 }
@@ -51,14 +56,15 @@ struct Fragment {
 /// No fragment.
 const NONE: u32 = u32::MAX;
 
-/// What a place says of the fragment that was sent last in it.
+/// The state of the fragment that was sent last in a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Its parameters came.
     Finished,
     /// It is on the way.
     Sent {
-        /// Since when, if it was sent once: else it is not known which copy an answer answers (Karn's rule).
+        /// Since when, if it was sent once: else it is not known which copy an answer answers
+        /// (Karn's rule).
         since: Option<Instant>,
     },
     /// It was not sent yet.
@@ -82,7 +88,7 @@ pub(super) struct Window {
     lanes: Vec<Lane>,
     /// How many on the way were overtaken: lost, or not.
     doubtful: u32,
-    /// What was on the way at the last timeout and was not looked at since.
+    /// The fragments that were on the way at the last timeout and were not looked at since.
     going_back: Range<u64>,
 }
 
@@ -112,8 +118,8 @@ impl Window {
         }
     }
 
-    /// Makes a window that was not used yet begin with this fragment. What the others agreed on for the first fragment of each
-    /// place is not known, so these go with their original values.
+    /// Makes a window that was not used yet begin with this fragment. The others' agreement on the
+    /// first fragment of each place is not known, so these go with their original values.
     pub(super) fn begin_at(&mut self, sequence: u64) {
         (self.expected, self.next) = (sequence, sequence);
         for fragment in &mut self.places {
@@ -159,7 +165,8 @@ impl Window {
         }
     }
 
-    /// Whether the window lets the next fragment out when `congestion_window` packets may be on the way.
+    /// Whether the window lets the next fragment out when `congestion_window` packets may be on the
+    /// way.
     pub(super) fn has_room(&self, congestion_window: u32) -> bool {
         self.in_flight < congestion_window && self.next - self.expected < self.places.len() as u64
     }
@@ -181,7 +188,8 @@ impl Window {
         self.fragment_mut(sequence).originals = true;
     }
 
-    /// Whether a packet of this place is to be sent again, from now on; false when it was to be already.
+    /// Whether a packet of this place is to be sent again, from now on; false when it was to be
+    /// already.
     pub(super) fn queue(&mut self, sequence: u64) -> bool {
         let fragment = self.fragment_mut(sequence);
         let first = !core::mem::replace(&mut fragment.queued, true);
@@ -237,13 +245,14 @@ impl Window {
         self.fragment_mut(sequence).queued = false;
     }
 
-    /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be sent again for that. Whether it was
-    /// overtaken.
+    /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be
+    /// sent again for that. Whether it was overtaken.
     pub(super) fn finish(&mut self, sequence: u64, mended: bool) -> bool {
         let fragment = self.fragment_mut(sequence);
         let overtaken = core::mem::take(&mut fragment.overtaken);
         let (queued, packet, lane) = (fragment.queued, fragment.packet, usize::from(fragment.lane));
-        // Of a fragment that was sent again for nothing, the first packet was answered, which is of no use here any more.
+        // If a fragment was sent again for nothing, its first packet was answered, which is of no
+        // use here any more.
         let answered = !fragment.sent_again || mended;
         fragment.finished = Some(sequence);
         fragment.queued = false;
@@ -264,13 +273,14 @@ impl Window {
         overtaken
     }
 
-    /// Whether a fragment on the way was overtaken, so that it is not known yet whether it was lost.
+    /// Whether a fragment on the way was overtaken, so that it is not known yet whether it was
+    /// lost.
     pub(super) const fn doubts(&self) -> bool {
         self.doubtful > 0
     }
 
-    /// The next fragment that three have overtaken of the lane that this one is on, which were sent after it was sent last. It must be
-    /// queued then.
+    /// The next fragment that three have overtaken of the lane that this one is on, which were sent
+    /// after it was sent last. It must be queued then.
     pub(super) fn overtaken(&mut self, sequence: u64) -> Option<u64> {
         let lane = self.lanes[usize::from(self.fragment(sequence).lane)];
         let oldest = self.places.get_mut(lane.oldest as usize)?;
@@ -278,7 +288,8 @@ impl Window {
             return None;
         }
         self.doubtful += u32::from(!core::mem::replace(&mut oldest.overtaken, true));
-        // The fragment of a place that is on the way is the only one between `expected` and a window further on.
+        // The fragment of a place that is on the way is the only one between `expected` and a
+        // window further on.
         let places = self.places.len() as u64;
         let behind = (u64::from(lane.oldest) + places - self.expected % places) % places;
         Some(self.expected + behind)
@@ -294,7 +305,8 @@ impl Window {
         self.going_back = self.expected..self.next;
     }
 
-    /// The next of what was on the way when the window went back, and is not answered. It must be queued then.
+    /// The next of what was on the way when the window went back, and is not answered. It must be
+    /// queued then.
     pub(super) fn still_unanswered(&mut self) -> Option<u64> {
         self.going_back.start = self.going_back.start.max(self.expected);
         while let Some(sequence) = self.going_back.next() {

@@ -1,5 +1,5 @@
-//! Workers, switches and a server, with a network between them that loses, doubles and reorders: every tensor comes out as its
-//! exact sum at every worker.
+//! Workers, switches and a server, with a network between them that loses, doubles and reorders:
+//! every tensor comes out as its exact sum at every worker.
 
 use alloc::collections::VecDeque;
 use core::time::Duration;
@@ -35,7 +35,8 @@ impl Tensor for Numbers {
 }
 
 impl Numbers {
-    /// The first element that is not as expected, and what it should be. A factor that is no multiple of four rounds.
+    /// The first element that is not as expected, and what it should be. A factor that is no
+    /// multiple of four rounds.
     fn unlike(&self, expected: &Self, scaling: Scaling) -> Option<(f64, f64)> {
         let tolerance = if scaling == Scaling::Static { 0.0 } else { 1e-5 };
         let (ours, theirs) = (self.values(), expected.values());
@@ -51,7 +52,8 @@ impl Numbers {
     }
 }
 
-/// A switch tree: each switch's parent (`None` below the server) and level; each worker's switch (`None`: at the server).
+/// A switch tree: each switch's parent (`None` below the server) and level; each worker's switch
+/// (`None`: at the server).
 struct Tree {
     switches: Vec<(Option<usize>, u8)>,
     workers: Vec<Option<usize>>,
@@ -71,7 +73,8 @@ impl Tree {
         Self { switches: vec![(None, 1), (Some(0), 0), (Some(0), 0)], workers }
     }
 
-    /// `levels` of switches, each with two children, and a worker besides at every switch above the first level.
+    /// `levels` of switches, each with two children, and a worker besides at every switch above the
+    /// first level.
     fn deep(levels: u8) -> Self {
         let mut tree = Self { switches: vec![(None, levels - 1)], workers: vec![] };
         let mut at = 0;
@@ -130,7 +133,8 @@ struct Faults {
     reordering: u64,
     /// A switch or the server loses its memory, in a million packets.
     crash: u64,
-    /// A worker has another address from now on, in a million packets. What is on its way to the old one is lost.
+    /// A worker has another address from now on, in a million packets. Packets on their way to the
+    /// old one are lost.
     moves: u64,
 }
 
@@ -229,7 +233,8 @@ impl Network {
         self.random % limit
     }
 
-    /// Each worker reduces two tensors; some sums are larger than the fixed factor allows, if `largest` is.
+    /// Each worker reduces two tensors; some sums are larger than the fixed factor allows, if
+    /// `largest` is.
     fn submit(&mut self, elements: usize, largest: u64) -> [Numbers; 2] {
         let mut sums = [vec![0f64; elements], vec![0f64; elements]];
         for rank in 0..self.workers.len() {
@@ -301,8 +306,8 @@ impl Network {
         self.wires.insert(at, (from, to, packet));
     }
 
-    /// A machine loses its memory. Nobody needs to hear of a switch's while the server knows everything; else the job is set up
-    /// in another generation.
+    /// A machine loses its memory. Nobody needs to hear of a switch's while the server knows
+    /// everything; else the job is set up in another generation.
     fn crash(&mut self) {
         let machines = self.switches.len() as u64 + 1;
         match self.draw(machines) as usize {
@@ -461,7 +466,7 @@ fn overflows_are_corrected_at_any_rate() {
         network.faults.loss = 10;
         network.run(&expected);
         let progress = network.server_progress();
-        // Of 40 fragments of floats and 40 of integers: most, but where the factor follows.
+        // Most of 40 fragments of floats and 40 of integers, but where the factor follows.
         let (overflows, dynamic) = (progress.overflows, progress.dynamic_factors);
         match scaling {
             Scaling::Static => assert!(overflows > 50 && dynamic == 0, "{progress:?}"),

@@ -65,7 +65,7 @@ fn plain(restored: bool) -> AtpServer<u16> {
     server_with(config(2), vec![worker(0), worker(1)], 0, restored)
 }
 
-/// What one of its workers sends.
+/// A packet of one of its workers.
 fn from_worker(bit: u32, sequence: u64, value: i32) -> Packet {
     fragment(bit, sequence, value).directed(Directions {
         level: 0,
@@ -96,7 +96,8 @@ fn whole_sums_partial_sums_and_single_fragments_add_up() {
         &[(0b11, 0b01, 3), (0b11, 0b10, 7)],
         &[(0b01, 0b01, 1), (0b10, 0b01, 2), (0b11, 0b10, 7)],
         &[(0b10, 0b10, 4), (0b01, 0b01, 1), (0b01, 0b10, 3), (0b10, 0b01, 2)],
-        // The second level's sum names the workers of the rack that came last; its first rack is in as well.
+        // The second level's sum names the workers of the rack that came last; its first rack is in
+        // as well.
         &[(0b01, 0b11, 10)],
     ];
     for way in ways {
@@ -172,7 +173,8 @@ fn lost_parameters_go_to_the_child_that_lacks_them_until_the_next_of_the_place_i
     assert_eq!(from_worker(1, 3 * WINDOW, 0).to(&mut server, 2), Verdict::Drop(Reason::Ahead));
 }
 
-/// One answer reaches everybody below a switch: were each worker of a rack answered, a lost packet would cost as many as there are.
+/// A single answer reaches everybody below a switch: were each worker of a rack answered, a lost
+/// packet would cost as many as there are.
 #[test]
 fn workers_of_one_rack_that_lack_the_same_parameters_get_them_once() {
     let mut server = server();
@@ -257,7 +259,8 @@ fn rehashing_reaches_all_aggregators_and_parts_two_jobs_that_collide() {
     assert_eq!(seen, [true; 8]);
 }
 
-/// And jobs that share a table meet as often as if they drew: here in about 1000 * 1000 / 2000 places.
+/// And jobs that share a table meet as often as if they drew: here in about 1000 * 1000 / 2000
+/// places.
 #[test]
 fn places_of_one_job_have_an_aggregator_each_while_there_are_enough() {
     for aggregators in [1, 2, 3, 5, 63, 64, 65, 1000, 1024, 8191] {
@@ -291,7 +294,8 @@ fn places_of_one_job_that_collide_spread_over_the_whole_table() {
         }
     }
     let used: alloc::collections::BTreeSet<_> = indices.into_iter().collect();
-    // As many as of balls thrown at random: 2000 (1 - e^-1/2) = 787. A hash of the index alone leads all to one.
+    // As many as of balls thrown at random: 2000 (1 - e^-1/2) = 787. A hash of the index alone
+    // leads all to one.
     assert!((740..830).contains(&used.len()), "{}", used.len());
 }
 
@@ -301,7 +305,8 @@ fn a_saturated_sum_is_replaced_by_the_original_values() {
     from_worker(0, 0, i32::MAX).to(&mut server, 1);
     assert_eq!(from_worker(1, 0, 5).to(&mut server, 2), Verdict::Absorb);
     assert_eq!(sent(&mut server), ["[1, 2] #0 parameters overflow: request"]);
-    // Worker 1 did not get the request, and sends scaled values again: too soon for another request, then not.
+    // Worker 1 did not get the request, and sends scaled values again: too soon for another
+    // request, then not.
     let again = from_worker(1, 0, 5).resent();
     assert_eq!(again.to_at(&mut server, 2, MS - 1), Verdict::Drop(Reason::Unexpected));
     assert_eq!(again.to_at(&mut server, 2, MS), Verdict::ReplyUnicast);
@@ -341,7 +346,8 @@ fn frequent_overflows_bring_a_factor_for_each_fragment_and_rare_ones_do_not() {
     let job = AtpJobConfig { scaling: Scaling::Dynamic, ..config(2) };
     let worker = |bit| Directions { level: 0, bitmaps: [1u32 << bit, 0, 0, 0], fan_in_degrees: [2, 0, 0, 0] };
     let mut server = server_with(job, vec![worker(0), worker(1)], 0, false);
-    // Both workers' next fragments have values up to 2^6 and 2^5: with two workers at 10^8 that may overflow.
+    // Both workers' next fragments have values up to 2^6 and 2^5: with two workers at 10^8 that may
+    // overflow.
     let next = |packet: Packet, exponent| packet.with(|header| header.next_exponent = exponent);
     let overflow = |server: &mut AtpServer<u16>, sequence| {
         next(from_worker(0, sequence, i32::MAX), 6).to(server, 1);
@@ -525,11 +531,12 @@ fn a_child_whose_address_changes_is_heard_and_answered_with_its_next_packet() {
     from_worker(0, 0, ONE).to(&mut server, 1);
     assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), Verdict::Multicast);
     assert_eq!(sent(&mut server), ["[1, 2] #0 parameters: 2"]);
-    // Those went to the old address of worker 1.
+    // These went to the old address of worker 1.
     assert_eq!(from_worker(1, 0, ONE).resent().to(&mut server, 7), Verdict::ReplyUnicast);
     assert_eq!(sent(&mut server), ["[7] #0 parameters lost: 2"]);
     assert_eq!(from_worker(1, WINDOW, i32::MAX).to(&mut server, 7), Verdict::Absorb);
-    // Copies of what is over, from the old address, do not count; one of what gathers does, until the next packet.
+    // Copies of what is over, from the old address, do not count; one of what gathers does, until
+    // the next packet.
     assert_eq!(from_worker(1, 0, ONE).to(&mut server, 2), STALE);
     assert_eq!(from_worker(0, WINDOW, 1).to(&mut server, 1), Verdict::Absorb);
     assert_eq!(sent(&mut server), ["[1, 7] #4 parameters overflow: request"]);
@@ -602,7 +609,7 @@ fn jobs_share_a_server_in_turn() {
             [format!("[8] #{round} parameters: 1"), format!("[1] #{round} parameters: 1")]
         );
     }
-    // One that is set up anew has one turn, as before.
+    // A job that is set up anew has one turn, as before.
     Packet { job: 8, ..fragment(0, 2, ONE).directed(worker) }.to(&mut server, 8);
     let config = AtpJobConfig { id: JobId(8), ..config(1) };
     server.add_job(ServerJob { config, workers: vec![worker], level: 0, restored: false }).unwrap();
@@ -616,7 +623,8 @@ fn jobs_share_a_server_in_turn() {
     assert_eq!(gone.to(&mut server, 8), Verdict::Drop(Reason::UnknownJob));
 }
 
-/// Workers tell by it what a network lost from what waited for its likes, or was overtaken by others.
+/// Workers tell by it what a network lost from what waited for its likes, or was overtaken by
+/// others.
 #[test]
 fn parameters_say_whether_something_of_their_fragment_was_lost() {
     let one_rack = |bitmap: u32, value| {
@@ -632,16 +640,18 @@ fn parameters_say_whether_something_of_their_fragment_was_lost() {
     let again = |bitmap: u32| one_rack(bitmap, bitmap.count_ones() as i32 * ONE).resent();
     let stalled = |bitmap| again(bitmap).with(|header| header.flags.stalled = true);
     let timelines = [
-        // The fourth was lost on its way to the switch; who came in first asks for the partial sum, or the fourth itself does.
+        // The fourth was lost on its way to the switch; who came in first asks for the partial sum,
+        // or the fourth itself does.
         (vec![stalled(0b0111), again(0b1000)], true),
         (vec![again(0b1111)], true),
         // The sum was lost on its way to the server: the aggregator was complete.
         (vec![again(0b1111)], true),
         // Two collided, the other two came in and waited: somebody's resend brings them.
         (vec![collided(0b0001), collided(0b0010), stalled(0b1100)], false),
-        // That of one of the first two: it is in the sum once more, and all come one by one.
+        // The resend is of one of the first two: it is in the sum once more, and all come one by
+        // one.
         (vec![collided(0b0001), collided(0b0010), again(0b1101), again(0b0100), again(0b1000)], false),
-        // One that collided was lost.
+        // A packet that collided was lost.
         (vec![collided(0b0001), stalled(0b1100), again(0b0010)], true),
         // All collided, and came late.
         (vec![collided(0b0001), collided(0b0010), collided(0b0100), collided(0b1000), again(0b0001)], false),

@@ -1,4 +1,4 @@
-//! What somebody outside a job can do to it with packets, who knows everything of it but the key: nothing.
+//! A stranger who knows everything of a job but the key can do nothing to it with packets.
 
 use super::*;
 use crate::atp::{
@@ -7,7 +7,7 @@ use crate::atp::{
 use crate::machine::{JobAborted, Reason, Summer};
 use core::time::Duration;
 
-/// Where the stranger is, or wants packets to go.
+/// The address of the stranger, or the one to which it wants packets to go.
 const ELSEWHERE: u16 = 66;
 
 fn forged(packet: &[u8]) -> [Vec<u8>; 3] {
@@ -142,7 +142,7 @@ fn a_stranger_adds_nothing_at_the_server_and_asks_it_for_nothing() {
     assert_eq!(sent(&mut server), ["[1] #0 parameters lost: 2"]);
 }
 
-/// What was to be sent anyway is sent, and to whom it was.
+/// A packet that was to be sent anyway is sent, and to its recipient.
 fn have_no_effect_but(server: &mut AtpServer<u16>, packet: &[u8], line: &str) {
     for packet in forged(packet) {
         let verdict = server.handle_packet(Instant(0), ELSEWHERE, &packet);

@@ -130,7 +130,8 @@ fn figure_17_the_first_resend_takes_the_partial_sum_along() {
         |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
     assert_eq!(of_three(0, 1).to(&mut switch, 1), Verdict::Absorb);
     assert_eq!(of_three(1, 2).to(&mut switch, 2), Verdict::Absorb);
-    // w3's, lost before, comes for the first time: it is merged, and all goes on although it is complete only by chance.
+    // w3's, lost before, comes for the first time: it is merged, and all goes on although it is
+    // complete only by chance.
     assert_eq!(of_three(2, 4).resent().to(&mut switch, 3), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
     assert_eq!(switch.statistics().freed_by_resend, 1);
@@ -255,7 +256,8 @@ fn resends_and_old_age_free_the_neighbour_too() {
     assert_eq!(fragment(1, 1, 2).at(7).resent().to_at(&mut switch, 2, 2), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
     assert_eq!((switch.statistics().in_use, switch.statistics().freed_by_resend), (1, 1));
-    // What is left behind in 7 and 6 is freed by parameters of 7, where there is no other room.
+    // Aggregators left behind in 7 and 6 are freed by parameters of 7, where there is no other
+    // room.
     dead(16).to_at(&mut switch, 50, 3);
     let counted = |switch: &AtpSwitch<u16>| (switch.statistics().in_use, switch.statistics().freed_stale);
     for ms in [1001, 1004] {
@@ -360,7 +362,8 @@ fn a_child_whose_address_changes_is_heard_and_answered_with_its_next_packet() {
     assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
     fragment(0, 0, 0).answer().to(&mut switch, UP);
     assert_eq!(sent(&mut switch), ["[2, 9] #0 parameters: 0"]);
-    // What the switch asks for goes there too, and a packet that counts for nothing says as much of the address.
+    // The switch's requests go there too, and a packet that counts for nothing says as much of the
+    // address.
     assert_eq!(fragment(0, 1, 1).at(8).to(&mut switch, 9), Verdict::Absorb);
     assert_eq!(fragment(0, 1, 1).at(8).to(&mut switch, 10), DUPLICATE);
     let request = Packet { elements: 0, ..fragment(0, 1, 0).at(8).answer() };
@@ -506,7 +509,7 @@ fn jobs_share_a_switch_in_turn() {
         for (sequence, job) in (0..).zip(jobs) {
             of(*job, sequence).to(switch, *job as u16);
         }
-        // One packet a train.
+        // A packet a train.
         let mut train = [0; fragment_packet_bytes(ELEMENTS)];
         let mut order = vec![];
         while let Some(transmit) = switch.poll_transmit(Instant(0), &mut train) {
@@ -516,7 +519,8 @@ fn jobs_share_a_switch_in_turn() {
         order
     };
     assert_eq!(line(&mut switch, &[3, 3, 3, 1, 1]), [3, 1, 3, 1, 3]);
-    // A job that goes, or comes anew, with packets in the queue: the other is not held up, and none has two turns.
+    // A job that goes, or comes anew, with packets in the queue: the other is not held up, and none
+    // has two turns.
     of(3, 9).to(&mut switch, 3);
     switch.add_job(route(3, 0)).unwrap();
     assert_eq!(line(&mut switch, &[3, 3, 1, 1]), [3, 1, 3, 1]);

@@ -11,12 +11,13 @@ use super::sender::{is_set, part_bytes, parts};
 use crate::dlcp::config::Finish;
 use crate::machine::{Instant, Reason};
 
-/// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as seldom as `ceiling` says.
+/// Reports on nothing after which a sender that has not stopped counts as silent. They soon come as
+/// seldom as `ceiling` says.
 const SILENT_REPORTS_MAX: u32 = 50;
 /// After so many they come no more seldom.
 const SELDOM: u32 = 16;
 
-/// What all receivers of a job have in common.
+/// The configuration shared by all receivers of a job.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::dlcp) struct ReceiverConfig {
     /// How often it reports.
@@ -35,12 +36,12 @@ pub(in crate::dlcp) struct ReceiverConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Receiving,
-    /// Enough has come. What is on its way is taken until the sender confirms.
+    /// Enough has come. Blocks on their way are taken until the sender confirms.
     Finishing,
     Confirmed,
 }
 
-/// One flow as its receiver has it.
+/// A flow as its receiver has it.
 #[derive(Debug)]
 pub(in crate::dlcp) struct Receiver {
     config: ReceiverConfig,
@@ -69,7 +70,8 @@ pub(in crate::dlcp) struct Receiver {
     finish: Retry,
     /// Whether a start waits for its answer.
     answers: bool,
-    /// Packets since the last report, which was at `reported`: `None` before there was anything to measure.
+    /// Packets since the last report, which was at `reported`: `None` before there was anything to
+    /// measure.
     packets: u32,
     reported: Option<Instant>,
     report: u32,
@@ -164,7 +166,8 @@ impl Receiver {
         self.reported.get_or_insert(now);
     }
 
-    /// Notes that a block came. Its bytes are the caller's to put where they belong, if it is the first.
+    /// Notes that a block came. Its bytes are the caller's to put where they belong, if it is the
+    /// first.
     pub(in crate::dlcp) fn take_block(
         &mut self,
         now: Instant,
@@ -179,7 +182,7 @@ impl Receiver {
             return Err(Reason::Stale);
         }
         if self.packets == 0 && self.silent_reports > 0 {
-            // What comes after a pause is not measured over the pause.
+            // The rate after a pause is not measured over the pause.
             self.measure_from(now);
         }
         self.packets = self.packets.saturating_add(1);
@@ -198,9 +201,11 @@ impl Receiver {
         Ok(())
     }
 
-    /// Lets blocks go, as far as the bound allows, that a sender sends long before `block`, which came by a path, and than others that came by
-    /// each other path, and that did not come, nor in the time in which what is on its way comes: they were lost, and need not be waited for until
-    /// the flow ends. What waits on a path where more waits than on others was not. Returns the blocks that were looked at.
+    /// Lets lost blocks go, as far as the bound allows, so that they need not be waited for until
+    /// the flow ends. A block is lost if its sender sends it long before `block`, which came by a
+    /// path, and long before others that came by each other path, and if it did not come in the
+    /// time in which blocks on their way come. A block on a path where more waits than on others
+    /// was not lost. Returns the blocks that were looked at.
     pub(in crate::dlcp) fn let_go_before(&mut self, now: Instant, block: u32, path: u8) -> Range<u32> {
         // A sender mixes blocks within a stretch.
         let stretch = self.config.stretch;
@@ -278,14 +283,16 @@ impl Receiver {
         self.judge(now);
     }
 
-    /// Finishes where enough has come, and asks for what is missing where it has not and nothing more comes.
+    /// Finishes where enough has come, and asks for what is missing where it has not and nothing
+    /// more comes.
     fn judge(&mut self, now: Instant) {
         if self.state != State::Receiving {
             return;
         }
         let is_met = self.lacks <= self.allowed;
-        // What is asked for again is worth no moment longer than the bound asks for. The first time all may come, and is waited for:
-        // else the last of each tensor would be lost each time (docs/protocols/dlcp.md).
+        // A repeated request waits no longer than the bound asks for. The first time all blocks may
+        // come, and are waited for: else the last of each tensor would be lost each time
+        // (docs/protocols/dlcp.md).
         let is_enough = self.round > 0 || self.config.finish == Finish::BoundMet || self.is_quiet(now);
         if self.waits_for() == 0 || is_met && is_enough {
             self.state = State::Finishing;
@@ -356,7 +363,7 @@ impl Receiver {
         Some(Report { number: self.report, packets, period_us })
     }
 
-    /// When to report next. What is over is not measured.
+    /// When to report next. A flow that is over is not measured.
     fn report_at(&self) -> Option<Instant> {
         let is_coming = self.state == State::Receiving && self.stopped.is_none();
         let interval = self.config.period.saturating_mul(1 << self.silent_reports.min(SELDOM));

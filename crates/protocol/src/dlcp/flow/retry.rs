@@ -5,23 +5,27 @@ use core::time::Duration;
 use crate::machine::Instant;
 use crate::transport::{RetransmissionConfig, RoundTrip};
 
-/// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of 250 ms that takes ten seconds. They are
-/// counted and not timed: after a clock has jumped, one try is due and not all.
+/// So often a signal is sent in vain before its peer counts as silent: with the usual ceiling of
+/// 250 ms that takes ten seconds. They are counted and not timed: after a clock has jumped, one try
+/// is due and not all.
 const TRIES_MAX: u32 = 40;
-/// In so many rounds all that was missing has come, or none of it ever will: signals pass, and data never does. Fewer do not show that: what
-/// waits in a queue behind others' is asked for every moment, too.
+/// In so many rounds all that was missing has come, or none of it ever will: signals pass, and data
+/// never does. Fewer do not show that: what waits in a queue behind others' is asked for every
+/// moment, too.
 pub(super) const ROUNDS_MAX: u16 = u16::MAX;
 /// After so many it is not sent more seldom: a timeout of 1 ms has come to the ceiling.
 const SELDOM: u32 = 10;
 
-/// A signal that is not answered within these, one after the other, is said once more, without a word about round trips: a timeout is for who is gone, and is
-/// much longer than a flow takes whose start, stop or end lost packets would hold up. One echo is too few: on links that lose 2 % one signal in 600 is lost
-/// twice with its answers, and a sum of eight ranks has some fifty.
+/// A signal that is not answered within these times, one after the other, is sent once more,
+/// without a word about round trips. A timeout is for a peer that is gone. It is much longer than a
+/// flow whose start, stop or end lost packets would hold up. A single echo is too few: on links
+/// that lose 2 % one signal in 600 is lost twice with its answers, and a sum of eight ranks has
+/// some fifty.
 const ECHOES: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)];
-/// Where a timeout is no more than so many times as long, it is soon enough.
+/// If a timeout is no more than so many times as long, it is soon enough.
 const ECHOES_IN_TIMEOUT: u32 = 4;
 
-/// What is known of the way to a peer.
+/// The facts known of the way to a peer.
 #[derive(Debug)]
 pub(in crate::dlcp) struct Waiting {
     round_trip: RoundTrip,
@@ -44,7 +48,7 @@ impl Waiting {
     }
 }
 
-/// One signal of a flow, and when to send it.
+/// A signal of a flow, and when to send it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::dlcp) struct Retry {
     /// Whether it has to be said.
@@ -84,8 +88,8 @@ impl Retry {
         self.due = Some(now + *echo.unwrap_or(&timeout));
     }
 
-    /// It is answered. A round trip is measured by an answer that `counts` as an immediate one, to a signal that was sent once, or echoed: most answers are to
-    /// the first.
+    /// It is answered. An answer measures a round trip if it `counts` as an immediate one, to a
+    /// signal that was sent once, or echoed: most answers are to the first.
     pub(in crate::dlcp) fn answered(&mut self, now: Instant, counts: bool, waiting: &mut Waiting) {
         if self.is_wanted && self.tries == 1 && counts {
             waiting.round_trip.measure(now.since(self.sent));
@@ -102,7 +106,8 @@ impl Retry {
         }
     }
 
-    /// Its peer is alive, and perhaps has not come to it: it is sent as seldom as before, and counts as few times.
+    /// Its peer is alive, and perhaps has not come to it: it is sent as seldom as before, and
+    /// counts as few times.
     pub(in crate::dlcp) fn excuse(&mut self) {
         self.tries = self.tries.min(SELDOM);
     }

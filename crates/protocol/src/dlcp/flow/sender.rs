@@ -7,13 +7,13 @@ use super::retry::{ROUNDS_MAX, Retry, Waiting};
 use crate::dlcp::rate::{Pacer, Rate, RateConfig};
 use crate::machine::{Instant, Reason};
 
-/// One flow as its sender has it.
+/// A flow as its sender has it.
 #[derive(Debug)]
 pub(in crate::dlcp) struct Sender {
     blocks: u32,
     /// To be announced; `None` where the receiver knows of the flow anyway.
     start: Option<(Start, Retry)>,
-    /// What is to be sent in this round.
+    /// The blocks to be sent in this round.
     to_send: VecDeque<u32>,
     /// The next of it, and whether it is important.
     lined_up: VecDeque<(u32, bool)>,
@@ -37,7 +37,7 @@ pub(in crate::dlcp) struct Sender {
 }
 
 impl Sender {
-    /// Of a tensor that is there as a whole, and has to be announced.
+    /// The sender of a tensor that is there as a whole, and has to be announced.
     pub(in crate::dlcp) fn announcing(start: Start, blocks: u32, rate: RateConfig) -> Self {
         let blocks = if start.has_blocks { blocks } else { 0 };
         let to_send = (0..blocks).collect();
@@ -52,7 +52,7 @@ impl Sender {
         self
     }
 
-    /// Of blocks that come to be one after the other, to somebody who expects them.
+    /// The sender of blocks that come to be one after the other, to a receiver that expects them.
     pub(in crate::dlcp) fn streaming(blocks: u32, rate: RateConfig) -> Self {
         Self {
             blocks,
@@ -105,7 +105,8 @@ impl Sender {
         self.round
     }
 
-    /// Whether its receiver said nothing for too long, or nothing else than that it lacks something.
+    /// Whether its receiver said nothing for too long, or nothing else than that it lacks
+    /// something.
     pub(in crate::dlcp) fn is_silent(&self) -> bool {
         self.stop.is_vain()
             || self.start.is_some_and(|(_, retry)| retry.is_vain())
@@ -141,8 +142,8 @@ impl Sender {
         !self.to_send.is_empty() || !self.lined_up.is_empty()
     }
 
-    /// The next block, and whether it is important. `importance` is asked once about each block, and says `None` of one that nobody needs
-    /// any more.
+    /// The next block, and whether it is important. `importance` is asked once about each block,
+    /// and says `None` of one that nobody needs any more.
     pub(in crate::dlcp) fn peek(
         &mut self,
         mut importance: impl FnMut(u32) -> Option<bool>,
@@ -152,7 +153,7 @@ impl Sender {
             for _ in 0..self.rate.config().stretch().min(self.to_send.len() as u32) {
                 let Some(block) = self.to_send.pop_front() else { break };
                 match importance(block) {
-                    // What is asked for again is what the bound does not forgive.
+                    // A block that is requested again is one that the bound does not forgive.
                     Some(is_important) if is_important || self.round > 0 => {
                         self.lined_up.push_back((block, true));
                     }
@@ -185,8 +186,9 @@ impl Sender {
         self.left(now);
     }
 
-    /// Blocks that leave to another receiver in this round leave to this one with them, if they are what would go next, and now, and all of it is
-    /// important; whether they do.
+    /// Lets blocks that leave to another receiver in this round leave to this one with them. They
+    /// do so if they are what would go next, and now, and all of it is important; returns whether
+    /// they do.
     pub(in crate::dlcp) fn send_along(&mut self, now: Instant, round: u16, blocks: &[u32]) -> bool {
         let next = self.lined_up.iter().map(|(block, _)| block).chain(&self.to_send);
         if self.round != round || !next.take(blocks.len()).eq(blocks) {
@@ -217,7 +219,7 @@ impl Sender {
         }
     }
 
-    /// What came in a period of this round, or the answer to the start.
+    /// Takes a report of what came in a period of this round, or the answer to the start.
     pub(in crate::dlcp) fn take_report(
         &mut self,
         now: Instant,
@@ -238,7 +240,8 @@ impl Sender {
             return Ok(());
         }
         self.is_first = false;
-        // Packets that leave together may all be in a short period; on average they keep to the rate.
+        // Packets that leave together may all be in a short period; on average they keep to the
+        // rate.
         let sending = config.bps(self.sent, now.since(since)).min(self.rate.bps());
         let period = core::time::Duration::from_micros(report.period_us.into());
         let receiving = config.bps(report.packets, period);

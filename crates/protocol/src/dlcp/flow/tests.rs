@@ -64,7 +64,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// Of a flow of ten blocks.
+    /// Both ends of a flow of ten blocks.
     fn new(percent: u32) -> Self {
         let bound = LossBound::from_millionths(percent * 10_000).expect("below one");
         Self {
@@ -76,7 +76,7 @@ impl Ends {
         }
     }
 
-    /// What the sender says at a time.
+    /// The sender's packets at a time.
     fn sender_says(&mut self, now: Instant) -> Vec<String> {
         let mut said = vec![];
         while let Some((round, signal)) = self.sender.poll_signal(now, &self.of_sender) {
@@ -199,7 +199,8 @@ fn a_start_or_a_stop_that_is_lost_is_sent_again() {
     assert_eq!(ends.sender_says(us(0)), ["start"]);
     ends.sends(us(0));
     assert_eq!(ends.sender_says(us(0)), ["stop 0"]);
-    // Three times more, long before the timeout: 50 ms, as nothing is known of the way yet; and then ever longer, up to 250.
+    // Three times more, long before the timeout: 50 ms, as nothing is known of the way yet; and
+    // then ever longer, up to 250.
     for at in [1_000, 3_000, 7_000, 57_000, 157_000] {
         assert_eq!(ends.sender_says(us(at - 1)), Vec::<String>::new(), "{at}");
         assert_eq!(ends.sender_says(us(at)), ["start", "stop 0"], "{at}");
@@ -316,7 +317,7 @@ fn reports_halve_the_rate_and_a_retransmission_restores_it() {
     assert_eq!(ends.sends(us(300)).len(), 6, "at line rate");
 }
 
-/// Of what a report says in the first place, a part was measured before the first block could come.
+/// The first report covers a part of the period in which the first block could not yet have come.
 #[test]
 fn the_first_report_of_a_round_halves_nothing_before_a_round_trip_is_over() {
     // The answer to the start: a round trip takes 500 us.
@@ -331,7 +332,7 @@ fn the_first_report_of_a_round_halves_nothing_before_a_round_trip_is_over() {
     ends.sender.take_report(us(1200), 0, report(2, 2, 400), &mut ends.of_sender).expect("a report");
     let halved = ends.sender.bps();
     assert!(halved < line / 2, "{halved}: of 10 in 700 us came 2 in 400: congestion");
-    // Of the round before: it says nothing of this one.
+    // The rate was halved by the round before: that says nothing of this one.
     ends.request(us(1300), 1, &[0, 1, 2, 3, 4, 5]).expect("the first");
     assert_eq!(ends.sender.bps(), line);
     assert_eq!(ends.sends(us(1300)).len(), 6);
@@ -340,7 +341,8 @@ fn the_first_report_of_a_round_halves_nothing_before_a_round_trip_is_over() {
     // Nor does a round's first, where it comes before a round trip and a period are over.
     ends.sender.take_report(us(1500), 1, report(4, 0, 200), &mut ends.of_sender).expect("a report");
     assert_eq!(ends.sender.bps(), line);
-    // The answer to a start that came twice is numbered as what was reported last then, and takes nothing back.
+    // The answer to a start that came twice is numbered as what was reported last then, and takes
+    // nothing back.
     ends.sender.take_report(us(1600), 1, report(1, 0, 0), &mut ends.of_sender).expect("an answer");
     let again = ends.sender.take_report(us(1700), 1, report(4, 0, 200), &mut ends.of_sender);
     assert_eq!(again, Err(Reason::Stale));
@@ -389,7 +391,7 @@ fn important_blocks_of_a_stretch_go_first_and_what_is_not_needed_not_at_all() {
     let expected = important.map(|block| (block, true)).into_iter().chain(other.map(|block| (block, false)));
     assert_eq!(sent, expected.collect::<Vec<_>>());
     assert_eq!(ends.sender_says(us(0)), ["start", "stop 0"]);
-    // What is requested is what the bound does not forgive.
+    // A requested block is one that the bound does not forgive.
     ends.request(us(100), 1, &[1, 2]).expect("the first");
     assert_eq!(ends.sender.peek(|_| Some(false)), Some((1, true)));
 }
@@ -467,7 +469,7 @@ fn what_was_sent_long_before_others_and_is_missing_is_let_go_within_the_bound() 
     assert_eq!(receiver.take_block(us(400), 3, 0, &waiting), Err(Reason::Duplicate), "it is lost for good");
     assert_eq!(receiver.lacks(), 2);
 
-    // Of five, one is in the last stretches, and three may be missing.
+    // Five are missing: one is in the last stretches, and three may be missing.
     let mut receiver = receiver_without(&[3, 4, 5, 6, 290], percent(1));
     assert_eq!((receiver.lacks(), receiver.waits_for()), (5, 2));
     assert_eq!([3, 5, 6, 290].map(|block| receiver.has(block)), [true, true, false, false]);

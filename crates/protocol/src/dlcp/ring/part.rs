@@ -1,4 +1,4 @@
-//! One part of a tensor on its way round the ring.
+//! A part of a tensor on its way round the ring.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -16,7 +16,8 @@ use crate::dlcp::tags;
 use crate::machine::{Instant, Loss, Reason, Tensor};
 use crate::transport::{Chunk, Stream, WorkerCore};
 
-/// Which segment goes where in which step. Steps 0 to n - 2 are the reduce-scatter, n - 1 to 2 n - 3 the all-gather.
+/// Which segment goes where in which step. Steps 0 to n - 2 are the reduce-scatter, n - 1 to 2 n -
+/// 3 the all-gather.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
     pub(super) ranks: u32,
@@ -46,7 +47,8 @@ impl Steps {
         step + 2 == self.ranks
     }
 
-    /// The segment that this rank sends in a step: its own first, then what came in the step before.
+    /// The segment that this rank sends in a step: its own first, then what came in the step
+    /// before.
     pub(super) const fn sends(self, step: u32) -> u32 {
         // In the all-gather one further, and so the same way round once more.
         let from = if self.reduces(step) { self.rank } else { self.rank + 1 };
@@ -65,7 +67,7 @@ impl Steps {
         (blocks * segment as u64 / ranks) as u32..(blocks * (segment as u64 + 1) / ranks) as u32
     }
 
-    /// What may be lost in a step.
+    /// The loss bound of a step.
     pub(super) const fn bound(self, start: &Start, step: u32) -> LossBound {
         if self.reduces(step) { start.bound } else { LossBound::RELIABLE }
     }
@@ -80,14 +82,14 @@ struct Early {
     payload: Box<[u8]>,
 }
 
-/// What is known of a part once it is submitted here.
+/// The facts known of a part once it is submitted here.
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) start: Start,
     /// The stream's chunk that is its first block.
     first_chunk: u64,
     pub(super) blocks: u32,
-    /// What a block's mean magnitude must be above to be important.
+    /// The median; a block whose mean magnitude is above it is important.
     pub(super) median: f32,
     /// How many contributions are in what the tensor holds of each block.
     pub(super) counts: Vec<u16>,
@@ -128,7 +130,7 @@ pub(super) struct Due {
     pub(super) blocks: Option<Instant>,
 }
 
-/// What a rank says of a part, in each step.
+/// The announcement of a part by a rank, in each step.
 pub(super) fn start(config: &JobConfig, collective: Collective, elements: u32, priority: u8) -> Start {
     Start { collective, elements, bound: config.push_bound(&collective), priority, has_blocks: true }
 }
@@ -176,7 +178,8 @@ impl Part {
         Some((self.shape.as_ref()?, senders.filter(|(_, push)| push.has_blocks())))
     }
 
-    /// The left neighbour announces what it sends in a step. An error within says that this rank has another tensor, or bound.
+    /// The left neighbour announces what it sends in a step. An error within says that this rank
+    /// has another tensor, or bound.
     pub(super) fn take_start(
         &mut self,
         now: Instant,
@@ -235,7 +238,7 @@ impl Part {
         Ok(())
     }
 
-    /// What came goes where it belongs, and on.
+    /// Puts a block where it belongs, and sends it on.
     fn put<T: Tensor>(
         &mut self,
         step: u32,
@@ -260,7 +263,8 @@ impl Part {
         self.forward(step, block);
     }
 
-    /// So many contributions are in what the tensor has of a block; after the last step of the reduce-scatter that is its sum.
+    /// So many contributions are in what the tensor has of a block; after the last step of the
+    /// reduce-scatter that is its sum.
     fn count<T: Tensor>(&mut self, step: u32, of_part: u32, contributions: u16, stream: &mut Stream<T>) {
         let Some(shape) = &mut self.shape else { return };
         shape.counts[of_part as usize] = contributions;
@@ -287,7 +291,8 @@ impl Part {
         self.pushes[next as usize].get_or_insert_with(new).push(block);
     }
 
-    /// Where a flow from the left is at its end: what did not come begins anew with the own contribution, and that is all that goes on.
+    /// Ends a flow from the left: each block that did not come begins anew with the own
+    /// contribution, and that is all that goes on.
     pub(super) fn go_on<T: Tensor>(&mut self, stream: &mut Stream<T>) {
         if self.shape.is_none() {
             return;
@@ -313,7 +318,8 @@ impl Part {
         }
     }
 
-    /// It is submitted here, as the part of this number, whose first block is this chunk of the stream.
+    /// It is submitted here, as the part of this number, whose first block is this chunk of the
+    /// stream.
     pub(super) fn submit<T: Tensor>(
         &mut self,
         start: Start,
@@ -383,7 +389,7 @@ impl Part {
         let mut rounds = self.pulls.iter().flatten().map(|pull| u32::from(pull.round())).sum();
         for (block, count) in (0..).zip(&shape.counts) {
             let Some(mut chunk) = core.stream.locate(shape.chunk(block)) else { return };
-            // Who is alone sent nothing.
+            // A rank that is alone sent nothing.
             chunk.sent(now);
             let contributions = self.steps.ranks.into();
             let lost = u64::from(self.steps.ranks) - u64::from(*count);
@@ -399,7 +405,8 @@ impl Part {
         signals.into_iter().chain(blocks.map(|opens| opens.max(link_opens))).min()
     }
 
-    /// When something of it is due. All parts are asked with each packet that leaves, and a packet changes one of them.
+    /// When something of it is due. All parts are asked with each packet that leaves, and a packet
+    /// changes one of them.
     pub(super) fn due(&self) -> Due {
         let found = self.due.get().unwrap_or_else(|| {
             let pulls = self.pulls.iter().flatten().filter_map(Receiver::poll_timeout);

@@ -1,8 +1,11 @@
-//! Where one worker is: an address for each of its source ports, over which its packets come and go in turn (DLCP §3.2.3).
+//! The addresses of one worker, one for each of its source ports, over which its packets come and
+//! go in turn (DLCP §3.2.3).
 //!
-//! Only what is new teaches an address: a packet that was caught on its way and comes again, from wherever, changes nothing. Where nothing new
-//! has come for a while, a worker waits for others, and is where it was; or its ports have all changed (a NAT), and what it has to say is what
-//! it said before. So every second train goes to the address of its last signal then, and the others to those that were known.
+//! Only what is new teaches an address: a packet that was caught on its way and comes again, from
+//! wherever, changes nothing. If nothing new has come for a while, there are two cases. The worker
+//! waits for others, and is where it was; or its ports have all changed (a NAT), and it can only
+//! say again what it said before. So every second train goes to the address of its last signal
+//! then, and the others to those that were known.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -23,9 +26,10 @@ pub(super) struct Addresses<A> {
     /// The paths of trains of blocks, and of signals.
     blocks: Turns,
     signals: Turns,
-    /// Whether what goes to a worker of which nothing new came for long goes to the address of its last signal next.
+    /// Whether what goes to a worker of which nothing new came for long goes to the address of its
+    /// last signal next.
     to_last: bool,
-    /// Where what was written last is to go.
+    /// The address for the packet that was written last.
     to: Option<A>,
 }
 
@@ -87,7 +91,8 @@ impl<A: Copy> Addresses<A> {
         })
     }
 
-    /// The address of the next path that has such a one; each has its turn in the rest of this round and the next.
+    /// The address of the next path that has such a one; each has its turn in the rest of this
+    /// round and the next.
     fn in_turn(&self, turns: &mut Turns, is_meant: impl Fn(Instant) -> bool) -> Option<A> {
         (0..2 * self.paths.len()).find_map(|_| {
             let known = self.paths[usize::from(turns.path())];
@@ -108,7 +113,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Where so many trains go.
+    /// The addresses of so many trains.
     fn trains(addresses: &mut Addresses<u16>, now: Instant, count: usize) -> Vec<u16> {
         let train = |_| {
             addresses.send_blocks(now);
@@ -149,12 +154,13 @@ mod tests {
             ports
         };
         assert_eq!(both(trains(&mut addresses, Instant(500 * MS), 4)), [80, 81]);
-        // One port was changed, and the next new packet says so.
+        // A port was changed, and the next new packet says so.
         addresses.learn(Instant(600 * MS), 1, 91);
         assert_eq!(both(trains(&mut addresses, Instant(700 * MS), 4)), [80, 91]);
         // From the other nothing new has come for long.
         assert_eq!(trains(&mut addresses, Instant(1500 * MS), 3), [91, 91, 91]);
-        // From none: it waits for others, or all of its ports were changed, and what it says comes again.
+        // From none: it waits for others, or all of its ports were changed, and what it says comes
+        // again.
         assert_eq!(both(trains(&mut addresses, Instant(1700 * MS), 12)), [80, 91, 99]);
         addresses.learn(Instant(1800 * MS), 0, 90);
         assert_eq!(trains(&mut addresses, Instant(1900 * MS), 3), [90, 90, 90]);

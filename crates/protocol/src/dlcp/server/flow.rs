@@ -1,4 +1,4 @@
-//! One flow of all workers at the server: what comes from each, the sums, and what goes back to each.
+//! A flow of all workers at the server: what comes from each, the sums, and what goes back to each.
 
 use alloc::vec::Vec;
 use fanin_wire::{BlockHeader, FlowId, Start, WorkerId};
@@ -8,13 +8,13 @@ use crate::dlcp::flow::{Receiver, ReceiverConfig, Sender, Waiting};
 use crate::dlcp::sums::{Memory, Sums};
 use crate::machine::{Instant, Reason};
 
-/// One flow under way.
+/// A flow under way.
 #[derive(Debug)]
 pub(super) struct Flow {
     pub(super) id: FlowId,
-    /// What who announced it first said of it.
+    /// Its first announcement.
     pub(super) start: Start,
-    /// Who that was, and when.
+    /// The worker that announced it first, and when.
     pub(super) first: (WorkerId, Instant),
     pub(super) blocks: u32,
     /// By place; `None` before it was announced from there.
@@ -22,9 +22,9 @@ pub(super) struct Flow {
     /// By place; `None` for who gets nothing.
     pub(super) pulls: Vec<Option<Sender>>,
     pub(super) sums: Sums,
-    /// Whose pull is in the server's line.
+    /// The workers whose pull is in the server's line.
     pub(super) lined_up: u64,
-    /// Whose push is at its end: nothing more is waited for from there.
+    /// The workers whose push is at its end: nothing more is waited for from there.
     finished: u64,
 }
 
@@ -79,7 +79,8 @@ impl Flow {
         let push = self.pushes[usize::from(worker.0)].as_mut().ok_or(Reason::Unannounced)?;
         let was_finished = push.is_finished();
         let is_inside = self.sums.inside(block) & worker.bit() != 0;
-        // What was let go, or was on its way when its sender was let off it: the sum without it may be with others already.
+        // The block was let go, or was on its way when its sender was let off it: the sum without
+        // it may be with others already.
         let is_late = !is_inside && (self.sums.is_closed(block) || push.has(block));
         push.take_block(now, block, round, waiting).map_err(|reason| match reason {
             Reason::Duplicate if is_late => Reason::Stale,
@@ -118,7 +119,8 @@ impl Flow {
         }
     }
 
-    /// A block is decided when of each worker it is there, as those of `coming` are now, or will not come.
+    /// A block is decided when of each worker it is there, as those of `coming` are now, or will
+    /// not come.
     fn is_decided(&self, block: u32, coming: u64) -> bool {
         let everyone = u64::MAX >> (64 - self.pushes.len());
         let mut lacking = everyone & !(self.sums.inside(block) | coming | self.finished);
@@ -150,7 +152,8 @@ impl Flow {
         self.finished & worker.bit() != 0
     }
 
-    /// Whether all know that it is over: who gets a sum has it, and who gets none knows that it is enough.
+    /// Whether all know that it is over: who gets a sum has it, and who gets none knows that it is
+    /// enough.
     pub(super) fn is_over(&self) -> bool {
         self.pushes.iter().zip(&self.pulls).all(|(push, pull)| match (push, pull) {
             (_, Some(pull)) => pull.is_finished(),
@@ -166,8 +169,8 @@ impl Flow {
         })
     }
 
-    /// These workers were heard of, if not in this flow. A worker announces its flows together and sends one after the other, so that one of
-    /// them may say nothing for long.
+    /// These workers were heard of, if not in this flow. A worker announces its flows together and
+    /// sends one after the other, so that one of them may say nothing for long.
     pub(super) fn excuse(&mut self, heard: u64) {
         let is_heard = |place: &usize| heard >> place & 1 != 0;
         for place in (0..self.pushes.len()).filter(is_heard) {

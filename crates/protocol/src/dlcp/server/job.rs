@@ -1,4 +1,4 @@
-//! One job at the server.
+//! A job at the server.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -42,7 +42,7 @@ pub(super) struct Job<A> {
     flows: VecDeque<Option<Flow>>,
     /// Number of the first of them.
     first: FlowId,
-    /// Of flows that are over.
+    /// The memory of flows that are over.
     spare: Vec<Memory>,
     /// By place.
     addresses: Vec<Addresses<A>>,
@@ -56,7 +56,7 @@ pub(super) struct Job<A> {
     sending: [VecDeque<(FlowId, usize)>; PRIORITIES as usize],
     /// Blocks of the train that is being written.
     blocks: Vec<u32>,
-    /// Whom the last train was for.
+    /// The recipients of the last train.
     recipients: Vec<A>,
     /// The server's own link.
     link: Pacer,
@@ -123,7 +123,7 @@ impl<A: Copy> Job<A> {
         }
         self.heard |= preamble.worker.bit();
         if self.abortion != Abortion::None {
-            // Who comes after the end is told of it, too.
+            // A worker that comes after the end is told of it, too.
             if preamble.kind == Kind::Signal {
                 self.addresses[usize::from(preamble.worker.0)].heard(from);
             }
@@ -133,8 +133,9 @@ impl<A: Copy> Job<A> {
         Ok(())
     }
 
-    /// Flows that there may be. Workers that wait for all sums are as far apart as one that waits for those of its first flow, and one that has
-    /// those of all that it may have under way; who is further ahead waits.
+    /// Flows that there may be. Workers that wait for all sums can be this far apart: one waits for
+    /// those of its first flow, and one has those of all that it may have under way. A worker that
+    /// is further ahead waits.
     fn flows_max(&self) -> usize {
         2 * usize::from(self.config().flows)
     }
@@ -406,7 +407,7 @@ impl<A: Copy> Job<A> {
         written
     }
 
-    /// Whom a train is for.
+    /// The recipients of a train.
     pub(super) fn transmit(&mut self, written: Written) -> Option<Transmit<'_, A>> {
         let Written { places, bytes, segment_bytes } = written;
         self.recipients.clear();
@@ -457,7 +458,8 @@ impl<A: Copy> Job<A> {
         None
     }
 
-    /// Writes sums of one flow, as far as rates and links let them leave: to one worker, and to those who would get the same ones next.
+    /// Writes sums of one flow, as far as rates and links let them leave: to one worker, and to
+    /// those who would get the same ones next.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
         if self.sending.iter().all(VecDeque::is_empty) || !self.link.is_open(now, &self.job.config.rate) {
             return None;
@@ -498,7 +500,8 @@ impl<A: Copy> Job<A> {
         };
         let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
         while link.is_open(now, &config.rate) && to.is_open(now, &config.rate) && pull.is_open(now) {
-            // Of many workers' gradients, and so all important (§3.2.1, loss bound setting).
+            // The sum is of many workers' gradients, and so all important (§3.2.1, loss bound
+            // setting).
             let Some((block, important)) = pull.peek(|_| Some(true)) else { break };
             let Some(contributions) = sums.contributions(block) else { break };
             let bytes = match contributions {
@@ -520,13 +523,14 @@ impl<A: Copy> Job<A> {
             to.sent(now, &config.rate, config.rate.line_rate_bps);
         }
         (self.link, self.to[place]) = (link, to);
-        // The last of a round is followed by a stop. Every sum in line is wanted, so that none is left without having been sent.
+        // The last of a round is followed by a stop. Every sum in line is wanted, so that none is
+        // left without having been sent.
         self.may_signal |= !run.is_empty();
         run
     }
 
-    /// Whom the train that was just written to `place` reaches as well: who would get just that next, and now. Each worker's link is paced as if it
-    /// had been written for it.
+    /// The other workers that the train just written to `place` reaches: those that would get just
+    /// that next, and now. Each worker's link is paced as if it had been written for it.
     fn send_along(&mut self, now: Instant, id: FlowId, place: usize) -> u64 {
         let Ok(at) = self.place_of(id) else { return 0 };
         let Self { job: ServerJob { config, link_rate_bps, .. }, flows, addresses, link, to, blocks, .. } =

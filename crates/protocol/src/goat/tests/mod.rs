@@ -1,4 +1,5 @@
-//! Switch and server on their own, as timelines. Whole networks with real workers are in `tests/goat`.
+//! Switch and server on their own, as timelines. Whole networks with real workers are in
+//! `tests/goat`.
 
 mod strangers;
 
@@ -16,7 +17,7 @@ use crate::machine::{Endpoint, Instant, Reason, Summer, Verdict};
 
 const ELEMENTS: usize = 64;
 const KEY: Key = Key::new(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
-/// Of the switch S1: towards the server, and towards S2.
+/// The neighbours of the switch S1: towards the server, and towards S2.
 const UP: u16 = 100;
 const TO_S2: u16 = 102;
 const SERVER: AggregationNode = AggregationNode::SERVER;
@@ -136,7 +137,8 @@ fn sent<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<String> {
     lines
 }
 
-/// S1, which sums the first sub-model of workers 0 to 2 in its aggregators 1 and 2, and knows the way to S2.
+/// S1, which sums the first sub-model of workers 0 to 2 in its aggregators 1 and 2, and knows the
+/// way to S2.
 fn route(generation: u16) -> GoatRoute<u16> {
     GoatRoute {
         id: JobId(3),
@@ -335,7 +337,8 @@ fn config() -> GoatJobConfig {
     }
 }
 
-/// Of the first sub-model workers 0 and 1 are summed at S1, 2 and 3 at S2, 4 at the server; of the other one all at the server.
+/// The first sub-model's workers 0 and 1 are summed at S1, 2 and 3 at S2, 4 at the server; all of
+/// the other one are summed at the server.
 fn plan() -> ServerPlan<u16> {
     let first = [S1, S1, S2, S2, SERVER];
     ServerPlan {
@@ -365,7 +368,7 @@ fn the_server_adds_what_switches_and_workers_send_and_answers_all() {
 #[test]
 fn a_workers_own_way_to_the_server_is_learned_from_its_packets() {
     let mut server = GoatServer::new();
-    // Of worker 4 it is not said where it is.
+    // The address of worker 4 is not given.
     let job = GoatServerJob {
         config: config(),
         plan: ServerPlan { children: vec![10], ..plan() },
@@ -376,7 +379,7 @@ fn a_workers_own_way_to_the_server_is_learned_from_its_packets() {
     fragment(S2, 0b1100, 0, 12).passed().to(&mut server, 10);
     fragment(SERVER, 0b10000, 0, 16).to(&mut server, 44);
     assert_eq!(sent(&mut server), ["[10, 44] #0 parameters: 31"]);
-    // What others show of theirs says nothing of it.
+    // A part of others that a switch shows says nothing of its address.
     fragment(S1, 0b1, 1, 3).passed().to(&mut server, 77);
     fragment(SERVER, 0b10000, 0, 1).resent().to(&mut server, 45);
     assert_eq!(sent(&mut server), ["[45] #0 parameters lost: 31"], "it moved");
@@ -396,7 +399,7 @@ fn a_part_of_a_group_counts_until_the_whole_takes_its_place() {
         fragment(S1, 0b1, 0, 1).passed().resent().to(&mut server, 10);
         fragment(S2, 0b1000, 0, 8).passed().resent().to(&mut server, 10);
         fragment(SERVER, 0b10000, 0, 16).to(&mut server, 14);
-        // What a switch shows grows.
+        // The sum that a switch shows grows.
         fragment(S2, 0b1100, 0, 12).passed().to(&mut server, 10);
         assert_eq!(
             fragment(S2, 0b100, 0, 4).passed().resent().to(&mut server, 10),
@@ -408,8 +411,8 @@ fn a_part_of_a_group_counts_until_the_whole_takes_its_place() {
     }
 }
 
-/// Worker 0 has no way to S1 any more and sends to the server, which has it together with what S1 shows first: what S1 shows later has some
-/// of that in it, and not all.
+/// Worker 0 has no way to S1 any more and sends to the server, which has it together with what S1
+/// shows first. The part that S1 shows later has some of that in it, and not all.
 #[test]
 fn a_part_that_overlaps_takes_the_place_of_what_is_there() {
     let mut server = server();
@@ -424,7 +427,8 @@ fn a_part_that_overlaps_takes_the_place_of_what_is_there() {
     assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 31"]);
 }
 
-/// Worker 0 is in the first part, and waits for the others. The second part has it again, and a worker of whom the first packet was lost.
+/// Worker 0 is in the first part, and waits for the others. The second part has it again, and a
+/// worker of whom the first packet was lost.
 #[test]
 fn a_loss_shows_in_a_part_that_has_an_earlier_one_in_it_again() {
     for is_lost in [true, false] {
@@ -459,7 +463,8 @@ fn parts_have_room_for_a_window_and_the_earliest_fragment_always_for_its_own() {
     assert_eq!(part(S2, 0b100, 3), Verdict::Drop(Reason::NoRoom));
     assert_eq!([part(S1, 0b10, 0), part(S2, 0b1000, 0)], [Verdict::Absorb; 2]);
     assert_eq!(fragment(SERVER, 0b10000, 0, 1).to(&mut server, 14), Verdict::Multicast);
-    // The room of fragment 0 is for the next earliest, and what came of another whole is free again.
+    // The room of fragment 0 is for the next earliest, and what came of another whole is free
+    // again.
     let mut part =
         |node, workers, sequence| fragment(node, workers, sequence, 1).passed().resent().to(&mut server, 10);
     assert_eq!(part(S1, 0b1, 3), Verdict::Drop(Reason::NoRoom));
@@ -487,7 +492,8 @@ fn after_a_restart_the_earliest_fragment_is_the_first_that_is_heard_of() {
 fn what_another_plan_says_is_refused() {
     let mut server = server();
     for wrong in [
-        // Worker 2 at S1, and at the server; a node that the plan has not; another sub-model; another fragment of it.
+        // Worker 2 at S1, and at the server; a node that the plan has not; another sub-model;
+        // another fragment of it.
         fragment(S1, 0b100, 0, 1),
         fragment(SERVER, 0b100, 0, 1),
         fragment(S3, 0b1, 0, 1),

@@ -1,9 +1,9 @@
-//! What somebody outside a job can do to it with packets, who knows its whole plan and not the key: nothing.
+//! A stranger who knows a job's whole plan and not the key can do nothing to it with packets.
 
 use super::*;
 use crate::machine::JobAborted;
 
-/// Where the stranger is, or wants packets to go.
+/// The address of the stranger, or the one to which it wants packets to go.
 const ELSEWHERE: u16 = 66;
 
 /// From the stranger's own address, and from those that it only says are its own.

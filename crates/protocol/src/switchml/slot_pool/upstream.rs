@@ -1,13 +1,15 @@
-//! The upper half of a rack's slots (SwitchML §7): the sum of a slot goes to the upstream as one contribution, in the same slot and of
-//! the same exchange, and what comes back from there is the result.
+//! The upper half of a rack's slots (SwitchML §7). The sum of a slot goes to the upstream as one
+//! contribution, in the same slot and of the same exchange, and what comes back from there is the
+//! result.
 //!
-//! Nothing is timed here. A worker that waits sends again; a slot that waits for the upstream then sends its sum there once more, and so
-//! on up, until somebody has the result. Of all workers only the last that contributed moves it, so that no more copies go up than come
-//! from one of them.
+//! Nothing is timed here. A worker that waits sends again; a slot that waits for the upstream then
+//! sends its sum there once more, and so on up, until somebody has the result. Only the worker that
+//! contributed last moves it, so that no more copies go up than come from one of them.
 //!
-//! A rack that restarted while its job runs has forgotten its slots, and its upstream has not. A slot goes on wherever its workers are, the
-//! latest of them having its way. An exchange that somebody waits for may lack others' parts because they have its result already: then
-//! the rack asks the upstream, which has it ([`Kind::Query`]).
+//! A rack that restarted while its job runs has forgotten its slots, and its upstream has not. A
+//! slot goes on wherever its workers are, the latest of them having its way. An exchange that
+//! somebody waits for may lack others' parts because they have its result already: then the rack
+//! asks the upstream, which has it ([`Kind::Query`]).
 
 use alloc::collections::VecDeque;
 use fanin_wire::{
@@ -21,7 +23,7 @@ use crate::switchml::config::{JobConfig, Upstream};
 use crate::switchml::exchange::is_after;
 use crate::transport::Run;
 
-/// What a rack has to send to its upstream.
+/// The packets that a rack has to send to its upstream.
 #[derive(Debug)]
 pub(super) struct Upward<A> {
     address: [A; 1],
@@ -42,7 +44,8 @@ impl<A: Copy> Upward<A> {
         Self { address: [address], place, queue, queue_max, abort: false, told: false }
     }
 
-    /// Queues a slot's sum or a question for one. What finds no room is sent again when a worker sends again.
+    /// Queues a slot's sum or a question for one. A packet that finds no room is sent again when a
+    /// worker sends again.
     pub(super) fn push(&mut self, kind: Kind, header: &SlotHeader) {
         if self.queue.len() < self.queue_max {
             self.queue.push_back((kind, *header));
@@ -121,7 +124,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             // The rack's part was in it, from before it restarted.
             _ => {}
         }
-        // What is older cannot be gathered any more.
+        // An older exchange cannot be gathered any more.
         let is_over = other.collective.is_some() && is_after(header.exchange, other.exchange);
         if is_over && !other.is_finished(everyone) {
             self.forget(header.slot, header.exchange.wrapping_add(1));
@@ -188,8 +191,9 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         Ok(Verdict::Forward)
     }
 
-    /// Prepares a rack's slot for a contribution, as it may have forgotten what was before; or says why this one is not gathered. The
-    /// latest of the workers has its way: it has the results of all exchanges before.
+    /// Prepares a rack's slot for a contribution, as it may have forgotten what was before; or says
+    /// why this one is not gathered. The latest of the workers has its way: it has the results of
+    /// all exchanges before.
     pub(super) fn recall(&mut self, header: &SlotHeader) -> Result<(), Reason> {
         let everyone = self.everyone;
         let (current, other) = versions(&mut self.slots, header);
@@ -208,8 +212,8 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 true if is_later => {}
                 // Its result came from the upstream, so that nobody can need an older one.
                 true => return Err(Reason::Stale),
-                // The worker has this result from before the rack restarted, and the others may not. Or nobody needs it any more, and
-                // what the worker sends was summed then, too.
+                // The worker has this result from before the rack restarted, and the others may
+                // not. Or nobody needs it any more, and what the worker sends was summed then, too.
                 false if version.awaits.is_some() && version.exchange.wrapping_add(1) == header.exchange => {
                     self.push_upward(&SlotHeader { exchange: version.exchange, ..*header });
                     self.ask_upward(header);
@@ -231,7 +235,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         let (current, _) = versions(&mut self.slots, header);
         match current.awaits {
             Some(_) if current.last == worker => self.push_upward(header),
-            // Those whom the slot lacks may have the result, from before the rack restarted.
+            // The workers that the slot lacks may have the result, from before the rack restarted.
             None if current.first == worker => self.ask_upward(header),
             _ => {}
         }
@@ -308,7 +312,8 @@ fn waits(slots: &[[Version; 2]], header: &SlotHeader) -> Option<Version> {
     (version.exchange == header.exchange && version.awaits.is_some()).then_some(version)
 }
 
-/// In a block that holds no values but classes, an element that is finite everywhere reads as a NaN once it is known to be. In a rack it is not.
+/// In a block that holds no values but classes, an element that is finite everywhere reads as a NaN
+/// once it is known to be. In a rack it is not.
 pub(super) fn leave_finite_open(sum: &[i32], elements: &mut [u8]) {
     for (_, element) in sum.iter().zip(elements.as_chunks_mut::<2>().0).filter(|(classes, _)| **classes == 0)
     {

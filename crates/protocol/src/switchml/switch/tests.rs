@@ -285,7 +285,7 @@ fn workers_that_reduce_unlike_tensors_are_both_named() {
             told.extend(to);
         }
         assert_eq!(told, [1, 2], "both, as far as their addresses are known");
-        // Whoever comes later hears it too.
+        // A worker that comes later hears it too.
         assert_eq!(Contribution::default().to(&mut switch), Verdict::Drop(Reason::Aborted));
         assert_eq!(switch.poll_transmit(Instant(0), &mut train).map(|sent| sent.to.to_vec()), Some(vec![0]));
     }
@@ -425,7 +425,7 @@ impl Example {
         self.switch.handle_packet(self.now, w, packet)
     }
 
-    /// What the switch answers, and to whom.
+    /// The switch's answer, and its recipients.
     fn answer(&mut self) -> Option<(Vec<usize>, Vec<u8>)> {
         let mut train = vec![0; 65536];
         let Transmit { to, bytes, .. } = self.switch.poll_transmit(self.now, &mut train)?;
@@ -437,7 +437,8 @@ impl Example {
     }
 }
 
-/// SwitchML Appendix A, Figure 8. Slot x is slot 0; the tensor has two chunks, `off` and `off + k s`.
+/// SwitchML Appendix A, Figure 8. Slot x is slot 0; the tensor has two chunks, `off` and
+/// `off + k s`.
 #[test]
 fn appendix_a_example_execution() {
     const W1: usize = 0;
@@ -483,7 +484,8 @@ fn appendix_a_example_execution() {
     assert_eq!(x.reaches_switch(W1, &packet), Verdict::ReplyUnicast);
     let (to, unicast) = x.answer().unwrap();
     assert_eq!(to, [W1]);
-    // t9, t10: w2 and w3 get the response. t12, t13: they reuse slot x for the next offset, in the other pool.
+    // t9, t10: w2 and w3 get the response. t12, t13: they reuse slot x for the next offset, in the
+    // other pool.
     for w in [W2, W3] {
         assert_eq!(x.reaches_worker(w, &response), Verdict::Absorb);
         let packet = x.sends(w);

@@ -28,7 +28,8 @@ enum Numbers {
     Int(Vec<i32>),
     Long(Vec<i64>),
     Byte(Vec<i8>),
-    /// The others of floats are parts of tensors that are long enough for exponents; this one is as short as it is.
+    /// The others of floats are parts of tensors that are long enough for exponents; this one is as
+    /// short as it is.
     Short(Vec<f32>),
 }
 
@@ -319,7 +320,7 @@ fn an_overtaken_packet_is_sent_again_before_its_timeout() {
         worker.submit(Numbers::Int(vec![7; 64 * 10 * ELEMENTS]), Op::Sum);
     }
     let mut count = 0;
-    // One packet on the way up, one on the way down.
+    // A packet on the way up, one on the way down.
     rack.settle(|_| {
         count += 1;
         count == 100 || count == 1000
@@ -499,7 +500,7 @@ fn a_stranger_makes_up_no_result_and_ends_no_worker() {
         let abort = Abort { preamble: of_abort, reason: AbortReason::Expelled(Rank(1)) };
         forgeries.push(abort.to_bytes(key).to_vec());
     }
-    // What a worker sent is no result either, and its tag says so.
+    // A worker's own packet is no result either, and its tag says so.
     let mut turned_round = update.to_vec();
     turned_round[3] = Kind::Result as u8;
     forgeries.push(turned_round);

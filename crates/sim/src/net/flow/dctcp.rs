@@ -1,11 +1,13 @@
-//! DCTCP (RFC 8257, 3.3): how much of what arrives is marked, and how far the window goes back for it.
+//! DCTCP (RFC 8257, 3.3): how much of what arrives is marked, and how far the window goes back for
+//! it.
 
 /// The share of a new window in the estimate (RFC 8257, 4.2).
 const GAIN: f64 = 1.0 / 16.0;
 
 #[derive(Debug)]
 pub(crate) struct Dctcp {
-    /// Share of the bytes that are marked, smoothed. The first mark halves the window, as nothing is known yet.
+    /// Share of the bytes that are marked, smoothed. The first mark halves the window, as nothing
+    /// is known yet.
     alpha: f64,
     /// In the window that ends before `window_end`.
     acknowledged: u64,
@@ -32,7 +34,7 @@ impl Dctcp {
         (self.acknowledged, self.marked, self.window_end) = (0, 0, next);
     }
 
-    /// What is left of a window that met a mark.
+    /// The rest of a window that met a mark.
     pub(crate) fn reduced(&self, window: u64) -> u64 {
         (window as f64 * (1.0 - self.alpha / 2.0)) as u64
     }

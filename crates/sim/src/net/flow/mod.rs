@@ -1,4 +1,5 @@
-//! Traffic that is not a protocol's own: what fills links beside it, and what the baselines are made of.
+//! Traffic that is not a protocol's own: what fills links beside it, and what the baselines are
+//! made of.
 
 mod dctcp;
 mod driver;
@@ -25,30 +26,33 @@ pub struct Notice {
     pub token: u64,
 }
 
-/// What a connection does about congestion, and what its packets tell queues.
+/// The reaction of a connection to congestion, and the information in its packets for queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Transport {
-    /// Reno with `NewReno`'s recovery (RFC 5681 and 6582); where it takes marks, a mark halves the window (RFC 3168).
+    /// Reno with `NewReno`'s recovery (RFC 5681 and 6582); where it takes marks, a mark halves the
+    /// window (RFC 3168).
     #[default]
     NewReno,
-    /// DCTCP (RFC 8257): marks shorten the window by half of the share of bytes that are marked. Losses are `NewReno`'s.
+    /// DCTCP (RFC 8257): marks shorten the window by half of the share of bytes that are marked.
+    /// Losses are `NewReno`'s.
     Dctcp,
-    /// PIAS (Bai et al., NSDI 2015): DCTCP whose segments are in queue 0 at first, and one further down from each of these
-    /// numbers of bytes on, which ascend: the bytes that lie before the segment. Acknowledgements are in queue 0.
+    /// PIAS (Bai et al., NSDI 2015): DCTCP whose segments are in queue 0 at first. From each of
+    /// these numbers of bytes on, which ascend, they are one queue further down: the bytes that lie
+    /// before the segment count. Acknowledgements are in queue 0.
     Pias {
-        /// Where the queues 1 to 7 begin; `u64::MAX` for one that is not used.
+        /// The byte at which each of the queues 1 to 7 begins; `u64::MAX` for one that is not used.
         thresholds_bytes: [u64; PRIORITIES - 1],
     },
-    /// pFabric's minimal transport (Alizadeh et al., SIGCOMM 2013, 4.2): `window_initial_bytes` is the path's
-    /// bandwidth-delay product, `rto_min` all timeouts' length, duplicates say nothing, each segment is acknowledged for
-    /// itself, and after five timeouts in a row probes go. Packets say how much their flow has left
-    /// ([`Order::LeastRemaining`](super::Order::LeastRemaining)).
+    /// pFabric's minimal transport (Alizadeh et al., SIGCOMM 2013, 4.2): `window_initial_bytes` is
+    /// the path's bandwidth-delay product, `rto_min` all timeouts' length, duplicates say nothing,
+    /// each segment is acknowledged for itself, and after five timeouts in a row probes go. Packets
+    /// say how much their flow has left ([`Order::LeastRemaining`](super::Order::LeastRemaining)).
     Pfabric,
 }
 
-/// A TCP-like connection: unless its transport says otherwise slow start, additive increase and multiplicative decrease,
-/// fast retransmit on duplicate acknowledgements, retransmission timeout (RFC 6298). It is open from the start, in one
-/// direction, and acknowledges every segment.
+/// A TCP-like connection: unless its transport says otherwise slow start, additive increase and
+/// multiplicative decrease, fast retransmit on duplicate acknowledgements, retransmission timeout
+/// (RFC 6298). It is open from the start, in one direction, and acknowledges every segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpConfig {
     /// The sender.
@@ -57,7 +61,7 @@ pub struct TcpConfig {
     pub to: NodeId,
     /// How queues treat its segments and acknowledgements.
     pub class: Class,
-    /// What it does about congestion.
+    /// The reaction to congestion.
     pub transport: Transport,
     /// Bytes of a full segment, without its 40 bytes of headers.
     pub segment_bytes: u32,
@@ -77,8 +81,8 @@ impl TcpConfig {
     /// Longest retransmission timeout: it doubles while nothing comes (RFC 6298).
     pub const RTO_MAX: Duration = Duration::from_secs(60);
 
-    /// `NewReno` with Ethernet's 1460 bytes a segment, ten segments at the start (RFC 6928), 4 MiB of window, three
-    /// duplicates, 10 ms, no ECN.
+    /// `NewReno` with Ethernet's 1460 bytes a segment, ten segments at the start (RFC 6928), 4 MiB
+    /// of window, three duplicates, 10 ms, no ECN.
     #[must_use]
     pub const fn new(from: NodeId, to: NodeId) -> Self {
         Self {
@@ -119,7 +123,7 @@ pub struct ConstantRateConfig {
     pub ecn: bool,
 }
 
-/// What a flow did.
+/// The record of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FlowStatistics {
     /// Payload bytes that arrived, each counted once (of a constant-rate flow: all that arrived).

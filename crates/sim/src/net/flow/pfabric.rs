@@ -1,5 +1,6 @@
-//! pFabric's sender (Alizadeh et al., SIGCOMM 2013, 4.2): at full rate from the start, and timeouts alone say that something is
-//! lost. Queues do the rest: they send what has least left to do, and each packet says how much that is.
+//! pFabric's sender (Alizadeh et al., SIGCOMM 2013, 4.2): at full rate from the start, and timeouts
+//! alone say that something is lost. Queues do the rest: they send what has least left to do, and
+//! each packet says how much that is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -185,7 +186,7 @@ mod tests {
         let due = sender.deadline().unwrap();
         assert_eq!(due, Time::from_micros(250));
         sender.timeout(due, &mut statistics);
-        // One segment is the window now.
+        // The window is one segment now.
         assert_eq!(polled(&mut sender, due, &mut statistics), [0]);
         sender.acknowledged(0);
         // Late, and not lost.

@@ -8,9 +8,9 @@ use super::Notice;
 pub(crate) struct Receiver {
     /// Everything before it is here.
     expected: u64,
-    /// What came ahead of it: first byte, and the one after the last.
+    /// The segments that came ahead of it: first byte, and the one after the last.
     ahead: BTreeMap<u64, u64>,
-    /// Who waits for which byte; ascending.
+    /// The notices that wait for a byte; ascending.
     waiting: VecDeque<(u64, Notice)>,
 }
 

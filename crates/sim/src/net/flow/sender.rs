@@ -27,7 +27,7 @@ pub(crate) struct Sender {
     end: u64,
     /// Everything before it is acknowledged.
     unacknowledged: u64,
-    /// What is sent next; goes back on a timeout.
+    /// The next byte to send; goes back on a timeout.
     next: u64,
     /// The furthest that was ever sent.
     furthest: u64,
@@ -166,15 +166,16 @@ impl Sender {
             self.measured = None;
             self.measure(now.since(sent));
         }
-        // As Linux does, progress ends the timeout's doubling: after a timeout everything is sent again, and nothing of
-        // that is measured.
+        // As Linux does, progress ends the timeout's doubling: after a timeout everything is sent
+        // again, and nothing of that is measured.
         self.rto = self.timeout_of_round_trip();
         self.deadline = (self.furthest > to).then(|| now + self.rto);
         if self.recovering {
             if to >= self.recover {
                 self.recovering = false;
-                // Not the whole threshold at once, which would be a burst into the queue that has just lost packets, and
-                // cost connections beside it theirs (RFC 6582, 3.2, step 3, first option).
+                // The window is not the whole threshold at once. It would be a burst into the queue
+                // that has just lost packets, and cost connections beside it theirs (RFC 6582, 3.2,
+                // step 3, first option).
                 let flight = self.next - self.unacknowledged;
                 self.window = self.threshold.min(flight.max(self.segment) + self.segment);
             } else {
@@ -185,8 +186,9 @@ impl Sender {
         } else if self.window < self.threshold {
             self.window = (self.window + fresh.min(self.segment)).min(self.window_max);
         } else if self.dctcp.is_some() && to <= self.reduced {
-            // A window that has just been shortened does not grow before it is acknowledged, as in Linux and ns-3: with it each
-            // flow would have half a segment more in the queue. After a timeout it is below the threshold, and grows.
+            // A window that has just been shortened does not grow before it is acknowledged, as in
+            // Linux and ns-3. If it grew, each flow would have half a segment more in the queue.
+            // After a timeout it is below the threshold, and grows.
         } else {
             self.credit += fresh;
             if self.credit >= self.window {
@@ -219,13 +221,14 @@ impl Sender {
         self.credit = 0;
     }
 
-    /// What is due now, if that has passed.
+    /// Acts on a timeout that has passed.
     pub(crate) fn timeout(&mut self, now: Time, statistics: &mut FlowStatistics) {
         if self.deadline.is_none_or(|deadline| deadline > now) {
             return;
         }
         statistics.timeouts += 1;
-        // Not again for the same segment (RFC 5681, 3.1): one long outage would leave nothing of the threshold.
+        // Not again for the same segment (RFC 5681, 3.1): one long outage would leave nothing of
+        // the threshold.
         if self.timed_out != Some(self.unacknowledged) {
             self.reduce();
         }

@@ -61,7 +61,7 @@ impl Sending {
         }
     }
 
-    /// What a packet says that its flow has left, if it says so.
+    /// The rest of the flow that a packet states, if it states one.
     pub(crate) const fn remaining(&self) -> u64 {
         match self {
             Self::Window(_) => 0,
@@ -69,7 +69,7 @@ impl Sending {
         }
     }
 
-    /// What the answer to a segment is to say, when everything before `expected` is there.
+    /// The content of the answer to a segment, when everything before `expected` is there.
     pub(crate) const fn answer(&self, sequence: u64, bytes: u32, expected: u64) -> u64 {
         match self {
             Self::Window(_) => expected,
@@ -85,7 +85,7 @@ impl Sending {
         }
     }
 
-    /// What is due now, if that has passed.
+    /// Acts on a timeout that has passed.
     pub(crate) fn timeout(&mut self, now: Time, statistics: &mut FlowStatistics) {
         match self {
             Self::Window(sender) => sender.timeout(now, statistics),

@@ -1,4 +1,5 @@
-//! What systems have in common whose machines are those of the protocol room `aggregation`: their stations, and a job in a run.
+//! The code shared by systems whose machines are those of the protocol room `aggregation`: their
+//! stations, and a job in a run.
 
 mod keys;
 mod stations;
@@ -32,12 +33,15 @@ pub(super) fn kind_of<L: Label>(packet: &[u8]) -> Option<&'static str> {
     Some(if parsed::<L>(packet)?.header.flags.is_ack { PARAMETERS } else { GRADIENT })
 }
 
-/// How far an element of a float sum may be from the exact one ([`System::bound`](super::System::bound)).
+/// How far an element of a float sum may be from the exact one
+/// ([`System::bound`](super::System::bound)).
 pub(super) fn bound(scaling: Scaling, workers: usize, largest: f64) -> f64 {
     let workers = workers as f64;
-    // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a unit.
+    // Each contribution is rounded once, to a multiple of the factor (ATP §3.8): n halves of a
+    // unit.
     let fixed = workers / 2.0 / 1e8;
-    // A factor of its own has the whole range of an int32, less n, for n times its largest value (§B.3).
+    // A factor of its own has the whole range of an int32, less n, for n times its largest value
+    // (§B.3).
     let own = match scaling {
         Scaling::Static => 0.0,
         Scaling::Dynamic => workers / 2.0 * workers * largest / (f64::from(i32::MAX) - workers),
@@ -53,24 +57,24 @@ type Moved = Box<dyn Fn(&mut Network, usize, SimAddress)>;
 pub(super) struct Job<D, R, S: Roster<SimAddress>> {
     pub(super) tenant: Tenant,
     pub(super) timeout: Duration,
-    /// Of a packet, with those of which it only has the length.
+    /// The elements of a packet, with those of which it only has the length.
     pub(super) elements: u16,
     /// Whether any switch does.
     pub(super) switches_sum: bool,
-    /// One for each server: all of them are one to the user.
+    /// A part for each server: all of them are one to the user.
     pub(super) parts: Vec<Part<D, R, S>>,
 }
 
-/// One server's part of a job.
+/// The part of a job at one server.
 pub(super) struct Part<D, R, S: Roster<SimAddress>> {
     pub(super) config: JobConfig,
-    /// What a worker's packets say, and whom it gets its parameters from.
+    /// The directions in a worker's packets, and the sender of its parameters.
     pub(super) workers: Vec<(D, SimAddress)>,
     pub(super) switches: Vec<Rc<Switch<R>>>,
     pub(super) server: Rc<Server<S>>,
     pub(super) window: Rc<RefCell<Window>>,
     pub(super) declare: Declare,
-    /// Where nobody learns it from a worker's packets.
+    /// Told that a worker has moved, if nobody learns it from the worker's packets.
     pub(super) moved: Option<Moved>,
 }
 
@@ -179,8 +183,9 @@ where
         format!("; workers: {}; server: {}", first(&workers), first(&servers))
     }
 
-    /// The controller tells the workers of all jobs that use a switch or server that it is back. They would find out by
-    /// themselves, but for one who has nothing to send: a server that forgot as well may need what only he has.
+    /// The controller tells the workers of all jobs that use a switch or server that it is back.
+    /// They would find out by themselves, but for one who has nothing to send: a server that forgot
+    /// as well may need what only he has.
     fn resume(&self, network: &mut Network, node: NodeId) {
         for (number, part) in self.parts.iter().enumerate().filter(|(_, part)| part.depends_on(node)) {
             for rank in 0..self.tenant.plan().workers.len() {
@@ -200,8 +205,8 @@ where
         }
     }
 
-    /// On the same host but at another port (ATP §A.3). It begins where the server says that the job stands; the parameters of
-    /// before it would copy from another worker.
+    /// On the same host but at another port (ATP §A.3). It begins where the server says that the
+    /// job stands; the parameters of before it would copy from another worker.
     fn respawn(&self, network: &mut Network, mut process: Process) -> Option<ActorId> {
         let part = &self.parts[process.part()];
         let earliest = part.server.progress(network, part.config.id)?.earliest;

@@ -1,4 +1,4 @@
-//! What jobs share: the aggregators of a switch, and the server of a host.
+//! The stations that jobs share: the aggregators of a switch, and the server of a host.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,7 +20,8 @@ use crate::workload::Violation;
 type SwitchActor<R> = Machine<SwitchMachine<SimAddress, R>, SwitchOwner>;
 type ServerActor<R> = Machine<ServerMachine<SimAddress, R>, ServerOwner<R>>;
 
-/// Gradients of each job that came to a station, on their way to the server. A station that loses its memory counts on.
+/// Gradients of each job that came to a station, on their way to the server. A station that loses
+/// its memory counts on.
 #[derive(Clone, Default)]
 pub(crate) struct Came(Rc<RefCell<BTreeMap<JobId, CameOfJob>>>);
 
@@ -57,7 +58,7 @@ pub(crate) struct Switch<R> {
     declare: Declare,
     actor: Cell<ActorId>,
     pub(crate) routes: RefCell<Vec<R>>,
-    /// Of the longest fragment.
+    /// The elements of the longest fragment.
     pub(crate) elements: Cell<u16>,
     pub(crate) came: Came,
 }
@@ -176,7 +177,7 @@ pub(crate) struct Server<R: Roster<SimAddress>> {
     pub(crate) came: Came,
 }
 
-/// One job, or one part of it.
+/// A job, or one part of it.
 pub(crate) struct Served<R: Roster<SimAddress>> {
     pub(crate) id: JobId,
     pub(crate) job: R::Job,
@@ -230,7 +231,7 @@ impl<R: Roster<SimAddress> + 'static> Server<R> {
             .declaring(move |packet| declare(packet))
     }
 
-    /// Where a job stands, unless the server is away.
+    /// The progress of a job, unless the server is away.
     pub(crate) fn progress(&self, network: &Network, id: JobId) -> Option<ServerProgress> {
         network.actor::<ServerActor<R>>(self.actor.get())?.machine.progress(id)
     }

@@ -1,4 +1,5 @@
-//! Which fragments each worker has: no place of a window goes to another fragment while a worker lacks what was there.
+//! Which fragments each worker has: no place of a window goes to another fragment while a worker
+//! lacks what was there.
 
 use std::collections::VecDeque;
 
@@ -55,8 +56,9 @@ impl Window {
 
     /// The server took a fragment in; with `complete`, it was the last one of its sum.
     ///
-    /// The server keeps one sum that gathers and one that is done for each place of the window. A fragment that begins to
-    /// gather takes the place of what was done two windows before; one that is complete that of the last window.
+    /// The server keeps one sum that gathers and one that is done for each place of the window. A
+    /// fragment that begins to gather takes the place of what was done two windows before; one that
+    /// is complete that of the last window.
     pub(crate) fn at_server(&mut self, sequence: u64, complete: bool) -> Option<(usize, u64)> {
         let windows = if complete { 1 } else { 2 };
         let overwritten = sequence.checked_sub(windows * self.length)?;

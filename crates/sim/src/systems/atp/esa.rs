@@ -1,8 +1,10 @@
-//! ESA's switch: ATP's, in which a fragment of a higher priority takes an aggregator from one of a lower that waits there, whose sum so far goes
-//! on to the server (GOAT §VII-A; Wang et al., 2022). What is important is what is computed last in an iteration: the front layers, which the
-//! next forward pass begins with.
+//! ESA's switch: ATP's, with one difference: a fragment of a higher priority takes an aggregator
+//! from one of a lower that waits there. The sum so far of that one goes on to the server (GOAT
+//! §VII-A; Wang et al., 2022). The layers that are computed last in an iteration are important: the
+//! front layers, which the next forward pass begins with.
 //!
-//! Deliberately absent: ESA's priorities among jobs by what is left of them, and that a priority which nobody uses sinks.
+//! Deliberately absent: ESA's priorities among jobs by what is left of them, and that a priority
+//! which nobody uses sinks.
 
 use fanin_protocol::Reason;
 use fanin_protocol::aggregation::{Children, ConfigError, Route, Treatment};
@@ -114,7 +116,8 @@ mod tests {
         packet
     }
 
-    /// Sequence number, workers, whether it is marked as what found no room, and the first value of all that goes on.
+    /// Sequence number, workers, whether it is marked as what found no room, and the first value of
+    /// all that goes on.
     fn sent(switch: &mut Switch<u16, Esa<u16>>) -> Vec<(u64, u32, bool, i32)> {
         let (mut all, mut train) = (Vec::new(), vec![0; 65536]);
         while let Some(transmit) = switch.poll_transmit(Instant(0), &mut train) {
@@ -152,7 +155,8 @@ mod tests {
         assert_eq!(send(&mut switch, 0, 4, 9), Verdict::Absorb);
         assert_eq!(sent(&mut switch), [(3, 1, true, 5)]);
         assert_eq!(send(&mut switch, 1, 4, 1), Verdict::Forward);
-        // What is complete stays until its parameters come; of the next iteration the first is least important.
+        // A complete sum stays until its parameters come; in the next iteration the first is least
+        // important.
         assert_eq!(send(&mut switch, 0, 5, 6), Verdict::Forward);
         assert_eq!(send(&mut switch, 0, 10, 8), Verdict::Forward);
         assert_eq!(sent(&mut switch), [(4, 3, false, 10), (5, 1, true, 6), (10, 1, true, 8)]);

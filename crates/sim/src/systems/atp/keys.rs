@@ -59,7 +59,8 @@ impl Default for Keys {
 enum HashingName {
     Hash,
     Linear,
-    /// An equal part of the table for each job that says so, running or not; the window is no longer than that.
+    /// An equal part of the table for each job that says so, running or not; the window is no
+    /// longer than that.
     Partition,
 }
 
@@ -91,7 +92,8 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
     Ok(Arc::new(system))
 }
 
-/// How a job's fragments find their aggregators; a job with a part of the table for itself has a window no longer than that.
+/// How a job's fragments find their aggregators; a job with a part of the table for itself has a
+/// window no longer than that.
 fn hashing(
     entry: &Entry<'_>,
     name: Option<&Spanned<HashingName>>,

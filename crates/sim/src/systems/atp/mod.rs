@@ -1,6 +1,7 @@
-//! ATP: switches on the way with memory that all jobs share, and a server behind them; and what its paper compares it with, in
-//! which the same machines have less help: a rack-scale service, a server alone, a server beside each worker. And ESA, whose switches give what is
-//! more important an aggregator that something else waits in.
+//! ATP: switches on the way with memory that all jobs share, and a server behind them. Also the
+//! systems that its paper compares it with, in which the same machines have less help: a rack-scale
+//! service, a server alone, a server beside each worker. And ESA, whose switches give what is more
+//! important an aggregator that something else waits in.
 
 mod esa;
 mod keys;
@@ -24,7 +25,7 @@ pub(crate) use keys::{ATP, ESA, PS, PS_N_TO_N, RSS};
 /// UDP ports.
 const SWITCH_PORT: u16 = 4800;
 const SERVER_PORT: u16 = 4802;
-/// Of ESA's switches, which have a memory of their own.
+/// The port of ESA's switches, which have a memory of their own.
 const ESA_PORT: u16 = 4804;
 
 /// ATP's machines in one of their configurations.
@@ -42,7 +43,7 @@ pub struct Atp {
     pub hashing: Hashing,
     /// The factor.
     pub scaling: Scaling,
-    /// What happens with overflows.
+    /// The treatment of overflows.
     pub overflow: Overflow,
     /// Whether workers adjust their windows.
     pub congestion_control: bool,

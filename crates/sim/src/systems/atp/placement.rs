@@ -1,8 +1,8 @@
-//! Where a job's machines stand in the aggregation hierarchy (ATP §3.3, §3.4).
+//! The places of a job's machines in the aggregation hierarchy (ATP §3.3, §3.4).
 //!
-//! A worker's packets go to its rack's switch, from there to the switch of the server's rack, from there to the server; what
-//! is not programmable is left out. Workers in the server's rack, if there are others, join at the second level, as in the
-//! paper's Figure 9.
+//! A worker's packets go to its rack's switch, from there to the switch of the server's rack, from
+//! there to the server; a switch that is not programmable is left out. Workers in the server's
+//! rack, if there are others, join at the second level, as in the paper's Figure 9.
 
 use fanin_protocol::atp::{Atp as Protocol, ServerJob};
 use fanin_protocol::control::Admission;
@@ -30,7 +30,7 @@ pub(super) struct Hop {
     pub(super) switch: NodeId,
     /// Which bitmap it uses.
     pub(super) level: u8,
-    /// Whom it forwards to.
+    /// The node that it forwards to.
     pub(super) upstream: NodeId,
 }
 
@@ -60,8 +60,8 @@ impl Atp {
             Ok(own.into_iter().chain(root).collect())
         };
         let mut ways = workers.iter().map(way).collect::<Result<Vec<_>, _>>()?;
-        // At a server that nobody helps, workers form groups, for there may be more than a bitmap holds: the server sums these
-        // first, as switches would.
+        // At a server that nobody helps, workers form groups, for there may be more than a bitmap
+        // holds: the server sums these first, as switches would.
         let is_alone = ways.iter().all(Vec::is_empty);
         if is_alone && workers.len() > CHILDREN_MAX {
             ways = (0..workers.len()).map(|rank| vec![NodeId((rank / CHILDREN_MAX) as u32)]).collect();

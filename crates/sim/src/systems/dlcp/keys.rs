@@ -42,13 +42,16 @@ pub(crate) fn elements_for_mtu(mtu: usize) -> Option<usize> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Keys {
-    /// Who sums: a server, or the workers in a ring.
+    /// The summing machines: a server, or the workers in a ring.
     way: Option<Spanned<WayName>>,
-    /// The servers' hosts by name, or how many of the workers'; unless given one, the last host that no job before has.
+    /// The servers' hosts by name, or how many of the workers'; unless given one, the last host
+    /// that no job before has.
     servers: Option<Spanned<Hosts>>,
-    /// A tensor that is larger is divided evenly among all servers, a smaller one is at one of them; 4 MB unless given.
+    /// A tensor that is larger is divided evenly among all servers, a smaller one is at one of
+    /// them; 4 MB unless given.
     divide_above: Option<Spanned<Size>>,
-    /// What the flows back may; nothing unless given. Above that workers keep their own gradients where they lack means, and sums are means.
+    /// The loss bound of the flows back; nothing unless given. Above that workers keep their own
+    /// gradients where they lack means, and sums are means.
     pull_bound: Option<Spanned<Share>>,
     /// Elements of a packet; the most that the MTU takes unless given.
     elements: Option<Spanned<u16>>,
@@ -64,7 +67,8 @@ struct Keys {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PushKeys {
-    /// What each flow to the server, or at each hop of a ring, may lose of its packets; 10 % unless given.
+    /// The loss bound of each flow to the server, or at each hop of a ring, as a part of its
+    /// packets; 10 % unless given.
     loss_bound: Option<Spanned<Share>>,
     /// How often receivers report; 200 us unless given.
     period: Option<Spanned<Time>>,
@@ -72,7 +76,8 @@ pub(crate) struct PushKeys {
     delta: Option<Spanned<f64>>,
     /// When a receiver has enough; when its sender has stopped and nothing more comes unless given.
     finish: Option<FinishName>,
-    /// How long nothing more must have come after a stop before what is missing is asked for; 100 us unless given.
+    /// How long nothing more must have come after a stop before what is missing is asked for; 100
+    /// us unless given.
     quiet: Option<Spanned<Time>>,
     /// Shortest wait for an answer to a signal; 1 ms unless given.
     timeout: Option<Spanned<Time>>,

@@ -1,5 +1,6 @@
-//! What a job's machines took in, block by block, as somebody who looks over their shoulders notes it: who must be in each sum, and how
-//! much each flow may lack. It rests on packets and verdicts, and not on what machines say of themselves.
+//! The contributions that a job's machines took in, block by block, as an observer notes them: who
+//! must be in each sum, and how much each flow may lack. It rests on packets and verdicts, and not
+//! on what machines say of themselves.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,11 +16,12 @@ pub(super) struct Terms {
     pub(super) workers: usize,
     pub(super) is_ring: bool,
     pub(super) flow_blocks: u32,
-    /// What may be lost of a flow to the server, or at a hop of a ring; nothing of integers.
+    /// The loss bound of a flow to the server, or of a hop of a ring; nothing for integers.
     pub(super) push_bound: LossBound,
-    /// What may be lost on the way back; above 0 sums are means.
+    /// The loss bound on the way back; above 0 sums are means.
     pub(super) pull_bound: LossBound,
-    /// Whether machines wait for a NIC: a request that is of no use any more when that is free is a round, and nobody sees it.
+    /// Whether machines wait for a NIC: a request that is of no use any more when that is free is a
+    /// round, and nobody sees it.
     pub(super) shares_nic: bool,
 }
 
@@ -44,10 +46,12 @@ struct Entry {
     inside: Vec<u64>,
     /// By rank: blocks whose means came there; empty where none may be missing.
     pulled: Vec<Vec<bool>>,
-    /// Of a ring: to which rank in which step of a part's reduce-scatter, and by block of the segment that goes there: how many
-    /// contributions were in it when it came, as those before it came; 0 where it did not come.
+    /// For a ring: to which rank in which step of a part's reduce-scatter, and by block of the
+    /// segment that goes there, how many contributions were in it when it came, as those before it
+    /// came; 0 if it did not come.
     came: BTreeMap<(usize, u32), Vec<u16>>,
-    /// By rank and flow of the tensor: the last round of which the rank asked its sender for what is missing.
+    /// By rank and flow of the tensor: the last round of which the rank asked its sender for what
+    /// is missing.
     asked: BTreeMap<(usize, u32), u16>,
     /// Ranks that have it.
     done: u64,
@@ -69,7 +73,7 @@ impl Ledger {
     /// The next tensor has so many blocks.
     fn append(&mut self, blocks: u32) {
         let Terms { workers, flow_blocks, is_ring, pull_bound, .. } = self.terms;
-        // Of a ring each block is at least of the rank where its sum is complete.
+        // In a ring each block has at least the contribution of the rank where its sum is complete.
         let last = |block: u32| if is_ring { 1 << self.completes_at(blocks, block) } else { 0 };
         let pulled = if pull_bound == LossBound::RELIABLE { 0 } else { workers };
         self.tensors.push_back(Entry {
@@ -79,7 +83,7 @@ impl Ledger {
             pulled: vec![vec![false; blocks as usize]; pulled],
             came: BTreeMap::new(),
             asked: BTreeMap::new(),
-            // Of what is whole in other parts nobody has to have anything.
+            // A block that is whole in other parts needs no contribution.
             done: if blocks == 0 { self.everyone() } else { 0 },
         });
         self.next += blocks.div_ceil(flow_blocks);
@@ -107,7 +111,8 @@ impl Ledger {
         (rank + 2 * self.ranks() - 1 - step) % self.ranks()
     }
 
-    /// The rank where a block's sum is complete: that which is left of the rank whose segment it is.
+    /// The rank where a block's sum is complete: that which is left of the rank whose segment it
+    /// is.
     fn completes_at(&self, blocks: u32, block: u32) -> u32 {
         let part = self.part(blocks, block / self.terms.flow_blocks);
         let (at, of) = (block - part.start, part.end - part.start);
@@ -156,7 +161,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// In it are the sender's contribution and those of the unbroken run of ranks before that, each of which took it from the one before.
+    /// In it are the sender's contribution and those of the unbroken run of ranks before that, each
+    /// of which took it from the one before.
     fn came_round(
         &mut self,
         rank: usize,
@@ -194,7 +200,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// A rank sends a request for what it lacks of a flow that comes to it. What is lost of these on the way is a round nevertheless.
+    /// A rank sends a request for what it lacks of a flow that comes to it. A request that is lost
+    /// on the way is a round nevertheless.
     pub(super) fn asked(&mut self, rank: usize, flow: FlowId, round: u16, blocks_of: impl Fn(u64) -> u32) {
         let steps = if self.terms.is_ring { self.steps() } else { 1 };
         if let Some((at, of_tensor)) = self.find(flow.0 / steps, blocks_of) {
@@ -203,7 +210,8 @@ impl Ledger {
         }
     }
 
-    /// A rank has a tensor's sum, and was told that so much is lost: who must be in it, or the rule that is broken already.
+    /// A rank has a tensor's sum, and was told that so much is lost: who must be in it, or the rule
+    /// that is broken already.
     pub(super) fn completed(
         &mut self,
         (rank, tensor): (usize, u64),
@@ -259,7 +267,7 @@ impl Ledger {
         Ok(Inside { packets, is_mean, may_differ: is_mean })
     }
 
-    /// Of which rank's flow more is missing than may be: how much, and how much may.
+    /// The rank whose flow lacks more than it may: how much, and how much it may.
     fn too_much(&self, entry: &Entry, rank: usize) -> Option<(usize, u32, u32)> {
         let Terms { workers, flow_blocks, push_bound, pull_bound, is_ring, .. } = self.terms;
         for part in 0..entry.blocks.div_ceil(flow_blocks) {
@@ -368,7 +376,8 @@ mod tests {
                 ledger.contributed(1, &header(flow, block), blocks_of);
             }
         }
-        // Of each worker, for the sums: seven rounds of one flow and one of another, whose request was lost once.
+        // For each worker, for the sums: seven rounds of one flow and one of another, whose request
+        // was lost once.
         for rank in 0..2 {
             (1..=7).for_each(|round| ledger.asked(rank, FlowId(2), round, blocks_of));
             (0..2).for_each(|_| ledger.asked(rank, FlowId(3), 1, blocks_of));
@@ -437,7 +446,8 @@ mod tests {
     fn a_block_that_is_lost_in_a_ring_is_of_the_rank_where_it_began_anew() {
         let round = |missing: &[u32]| {
             let mut ledger = ledger(true, 0.0);
-            // Of the ten blocks, five go from rank 0 to 1 and five the other way; of the four, two.
+            // Five of the ten blocks go from rank 0 to 1 and five the other way; two of the four
+            // do.
             for (flow, blocks) in [(0, 5), (2, 2)] {
                 for block in 0..blocks {
                     ledger.came(1, &header(flow, block), blocks_of).expect("of its left neighbour alone");
@@ -446,7 +456,7 @@ mod tests {
                     }
                 }
             }
-            // Of the first part's reduce-scatter, and of the second's all-gather.
+            // The first part's reduce-scatter, and the second's all-gather.
             ledger.asked(1, FlowId(0), 2, blocks_of);
             ledger.asked(1, FlowId(3), 1, blocks_of);
             ledger.asked(0, FlowId(1), 1, blocks_of);
@@ -464,11 +474,13 @@ mod tests {
     /// Ten a segment.
     const OF_FOUR: u32 = 40;
 
-    /// What somebody who adds up in a ring has of each block, by rank and block: a bit a rank.
+    /// The contributions that a rank in a ring has added for each block, by rank and block: a bit a
+    /// rank.
     type Held = [[u64; OF_FOUR as usize]; RANKS];
 
-    /// A tensor on its way round a ring of four whose packets are lost as `is_lost` says of rank, step and block, and say of what their
-    /// sender has what `says` does. Returns who is in each block, as the ring had it.
+    /// Sends a tensor round a ring of four. Its packets are lost as `is_lost` says of rank, step
+    /// and block, and say of what their sender has what `says` does. Returns who is in each block,
+    /// as the ring had it.
     fn round(
         ledger: &mut Ledger,
         is_lost: impl Fn(usize, u32, u32) -> bool,
@@ -513,7 +525,8 @@ mod tests {
 
     #[test]
     fn a_ring_that_begins_anew_with_what_came_is_seen() {
-        // Every packet comes, and each rank passes on its own contribution alone: each sum is of two.
+        // Every packet comes, and each rank passes on its own contribution alone: each sum is of
+        // two.
         let found = round(&mut ring_of_four(), |_, _, _| false, |_| 1);
         let wrong = Violation::Miscounted { job: "job".into(), rank: 0, tensor: 0, said: 1, inside: 2 };
         assert_eq!(found, Err(wrong));

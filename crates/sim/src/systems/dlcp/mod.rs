@@ -1,5 +1,5 @@
-//! DLCP: a server, or a ring of the workers, that sums tensors of which a bounded part may be lost on the way, in packets that say to
-//! queues how much they matter (Wang et al., 2020).
+//! DLCP (Wang et al., 2020): a server, or a ring of the workers, sums tensors of which a bounded
+//! part may be lost on the way. Their packets say to queues how much they matter.
 
 mod keys;
 mod ledger;
@@ -35,16 +35,18 @@ pub use pushes::PushPlan;
 pub(crate) use pushes::Pushes;
 use pushes::TRAIN_BYTES;
 
-/// Kinds of packets: gradients on their way to the server or round a ring, and sums; what is said of flows.
+/// Kinds of packets: gradients on their way to the server or round a ring, and sums; what is said
+/// of flows.
 const BLOCK: &str = "block";
 const SIGNAL: &str = "signal";
 
-/// Ethernet with preamble, checksum and gap, IPv4 and UDP: what a link carries besides a UDP payload.
+/// Ethernet with preamble, checksum and gap, IPv4 and UDP: what a link carries besides a UDP
+/// payload.
 pub(crate) const FRAMING_BYTES: usize = 66;
 
 const ELEMENT_BYTES: u64 = 4;
 
-/// Of the first job's ranks, where they are in a ring; the next job's have the next.
+/// The first port of the first job's ranks in a ring; the next job's ranks have the next ports.
 const RING_PORT: u16 = 6000;
 
 /// DLCP's configuration for a job.
@@ -52,9 +54,11 @@ const RING_PORT: u16 = 6000;
 pub struct Dlcp {
     /// Who sums.
     pub way: Way,
-    /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of them.
+    /// A tensor that is larger is divided evenly among all servers; a smaller one is at one of
+    /// them.
     pub divide_above_bytes: u64,
-    /// What the flows back may; above 0 a worker keeps its own gradient where it lacks a mean.
+    /// The loss bound of the flows back; above 0 a worker keeps its own gradient where it lacks a
+    /// mean.
     pub pull_bound: LossBound,
     /// Elements of a packet.
     pub elements: u16,
@@ -120,8 +124,8 @@ impl System for Dlcp {
         }
     }
 
-    /// Workers' numbers are such that floats sum to the very number. What lacks some is checked by
-    /// [`completed_inside`](Process::completed_inside).
+    /// Workers' numbers are such that floats sum to the very number. A sum that lacks some is
+    /// checked by [`completed_inside`](Process::completed_inside).
     fn bound(&self, _workers: usize, _largest: f64) -> f64 {
         0.0
     }
@@ -138,7 +142,7 @@ impl System for Dlcp {
             declared: if plan.sampled { 4 * u32::from(self.elements - config.elements) } else { 0 },
             block_bytes: block_packet_bytes(4 * usize::from(config.elements)),
         };
-        // One machine has the link's rate; of several none knows what the others send.
+        // A single machine has the link's rate; among several none knows what the others send.
         let hosts = plan.workers.iter().chain(self.servers()).copied().filter(|_| self.servers().len() > 1);
         let nics: BTreeMap<_, _> =
             hosts.map(|host| (host, Nic::new(config.rate.line_rate_bps, TRAIN_BYTES))).collect();
@@ -221,7 +225,7 @@ pub(crate) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>
     first.map(|(_, link)| topology.links()[link.0 as usize].config.rate_bps).min().unwrap_or(1)
 }
 
-/// What becomes of a job's packets on the network.
+/// The treatment of a job's packets on the network.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Treatment {
     /// The job's; priority and importance are each packet's own.
@@ -267,7 +271,7 @@ fn gets_on(packet: &Packet<'_>) -> bool {
     }
 }
 
-/// Of one part of each tensor of a job.
+/// The blocks of one part of each tensor of a job.
 fn blocks_of(tenant: &Tenant, part: usize) -> impl Fn(u64) -> u32 + '_ {
     let elements = tenant.plan().system.packet_elements();
     move |tensor| tenant.range(tensor, part).len().div_ceil(elements) as u32
@@ -282,11 +286,11 @@ struct Job {
     /// By host, where several machines of one share it.
     nics: BTreeMap<NodeId, Rc<Nic>>,
     treatment: Treatment,
-    /// What workers were told of the tensors that came back.
+    /// The loss that workers were told of, for the tensors that came back.
     lost: Rc<Cell<Loss>>,
 }
 
-/// What a server sums, or the ring.
+/// The part of a tensor that a server or the ring sums.
 struct Part {
     config: JobConfig,
     server: Option<Rc<Server>>,

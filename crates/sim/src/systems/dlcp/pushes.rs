@@ -1,5 +1,6 @@
-//! Flows of DLCP without anybody's sums, to be compared with connections that carry the same (§5.2.1): from each worker to each server the
-//! product's two machines, which are a job of one worker whose sums nobody gets.
+//! Flows of DLCP without anybody's sums, to be compared with connections that carry the same
+//! (§5.2.1). From each worker to each server there are the product's two machines, which are a job
+//! of one worker whose sums nobody gets.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -31,7 +32,7 @@ pub(super) const TRAIN_BYTES: usize = 2048;
 /// How flows are sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PushPlan {
-    /// What each may lose of its packets.
+    /// The loss bound of each flow, as a part of its packets.
     pub loss_bound: LossBound,
     /// How often receivers report.
     pub period: std::time::Duration,
@@ -45,7 +46,7 @@ pub struct PushPlan {
     pub timeout: std::time::Duration,
 }
 
-/// What became of the flows of an entry.
+/// The record of the flows of an entry.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     /// By flow: when it was opened, and when its sender heard that enough of it was there.
@@ -174,7 +175,7 @@ impl Pushes {
 /// A place that no worker has: sums stay where they are.
 const NOBODY: WorkerId = WorkerId(1);
 
-/// What goes from a worker to a server: the first elements of each packet.
+/// The data from a worker to a server: the first elements of each packet.
 #[derive(Debug)]
 struct Part {
     number: usize,
@@ -184,7 +185,8 @@ struct Part {
 }
 
 impl Part {
-    /// Of packets whose magnitudes are evenly distributed, so that about half of them are important.
+    /// The packets' magnitudes are evenly distributed, so that about half of the packets are
+    /// important.
     fn new(number: usize, whole: usize, count: usize, layer: Layer) -> Self {
         let of = |at: usize| {
             let hash = (at as u32 / SAMPLE_ELEMENTS as u32).wrapping_mul(0x9e37_79b1)

@@ -21,7 +21,7 @@ type ServerActor = Machine<ServerMachine<SimAddress>, Overseer>;
 pub(super) struct Server {
     pub(super) node: NodeId,
     pub(super) actor: Cell<ActorId>,
-    /// Where workers' machines are on its host, too.
+    /// The host's NIC, if workers' machines are on the host, too.
     pub(super) nic: RefCell<Option<Rc<Nic>>>,
     pub(super) jobs: RefCell<Vec<Served>>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Server {
 pub(super) struct Served {
     pub(super) config: JobConfig,
     pub(super) tenant: Tenant,
-    /// Of each of its tensors.
+    /// The part of each of its tensors.
     pub(super) part: usize,
     pub(super) ledger: Rc<RefCell<Ledger>>,
     pub(super) treatment: Treatment,
@@ -46,7 +46,7 @@ impl Server {
         })
     }
 
-    /// Where a job stands, unless the server is away.
+    /// The progress of a job, unless the server is away.
     pub(super) fn standing(&self, network: &Network, id: JobId) -> Option<String> {
         let progress = network.actor::<ServerActor>(self.actor.get())?.machine.job_progress(id)?;
         Some(format!("{progress:?}"))
@@ -115,7 +115,7 @@ impl Owner<ServerMachine<SimAddress>> for Overseer {
     }
 
     fn handled(&mut self, packet: &Packet<'_>, verdict: Verdict, _context: &mut Context<'_>) {
-        // What completes a sum is passed on.
+        // A packet that completes a sum is passed on.
         let is_in = matches!(verdict, Verdict::Absorb | Verdict::Multicast);
         let Some(block) = block(packet).filter(|_| is_in) else { return };
         let is_its = |served: &Served| served.config.id == block.preamble.job;

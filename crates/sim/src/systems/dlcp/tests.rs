@@ -12,10 +12,10 @@ fn job(text: &str) -> JobReport {
     report.jobs[0].clone()
 }
 
-/// Where four workers send to one link at once, nothing is lost for want of memory.
+/// Four workers send to one link at once, and nothing is lost for want of memory.
 const RACK: &str = "until = \"10s\"\n[network]\ntopology = \"rack\"\nhosts = 6\nqueue = \"64MB\"\n";
 const JOB: &str = "[[job]]\nsystem = \"dlcp\"\nworkers = 4\ntensor = \"1MB\"\ntensors = 5\n";
-/// Of each worker's packets to its switch.
+/// The losses hit each worker's packets to its switch.
 const LOSS: &str = "[[loss]]\nlink = [\"h1\", \"s0\"]\nloss = \"5%\"\n";
 
 /// 5 tensors of 250,000 elements in packets of 352.
@@ -55,7 +55,8 @@ fn servers_have_a_part_of_each_large_tensor_and_small_ones_whole() {
     }
 }
 
-/// Two workers that are each other's servers send half of a tensor out of their hosts, and half to themselves.
+/// Two workers that are each other's servers send half of a tensor out of their hosts, and half to
+/// themselves.
 #[test]
 fn what_stays_on_a_host_does_not_pass_its_nic() {
     let time = |servers: &str| {
@@ -64,7 +65,8 @@ fn what_stays_on_a_host_does_not_pass_its_nic() {
         job(&format!("{RACK}{text}{keys}")).finished_s.expect("it is finished")
     };
     let [beside, apart] = [time("2"), time("[\"h4\", \"h5\"]")];
-    // 80 MB at 100 Gbit/s, out of a worker's host and into it at once: pushes, and beside a server its sums as well.
+    // 80 MB at 100 Gbit/s, out of a worker's host and into it at once: pushes, and beside a server
+    // its sums as well.
     let all = 80e6 * 8.0 / 100e9;
     assert!((all..1.5 * all).contains(&beside), "{beside} s for {all}");
     assert!((all..1.5 * all).contains(&apart), "{apart} s for {all}");
@@ -95,7 +97,7 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
         // A ring's all-gather forgives nothing.
         assert!(way == "ring" || forgiving.retransmissions == Some(0), "{forgiving:?}");
         let rounds = |counters: crate::systems::Counters| counters.retransmission_rounds;
-        // Those to a server are its own, and not told.
+        // Rounds to a server are the server's own, and not told.
         assert!(way == "server" || rounds(forgiving) < rounds(strict), "{forgiving:?} {strict:?}");
         assert_eq!(strict.contributions_lost, Some(0), "{way}");
         assert!(strict.retransmissions > Some(50) && strict.retransmission_rounds > Some(0), "{way}");
@@ -169,7 +171,8 @@ fn what_cannot_be_is_refused_with_line_and_key() {
     assert!(queue.contains("say by themselves which queue"), "{queue}");
 }
 
-/// Signals overtake what waits in queues: a receiver that gives up sooner than those drain asks for what is on its way.
+/// Signals overtake what waits in queues: a receiver that gives up sooner than those drain asks for
+/// what is on its way.
 #[test]
 fn a_receiver_that_is_impatient_beside_its_queues_asks_for_what_comes_anyway() {
     let sent_again = |quiet: &str| {
@@ -180,7 +183,7 @@ fn a_receiver_that_is_impatient_beside_its_queues_asks_for_what_comes_anyway() {
     assert!(sent_again("100us") > 1000);
 }
 
-/// What the NIC had called when its host failed is called no more: who waits begins anew.
+/// The NIC of a failed host forgets the machines that it had called: those that wait begin anew.
 #[test]
 fn flows_of_a_host_that_fails_while_its_nic_is_full_end_when_it_is_back() {
     let pushes = "[[parameter_server]]\nworkers = [\"h0\"]\nservers = [\"h1\", \"h2\", \"h3\"]\ntensor = \"6MB\"\ndlcp = {}\n";

@@ -24,8 +24,8 @@ pub(super) fn distances(topology: &Topology, from: NodeId) -> BTreeMap<NodeId, u
     distance
 }
 
-/// The first programmable switch on a shortest path between two nodes, of several paths one on which there is one early; `to` where there
-/// is none, and nothing where there is no path.
+/// The first programmable switch on a shortest path between two nodes, of several paths one on
+/// which there is one early; `to` where there is none, and nothing where there is no path.
 pub(super) fn first_hop(topology: &Topology, from: NodeId, to: NodeId) -> Option<NodeId> {
     let distance = distances(topology, to);
     let mut at = from;

@@ -18,7 +18,7 @@ use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys, unknown};
 /// The system, with this crate's planners.
 pub const KIND: Kind = Kind { name: "goat", keys: keys::<Keys>, resolve: |entry| resolve(entry, &PLANNERS) };
 
-/// What stands for the server among the names of switches.
+/// The word for the server among the names of switches.
 const SERVER: &str = "server";
 
 #[derive(Debug, Deserialize)]
@@ -137,7 +137,8 @@ fn resolve(entry: &mut Entry<'_>, planners: &[Planner]) -> Result<Arc<dyn System
     }))
 }
 
-/// Packets of each part: as many parts as said, or as there are switches that may sum, as equal as can be.
+/// Packets of each part: as many parts as said, or as there are switches that may sum, as equal as
+/// can be.
 fn sub_models(entry: &Entry<'_>, keys: &Keys, packets: u32) -> Result<Vec<u32>, Mistake> {
     let most = SUB_MODELS_MAX.min(packets as usize);
     let count = match (&keys.sub_models, &keys.nodes) {

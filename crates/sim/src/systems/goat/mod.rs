@@ -1,4 +1,5 @@
-//! GOAT: switches that sum the parts of a model that a plan gives them, however late workers are, and a server behind them.
+//! GOAT: switches that sum the parts of a model that a plan gives them, however late workers are,
+//! and a server behind them.
 
 mod distance;
 mod keys;
@@ -45,11 +46,11 @@ pub struct Goat {
     pub sub_models: Vec<u32>,
     /// By rank, for each of them, the switch that sums it, or the server.
     pub nodes: Vec<Vec<Option<NodeId>>>,
-    /// Where the job's aggregators begin at each switch.
+    /// The number of the job's first aggregator at each switch.
     pub first_aggregator: u32,
     /// The factor.
     pub scaling: Scaling,
-    /// What happens with overflows.
+    /// The treatment of overflows.
     pub overflow: Overflow,
     /// Whether workers adjust their windows.
     pub congestion_control: bool,
@@ -97,7 +98,7 @@ impl System for Goat {
     }
 }
 
-/// Where a child of a machine stands in its list.
+/// The place of a child in its machine's list.
 struct ChildOf<M> {
     machine: Rc<M>,
     child: usize,
@@ -226,7 +227,7 @@ impl Goat {
         }
     }
 
-    /// What a switch sums, and in which of its aggregators.
+    /// The sub-models that a switch sums, and their aggregators.
     fn sums(&self, node: NodeId) -> BTreeMap<SubModel, PlannedSum> {
         let mut first_aggregator = self.first_aggregator;
         let mut sums = BTreeMap::new();

@@ -1,6 +1,7 @@
 //! Which switches a job's fragments come by, and how its parameters go down.
 //!
-//! What is on the way from one machine to the next is the network's matter: each sends to the first programmable switch on a shortest path.
+//! The way from one machine to the next is the network's matter: each sends to the first
+//! programmable switch on a shortest path.
 
 use std::collections::BTreeMap;
 
@@ -39,8 +40,9 @@ pub(super) fn number(topology: &Topology, switch: Option<NodeId>) -> Aggregation
 }
 
 impl Goat {
-    /// Where everything goes. Who cannot reach a node is told no way to it: its fragments go on towards the server. A server that cannot
-    /// be reached is sent to all the same, and the job stands still.
+    /// Where everything goes. A machine that cannot reach a node is told no way to it: its
+    /// fragments go on towards the server. A server that cannot be reached is sent to all the same,
+    /// and the job stands still.
     pub(super) fn place(&self, topology: &Topology, workers: &[NodeId]) -> Placement {
         let to_server = |from: NodeId| first_hop(topology, from, self.server).unwrap_or(self.server);
         let mut sums: Vec<NodeId> = self.nodes.iter().flatten().copied().flatten().collect();

@@ -1,5 +1,6 @@
-//! Who decides which switch sums which part of a model, where a file does not say it. Rules that look at one part after the other are here; whoever
-//! plans better hands that in ([`resolve_with`](super::resolve_with)).
+//! Planners decide which switch sums which part of a model, if a file does not say it. The rules
+//! here look at one part after the other; a caller with a better plan hands it in
+//! ([`resolve_with`](super::resolve_with)).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use crate::net::{NodeId, Topology};
 /// By rank, for each part of the model, the switch that sums it, or the server.
 pub type Nodes = Vec<Vec<Option<NodeId>>>;
 
-/// What a planner is asked.
+/// The question to a planner.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// The network.
@@ -26,7 +27,7 @@ pub struct Asked<'a> {
     pub aggregators: u32,
 }
 
-/// One, as `planner` in files names it.
+/// A planner, as `planner` in files names it.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner {
     /// Its name.
@@ -59,8 +60,8 @@ impl Asked<'_> {
     }
 }
 
-/// Each part goes, for all workers, to the switch over which its gradients cross the fewest links (GOAT Eq. 1), of those that have room
-/// for it; to the server where none saves any.
+/// Each part goes, for all workers, to the switch over which its gradients cross the fewest links
+/// (GOAT Eq. 1), among those with room for it; to the server if none saves any.
 pub(super) fn nearest(asked: &Asked<'_>) -> Nodes {
     let links = |to: NodeId| -> Option<u64> {
         let distance = distances(asked.topology, to);

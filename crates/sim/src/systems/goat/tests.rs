@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use crate::scenario_file::parse;
 use crate::workload::{Options, Report, run};
 
-/// The paper's Figure 2(a): S1 and S2 have two workers each, S3 the server, all three are linked, and each has room for so many
-/// fragments. The fragments of W2 and W4 come late, as in Figure 2(b). Nobody sends anything twice.
+/// The paper's Figure 2(a): S1 and S2 have two workers each, S3 the server, all three are linked,
+/// and each has room for so many fragments. The fragments of W2 and W4 come late, as in Figure
+/// 2(b). Nobody sends anything twice.
 fn figure_2(aggregators: u32, job: &str) -> String {
     let mut text = format!(
         "[network]\ntopology = \"own\"\nrate = \"10Gbit\"\n[switch]\naggregators = {aggregators}\nways = 1\n"
@@ -41,8 +42,9 @@ fn play(text: &str) -> Report {
     run(&scenario, Options { seed: 1, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What comes to the server, and hops of fragments between switches and to the server: without those from workers to their switches,
-/// and without the parameters', which come back over seven links.
+/// Counts arrivals at the server, and hops of fragments between switches and to the server. It
+/// leaves out those from workers to their switches, and the parameters', which come back over seven
+/// links.
 fn counts(report: &Report) -> (u64, u64) {
     let counters = &report.jobs[0].counters;
     assert_eq!((counters.packets_sent, counters.retransmissions), (Some(12), Some(0)));
@@ -55,7 +57,8 @@ fn figure_2_with_a_plan_the_server_gets_three_fragments_over_thirteen_hops() {
     assert_eq!(counts(&play(&figure_2(1, goat))), (3, 13));
 }
 
-/// What collided is marked in ATP, and not summed further on (its Figure 7, box 2). GOAT's Figure 2(b) has S3 sum B all the same: 7 and 17.
+/// A fragment that collided is marked in ATP, and not summed further on (its Figure 7, box 2).
+/// GOAT's Figure 2(b) has S3 sum B all the same: 7 and 17.
 #[test]
 fn figure_2_without_a_plan_atp_sums_the_one_fragment_that_found_room() {
     let atp =
@@ -65,12 +68,13 @@ fn figure_2_without_a_plan_atp_sums_the_one_fragment_that_found_room() {
     assert_eq!(counts(&play(&figure_2(64, atp))), (3, 9));
 }
 
-/// A memory unit as the paper's Figure 2(b) has it: the first fragment has it until its parameters come, and the others pass.
+/// A memory unit as the paper's Figure 2(b) has it: the first fragment has it until its parameters
+/// come, and the others pass.
 #[derive(Default)]
 struct Unit(Option<(char, usize)>);
 
 impl Unit {
-    /// What the switch sends on of a fragment of so many workers, if `all` are one.
+    /// The fragment that the switch sends on of so many workers, if `all` are one.
     fn take(&mut self, fragment: char, workers: usize, all: usize) -> Option<(char, usize)> {
         let (held, count) = self.0.get_or_insert((fragment, 0));
         if *held != fragment {

@@ -62,12 +62,12 @@ const LENGTHS: PacketLengths = PacketLengths {
 struct Keys {
     /// Elements of a packet; the most that the MTU takes unless given.
     elements: Option<Spanned<u16>>,
-    /// Of the job's part of the switches' memory; all unless given.
+    /// The slots of the job's part of the switches' memory; all unless given.
     slots: Option<Spanned<u16>>,
     /// Shortest wait for an answer before a packet is sent again.
     timeout: Option<Spanned<Time>>,
-    /// As in the paper: losses are noticed by the timeout alone, always as long, not by packets that were overtaken, and make no window
-    /// smaller.
+    /// As in the paper: losses are noticed by the timeout alone, always as long, not by packets
+    /// that were overtaken, and make no window smaller.
     timeouts_only: bool,
 }
 

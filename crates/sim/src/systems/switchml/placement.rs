@@ -1,5 +1,6 @@
-//! The switches of a SwitchML job: the workers' own where they are in one rack; else each rack's sums for its workers (SwitchML §7),
-//! and the one that is nearest to all racks is the root. Workers whose rack's switch is not programmable send to the root.
+//! The switches of a SwitchML job. If the workers are in one rack, it is their own switch. Else
+//! each rack's switch sums for its workers (SwitchML §7), and the one that is nearest to all racks
+//! is the root. Workers whose rack's switch is not programmable send to the root.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use super::super::placement::{PlacementError, Request, admit, nearest, programma
 use super::SwitchMl;
 use crate::net::{NodeId, Topology};
 
-/// Who sums what of a job.
+/// The switch that sums each part of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
     /// By rank: the switch that it sends to, and its place there.
@@ -26,7 +27,7 @@ pub(super) struct Placement {
 pub(super) struct Pool {
     pub(super) switch: NodeId,
     pub(super) contributions: Contributions,
-    /// Whom a rack sends its sums to, and its place there.
+    /// The switch that a rack sends its sums to, and its place there.
     pub(super) upstream: Option<(NodeId, WorkerId)>,
 }
 

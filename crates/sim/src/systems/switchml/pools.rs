@@ -16,12 +16,13 @@ pub(super) const POOL_PORT: u16 = 4801;
 
 type SwitchMachine = Machine<Switch<SimAddress>, PoolsOwner>;
 
-/// What a switch did for a job.
+/// The work of a switch for a job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
-    /// Contributions that it added. One that only asks for an exponent has nothing to add.
+    /// Contributions that it added. A packet that only asks for an exponent has nothing to add.
     pub(super) aggregations: u64,
-    /// Contributions that came again to a sum that was there, and were answered with it (SwitchML Algorithm 3).
+    /// Contributions that came again to a sum that was there, and were answered with it (SwitchML
+    /// Algorithm 3).
     pub(super) answered_again: u64,
 }
 
@@ -69,7 +70,8 @@ impl Station for Pools {
     /// Pools stay as they are: how jobs are admitted again is the fault world's to try.
     fn forget(&self, _network: &mut Network) {}
 
-    /// What gathers does so in one of its slot's two aggregators. Nobody else can take a slot, so nothing collides or is freed.
+    /// A sum that gathers is in one of its slot's two aggregators. Nobody else can take a slot, so
+    /// nothing collides or is freed.
     fn table(&self, network: &Network) -> Option<Table> {
         let machine = &network.actor::<SwitchMachine>(self.actor.get())?.machine;
         let jobs = self.jobs.borrow();
@@ -119,7 +121,8 @@ mod tests {
         run(&scenario, Options { seed: 1, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// 4 workers, 6 tensors of 50,000 elements in packets of 352, without a probe: int32 has no exponents.
+    /// 4 workers, 6 tensors of 50,000 elements in packets of 352, without a probe: int32 has no
+    /// exponents.
     #[test]
     fn switches_count_what_they_add_for_switchml_and_what_they_answer_again() {
         let job = format!("{JOB}dtype = \"int32\"\n[job.switchml]\nslots = 64\n");
@@ -136,7 +139,8 @@ mod tests {
             (counters.answered_again.expect("counted"), counters.retransmissions.expect("counted"))
         };
         assert_eq!(counted(""), (0, 0));
-        // Who lacks a result asks for it. What is sent again to a sum that still gathers is not answered.
+        // A worker that lacks a result asks for it. A contribution that is sent again to a sum that
+        // still gathers is not answered.
         let lost = "[[loss]]\nlink = [\"h1\", \"s0\"]\nonly = \"result\"\nnth = [9]\n";
         let (answered, sent_again) = counted(lost);
         assert!((1..=sent_again).contains(&answered), "{answered} answers to {sent_again}");

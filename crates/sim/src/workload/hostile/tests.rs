@@ -1,10 +1,10 @@
-//! What seeds draw, and how a scenario that fails is made smaller.
+//! Tests of the scenarios that seeds draw, and of how a scenario that fails is made smaller.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// What fails, from when to when.
+/// The part that fails, from when to when.
 fn outage(plan: &FaultPlan) -> Option<(String, Duration, Duration)> {
     let (what, down) = match plan.fault {
         Fault::LinkFails(link, down) => (format!("{link:?}"), down),

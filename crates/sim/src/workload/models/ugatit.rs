@@ -1,24 +1,28 @@
-//! Kim et al., U-GAT-IT, as its authors' PyTorch code has it (the full model, images of 256 x 256): two generators, from each kind of
-//! image to the other, and for each kind a global and a local discriminator.
+//! Kim et al., U-GAT-IT, as its authors' PyTorch code has it (the full model, images of 256 x 256).
+//! It has two generators, from each kind of image to the other, and for each kind a global and a
+//! local discriminator.
 //!
-//! A step goes through the networks more than once: generators eight times forward (six of them also backward: there, back again, and
-//! onto itself, of each), discriminators twelve (eight of them for their own gradients, four only through them to the generators).
-//! A layer's multiply-adds are a third of all that, so that forward once and backward twice take as long; its gradient comes where it
-//! would in one backward pass, discriminators' first. A sample is an image of each kind.
+//! A step goes through the networks more than once. Generators go eight times forward (six of them
+//! also backward: there, back again, and onto itself, of each). Discriminators go twelve times
+//! (eight of them for their own gradients, four only through them to the generators). A layer's
+//! multiply-adds are a third of all that, so that forward once and backward twice take as long; its
+//! gradient comes where it would in one backward pass, discriminators' first. A sample is an image
+//! of each kind.
 
 use super::{Images, Layer};
 
 const SIZE: u64 = 256;
 /// Channels of the first layer.
 const WIDTH: u64 = 64;
-/// Of the bottleneck, each way.
+/// The blocks of the bottleneck, each way.
 const BLOCKS: u64 = 4;
 /// Layers of a discriminator, as its authors count them.
 const GLOBAL: u32 = 7;
 const LOCAL: u32 = 5;
-/// Of each of two generators: forward passes, and backward passes, which take twice as long.
+/// For each of two generators: forward passes, and backward passes, which take twice as long.
 const GENERATED: u64 = (8 + 2 * 6) / 2;
-/// Of each of four discriminators: forward, backward for its own gradients, and backward only through it, which takes as long as forward.
+/// For each of four discriminators: forward, backward for its own gradients, and backward only
+/// through it, which takes as long as forward.
 const JUDGED: u64 = (12 + 2 * 8 + 4) / 4;
 
 pub(super) fn ugatit() -> Vec<Layer> {
@@ -28,7 +32,8 @@ pub(super) fn ugatit() -> Vec<Layer> {
     generators.chain(discriminators).collect()
 }
 
-/// Layers through which a step goes so many times forward, if forward once and backward twice is three times.
+/// Layers through which a step goes so many times forward, if forward once and backward twice is
+/// three times.
 fn passed(mut layers: Vec<Layer>, times: u64) -> Vec<Layer> {
     for layer in &mut layers {
         layer.multiply_adds = layer.multiply_adds * times / 3;
@@ -76,7 +81,8 @@ fn discriminator(layers: u32) -> Vec<Layer> {
     net.layers
 }
 
-/// A class activation map: a weight for each channel from the mean and one from the maximum, and both pictures in one again.
+/// A class activation map: a weight for each channel from the mean and one from the maximum, and
+/// both pictures in one again.
 fn attend(net: &mut Images) {
     let width = net.channels;
     net.push(0, (2, width), 2 * width);
@@ -92,7 +98,8 @@ mod tests {
         layers.iter().map(|layer| layer.parameters).sum()
     }
 
-    /// Counted in the authors' networks.py; together they are the 670.8 million that others report of U-GAT-IT.
+    /// Counted in the authors' networks.py; together they are the 670.8 million that others report
+    /// of U-GAT-IT.
     #[test]
     fn its_networks_have_as_many_parameters_as_the_authors_code() {
         assert_eq!(parameters(&generator()), 278_959_808);
@@ -104,12 +111,12 @@ mod tests {
     fn a_step_goes_through_its_networks_as_often_as_the_authors_code() {
         let work = |layers: &[Layer]| layers.iter().map(|layer| layer.multiply_adds).sum::<u64>() as f64;
         let nets = |layers| 2.0 * work(&discriminator(layers));
-        // D's step: two generated, eight judged, forward and back. G's step: six generated, forward and back; four judged, and back
-        // through them without gradients of their own.
+        // D's step: two generated, eight judged, forward and back. G's step: six generated, forward
+        // and back; four judged, and back through them without gradients of their own.
         let step = (2.0 + 3.0 * 6.0) * work(&generator()) + (2.0 * 3.0 + 2.0) * (nets(GLOBAL) + nets(LOCAL));
         let ours = 3.0 * work(&ugatit());
         assert!((ours / step - 1.0).abs() < 1e-6, "{ours} beside {step}");
-        // Of a generator: 3x3 layers of 256 channels on 64 x 64 points are most of it.
+        // The work of a generator: 3x3 layers of 256 channels on 64 x 64 points are most of it.
         assert!((work(&generator()) / 1e9 - 52.0).abs() < 1.0, "{}", work(&generator()));
     }
 }

@@ -1,6 +1,8 @@
-//! Numbers that come from outside, such as the gradients of a training, instead of drawn ones: what a network makes of real ones.
+//! Numbers that come from outside, such as the gradients of a training, instead of drawn ones: what
+//! a network makes of real ones.
 //!
-//! They are of any size, so that a contribution which is less than its system's own error can be missing and not be found.
+//! They are of any size, so that a contribution which is less than its system's own error can be
+//! missing and not be found.
 
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use super::{Digest, Gradient, Inside, Numbers, Source, floor_log2, power_of_two}
 use crate::systems::System;
 use crate::workload::{JobPlan, Workload};
 
-/// Where the numbers of a job come from.
+/// The origin of the numbers of a job.
 pub(crate) enum Origin {
     Drawn(Source),
     Given(Given),
@@ -62,7 +64,7 @@ pub(crate) struct Given {
     pub(crate) sums: Numbers,
 }
 
-/// What the sums must be.
+/// The exact sums.
 enum Exact {
     Float32 {
         sums: Vec<f64>,
@@ -178,7 +180,8 @@ impl Given {
                         }
                     }
                     let factor = inside.factor(*packet, workers);
-                    // Hop by hop in a ring, each rounded; and the two roundings of a mean and of what is multiplied by it.
+                    // Hop by hop in a ring, each rounded; and the two roundings of a mean and of
+                    // what is multiplied by it.
                     let hops = (workers * workers) as f64 * largest * factor + 2.0 * (exact * factor).abs();
                     let bound = f64::from(f32::EPSILON) / 2.0 * (hops + f64::from(f32::MIN_POSITIVE));
                     let error = (f64::from(*sum) - exact * factor).abs();
@@ -216,7 +219,8 @@ impl Exact {
     }
 }
 
-/// How far an element of a packet may be from its exact sum: the largest numbers of packet and element are these.
+/// How far an element of a packet may be from its exact sum: the largest numbers of packet and
+/// element are these.
 fn bound(system: &dyn System, workers: usize, of_packet: f32, of_element: f32) -> f64 {
     let bound = system.bound(workers, above(of_packet));
     if bound > 0.0 {
@@ -287,8 +291,8 @@ mod tests {
 
     #[test]
     fn overflows_and_what_could_overflow_are_counted() {
-        // B of ATP's B.2 is 5.4 for four workers. Beyond it are two packets of rank 0, of which one makes the sum overflow,
-        // 21.5 and more, with the other workers'.
+        // B of ATP's B.2 is 5.4 for four workers. Beyond it are two packets of rank 0, of which one
+        // makes the sum overflow, 21.5 and more, with the other workers'.
         let large = |rank: usize, element: usize| match (rank, element / 64) {
             (0, 0) => 5.5,
             (0, 1) => 12.0,

@@ -1,11 +1,12 @@
-//! What sums must be that may lack contributions (DLCP): exactly those of who is said to be in each packet.
+//! The exact sums that may lack contributions (DLCP): those of the ranks that are said to be in
+//! each packet.
 
 use super::{Digest, Gradient, LARGE_SHIFT, Numbers, Origin, Source, hash, power_of_two, signed};
 
-/// Who is in each packet of a sum.
+/// The ranks in each packet of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inside {
-    /// A bit a rank, packet by packet. Of nobody's the sum is zero.
+    /// A bit a rank, packet by packet. Without any rank the sum is zero.
     pub packets: Vec<u64>,
     /// Whether it is the mean of who is in, and not as many times that as there are workers.
     pub is_mean: bool,
@@ -14,7 +15,7 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// What the sum of those who are in is multiplied by.
+    /// The factor of the sum of those who are in.
     pub(super) fn factor(&self, inside: u64, workers: usize) -> f64 {
         let times = if self.is_mean { 1.0 } else { workers as f64 };
         times / f64::from(inside.count_ones().max(1))
@@ -37,9 +38,10 @@ impl Origin {
 }
 
 impl Source {
-    /// Digest of a result's bits, of the part of a tensor that begins with element `from`, or its first element that is not the sum of who
-    /// is in, by its number among those that are there. What lacks somebody is scaled, so that it is rounded twice: together an eighth of what a contribution changes at least, as no
-    /// sum is above 2^21 units. Integers lack nobody.
+    /// Digest of a result's bits, of the part of a tensor that begins with element `from`, or its
+    /// first element that is not the sum of who is in, by its number among those that are there. A
+    /// sum that lacks somebody is scaled, so that it is rounded twice: together an eighth of what a
+    /// contribution changes at least, as no sum is above 2^21 units. Integers lack nobody.
     pub(crate) fn check_inside(&self, result: &Gradient, from: usize, inside: &Inside) -> Result<u64, usize> {
         let (key, workers) = (self.key(result.tensor), self.workers as usize);
         let ranks: Vec<_> = (0..self.workers).map(|worker| self.rank(worker)).collect();
@@ -120,7 +122,8 @@ mod tests {
         Source::new(&plan, 3)
     }
 
-    /// A result whose packets are of these ranks, each as often as it is named, in the way of a sum or of a mean.
+    /// A result whose packets are of these ranks, each as often as it is named, in the way of a sum
+    /// or of a mean.
     fn result(source: &Source, packets: [&[u32]; 3], is_mean: bool) -> Gradient {
         let mut result = source.contribution(None, 9, 0, 0, ELEMENTS);
         let all: Vec<Gradient> =

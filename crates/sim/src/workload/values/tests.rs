@@ -1,4 +1,5 @@
-//! Each system's own rounding, and what a wrong sum looks like behind it. Sums that may lack something: [`inside`].
+//! Each system's own rounding, and what a wrong sum looks like behind it. Sums that may lack
+//! something: [`inside`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 use crate::workload::Workload;
 
-/// Who sums, and how its rounding goes.
+/// The way that a system sums and rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Summer {
     Static,
@@ -31,7 +32,7 @@ enum Summer {
 const ALL: [Summer; 6] =
     [Summer::Static, Summer::Dynamic, Summer::SwitchMl, Summer::Ring, Summer::Dlcp, Summer::Integers];
 
-/// Whose jobs have 1,024 workers at most.
+/// ATP's jobs have 1,024 workers at most.
 fn is_atp(summer: Summer) -> bool {
     [Summer::Static, Summer::Dynamic].contains(&summer)
 }
@@ -102,7 +103,7 @@ fn source(summer: Summer, workers: usize, large: f64) -> Source {
     Source::new(&plan, 7)
 }
 
-/// What comes back when these workers' contributions are summed, instead of each worker's once.
+/// The result when these workers' contributions are summed, instead of each worker's once.
 fn sum(summer: Summer, source: &Source, ranks: impl Iterator<Item = u32>) -> Gradient {
     let parts: Vec<Gradient> = ranks.map(|rank| source.contribution(None, 3, rank, FROM, ELEMENTS)).collect();
     if summer == Summer::Integers {
@@ -220,7 +221,8 @@ fn the_sum_of_all_contributions_passes_whoever_rounds() {
     }
 }
 
-/// Whatever the packet's numbers and those of the packets beside it are like, and if it is one element alone.
+/// It holds whatever the packet's numbers and those of the packets beside it are like, and for a
+/// packet of one element alone.
 #[test]
 fn a_contribution_missing_doubled_or_exchanged_is_seen_in_each_element() {
     for workers in [2, 3, 8, 64] {
@@ -283,7 +285,8 @@ fn two_exchanges_that_would_cancel_in_one_element_do_not_in_all() {
     }
 }
 
-/// No system may be off by as much as half of what one contribution changes, or the check could not tell.
+/// No system may be off by as much as half of what one contribution changes, or the check could not
+/// tell.
 #[test]
 fn bounds_are_below_half_a_unit_in_every_packet() {
     let all = (1..=64).chain([65, 127, 128, 129, 500, 1000, 1024, 1025, 1448, 1449, 2048, 2049, 4095, 4096]);

@@ -1,4 +1,4 @@
-//! What was lost or late: resends, timeouts, and what they do to the window.
+//! Tests of lost and late packets: resends, timeouts, and what they do to the window.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once_and_halves_th
         assert_eq!(line.sent(), sends, "after parameters {sequence}");
     }
     assert_eq!(line.worker.progress().congestion_window, 208 + 4, "it may have been overtaken only");
-    // Whatever was sent before it overtakes it no more ...
+    // Fragments that were sent before it overtake it no more ...
     for sequence in 4..210 {
         line.parameters(sequence);
     }
@@ -52,7 +52,8 @@ fn a_fragment_that_was_overtaken_and_not_lost_holds_slow_start_up_and_halves_not
     assert_eq!(line.worker.progress().window_halved, 0);
 }
 
-/// Somebody lost a fragment of a tensor that came late to all others: it is his network that is full, if any.
+/// Somebody lost a fragment of a tensor that came late to all others: it is his network that is
+/// full, if any.
 #[test]
 fn what_another_worker_lost_halves_no_window_here() {
     let lost = Answer { lost: true, ..Answer::default() };
@@ -77,7 +78,8 @@ fn every_hole_that_was_overtaken_is_filled_without_waiting_for_the_first() {
     assert_eq!(line.sent(), "4r");
 }
 
-/// The end of a stream, so that nothing new overtakes what is lost twice: a queue that was full takes no more than leaves it.
+/// The end of a stream, so that nothing new overtakes what is lost twice: a queue that was full
+/// takes no more than leaves it.
 #[test]
 fn each_parameter_lets_one_lost_fragment_out_and_what_is_lost_again_is_noticed_by_what_was_sent_after_it() {
     let lost = Answer { lost: true, ..Answer::default() };
@@ -136,7 +138,8 @@ fn a_last_window_that_is_lost_whole_is_sent_again_twice_as_much_each_round_trip(
     assert_eq!(line.completed().len(), 1);
 }
 
-/// Somebody was late, and without a switch what he sends is the last that is missing: nothing was lost.
+/// Somebody was late, and without a switch what he sends is the last that is missing: nothing was
+/// lost.
 #[test]
 fn what_was_late_and_not_lost_is_not_sent_again_beyond_the_first_few() {
     let mut line = Line::with_fragments(config(1000), 50);

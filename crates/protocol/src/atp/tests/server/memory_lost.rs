@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Worker 0 has the parameters of fragment 8 and sent 12; worker 1 lacks them; the server knows nothing.
+/// Worker 0 has the parameters of fragment 8 and sent 12; worker 1 lacks them; the server knows
+/// nothing.
 #[test]
 fn a_server_that_lost_its_memory_gets_parameters_back_from_who_has_them() {
     // Whoever speaks first.

@@ -50,7 +50,8 @@ fn contribute(switch: &mut Switch<u8>, worker: u8, exponent: i16, bits: &[u16]) 
     switch.handle_packet(Instant(0), worker, &packet(Kind::Update, worker, 0, exponent, bits))
 }
 
-/// Recipients, exponent and first four elements of each packet that the switch has to send, and the payload as it is.
+/// Recipients, exponent and first four elements of each packet that the switch has to send, and the
+/// payload as it is.
 type Sent = (Vec<u8>, i16, [u16; 4], Vec<u8>);
 
 fn sent(switch: &mut Switch<u8>) -> Vec<Sent> {
@@ -113,7 +114,8 @@ fn a_lost_result_comes_again_as_the_very_same_bits() {
 #[test]
 fn a_sum_handed_back_is_sent_on_as_the_very_same_bits() {
     for (exponent, bits) in [
-        // Three times the exponent's 1, which no single contribution reaches; subnormals; the ends of the range; classes.
+        // Three times the exponent's 1, which no single contribution reaches; subnormals; the ends
+        // of the range; classes.
         (0, [0x4040, 0xc040, 0x3eab, 0x0000]),
         (-126, [0x0101, 0x8001, 0x0000, 0x0080]),
         (128, [INFINITY, 0xff80, 0x7f7f, 0x7180]),

@@ -56,7 +56,8 @@ fn sent(switch: &mut Switch<u8>) -> Vec<(Vec<u8>, Vec<u8>)> {
 
 #[test]
 fn floats_are_summed_in_the_order_of_the_ranks_whatever_comes_first_or_twice() {
-    // In float64, too, an order decides: 2^60 takes 1 in and gives it back only where -2^60 comes before.
+    // In float64, too, an order decides: 2^60 takes 1 in and gives it back only where -2^60 comes
+    // before.
     let contributions = [[1.0], [2f32.powi(60)], [-(2f32.powi(60))], [0.25]];
     let collective = collective(Dtype::Float32, Op::Sum);
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 0, 3]] {

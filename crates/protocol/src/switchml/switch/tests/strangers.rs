@@ -1,8 +1,8 @@
-//! What somebody outside a job can do to it with packets, who knows everything of it but the key: nothing.
+//! A stranger who knows everything of a job but the key can do nothing to it with packets.
 
 use super::*;
 
-/// Where the stranger is, or wants packets to go.
+/// The address of the stranger, or the one to which it wants packets to go.
 const ELSEWHERE: u8 = 66;
 
 /// The packet, as who does not have the key writes it.
@@ -54,7 +54,8 @@ fn a_stranger_is_not_answered_with_more_than_it_sent() {
         Contribution { worker, ..Default::default() }.to(&mut switch);
     }
     sent(&mut switch);
-    // A probe, which is a header alone, for an exchange that is complete; in the name of a worker whose address is the victim's.
+    // A probe, which is a header alone, for an exchange that is complete; in the name of a worker
+    // whose address is the victim's.
     have_no_effect(&mut switch, Contribution { elements: 0, ..Default::default() });
     have_no_effect(&mut switch, Contribution::default());
 }

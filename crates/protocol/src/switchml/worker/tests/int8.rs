@@ -10,7 +10,7 @@ fn rack(workers: u8, slots: u16) -> Rack {
     Rack::with_wire_dtype(workers, slots, WireDtype::Int8)
 }
 
-/// Of magnitudes that differ from block to block, and never a sum of few powers of two.
+/// The magnitudes differ from block to block, and are never a sum of few powers of two.
 fn gradient(length: usize, worker: usize) -> Vec<f32> {
     let size = |i: usize| 10f32.powi((i / BLOCK % 7) as i32 - 3);
     (0..length).map(|i| ((i * 37 + worker * 11) % 101) as f32 / 3.0 * size(i) - size(i)).collect()
@@ -48,7 +48,8 @@ fn a_sum_is_off_by_less_than_the_steps_and_the_same_bits_everywhere() {
                 let range = begin..(begin + BLOCK).min(length);
                 let magnitude = |part: &[f32]| part.iter().fold(0.0f32, |max, x| max.max(x.abs()));
                 let sizes: f32 = parts.iter().map(|part| magnitude(&part[range.clone()])).sum();
-                // Of each contribution, and of the mean, whose magnitude is at most the mean of theirs and their errors.
+                // The error of each contribution, and of the mean, whose magnitude is at most the
+                // mean of theirs and their errors.
                 let bound = (sizes / 63.5 + (sizes + sizes / 63.5) / 63.5) / WORKERS as f32;
                 for i in range {
                     let exact: f32 = parts.iter().map(|part| part[i]).sum::<f32>() / WORKERS as f32;

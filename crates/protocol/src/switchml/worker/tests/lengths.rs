@@ -19,7 +19,8 @@ proptest! {
         let mut rack = Rack::with_chunks(workers, slots, elements, wire_dtype);
         for (w, worker) in rack.workers.iter_mut().enumerate() {
             for length in &lengths {
-                // Of five bits at most, and their sum of seven: exact in every wire dtype.
+                // The numbers have five bits at most, and their sum has seven: exact in every wire
+                // dtype.
                 let floats = (0..*length).map(|i| (i % 29 + w) as f32).collect();
                 worker.submit(Numbers::Float(floats), Op::Sum);
                 let integers = (0..*length as i32).map(|i| (i << 20) + w as i32).collect();

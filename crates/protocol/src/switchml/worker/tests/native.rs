@@ -8,7 +8,8 @@ fn submit_to_all(rack: &mut Rack, op: Op, tensor: impl Fn(usize) -> Numbers) {
     }
 }
 
-/// Elements of very different size beside each other, and what two of them add up to exactly in `f64`.
+/// Elements of very different size beside each other, and what two of them add up to exactly in
+/// `f64`.
 fn metrics(worker: usize) -> Vec<f32> {
     let w = worker as f32 + 1.0;
     vec![0.125 * w, 1e9 * w, 1e-30 * w, -1e30 * w, [f32::NAN, 1.0, 2.0][worker], f32::INFINITY, -0.0]
@@ -114,7 +115,8 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
     rack.switch = Switch::new(ShardId(0));
     rack.switch.add_job(config.into()).unwrap();
-    // Who lags begins again before the sums are handed back: what gathers of them gives way.
+    // A worker that lags begins again before the sums are handed back: what gathers of them gives
+    // way.
     let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
     for (worker, restore) in rack.workers.iter_mut().zip(restore).rev() {
         let place = worker.worker;

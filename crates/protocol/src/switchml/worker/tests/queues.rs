@@ -1,4 +1,5 @@
-//! Workers whose packets meet in one queue in front of the switch, which drops its tail; and workers that pause.
+//! Workers whose packets meet in one queue in front of the switch, which drops its tail; and
+//! workers that pause.
 
 use super::*;
 
@@ -10,7 +11,7 @@ struct Shared {
     rack: Rack,
     up: VecDeque<Arrival>,
     down: VecDeque<Arrival>,
-    /// What the link's queue holds, and may hold.
+    /// The bytes in the link's queue, and their limit.
     queued_bytes: usize,
     queue_bytes: usize,
     /// When the link has sent all of it.
@@ -27,7 +28,8 @@ impl Shared {
         Self { rack, up, down, queued_bytes: 0, queue_bytes, idle_from: Instant(0) }
     }
 
-    /// All workers reduce a tensor, of whom one hears and says nothing in `pause`. Returns how long it took.
+    /// All workers reduce a tensor, of whom one hears and says nothing in `pause`. Returns how long
+    /// it took.
     fn reduce(&mut self, chunks: usize, asleep: usize, pause: core::ops::Range<Duration>) -> Duration {
         let began = self.rack.now;
         let pause = began + pause.start..began + pause.end;
@@ -99,7 +101,8 @@ fn windows_that_do_not_fit_a_queue_shrink_until_they_do() {
     let mut wide = Shared::new(workers, slots, 8 * window_bytes);
     let least = wide.reduce(chunks, 0, NEVER);
     assert_eq!(wide.packets_sent(), all);
-    // Room for half of all the windows, and for a quarter: 8 packets of each worker, the least that a window becomes.
+    // Room for half of all the windows, and for a quarter: 8 packets of each worker, the least that
+    // a window becomes.
     for windows in [4, 2] {
         let mut narrow = Shared::new(workers, slots, windows * window_bytes);
         let times = [0; 3].map(|_| narrow.reduce(chunks, 0, NEVER));
@@ -125,7 +128,8 @@ fn a_worker_that_pauses_makes_no_window_smaller_and_nobody_send_much_again() {
             assert!(sizes.clone().all(|size| size >= expected), "{ms} ms: {:?}", sizes.collect::<Vec<_>>());
             if expected == u32::from(slots) {
                 let again = shared.packets_sent() - before - u64::from(workers) * chunks as u64;
-                // A few by each of those that wait, whenever a timeout ends that doubles from 13 to 250 ms.
+                // A few by each of those that wait, whenever a timeout ends that doubles from 13 to
+                // 250 ms.
                 assert!(again <= 7 * 6 * u64::from(ANEW), "{ms} ms: {again}");
             }
         }

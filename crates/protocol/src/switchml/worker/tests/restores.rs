@@ -1,12 +1,13 @@
-//! What a switch forgot comes back to it, whatever else the network has no room for.
+//! A switch gets back what it forgot, whatever else the network has no room for.
 
 use super::*;
 
 /// A tensor has 40 chunks a slot: far fewer are enough.
 const TIMEOUTS: usize = 2000;
 
-/// Two workers, one of them ahead by so many slots as their switch forgets all; and of what each sends first afterwards the network
-/// takes so many packets, as one lost in a queue. Whether both then have all sums.
+/// Two workers, one of them ahead by so many slots as their switch forgets all. The network takes
+/// so many of the first packets of each after that, as if the others were lost in a queue. Returns
+/// whether both then have all sums.
 fn goes_on(slots: u16, ahead: u16, kept: usize) -> bool {
     let mut rack = Rack::new(2, slots);
     let tensor = |w: usize| {
@@ -50,7 +51,8 @@ fn goes_on(slots: u16, ahead: u16, kept: usize) -> bool {
         let place = worker.worker;
         worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
     }
-    // Of the first window of each only so many packets find room in a queue; after that nothing is ever lost.
+    // Only so many packets of each worker's first window find room in a queue; after that nothing
+    // is ever lost.
     let mut sent = [0usize; 2];
     rack.settle(|packet| {
         if packet[3] == Kind::Result as u8 {
