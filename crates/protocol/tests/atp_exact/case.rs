@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::atp::{AtpJobConfig, AtpSwitchConfig, DEFAULT_WAYS, Hashing, Overflow, Scaling};
-use fanin_testworld::{Network, Random, Values, bfloat16_bits};
+use fanin_testworld::{Network, Random, Sum, Values, bfloat16_bits};
 use fanin_wire::{Generation, JobId, Key, Op};
 
 use crate::tree::Tree;
 
 pub const ELEMENTS: usize = 64;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Contents {
     /// Multiples of 1/128, which are exact in float32 and under the fixed factor, and so are their sums.
     Small,
@@ -19,6 +19,10 @@ pub enum Contents {
     Overflowing,
     /// Ordinary ones, and some of any bits: huge, tiny, infinite, not a number, the limits of integers.
     Wild,
+    /// Quarters up to this, whose sums are exact under the fixed factor; of integers any, or 20 bits if this is 1.
+    Quarters(u32),
+    /// One value of each rank's, and a quarter more in each fragment.
+    OfRanks(&'static [f32]),
 }
 
 /// What breaks, once.
@@ -31,6 +35,11 @@ pub enum Fault {
     Switches,
     /// A worker of each job dies, and another takes its place (ATP §A.3).
     Worker,
+    /// A switch or the server forgets everything, before so many of a million packets.
+    Crashes(u64),
+    /// A worker has another address from then on, before so many of a million packets. What is on its way to the old one is
+    /// lost.
+    Moves(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -150,8 +159,16 @@ impl Case {
     /// Float32, int32 and bfloat16 in turn.
     pub fn tensor(&self, job: usize, rank: usize, which: usize) -> Values {
         let mut random = Random(self.seed ^ (job << 40 | rank << 20 | which) as u64);
-        if self.contents == Contents::Wild {
-            return Self::wild(&mut random, which, self.tensors[which]);
+        match self.contents {
+            Contents::Wild => return Self::wild(&mut random, which, self.tensors[which]),
+            Contents::Quarters(largest) => {
+                return Self::quarters(&mut random, which, self.tensors[which], largest.into());
+            }
+            Contents::OfRanks(values) => {
+                let value = |at: usize| values[rank] + (at / ELEMENTS) as f32 * 0.25;
+                return Values::Float32((0..self.tensors[which]).map(value).collect());
+            }
+            Contents::Small | Contents::Overflowing => {}
         }
         let overflowing = self.contents == Contents::Overflowing;
         let mut value = || {
@@ -192,8 +209,23 @@ impl Case {
         }
     }
 
-    pub const fn op(which: usize) -> Op {
-        if which.is_multiple_of(2) { Op::Sum } else { Op::Average }
+    fn quarters(random: &mut Random, which: usize, length: usize, largest: u64) -> Values {
+        let range = if largest > 1 { 1 << 31 } else { 1 << 20 };
+        match which {
+            0 => {
+                let mut float = || (random.below(8 * largest) as f32 - 4.0 * largest as f32) / 4.0;
+                Values::Float32((0..length).map(|_| float()).collect())
+            }
+            _ => {
+                let mut integer = || (random.below(range) as i64 - (range / 2) as i64) as i32;
+                Values::Int32((0..length).map(|_| integer()).collect())
+            }
+        }
+    }
+
+    pub const fn op(&self, which: usize) -> Op {
+        let only_sums = matches!(self.contents, Contents::Quarters(_) | Contents::OfRanks(_));
+        if only_sums || which.is_multiple_of(2) { Op::Sum } else { Op::Average }
     }
 
     /// The tensor that has this fragment of the stream, and the fragment's number in it; `None` behind the last.
@@ -212,7 +244,7 @@ impl Case {
     /// What every worker must end with: summed in another way, and rounded once.
     pub fn expected(&self, job: usize, which: usize) -> Values {
         let parts: Vec<Values> = (0..self.workers()).map(|rank| self.tensor(job, rank, which)).collect();
-        let average = Self::op(which) == Op::Average;
+        let average = self.op(which) == Op::Average;
         let values: Vec<Vec<f64>> = parts.iter().map(Values::to_f64).collect();
         let float = |i: usize| {
             let sum: f64 = values.iter().map(|part| part[i]).sum();
@@ -236,12 +268,31 @@ impl Case {
         }
     }
 
+    /// What is wrong with a sum, from the element on for which its worker was there.
+    pub fn unlike(&self, job: usize, which: usize, sum: &Sum) -> Option<String> {
+        let (got, wanted) = (sum.values.to_f64(), self.expected(job, which).to_f64());
+        let tolerance = self.tolerance(job, which);
+        assert_eq!(got.len(), wanted.len());
+        // The difference of two infinities is no number.
+        let is_right = |i: usize| {
+            let (got, wanted) = (got[i], wanted[i]);
+            (got - wanted).abs() <= tolerance[i] || got == wanted || got.is_nan() && wanted.is_nan()
+        };
+        let wrong = (sum.since..got.len()).find(|i| !is_right(*i))?;
+        let (got, wanted) = (got[wrong], wanted[wrong]);
+        Some(format!("job {job}, element {wrong} of tensor {which} is {got} and should be {wanted}"))
+    }
+
     /// How far an element may be from the expected one: not at all where all values and factors are chosen so.
     pub fn tolerance(&self, job: usize, which: usize) -> Vec<f64> {
         let length = self.tensors[which];
         let exact = self.scaling == Scaling::Static && self.contents != Contents::Wild;
         if exact || which % 3 == 1 {
             return vec![0.0; length];
+        }
+        if let Contents::Quarters(_) | Contents::OfRanks(_) = self.contents {
+            // A factor that is no multiple of four rounds.
+            return vec![1e-5; length];
         }
         let parts: Vec<Vec<f64>> =
             (0..self.workers()).map(|rank| self.tensor(job, rank, which).to_f64()).collect();

@@ -1,8 +1,10 @@
 //! Workers, switches and server of ATP in a hostile network: every worker gets the same bits, and they are the exact sum.
 
 mod case;
+mod interleavings;
 mod script;
 mod tree;
+mod trees;
 
 use case::{Case, Contents, Fault};
 use fanin_protocol::atp::Scaling;

@@ -1,10 +1,11 @@
 //! ATP's machines of a case, and what goes wrong with them.
 
 use fanin_protocol::atp::{
-    AtpJobConfig, AtpServer, AtpServerProgress, AtpSwitch, AtpWorker, AtpWorkerPlan, ServerJob, SwitchRoute,
+    AtpJobConfig, AtpServer, AtpServerProgress, AtpSwitch, AtpSwitchStatistics, AtpWorker, AtpWorkerPlan,
+    ServerJob, SwitchRoute,
 };
 use fanin_protocol::{Summer, WorkerMachine};
-use fanin_testworld::{Machine, Network, Numbered, Random, Script, World};
+use fanin_testworld::{Machine, Network, Numbered, Random, Script, Way, World};
 use fanin_wire::{Generation, JobId, Operation};
 
 use crate::case::{Case, ELEMENTS, Fault};
@@ -17,12 +18,20 @@ const SERVER: usize = 0;
 pub struct Atp {
     pub case: Case,
     pub generation: u16,
+    pub server_crashes: u64,
+    /// How often each worker moved, by node.
+    pub moves: Vec<usize>,
     midway: usize,
 }
 
+/// Between two addresses of one node.
+const MOVED: usize = 2048;
+const MOVES_MAX: usize = 31;
+
 pub fn world(case: Case) -> World<Atp> {
     let random = Random(case.seed ^ 0x5eed);
-    let script = Atp { case, generation: 0, midway: 0 };
+    let moves = vec![0; case.worker(case.jobs, 0)];
+    let script = Atp { case, generation: 0, server_crashes: 0, moves, midway: 0 };
     let case = &script.case;
     let mut machines = vec![Machine::summer(script.server(false))];
     machines.extend((0..case.tree.switches.len()).map(|at| Machine::summer(script.switch(at))));
@@ -30,17 +39,21 @@ pub fn world(case: Case) -> World<Atp> {
         machines.extend((0..case.workers()).map(|rank| Machine::worker(script.worker(job, rank))));
     }
     let (workers, late_us, tensors) = (case.worker(0, 0)..machines.len(), case.late_us, case.tensors.len());
-    let has_fault = case.fault != Fault::None;
+    let is_once = matches!(case.fault, Fault::Server | Fault::Switches | Fault::Worker);
     let mut world = World::new(script, random, machines, tensors);
     world.begin_within(workers, late_us);
     let fault_at = 20_000 + world.random.below(1_000 * late_us.max(300));
-    if has_fault {
+    if is_once {
         world.happens_at(fault_at, ());
     }
     world
 }
 
 impl Atp {
+    fn address(&self, node: usize) -> usize {
+        node + MOVED * self.moves[node]
+    }
+
     fn server(&self, restored: bool) -> AtpServer<usize> {
         let mut server = AtpServer::new();
         let (workers, level) = (self.case.tree.directions(), self.case.tree.server_level());
@@ -91,17 +104,44 @@ impl Script for Atp {
 
     fn tensor(&self, node: usize, number: usize) -> (Numbered, Operation) {
         let (job, rank) = self.case.job_and_rank(node);
-        (Numbered::new(number, self.case.tensor(job, rank, number)), Case::op(number).into())
+        (Numbered::new(number, self.case.tensor(job, rank, number)), self.case.op(number).into())
     }
 
     fn happen(world: &mut World<Self>, (): ()) {
         match world.script.case.fault {
-            Fault::None => {}
+            Fault::None | Fault::Crashes(_) | Fault::Moves(_) => {}
             Fault::Switches => {
                 (0..world.script.case.tree.switches.len()).for_each(|at| switch_forgets(world, at));
             }
             Fault::Server => server_forgets(world),
             Fault::Worker => replace_workers(world),
+        }
+    }
+
+    fn carry(world: &mut World<Self>, from: usize, to: usize, _packet: &[u8]) -> Option<Way> {
+        let loss_per_mille = world.script.case.network.loss_per_mille;
+        Some(Way { from: world.script.address(from), to, loss_per_mille, late_ns: 0 })
+    }
+
+    /// Old addresses stay in the network with what was sent from them.
+    fn node_at(&self, address: usize) -> Option<usize> {
+        Some(address % MOVED).filter(|node| self.address(*node) == address)
+    }
+
+    fn before_packet(world: &mut World<Self>) {
+        let workers = world.script.case.workers() as u64;
+        match world.script.case.fault {
+            Fault::Crashes(per_million) if world.random.below(1_000_000) < per_million => {
+                let switches = world.script.case.tree.switches.len() as u64;
+                let node = world.random.below(1 + switches) as usize;
+                crash(world, node);
+            }
+            Fault::Moves(per_million) if world.random.below(1_000_000) < per_million => {
+                let rank = world.random.below(workers) as usize;
+                let moves = &mut world.script.moves[world.script.case.worker(0, rank)];
+                *moves = MOVES_MAX.min(*moves + 1);
+            }
+            _ => {}
         }
     }
 
@@ -112,30 +152,32 @@ impl Script for Atp {
             let first = case.worker(job, 0);
             for number in 0..case.tensors.len() {
                 let sum = world.same_everywhere(first..first + case.workers(), number);
-                let (got, wanted) = (sum.values.to_f64(), case.expected(job, number).to_f64());
-                assert_eq!(got.len(), wanted.len());
-                let tolerance = case.tolerance(job, number);
-                for (i, (got, wanted)) in got.iter().zip(&wanted).enumerate().skip(sum.since) {
-                    assert!(
-                        (got - wanted).abs() <= tolerance[i]
-                            || got == wanted
-                            || got.is_nan() && wanted.is_nan(),
-                        "job {job}, element {i} of tensor {number} is {got} and should be {wanted}: {case:?}",
-                    );
-                }
+                assert_eq!(case.unlike(job, number, sum), None, "{case:?}");
             }
         }
     }
 }
 
+/// A machine loses its memory. Nobody needs to hear of a switch's while the server knows everything; else the job is set up in
+/// another generation.
+pub fn crash(world: &mut World<Atp>, node: usize) {
+    match node {
+        SERVER => world.script.server_crashes += 1,
+        _ => switch_forgets(world, node - 1),
+    }
+    if world.script.server_crashes > 0 {
+        server_forgets(world);
+    }
+}
+
 /// The routes come back, and the server keeps what it has.
-pub fn switch_forgets(world: &mut World<Atp>, at: usize) {
+fn switch_forgets(world: &mut World<Atp>, at: usize) {
     let switch = world.script.switch(at);
     world.replace(1 + at, Machine::summer(switch));
 }
 
 /// The jobs go on in another generation.
-pub fn server_forgets(world: &mut World<Atp>) {
+fn server_forgets(world: &mut World<Atp>) {
     world.script.generation += 1;
     let server = world.script.server(true);
     world.replace(SERVER, Machine::summer(server));
@@ -157,8 +199,12 @@ fn tell_switches(world: &mut World<Atp>) {
 fn resume(world: &mut World<Atp>, job: usize, rank: usize) {
     let (node, now) = (world.script.case.worker(job, rank), world.clock());
     let plan = world.script.plan(job, rank);
+    // A driver suspends its worker. One that only hears of the other generation must go on, too.
+    let is_suspended = !matches!(world.script.case.fault, Fault::Crashes(_));
     let worker: &mut Worker = world.machine_mut(node);
-    worker.suspend();
+    if is_suspended {
+        worker.suspend();
+    }
     worker.resume(now, plan);
     world.drain(node);
 }
@@ -199,6 +245,11 @@ fn replace_workers(world: &mut World<Atp>) {
 /// Whether a worker was replaced in the middle of a tensor.
 pub fn was_replaced_midway(world: &World<Atp>) -> bool {
     world.script.midway > 0
+}
+
+/// What each switch counted.
+pub fn switches(world: &World<Atp>) -> Vec<AtpSwitchStatistics> {
+    world.all::<AtpSwitch<usize>>().map(AtpSwitch::statistics).collect()
 }
 
 /// What the server counted of a job.

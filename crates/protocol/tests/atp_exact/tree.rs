@@ -28,6 +28,30 @@ impl Tree {
         Self { switches, workers: (0..workers).map(|rank| Some((rank % 3).min(racks))).collect() }
     }
 
+    /// `racks` of `size` workers below one switch of the second level.
+    pub fn racks(racks: usize, size: usize) -> Self {
+        let mut switches = vec![(None, 1)];
+        switches.extend((0..racks).map(|_| (Some(0), 0)));
+        Self { switches, workers: (0..racks * size).map(|worker| Some(1 + worker / size)).collect() }
+    }
+
+    /// `levels` of switches, each with two children, and a worker besides at every switch above the first level.
+    pub fn deep(levels: u8) -> Self {
+        let mut tree = Self { switches: vec![(None, levels - 1)], workers: vec![] };
+        let mut at = 0;
+        while at < tree.switches.len() {
+            let level = tree.switches[at].1;
+            if level == 0 {
+                tree.workers.extend([Some(at); 2]);
+            } else {
+                tree.workers.push(Some(at));
+                tree.switches.extend([(Some(at), level - 1); 2]);
+            }
+            at += 1;
+        }
+        tree
+    }
+
     /// The first level that no switch has.
     pub fn server_level(&self) -> u8 {
         self.switches.iter().map(|(_, level)| level + 1).max().unwrap_or(0)

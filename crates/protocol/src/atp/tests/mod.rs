@@ -1,6 +1,5 @@
-//! Switch and server on their own, as timelines of the paper's figures; then whole networks with real workers.
+//! Switch and server on their own, as timelines of the paper's figures. Whole networks with real workers are in `tests/atp_exact`.
 
-mod network;
 mod server;
 mod strangers;
 mod switch;
