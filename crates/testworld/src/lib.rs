@@ -34,6 +34,6 @@ pub use machine::{Machine, Summing, Working};
 pub use network::{Network, Packet, Way};
 pub use random::Random;
 pub use script::Script;
-pub use seeds::{each_seed, fresh_seeds};
+pub use seeds::{each_seed, each_seed_in_parallel, fresh_seeds};
 pub use values::{Numbered, Values, bfloat16_bits, float16_bits};
 pub use world::{Sum, World};

@@ -4,8 +4,8 @@ use std::any::Any;
 use std::fmt::Debug;
 
 use fanin_protocol::{
-    Endpoint, Instant, JobAborted, JobProgress, Received, Summer, Transmit, WorkerEvent, WorkerMachine,
-    WorkerStatistics,
+    Endpoint, Instant, JobAborted, JobProgress, Received, Summer, Transmit, Verdict, WorkerEvent,
+    WorkerMachine, WorkerStatistics,
 };
 use fanin_wire::{JobId, Operation};
 
@@ -74,11 +74,11 @@ impl Machine {
     }
 
     /// The only place in which packets are handed to machines.
-    pub(crate) fn handle_packet(&mut self, now: Instant, from: usize, packet: &[u8]) {
+    pub(crate) fn handle_packet(&mut self, now: Instant, from: usize, packet: &[u8]) -> Verdict {
         match self {
             Self::Summer(machine) => machine.handle_packet(now, from, packet),
             Self::Worker(machine) => machine.handle_packet(now, from, packet),
-        };
+        }
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {

@@ -3,24 +3,37 @@
 use crate::Random;
 
 /// How bad a network is.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Network {
     /// Packets of a thousand that are lost.
     pub loss_per_mille: u64,
     /// Packets of a thousand that arrive twice, unless a copy is lost.
     pub double_per_mille: u64,
-    /// A packet is under way for 5 us and for up to this much longer, so that packets overtake each other.
+    /// A packet is under way for at least this long.
+    pub delay_us: u64,
+    /// A packet is under way for up to this much longer, so that packets overtake each other.
     pub jitter_us: u64,
-    /// Packets of a thousand that are held back for up to [`Self::HELD_BACK_US`], also where others keep their order.
+    /// Packets of a thousand that are held back, also where others keep their order.
     pub reordered_per_mille: u64,
+    /// The longest time for which a packet is held back.
+    pub held_back_us: u64,
+}
+
+/// Nothing goes wrong.
+impl Default for Network {
+    fn default() -> Self {
+        Self {
+            loss_per_mille: 0,
+            double_per_mille: 0,
+            delay_us: 5,
+            jitter_us: 0,
+            reordered_per_mille: 0,
+            held_back_us: 50,
+        }
+    }
 }
 
 impl Network {
-    /// The shortest time that a packet is under way.
-    pub const DELAY_NS: u64 = 5_000;
-    /// The longest time for which a packet is held back.
-    pub const HELD_BACK_US: u64 = 50;
-
     /// When the copies of a packet arrive, from now on.
     pub(crate) fn arrivals(self, way: &Way, random: &mut Random) -> Vec<u64> {
         let copies = 1 + u64::from(random.below(1000) < self.double_per_mille);
@@ -29,9 +42,9 @@ impl Network {
             if random.below(1000) < way.loss_per_mille {
                 continue;
             }
-            let mut after = Self::DELAY_NS + way.late_ns + random.below(1000 * self.jitter_us + 1);
+            let mut after = 1000 * self.delay_us + way.late_ns + random.below(1000 * self.jitter_us + 1);
             if self.reordered_per_mille > 0 && random.below(1000) < self.reordered_per_mille {
-                after += random.below(1000 * Self::HELD_BACK_US + 1);
+                after += random.below(1000 * self.held_back_us + 1);
             }
             arrivals.push(after);
         }

@@ -1,19 +1,17 @@
 //! What a protocol adds to the world.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
-use fanin_protocol::Instant;
-use fanin_wire::{JobId, Operation};
+use fanin_protocol::{Instant, Verdict};
+use fanin_wire::{AbortReason, JobId, Operation};
 
-use crate::{Network, Numbered, Way, World};
+use crate::{Network, Numbered, Packet, Way, World};
 
 /// What the machines of a case sum, what goes wrong meanwhile, and what must come of it.
 pub trait Script: Debug + Sized {
     /// What happens at a time that the script chose: a fault, a plan that changes.
     type Happening;
-
-    /// Whether a machine may give its job up. If not, that is a failure.
-    const MAY_ABORT: bool = false;
 
     /// How bad the network is.
     fn network(&self) -> Network;
@@ -46,11 +44,29 @@ pub trait Script: Debug + Sized {
         Instant(at)
     }
 
+    /// How long a driver gathers packets at most before it asks its machine for answers; `None` if it asks after each packet.
+    fn round(&self) -> Option<Duration> {
+        None
+    }
+
+    /// No run takes longer than this, unless it hangs.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(600)
+    }
+
     /// A packet is about to arrive.
     fn before_packet(_world: &mut World<Self>) {}
 
-    /// A machine has said all that it had to say.
-    fn after_drain(_world: &mut World<Self>, _node: usize) {}
+    /// A machine has handled a packet.
+    fn after_packet(_world: &mut World<Self>, _node: usize, _packet: &Packet, _verdict: Verdict) {}
+
+    /// A machine has said all that it had to say, in so many packets. What goes to several machines counts once.
+    fn after_drain(_world: &mut World<Self>, _node: usize, _sent: usize) {}
+
+    /// A worker, or a machine that sums for this job, says that it cannot go on.
+    fn gave_up(world: &mut World<Self>, node: usize, _job: Option<JobId>, reason: AbortReason) {
+        panic!("{node} gave up, {reason:?}: {}", world.standing());
+    }
 
     /// Whether the run ends here, though not all machines sleep.
     fn is_over(world: &World<Self>) -> bool {

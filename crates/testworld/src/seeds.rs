@@ -2,7 +2,9 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Random;
 
@@ -11,16 +13,47 @@ use crate::Random;
 /// # Panics
 /// When a seed does. The command that plays it alone is printed first.
 pub fn each_seed(seeds: impl IntoIterator<Item = u64>, mut play: impl FnMut(u64)) -> bool {
-    if let Ok(seed) = std::env::var("FANIN_SEED") {
-        play(seed.parse().expect("FANIN_SEED is a number"));
+    if let Some(seed) = asked() {
+        play(seed);
         return false;
     }
-    for seed in seeds {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(seed))) {
-            eprintln!("replay with: {}", command(seed));
-            resume_unwind(panic);
-        }
+    let test = test();
+    seeds.into_iter().for_each(|seed| play_one(seed, &test, &mut play));
+    true
+}
+
+fn asked() -> Option<u64> {
+    std::env::var("FANIN_SEED").ok().map(|seed| seed.parse().expect("FANIN_SEED is a number"))
+}
+
+fn play_one(seed: u64, test: &str, play: impl FnOnce(u64)) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(seed))) {
+        eprintln!("replay with: FANIN_SEED={seed} cargo test {test}");
+        resume_unwind(panic);
     }
+}
+
+/// Plays each seed, on as many threads as the machine has processors. Otherwise as [`each_seed`].
+///
+/// # Panics
+/// When a seed does.
+pub fn each_seed_in_parallel(seeds: Range<u64>, play: impl Fn(u64) + Sync) -> bool {
+    let test = test();
+    if let Some(seed) = asked() {
+        play(seed);
+        return false;
+    }
+    let next = AtomicU64::new(seeds.start);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end);
+                while let Some(seed) = take() {
+                    play_one(seed, &test, &play);
+                }
+            });
+        }
+    });
     true
 }
 
@@ -33,12 +66,12 @@ pub fn fresh_seeds(count: usize) -> Vec<u64> {
     (0..count).map(|_| random.next()).collect()
 }
 
-/// Cargo tells the package, the name of the program is the file's, and a test's thread is called as the test.
-fn command(seed: u64) -> String {
+/// How cargo finds this test. It tells the package, the name of the program is the file's, and a test's thread is called as the test.
+fn test() -> String {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
     let program = std::env::current_exe().unwrap_or_default();
     let program = program.file_stem().unwrap_or_default().to_string_lossy();
     let file = program.rsplit_once('-').map_or(&*program, |(file, _hash)| file);
     let thread = std::thread::current();
-    format!("FANIN_SEED={seed} cargo test -p {package} --test {file} {}", thread.name().unwrap_or_default())
+    format!("-p {package} --test {file} {}", thread.name().unwrap_or_default())
 }

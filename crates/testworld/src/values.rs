@@ -158,6 +158,8 @@ pub fn float16_bits(value: f64) -> u16 {
 fn of_half(bits: u16) -> f64 {
     let (exponent, mantissa) = (bits >> 10 & 31, bits & 1023);
     let value = match exponent {
+        31 if mantissa > 0 => f64::NAN,
+        31 => f64::INFINITY,
         0 => f64::from(mantissa) / 1024.0 / 16384.0,
         _ => (1.0 + f64::from(mantissa) / 1024.0) * (f64::from(exponent) - 15.0).exp2(),
     };

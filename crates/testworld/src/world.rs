@@ -6,12 +6,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use fanin_protocol::{Instant, Loss, Reason, WorkerEvent};
-use fanin_wire::{AbortReason, Tag};
+use fanin_wire::Tag;
 
 use crate::{Machine, Packet, Random, Script, Values};
 
-/// No run takes longer than this, in nanoseconds, unless it hangs.
-const TOO_LATE: u64 = 600_000_000_000;
 /// So many events are a machine that never sleeps.
 const TOO_MANY: u64 = 20_000_000;
 /// A driver sleeps at least so many nanoseconds.
@@ -20,6 +18,7 @@ const NAP: u64 = 100;
 enum Event<H> {
     Packet(Packet),
     Timer(usize),
+    Drain(usize),
     Begin(usize),
     Happening(H),
 }
@@ -49,13 +48,16 @@ pub struct World<S: Script> {
     events: u64,
     /// When each machine's earliest timer is on the agenda.
     timers: Vec<Option<u64>>,
-    dead: Option<usize>,
+    /// Which drivers have packets handled that their machines have not answered.
+    drains: Vec<bool>,
+    down: Vec<bool>,
     /// By node and tensor.
     done: Vec<Vec<Option<Sum>>>,
     /// The tensor with which each worker began, and the first element of it for which the worker was there.
     since: Vec<(usize, usize)>,
     missing: usize,
-    told: Vec<Option<AbortReason>>,
+    packets: u64,
+    lost: u64,
     /// The packets on their way, if the test decides what becomes of them.
     held: Option<Vec<Packet>>,
     train: Vec<u8>,
@@ -74,11 +76,13 @@ impl<S: Script> World<S> {
             agenda: BTreeMap::new(),
             events: 0,
             timers: vec![None; machines.len()],
-            dead: None,
+            drains: vec![false; machines.len()],
+            down: vec![false; machines.len()],
             done: vec![vec![None; tensors]; machines.len()],
             since: vec![(0, 0); machines.len()],
             missing: tensors * machines.iter().filter(is_worker).count(),
-            told: vec![None; machines.len()],
+            packets: 0,
+            lost: 0,
             held: None,
             train: vec![0; 65536],
             machines,
@@ -102,12 +106,13 @@ impl<S: Script> World<S> {
 
     /// Plays to the end. Only a case that ends in an abort has no sums to check.
     pub fn run(&mut self) {
+        let too_late = self.script.patience().as_nanos() as u64;
         while !S::is_over(self) {
             let Some(((at, _), event)) = self.agenda.pop_first() else {
                 assert!(S::may_sleep(self), "nothing happens any more: {}", self.standing());
                 return;
             };
-            assert!(at < TOO_LATE, "never done: {}", self.standing());
+            assert!(at < too_late, "never done: {}", self.standing());
             assert!(self.events < TOO_MANY, "never sleeps: {}", self.standing());
             self.now = at;
             match event {
@@ -120,6 +125,10 @@ impl<S: Script> World<S> {
                         self.timers[node] = None;
                         self.wake(node);
                     }
+                }
+                Event::Drain(node) => {
+                    self.drains[node] = false;
+                    self.drain(node);
                 }
                 Event::Begin(node) => self.begin(node, 0),
                 Event::Happening(what) => S::happen(self, what),
@@ -155,29 +164,43 @@ impl<S: Script> World<S> {
         self.schedule(at, Event::Happening(what));
     }
 
+    /// Something happens after so long.
+    pub fn happens_in(&mut self, after: Duration, what: S::Happening) {
+        self.happens_at(self.now + after.as_nanos() as u64, what);
+    }
+
     /// A worker submits its tensors from this one on.
     pub fn begin(&mut self, node: usize, from: usize) {
-        for number in from..self.tensors {
-            let (tensor, operation) = self.script.tensor(node, number);
-            let Machine::Worker(worker) = &mut self.machines[node] else { panic!("{node} is no worker") };
-            worker.take_in(tensor, operation);
-        }
+        (from..self.tensors).for_each(|number| self.submit(node, number));
         self.drain(node);
+    }
+
+    /// A worker takes a tensor in.
+    ///
+    /// # Panics
+    /// When no worker is at the node.
+    pub fn submit(&mut self, node: usize, number: usize) {
+        let (tensor, operation) = self.script.tensor(node, number);
+        let Machine::Worker(worker) = &mut self.machines[node] else { panic!("{node} is no worker") };
+        worker.take_in(tensor, operation);
     }
 
     /// Hands a packet over.
     pub fn deliver(&mut self, packet: &Packet) {
-        let Some(node) = self.script.node_at(packet.to).filter(|node| self.dead != Some(*node)) else {
-            return;
-        };
+        let Some(node) = self.script.node_at(packet.to).filter(|node| !self.down[*node]) else { return };
         let now = self.script.clock(self.now);
-        self.machines[node].handle_packet(now, packet.from, &packet.bytes);
-        self.drain(node);
+        let verdict = self.machines[node].handle_packet(now, packet.from, &packet.bytes);
+        S::after_packet(self, node, packet, verdict);
+        let Some(round) = self.script.round() else { return self.drain(node) };
+        if !std::mem::replace(&mut self.drains[node], true) {
+            let wait = self.random.below(round.as_nanos() as u64 + 1);
+            self.schedule(self.now + wait, Event::Drain(node));
+        }
     }
 
     /// A machine's driver wakes, whether or not anything is due.
     fn wake(&mut self, node: usize) {
-        if self.dead != Some(node) {
+        if !self.down[node] {
             let now = self.script.clock(self.now);
             self.machines[node].handle_timeout(now);
             self.drain(node);
@@ -200,17 +223,18 @@ impl<S: Script> World<S> {
 
     /// Lets a machine send, tell and go to sleep.
     pub fn drain(&mut self, node: usize) {
-        if self.dead == Some(node) {
+        if self.down[node] {
             return;
         }
         let now = self.script.clock(self.now);
         // Not a new one each time: to clear it would take most of the time.
-        let mut train = std::mem::take(&mut self.train);
+        let (mut train, mut sent_packets) = (std::mem::take(&mut self.train), 0);
         while let Some(sent) = self.machines[node].poll_transmit(now, &mut train) {
             let (recipients, bytes, segment_bytes) = (sent.to.to_vec(), sent.bytes, sent.segment_bytes);
             let packets = || train[..bytes].chunks(segment_bytes);
             let kinds = || packets().map(Tag::of_packet);
             assert!(kinds().zip(kinds().skip(1)).all(|(a, b)| a == b), "a train is of one kind");
+            sent_packets += packets().count();
             for to in recipients {
                 packets().for_each(|packet| self.send(node, to, packet));
             }
@@ -221,7 +245,7 @@ impl<S: Script> World<S> {
             held.sort();
         }
         self.take_events(node);
-        S::after_drain(self, node);
+        S::after_drain(self, node, sent_packets);
         // A clock that jumps brings the timer's time with it.
         let due = self.machines[node].poll_timeout().filter(|_| self.held.is_none());
         let due = due.map(|due| self.now + due.0.saturating_sub(now.0).max(NAP));
@@ -238,20 +262,22 @@ impl<S: Script> World<S> {
             held.push(packet());
             return;
         }
-        for after in self.script.network().arrivals(&way, &mut self.random) {
+        let arrivals = self.script.network().arrivals(&way, &mut self.random);
+        self.packets += 1;
+        self.lost += u64::from(arrivals.is_empty());
+        for after in arrivals {
             self.schedule(self.now + after, Event::Packet(packet()));
         }
     }
 
     fn take_events(&mut self, node: usize) {
-        let told = match &mut self.machines[node] {
+        let mut gave_up = Vec::new();
+        match &mut self.machines[node] {
             Machine::Summer(machine) => {
-                let told = machine.poll_event().map(|aborted| aborted.reason);
-                assert!(told.is_none() || machine.poll_event().is_none(), "said once");
-                told
+                let aborted = std::iter::from_fn(|| machine.poll_event());
+                gave_up.extend(aborted.map(|aborted| (Some(aborted.job), aborted.reason)));
             }
             Machine::Worker(machine) => {
-                let mut told = None;
                 while let Some(event) = machine.poll_event() {
                     match event {
                         WorkerEvent::Completed(tensor, times) => {
@@ -263,16 +289,13 @@ impl<S: Script> World<S> {
                             *place = Some(Sum { values: tensor.values, loss, since });
                             self.missing -= 1;
                         }
-                        WorkerEvent::Aborted(reason) => told = Some(reason),
+                        WorkerEvent::Aborted(reason) => gave_up.push((None, reason)),
                     }
                 }
-                told
             }
-        };
-        if let Some(reason) = told {
-            assert!(S::MAY_ABORT, "{node} was aborted, {reason:?}: {}", self.standing());
-            let before = self.told[node].replace(reason);
-            assert!(before.is_none() || matches!(self.machines[node], Machine::Worker(_)), "said once");
+        }
+        for (job, reason) in gave_up {
+            S::gave_up(self, node, job, reason);
         }
     }
 
@@ -304,9 +327,10 @@ impl<S: Script> World<S> {
         &self.machines
     }
 
-    /// Another machine is at a node from now on: it has lost its memory, or is a successor.
+    /// Another machine is at a node from now on, and is up: it has lost its memory, or is a successor.
     pub fn replace(&mut self, node: usize, machine: Machine) {
         self.machines[node] = machine;
+        self.down[node] = false;
     }
 
     /// A worker took another's place, which is gone with all it had, and begins with an element of a tensor. It gets no sum of
@@ -331,15 +355,21 @@ impl<S: Script> World<S> {
         self.begin(node, first);
     }
 
-    /// A machine hears and says nothing from now on.
+    /// A machine hears and says nothing, until another one is at its node.
     pub fn die(&mut self, node: usize) {
-        self.dead = Some(node);
+        self.down[node] = true;
     }
 
-    /// The node that died.
+    /// Whether the machine at a node hears and says nothing.
     #[must_use]
-    pub const fn dead(&self) -> Option<usize> {
-        self.dead
+    pub fn is_down(&self, node: usize) -> bool {
+        self.down[node]
+    }
+
+    /// The first node whose machine hears and says nothing.
+    #[must_use]
+    pub fn dead(&self) -> Option<usize> {
+        self.down.iter().position(|down| *down)
     }
 
     /// Nanoseconds since the beginning.
@@ -390,12 +420,6 @@ impl<S: Script> World<S> {
         whole
     }
 
-    /// Why a machine gave its job up.
-    #[must_use]
-    pub fn told(&self, node: usize) -> Option<AbortReason> {
-        self.told[node]
-    }
-
     /// Packets on their way, in a world that holds them.
     #[must_use]
     pub fn held(&self) -> &[Packet] {
@@ -405,6 +429,24 @@ impl<S: Script> World<S> {
     /// Takes a packet that is held.
     pub fn take_held(&mut self, at: usize) -> Packet {
         self.held.as_mut().expect("a world that holds its packets").remove(at)
+    }
+
+    /// Packets that were handed to the network, each to one recipient.
+    #[must_use]
+    pub const fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Packets of which no copy arrives.
+    #[must_use]
+    pub const fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Events that are still to come: packets on their way, timers, and what the script has planned.
+    #[must_use]
+    pub fn ahead(&self) -> usize {
+        self.agenda.len()
     }
 
     /// Packets that workers sent again.

@@ -145,7 +145,7 @@ fn a_worker_that_dies_between_its_stop_and_the_end_of_its_flow_is_named() {
         if let Some(reason) = aborted(&world) {
             assert_eq!(reason, AbortReason::Expelled(Rank(dead)));
             let others = (0..).zip(told(&world)).filter(|(rank, _)| *rank != dead);
-            others.for_each(|(rank, told)| assert_eq!(told, Some(reason), "seed {seed}: rank {rank}"));
+            others.for_each(|(rank, told)| assert_eq!(*told, Some(reason), "seed {seed}: rank {rank}"));
             named += 1;
         } else {
             assert!(waits_for_nobody_but(&world, dead), "seed {seed}");
@@ -164,7 +164,7 @@ fn a_worker_that_dies_midway_is_named_and_the_others_are_told() {
             Some(reason) => {
                 assert_eq!(reason, AbortReason::Expelled(Rank(dead)));
                 let others = (0..).zip(told(&world)).filter(|(rank, _)| *rank != dead);
-                others.for_each(|(rank, told)| assert_eq!(told, Some(reason), "seed {seed}: rank {rank}"));
+                others.for_each(|(rank, told)| assert_eq!(*told, Some(reason), "seed {seed}: rank {rank}"));
                 midway += 1;
             }
             // It died between two flows, or had nothing more to say: then the server waits for it, and says for whom.

@@ -28,6 +28,8 @@ pub struct Dlcp {
     stopped: HashSet<FlowId>,
     /// Sums that lack something and went to workers before any of these had stopped: what they lacked was let go. Of no broadcasts.
     pub early_sums: u64,
+    aborted: Option<AbortReason>,
+    told: Vec<Option<AbortReason>>,
     /// The only tensor of each worker, if it is not a numbered one.
     values: Vec<Values>,
 }
@@ -66,6 +68,8 @@ pub fn world_of_values(case: Case, values: &[Values]) -> World<Dlcp> {
         pushed_again: 0,
         stopped: HashSet::new(),
         early_sums: 0,
+        aborted: None,
+        told: vec![None; case.workers],
         values: values.to_vec(),
         case: case.clone(),
     };
@@ -100,8 +104,6 @@ impl Dlcp {
 
 impl Script for Dlcp {
     type Happening = Death;
-
-    const MAY_ABORT: bool = true;
 
     fn network(&self) -> Network {
         let Case { doubled: double_per_mille, jitter_us, data_loss: loss_per_mille, .. } = self.case;
@@ -190,7 +192,7 @@ impl Script for Dlcp {
         (!is_lost).then_some(Way { from, to, loss_per_mille, late_ns })
     }
 
-    fn after_drain(world: &mut World<Self>, node: usize) {
+    fn after_drain(world: &mut World<Self>, node: usize, _sent: usize) {
         let Case { workers, ring, flows, flow_blocks, .. } = world.script.case;
         if !ring && node == workers {
             let in_use = server(world).in_use;
@@ -199,10 +201,21 @@ impl Script for Dlcp {
         }
     }
 
+    fn gave_up(world: &mut World<Self>, node: usize, job: Option<JobId>, reason: AbortReason) {
+        match job {
+            Some(job) => {
+                assert_eq!(job, JOB);
+                assert_eq!(world.script.aborted.replace(reason), None, "said once");
+            }
+            None => world.script.told[node] = Some(reason),
+        }
+    }
+
     /// Whether nothing more is to be learned, though not all sleep.
     fn is_over(world: &World<Self>) -> bool {
         // Of a ring, the owners tell all what one was told.
-        world.script.case.ring && is_told(world) || world.dead().is_some() && world.ns() > 120_000_000_000
+        world.script.case.ring && told(world).iter().any(Option::is_some)
+            || world.dead().is_some() && world.ns() > 120_000_000_000
     }
 
     /// Then all is done, and nobody waits for a confirmation.
@@ -211,7 +224,7 @@ impl Script for Dlcp {
         if !has_dead && !world.script.case.ring {
             assert_eq!(server(world).in_use, 0, "{}", world.standing());
         }
-        let has_ended = aborted(world).is_some() || is_told(world);
+        let has_ended = aborted(world).is_some() || told(world).iter().any(Option::is_some);
         has_dead || has_ended || world.missing() == 0
     }
 
@@ -308,16 +321,12 @@ pub fn loss(world: &World<Dlcp>) -> Loss {
 
 /// Why the server gave the job up.
 pub fn aborted(world: &World<Dlcp>) -> Option<AbortReason> {
-    if world.script.case.ring { None } else { world.told(world.script.case.workers) }
+    world.script.aborted
 }
 
 /// What each rank was told, if it was told anything.
-pub fn told(world: &World<Dlcp>) -> Vec<Option<AbortReason>> {
-    (0..world.script.case.workers).map(|worker| world.told(worker)).collect()
-}
-
-fn is_told(world: &World<Dlcp>) -> bool {
-    (0..world.script.case.workers).any(|worker| world.told(worker).is_some())
+pub fn told(world: &World<Dlcp>) -> &[Option<AbortReason>] {
+    &world.script.told
 }
 
 pub fn workers_were_told(world: &World<Dlcp>) -> bool {
