@@ -8,22 +8,10 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use fanin_protocol::Instant;
-
 /// A point in time that an agenda can be ordered by.
 pub(crate) trait Moment: Copy {
     fn to_ticks(self) -> u64;
     fn from_ticks(ticks: u64) -> Self;
-}
-
-impl Moment for Instant {
-    fn to_ticks(self) -> u64 {
-        self.0
-    }
-
-    fn from_ticks(ticks: u64) -> Self {
-        Self(ticks)
-    }
 }
 
 /// Ticks of a span, as a power of two: 8 ns of a network's picoseconds. A packet of 100 bytes takes as long at 100 Gbit/s.
@@ -188,11 +176,6 @@ impl<T: Moment, E> Agenda<T, E> {
         Some((T::from_ticks(ticks), entry.event))
     }
 
-    /// Takes the next event.
-    pub(crate) fn next(&mut self) -> Option<(T, E)> {
-        self.next_until(T::from_ticks(u64::MAX))
-    }
-
     pub(crate) const fn len(&self) -> usize {
         self.length
     }
@@ -200,9 +183,20 @@ impl<T: Moment, E> Agenda<T, E> {
 
 #[cfg(test)]
 mod tests {
+    use fanin_protocol::Instant;
     use oorandom::Rand64;
 
     use super::*;
+
+    impl Moment for Instant {
+        fn to_ticks(self) -> u64 {
+            self.0
+        }
+
+        fn from_ticks(ticks: u64) -> Self {
+            Self(ticks)
+        }
+    }
 
     #[test]
     fn events_come_by_time_and_ties_in_the_order_of_their_making() {
@@ -215,7 +209,7 @@ mod tests {
             expected.push((when, made));
         }
         expected.sort_unstable();
-        let came: Vec<_> = std::iter::from_fn(|| agenda.next()).collect();
+        let came: Vec<_> = std::iter::from_fn(|| agenda.next_until(Instant(u64::MAX))).collect();
         assert_eq!(came, expected);
         assert_eq!(agenda.len(), 0);
     }

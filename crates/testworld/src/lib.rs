@@ -16,10 +16,8 @@
 //! A world normally decides by chance when a packet arrives. A world that [holds](World::holding) its packets leaves that to
 //! the test, which can then try every order.
 //!
-//! Deliberately absent: links with rates and queues (`sim/net` has those), and control, i.e. joining, heartbeats and
-//! takeovers. The small world of `crates/sim` plays control: its network is as simple as this one, but its registries,
-//! lanes and racks are most of it, and its seeds are reproduced by a generator of its own. No code that is shipped may
-//! depend on this crate.
+//! Deliberately absent: links with rates and queues (`sim/net` has those). Control, such as joining, heartbeats and takeovers, is
+//! what a script lets [happen](Script::happen). No code that is shipped may depend on this crate.
 #![forbid(unsafe_code)]
 
 mod machine;

@@ -13,7 +13,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("plan", &[]),
     ("protocol", &["wire", "quant"]),
     ("testworld", &["protocol", "wire"]),
-    ("sim", &["protocol", "wire", "quant"]),
+    ("sim", &["protocol", "wire"]),
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
     ("guests", &[]),
@@ -38,12 +38,8 @@ const ALLOWED_IN_PROTOCOL: [(&str, &[&str]); 8] = [
 ];
 
 /// Room of `sim`, and the rooms there that it may import. Three are a circle: a system says how its jobs are written.
-const ALLOWED_IN_SIM: [(&str, &[&str]); 9] = [
-    ("scenario", &[]),
-    ("tensors", &["scenario"]),
-    ("checker", &["scenario", "tensors"]),
+const ALLOWED_IN_SIM: [(&str, &[&str]); 5] = [
     ("agenda", &[]),
-    ("world", &["agenda", "checker", "scenario", "tensors"]),
     ("net", &["agenda"]),
     ("workload", &["net", "systems", "scenario_file"]),
     ("systems", &["net", "workload", "scenario_file"]),
