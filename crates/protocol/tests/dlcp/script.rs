@@ -127,7 +127,10 @@ impl Script for Dlcp {
     }
 
     fn happen(world: &mut World<Self>, Death { node }: Death) {
-        world.die(node);
+        // Of several that stop at the same moment, the first one dies.
+        if world.dead().is_none() {
+            world.die(node);
+        }
     }
 
     /// A clock jumps after a millisecond, if it does.
