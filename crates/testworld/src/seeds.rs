@@ -73,5 +73,5 @@ fn test() -> String {
     let program = program.file_stem().unwrap_or_default().to_string_lossy();
     let file = program.rsplit_once('-').map_or(&*program, |(file, _hash)| file);
     let thread = std::thread::current();
-    format!("-p {package} --test {file} {}", thread.name().unwrap_or_default())
+    format!("-p {package} --test {file} {} -- --exact", thread.name().unwrap_or_default())
 }
