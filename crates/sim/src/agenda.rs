@@ -1,15 +1,12 @@
-//! The agenda: a queue of events in virtual time, ties in the order of their making.
+//! What happens when: a queue of events in virtual time, ties in the order of their making.
 //!
-//! Most events are a link's delay away, and there are as many as links. In one heap each would go
-//! through many levels. So events that are due soon are put into a wheel of spans of time, and a
-//! span is sorted when it becomes the present one. Events that are made for the present span
-//! meanwhile are few, and in a heap. Another heap holds events that are further away than the wheel
-//! reaches, until their span is the present one.
+//! Most events are a link's delay away, and there are as many as links. In one heap each would go through many levels; so
+//! what is due soon is put into a wheel of spans of time, and a span is sorted when it becomes the present one. What is made
+//! for the present span meanwhile, which is little, is in a heap; in another one is what is further away than the wheel reaches,
+//! until its span is the present one.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
-
-use fanin_protocol::Instant;
 
 /// A point in time that an agenda can be ordered by.
 pub(crate) trait Moment: Copy {
@@ -17,18 +14,7 @@ pub(crate) trait Moment: Copy {
     fn from_ticks(ticks: u64) -> Self;
 }
 
-impl Moment for Instant {
-    fn to_ticks(self) -> u64 {
-        self.0
-    }
-
-    fn from_ticks(ticks: u64) -> Self {
-        Self(ticks)
-    }
-}
-
-/// Ticks of a span, as a power of two: 8 ns of a network's picoseconds. A packet of 100 bytes takes
-/// as long at 100 Gbit/s.
+/// Ticks of a span, as a power of two: 8 ns of a network's picoseconds. A packet of 100 bytes takes as long at 100 Gbit/s.
 const SPAN_BITS: u32 = 13;
 /// Spans of the wheel: 8 us, in which most links deliver.
 const SPANS: usize = 1024;
@@ -79,17 +65,16 @@ impl<E> Entry<E> {
 /// Events by time.
 #[derive(Debug)]
 pub(crate) struct Agenda<T, E> {
-    /// The events that the present span began with, the next one last.
+    /// Those that the present span began with, the next one last.
     present: Vec<Entry<E>>,
-    /// The events of the present span and of earlier ones that were made since.
+    /// Those of the present span and of before that were made since.
     late: BinaryHeap<Entry<E>>,
     span: u64,
-    /// The events of the next [`SPANS`] spans but for the present one, by their span's number
-    /// modulo that.
+    /// Those of the next [`SPANS`] spans but for the present one, by their span's number modulo that.
     wheel: Vec<Vec<Entry<E>>>,
     /// Which of these there are.
     occupied: [u64; WORDS],
-    /// The events that were further away when they were made.
+    /// Those further away when they were made.
     far: BinaryHeap<Entry<E>>,
     made: u64,
     length: usize,
@@ -137,8 +122,7 @@ impl<T: Moment, E> Agenda<T, E> {
         }
     }
 
-    /// Goes on to the next span in which something happens, if nothing does in the present one;
-    /// returns whether it did.
+    /// Goes on to the next span in which something happens, if nothing does in the present one; returns whether it did.
     #[inline]
     pub(crate) fn turn(&mut self) -> bool {
         if !self.present.is_empty() || !self.late.is_empty() || self.length == 0 {
@@ -157,7 +141,7 @@ impl<T: Moment, E> Agenda<T, E> {
         true
     }
 
-    /// The events that the present span began with and that have not happened yet, in no order.
+    /// What the present span began with and has not happened yet, in no order.
     pub(crate) fn present(&self) -> impl ExactSizeIterator<Item = &E> {
         self.present.iter().map(|entry| &entry.event)
     }
@@ -192,11 +176,6 @@ impl<T: Moment, E> Agenda<T, E> {
         Some((T::from_ticks(ticks), entry.event))
     }
 
-    /// Takes the next event.
-    pub(crate) fn next(&mut self) -> Option<(T, E)> {
-        self.next_until(T::from_ticks(u64::MAX))
-    }
-
     pub(crate) const fn len(&self) -> usize {
         self.length
     }
@@ -204,9 +183,20 @@ impl<T: Moment, E> Agenda<T, E> {
 
 #[cfg(test)]
 mod tests {
+    use fanin_protocol::Instant;
     use oorandom::Rand64;
 
     use super::*;
+
+    impl Moment for Instant {
+        fn to_ticks(self) -> u64 {
+            self.0
+        }
+
+        fn from_ticks(ticks: u64) -> Self {
+            Self(ticks)
+        }
+    }
 
     #[test]
     fn events_come_by_time_and_ties_in_the_order_of_their_making() {
@@ -219,7 +209,7 @@ mod tests {
             expected.push((when, made));
         }
         expected.sort_unstable();
-        let came: Vec<_> = std::iter::from_fn(|| agenda.next()).collect();
+        let came: Vec<_> = std::iter::from_fn(|| agenda.next_until(Instant(u64::MAX))).collect();
         assert_eq!(came, expected);
         assert_eq!(agenda.len(), 0);
     }

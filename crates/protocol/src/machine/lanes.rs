@@ -40,6 +40,11 @@ impl<M: Endpoint> Lanes<M> {
     }
 
     /// All lanes, in that order.
+    pub fn iter(&self) -> impl Iterator<Item = &Lane<M>> {
+        self.lanes.iter()
+    }
+
+    /// All lanes, in that order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Lane<M>> {
         self.lanes.iter_mut()
     }

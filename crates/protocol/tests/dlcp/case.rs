@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig};
+use fanin_testworld::Random;
 use fanin_wire::{Dtype, Generation, JobId, Key, LossBound, Op, Pattern, ShardId, WorkerId};
 
 /// Words of a block.
@@ -67,26 +68,6 @@ pub struct Case {
     pub fault: Fault,
 }
 
-/// Numbers by chance: SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
-    }
-}
-
 impl Case {
     /// Four workers, two tensors, and nothing in the way.
     pub fn plain() -> Self {
@@ -118,17 +99,17 @@ impl Case {
     pub fn from_seed(seed: u64) -> Self {
         let mut random = Random(seed);
         let bound = |random: &mut Random| {
-            LossBound::from_millionths(random.one_of(&[0, 0, 10_000, 100_000, 300_000, 600_000]))
+            LossBound::from_millionths(random.pick(&[0, 0, 10_000, 100_000, 300_000, 600_000]))
                 .expect("below one")
         };
-        let op = |random: &mut Random| random.one_of(&[Op::Sum, Op::Average]);
+        let op = |random: &mut Random| random.pick(&[Op::Sum, Op::Average]);
         let tensors: Vec<_> =
             (0..1 + random.below(4)).map(|_| (random.below(3000) as usize, op(&mut random))).collect();
         let (push, pull) = (bound(&mut random), bound(&mut random));
         let floats = [Dtype::Float32, Dtype::Float64, Dtype::Float16, Dtype::Bfloat16];
         let dtype = match random.below(5) {
-            0 => random.one_of(&[Dtype::Int32, Dtype::Int64, Dtype::Int8, Dtype::Uint8]),
-            _ => random.one_of(&floats),
+            0 => random.pick(&[Dtype::Int32, Dtype::Int64, Dtype::Int8, Dtype::Uint8]),
+            _ => random.pick(&floats),
         };
         // The digits of a bfloat16 tell the sums of three apart.
         let most = if dtype == Dtype::Bfloat16 { 3 } else { 5 };
@@ -145,27 +126,27 @@ impl Case {
             pull_bound: if random.below(5) == 0 { pull } else { LossBound::RELIABLE },
             // Drawn last, so that seeds are otherwise what they were.
             finish: Finish::Stopped,
-            flow_blocks: random.one_of(&[1, 7, 64, 200]),
-            flows: random.one_of(&[1, 2, 5]),
-            paths: random.one_of(&[1, 3]),
+            flow_blocks: random.pick(&[1, 7, 64, 200]),
+            flows: random.pick(&[1, 2, 5]),
+            paths: random.pick(&[1, 3]),
             line_rate_bps: 1_000_000_000,
-            data_loss: random.one_of(&[0, 5, 50, 300]),
-            signal_loss: random.one_of(&[0, 5, 50, 300]),
-            doubled: random.one_of(&[0, 50, 300]),
+            data_loss: random.pick(&[0, 5, 50, 300]),
+            signal_loss: random.pick(&[0, 5, 50, 300]),
+            doubled: random.pick(&[0, 50, 300]),
             drops_unimportant: random.below(8) == 0,
             loses_queue: None,
-            jitter_us: random.one_of(&[0, 20, 500]),
-            late_us: random.one_of(&[0, 100, 5000]),
+            jitter_us: random.pick(&[0, 20, 500]),
+            late_us: random.pick(&[0, 100, 5000]),
             fault: match random.below(8) {
-                0 => Fault::Clock {
-                    jump_ns: random.one_of(&[3_600_000_000_000, -3_600_000_000_000, -200_000]),
-                },
+                0 => {
+                    Fault::Clock { jump_ns: random.pick(&[3_600_000_000_000, -3_600_000_000_000, -200_000]) }
+                }
                 _ => Fault::None,
             },
         };
         // Some are so long that what is lost early is let go before a flow ends.
         let case = if random.below(6) == 0 { case.longer() } else { case };
-        let finish = random.one_of(&[Finish::Stopped, Finish::Stopped, Finish::Stopped, Finish::BoundMet]);
+        let finish = random.pick(&[Finish::Stopped, Finish::Stopped, Finish::Stopped, Finish::BoundMet]);
         Self { finish, ..case }
     }
 

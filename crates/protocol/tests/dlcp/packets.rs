@@ -4,8 +4,9 @@ use fanin_protocol::dlcp::{ConfigError, JobConfig, Ring, RingPlan, Server, Serve
 use std::time::Duration;
 
 use fanin_protocol::{
-    Endpoint, Instant, Layer, Reason, RetransmissionConfig, Summer, Verdict, WorkerEvent, WorkerMachine,
+    Endpoint, Instant, Reason, RetransmissionConfig, Summer, Verdict, WorkerEvent, WorkerMachine,
 };
+use fanin_testworld::Numbered;
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind,
     LossBound, Op, Pattern, Preamble, Rank, Report, ShardId, Signal, SignalPacket, Start, Tag, WireDtype,
@@ -13,7 +14,7 @@ use fanin_wire::{
 };
 
 use crate::case::{Case, KEY};
-use crate::numbers::{Numbered, Values};
+use crate::numbers::of_worker;
 
 /// Two workers, and flows of two blocks of 32 elements.
 fn config() -> JobConfig {
@@ -487,7 +488,7 @@ fn worker() -> Worker<u16, Numbered> {
 }
 
 fn tensor(elements: usize) -> Numbered {
-    Numbered { number: 0, layer: Layer::default(), values: Values::of_worker(Dtype::Float32, 0, elements) }
+    Numbered::new(0, of_worker(Dtype::Float32, 0, elements))
 }
 
 #[test]

@@ -4,53 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use fanin_protocol::atp::{Overflow, Scaling};
 use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, PlannedSum, ServerPlan, SubModels};
-use fanin_protocol::{Elements, Tensor};
+use fanin_testworld::{Network, Random, Values};
 use fanin_wire::{AggregationNode, Generation, JobId, Key, SubModel};
 
 pub const ELEMENTS: usize = 64;
-
-#[derive(Clone, Debug, PartialEq)]
-pub enum Numbers {
-    Float(Vec<f32>),
-    Int(Vec<i32>),
-}
-
-/// A tensor that knows which one it is.
-#[derive(Debug)]
-pub struct Numbered {
-    pub which: usize,
-    pub numbers: Numbers,
-}
-
-impl Tensor for Numbered {
-    fn elements(&mut self) -> Elements<'_> {
-        match &mut self.numbers {
-            Numbers::Float(x) => Elements::Float32(x),
-            Numbers::Int(x) => Elements::Int32(x),
-        }
-    }
-}
-
-/// SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
-    }
-}
 
 /// What breaks, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,10 +49,7 @@ pub struct Case {
     pub large: bool,
     /// Elements of each tensor.
     pub tensors: Vec<usize>,
-    pub loss_per_mille: u64,
-    pub double_per_mille: u64,
-    /// Largest delay of a packet; the smallest is 5.
-    pub delay_us: u64,
+    pub network: Network,
     /// Until the last worker begins, at most.
     pub late_us: u64,
     /// The shortest wait for an answer.
@@ -138,9 +92,12 @@ impl Case {
             tensors: (0..1 + random.below(4))
                 .map(|_| random.pick(&[0, 1, 64, 65, model as usize * ELEMENTS, 64 * 40 + 3]))
                 .collect(),
-            loss_per_mille: random.pick(&[0, 0, 10, 50, 150]),
-            double_per_mille: random.pick(&[0, 20, 100]),
-            delay_us: random.pick(&[5, 10, 200]),
+            network: Network {
+                loss_per_mille: random.pick(&[0, 0, 10, 50, 150]),
+                double_per_mille: random.pick(&[0, 20, 100]),
+                jitter_us: random.pick(&[0, 5, 195]),
+                ..Network::default()
+            },
             late_us: random.pick(&[0, 100, 30_000]),
             retransmission_us: random.pick(&[500, 500, 5_000]),
             fault: random.pick(&[
@@ -321,7 +278,7 @@ impl Case {
     }
 
     /// Float32 and int32 in turn: multiples of 1/128, which are exact under the fixed factor, some too large for it.
-    pub fn tensor(&self, rank: usize, which: usize) -> Numbers {
+    pub fn tensor(&self, rank: usize, which: usize) -> Values {
         let mut random = Random(self.seed ^ (rank << 20 | which) as u64);
         let mut value = || {
             let x = random.below(256) as i32 - 128;
@@ -330,25 +287,26 @@ impl Case {
         let values: Vec<i32> = (0..self.tensors[which]).map(|_| value()).collect();
         let shift = if self.large { 20 } else { 0 };
         match which % 2 {
-            0 => Numbers::Float(values.iter().map(|x| *x as f32 / 128.0).collect()),
-            _ => Numbers::Int(values.iter().map(|x| x << shift).collect()),
+            0 => Values::Float32(values.iter().map(|x| *x as f32 / 128.0).collect()),
+            _ => Values::Int32(values.iter().map(|x| x << shift).collect()),
         }
     }
 
     /// Whether a sum is what it should be. A factor of a fragment's own rounds.
-    pub fn is_sum(&self, which: usize, got: &Numbers) -> bool {
-        let parts: Vec<Numbers> = (0..self.workers()).map(|rank| self.tensor(rank, which)).collect();
+    pub fn is_sum(&self, which: usize, got: &Values) -> bool {
+        let parts: Vec<Values> = (0..self.workers()).map(|rank| self.tensor(rank, which)).collect();
         match got {
-            Numbers::Float(got) => got.iter().enumerate().all(|(i, got)| {
-                let of = |part: &Numbers| if let Numbers::Float(part) = part { part[i] } else { f32::NAN };
+            Values::Float32(got) => got.iter().enumerate().all(|(i, got)| {
+                let of = |part: &Values| if let Values::Float32(part) = part { part[i] } else { f32::NAN };
                 let sum: f32 = parts.iter().map(of).sum();
                 let tolerance = if self.scaling == Scaling::Static { 0.0 } else { 1e-4 };
                 (got - sum).abs() <= tolerance
             }),
-            Numbers::Int(got) => got.iter().enumerate().all(|(i, got)| {
-                let of = |part: &Numbers| if let Numbers::Int(part) = part { part[i] } else { 0 };
+            Values::Int32(got) => got.iter().enumerate().all(|(i, got)| {
+                let of = |part: &Values| if let Values::Int32(part) = part { part[i] } else { 0 };
                 *got == parts.iter().map(of).fold(0, i32::wrapping_add)
             }),
+            _ => false,
         }
     }
 

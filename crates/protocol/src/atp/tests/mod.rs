@@ -1,7 +1,5 @@
-//! Switch and server on their own, as timelines of the paper's figures; then whole networks with
-//! real workers.
+//! Switch and server on their own, as timelines of the paper's figures. Whole networks with real workers are in `tests/atp_exact`.
 
-mod network;
 mod server;
 mod strangers;
 mod switch;
@@ -121,8 +119,8 @@ fn packets<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<(Vec<u16>, Vec<u8
     out
 }
 
-/// A packet in one line: number, level and bitmaps where it is a fragment, flags, and the first
-/// value: an integer in fragments, a float in parameters.
+/// A packet in one line: number, level and bitmaps where it is a fragment, flags, and the first value: an integer in fragments,
+/// a float in parameters.
 fn line(packet: &[u8]) -> String {
     let preamble = Preamble::parse(packet).unwrap();
     if preamble.kind == Kind::Abort {

@@ -1,4 +1,4 @@
-//! The scenario that a seed stands for.
+//! What a seed stands for.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use fanin_protocol::Instant;
 use fanin_wire::{Dtype, Op, PLACES_MAX, Pattern, WireDtype, WorkerId};
 use oorandom::Rand64;
 
-/// A tensor of the job: the same on every worker but for its numbers.
+/// One tensor of the job: the same on every worker but for its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TensorShape {
     /// Element type.
     pub dtype: Dtype,
     /// Sum or average.
     pub op: Op,
-    /// The contributors of its numbers, and the receivers of the sum.
+    /// Whose numbers they are, and who gets the sum.
     pub pattern: Pattern,
     /// Number of elements.
     pub elements: usize,
@@ -41,14 +41,13 @@ pub struct Racks {
 
 impl Racks {
     /// The racks on a worker's way, its own first.
-    #[must_use]
     pub fn way(&self, worker: u16) -> Vec<usize> {
         let own = self.of_workers.get(usize::from(worker)).copied().flatten();
         std::iter::successors(own, |rack| self.upstreams[*rack]).collect()
     }
 
-    /// Draws one to three levels of them; a few workers send to the root or to a rack of racks.
-    /// Each is away for less than what would make the root expel the workers behind it.
+    /// Draws one to three levels of them; a few workers send to the root or to a rack of racks. Each is away for less than what would
+    /// make the root expel the workers behind it.
     fn from_seed(seed: u64, workers: u16) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0x7ac4_0000_0000);
         // So many that each gets along with the places that a switch has.
@@ -81,8 +80,7 @@ pub struct Death {
     pub service: usize,
     /// When.
     pub at: Instant,
-    /// For how long it is away; `None` is for good. A service that is away when it should die comes
-    /// back when it would have.
+    /// For how long it is away; `None` is for good. One that is away when it should die comes back when it would have.
     pub down: Option<Duration>,
 }
 
@@ -91,8 +89,7 @@ pub struct Death {
 pub struct Services {
     /// How many.
     pub count: usize,
-    /// The services that die, besides the restarts of the first. At least one of them lives in the
-    /// end.
+    /// Those that die, besides the restarts of the first. At least one of them lives in the end.
     pub deaths: Vec<Death>,
 }
 
@@ -133,16 +130,14 @@ pub struct Scenario {
     pub crash: Option<(u16, Instant)>,
     /// Restarts of the switch, in order.
     pub restarts: Vec<Restart>,
-    /// The racks that sum before the switch.
+    /// What sums before the switch.
     pub racks: Racks,
-    /// The services that share the job.
+    /// Who shares the job.
     pub services: Services,
 }
 
 impl Scenario {
-    /// The same with racks before the switch, some of which restart; one in 128 with more workers
-    /// than a switch has places.
-    #[must_use]
+    /// The same with racks before the switch, some of which restart; one in 128 with more workers than a switch has places.
     pub fn with_racks_from_seed(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
         if seed % 128 == 127 {
@@ -155,10 +150,8 @@ impl Scenario {
         scenario
     }
 
-    /// The same with two or three services, and four tensors at least. Unless a worker crashes, one
-    /// of them dies for good, of three sometimes a second one, and in one of three some is away for
-    /// a while.
-    #[must_use]
+    /// The same with two or three services, and four tensors at least. Unless a worker crashes, one of them dies for good, of three sometimes a
+    /// second one, and in one of three some is away for a while.
     pub fn with_services_from_seed(seed: u64) -> Self {
         let mut scenario = Self::from_seed(seed);
         let mut dice = Rand64::new(u128::from(seed) ^ 0x5e41_0000_0000);
@@ -185,10 +178,9 @@ impl Scenario {
         scenario
     }
 
-    /// Draws a scenario. A perfect network and a worker that crashes come in one of eight scenarios
-    /// each. In one of three a switch restarts, up to three times. In one of four each, large
-    /// floats travel as bfloat16, as int8, or as they are. In one of two some tensors have a root.
-    #[must_use]
+    /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
+    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8, in one as they are. In one of two some
+    /// tensors have a root.
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
         let workers = match dice.rand_range(0..10) {
@@ -229,8 +221,7 @@ impl Scenario {
             round: Duration::from_micros(dice.rand_range(0..3) * dice.rand_range(0..2_000)),
             crash,
             restarts,
-            // Properties that were added later are drawn last, so that all else is as the seed
-            // always had it.
+            // What came later is drawn last, so that all else is as the seed always had it.
             wire_dtype: [WireDtype::SharedExponent, WireDtype::Int8, WireDtype::Bfloat16, WireDtype::Native]
                 [dice.rand_range(0..4) as usize],
             racks: Racks::default(),

@@ -1,11 +1,20 @@
-//! Thousands of seeds, every checker on. `FANIN_SEED=n` replays one of them.
+//! SwitchML's workers, racks and services in a hostile network, with the control that joins them: ranks say that they live, services
+//! expel who is silent, restart, admit jobs again that they forgot, and die for good while others take their lanes over.
+
+mod checker;
+mod membership;
+mod scenario;
+mod script;
+mod tensors;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fanin_protocol::Instant;
-use fanin_sim::{Racks, Report, Restart, Scenario, Services, TensorShape, run};
+use fanin_testworld::each_seed_in_parallel;
 use fanin_wire::{Dtype, Op, PLACES_MAX, Pattern, RANKS_MAX, WireDtype};
+use scenario::{Racks, Restart, Scenario, Services, TensorShape};
+use script::run;
 
 /// Seeds 0 to this; the same in CI and at the desk.
 const SEEDS: u64 = 20_000;
@@ -16,17 +25,7 @@ const SEEDS_WITH_SERVICES: u64 = 5_000;
 
 type FromSeed = fn(u64) -> Scenario;
 
-fn play(scenario: &Scenario) -> Report {
-    run(scenario).unwrap_or_else(|violation| {
-        let seed = scenario.seed;
-        panic!(
-            "seed {seed}: {violation:?}\nin {scenario:?}\n\
-             replay: FANIN_SEED={seed} cargo test -p fanin-sim --test faults -- --nocapture\n"
-        )
-    })
-}
-
-/// The totals of all runs.
+/// What all runs were like together.
 #[derive(Default)]
 struct Totals {
     lost: AtomicU64,
@@ -36,35 +35,18 @@ struct Totals {
     killed: AtomicU64,
 }
 
-/// Plays all seeds, and returns what they were like; none where the environment names a seed, which
-/// is played alone.
+/// Plays all seeds, and returns what they were like; none if the environment names a seed, which is played alone.
 fn play_all(seeds: u64, from_seed: FromSeed) -> Option<Totals> {
-    if let Ok(seed) = std::env::var("FANIN_SEED") {
-        let scenario = from_seed(seed.parse().expect("FANIN_SEED is a number"));
-        println!("{scenario:#?}\n{:#?}", play(&scenario));
-        return None;
-    }
-    let next = AtomicU64::new(0);
     let totals = Totals::default();
-    std::thread::scope(|scope| {
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds {
-                        break;
-                    }
-                    let report = play(&from_seed(seed));
-                    totals.lost.fetch_add(report.lost, Ordering::Relaxed);
-                    totals.resumptions.fetch_add(report.resumptions, Ordering::Relaxed);
-                    totals.taken_over.fetch_add(report.taken_over, Ordering::Relaxed);
-                    totals.handed_back.fetch_add(report.handed_back, Ordering::Relaxed);
-                    totals.killed.fetch_add(report.killed, Ordering::Relaxed);
-                }
-            });
-        }
+    let all = each_seed_in_parallel(0..seeds, |seed| {
+        let report = run(&from_seed(seed));
+        totals.lost.fetch_add(report.lost, Ordering::Relaxed);
+        totals.resumptions.fetch_add(report.counts.resumptions, Ordering::Relaxed);
+        totals.taken_over.fetch_add(report.counts.taken_over, Ordering::Relaxed);
+        totals.handed_back.fetch_add(report.counts.handed_back, Ordering::Relaxed);
+        totals.killed.fetch_add(report.counts.killed, Ordering::Relaxed);
     });
-    Some(totals)
+    all.then_some(totals)
 }
 
 #[test]
@@ -89,7 +71,7 @@ fn as_many_ranks_as_a_job_can_have_sum_exactly_behind_racks() {
     let tensor = |dtype, op, elements| TensorShape { dtype, op, pattern: Pattern::AllReduce, elements };
     let restart = Restart { at: Instant(0) + Duration::from_millis(40), down: Duration::from_millis(20) };
     for wire_dtype in [WireDtype::SharedExponent, WireDtype::Bfloat16, WireDtype::Int8] {
-        let report = play(&Scenario {
+        let report = run(&Scenario {
             workers: RANKS_MAX as u16,
             slots: 4,
             wire_dtype,
@@ -134,8 +116,8 @@ fn the_same_seed_plays_the_same_way() {
         [Scenario::from_seed, Scenario::with_racks_from_seed, Scenario::with_services_from_seed];
     for from_seed in worlds {
         for seed in 0..50 {
-            assert_eq!(play(&from_seed(seed)), play(&from_seed(seed)), "seed {seed}");
+            assert_eq!(run(&from_seed(seed)), run(&from_seed(seed)), "seed {seed}");
         }
     }
-    assert_ne!(play(&Scenario::from_seed(1)).digest, play(&Scenario::from_seed(2)).digest);
+    assert_ne!(run(&Scenario::from_seed(1)).digest, run(&Scenario::from_seed(2)).digest);
 }

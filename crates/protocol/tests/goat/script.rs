@@ -1,0 +1,193 @@
+//! GOAT's machines of a case, and what goes wrong with them.
+
+use std::time::Duration;
+
+use fanin_protocol::goat::{
+    GoatServer, GoatServerJob, GoatServerProgress, GoatSwitch, GoatSwitchConfig, GoatSwitchStatistics,
+    GoatWorker, GoatWorkerPlan,
+};
+use fanin_protocol::{RetransmissionConfig, Summer, WorkerMachine};
+use fanin_testworld::{Machine, Network, Numbered, Random, Script, World};
+use fanin_wire::{JobId, Op, Operation};
+
+use crate::case::{Case, ELEMENTS, Fault, SERVER};
+
+type Worker = GoatWorker<usize, Numbered>;
+
+#[derive(Debug)]
+pub struct Goat {
+    case: Case,
+    generation: u16,
+}
+
+pub enum Happening {
+    /// The case's fault.
+    Fault,
+    /// Another plan takes over.
+    Plan,
+}
+
+pub fn world(case: Case) -> World<Goat> {
+    let (random, late_us) = (Random(case.seed ^ 0x5eed), case.late_us);
+    let (workers, tensors) = (case.worker(0)..case.worker(case.workers()), case.tensors.len());
+    let has_fault = case.fault != Fault::None;
+    let script = Goat { case, generation: 0 };
+    let mut machines = vec![Machine::summer(script.server(false))];
+    machines.extend((0..script.case.switches).map(|at| Machine::summer(script.switch(at))));
+    machines.extend((0..script.case.workers()).map(|rank| Machine::worker(script.worker(rank))));
+    let mut world = World::new(script, random, machines, tensors);
+    world.begin_within(workers, late_us);
+    let fault_at = 20_000 + world.random.below(1_000 * late_us.max(300));
+    if has_fault {
+        world.happens_at(fault_at, Happening::Fault);
+    }
+    world
+}
+
+impl Goat {
+    fn server(&self, restored: bool) -> GoatServer<usize> {
+        let (config, plan) = (self.case.config(self.generation), self.case.server_plan());
+        let mut server = GoatServer::new();
+        server.add_job(GoatServerJob { config, plan, restored }).expect("a plan");
+        server
+    }
+
+    fn switch(&self, at: usize) -> GoatSwitch<usize> {
+        let mut switch = GoatSwitch::new(GoatSwitchConfig {
+            aggregators: self.case.aggregators,
+            elements: ELEMENTS as u16,
+            ways: self.case.ways,
+            stale: Duration::ZERO,
+            ecn_threshold_packets: Some(20),
+        });
+        switch.add_job(self.case.route(at, self.generation)).expect("a route");
+        switch
+    }
+
+    fn worker(&self, rank: usize) -> Worker {
+        let floor = Duration::from_micros(self.case.retransmission_us);
+        let retransmission = RetransmissionConfig { floor, ceiling: floor * 40 };
+        let GoatWorkerPlan { directions, upstream, .. } = self.plan(rank);
+        GoatWorker::new(self.case.config(self.generation), directions, upstream, retransmission)
+    }
+
+    fn plan(&self, rank: usize) -> GoatWorkerPlan<usize> {
+        let config = self.case.config(self.generation);
+        GoatWorkerPlan {
+            id: config.id,
+            key: config.key,
+            generation: config.generation,
+            directions: self.case.assignment(rank),
+            upstream: self.case.upstream_of(rank),
+        }
+    }
+
+    /// A switch that may die: nobody but it could pass on what its workers say, nor be the server's. So it is one without workers.
+    fn spare_switch(&self) -> Option<usize> {
+        let (case, at) = (&self.case, |at: &usize| Some(*at));
+        let other = |it: &usize| {
+            let is_first = case.attached.contains(&at(it)) || case.beside.contains(&at(it));
+            !case.at_server.contains(it) && !is_first
+        };
+        let leaf = |at: &usize| case.links.iter().filter(|(a, b)| a == at || b == at).count() == 1;
+        (0..case.switches).filter(other).find(leaf)
+    }
+}
+
+impl Script for Goat {
+    type Happening = Happening;
+
+    fn network(&self) -> Network {
+        self.case.network
+    }
+
+    fn jobs(&self) -> Vec<JobId> {
+        vec![self.case.config(0).id]
+    }
+
+    fn tensor(&self, node: usize, number: usize) -> (Numbered, Operation) {
+        let rank = node - self.case.worker(0);
+        (Numbered::new(number, self.case.tensor(rank, number)), Op::Sum.into())
+    }
+
+    fn happen(world: &mut World<Self>, what: Happening) {
+        if let Happening::Plan = what {
+            return replan(world);
+        }
+        let any = world.random.below(world.script.case.switches as u64) as usize;
+        match world.script.case.fault {
+            Fault::None => {}
+            Fault::SwitchForgets => {
+                let (address, switch) = (world.script.case.address(any), world.script.switch(any));
+                world.replace(address, Machine::summer(switch));
+            }
+            Fault::SwitchDies => {
+                if let Some(at) = world.script.spare_switch() {
+                    world.die(world.script.case.address(at));
+                    world.happens_at(world.ns() + 5_000_000, Happening::Plan);
+                }
+            }
+            Fault::ServerForgets => {
+                world.script.generation += 1;
+                let server = world.script.server(true);
+                world.replace(SERVER, Machine::summer(server));
+                tell(world);
+            }
+            Fault::Replanned => replan(world),
+        }
+    }
+
+    /// The same bits everywhere, and the right ones.
+    fn check(world: &World<Self>) {
+        let case = &world.script.case;
+        for number in 0..case.tensors.len() {
+            let sum = world.same_everywhere(case.worker(0)..case.worker(case.workers()), number);
+            assert!(case.is_sum(number, &sum.values), "tensor {number}: {case:?}");
+        }
+    }
+}
+
+/// Another plan, without who is dead.
+fn replan(world: &mut World<Goat>) {
+    let dead = world.dead();
+    let script = &mut world.script;
+    script.generation += 1;
+    script.case.plan = script.case.any_plan(&mut world.random);
+    let (case, is_alive) = (&script.case, |switch: &usize| dead != Some(script.case.address(*switch)));
+    let alive = |assigned: &Vec<Option<usize>>| assigned.iter().map(|it| it.filter(is_alive)).collect();
+    script.case.plan = case.plan.iter().map(alive).collect();
+    let case = &world.script.case;
+    let (config, plan, fragments) =
+        (case.config(world.script.generation), case.server_plan(), case.fragments());
+    let server: &mut GoatServer<usize> = world.machine_mut(SERVER);
+    let earliest = server.go_on_with(config.id, config.generation, &plan).expect("a plan");
+    assert!(earliest.is_some_and(|earliest| earliest <= fragments));
+    tell(world);
+}
+
+/// Switches and workers hear of the generation and its plan.
+fn tell(world: &mut World<Goat>) {
+    for at in 0..world.script.case.switches {
+        let (address, route) =
+            (world.script.case.address(at), world.script.case.route(at, world.script.generation));
+        world.machine_mut::<GoatSwitch<usize>>(address).add_job(route).expect("a route");
+    }
+    for rank in 0..world.script.case.workers() {
+        let (node, now, plan) = (world.script.case.worker(rank), world.clock(), world.script.plan(rank));
+        let worker: &mut Worker = world.machine_mut(node);
+        worker.suspend();
+        worker.resume(now, plan);
+        world.drain(node);
+    }
+}
+
+/// What the server counted.
+pub fn server(world: &World<Goat>) -> GoatServerProgress {
+    let server: &GoatServer<usize> = world.machine(SERVER);
+    server.progress(world.script.case.config(0).id).expect("a job")
+}
+
+/// What a switch counted.
+pub fn switch(world: &World<Goat>, at: usize) -> GoatSwitchStatistics {
+    world.machine::<GoatSwitch<usize>>(world.script.case.address(at)).statistics()
+}
