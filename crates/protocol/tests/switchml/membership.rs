@@ -4,13 +4,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::control::{
-    Admission, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Rack,
-    Refusal, Registry, RegistryConfig, Resume, Ticket,
+    Admission, Agreed, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Refusal,
+    Registry, RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::switchml::{Switch, SwitchJob, Upstream, WorkerPlan};
+use fanin_protocol::switchml::{self, RankTerms, Switch, SwitchJob, WorkerPlan};
 use fanin_protocol::{Instant, Lane, RetransmissionConfig, Summer, WorkerMachine};
 use fanin_testworld::{Machine, World};
-use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, ShardId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId};
 use oorandom::Rand64;
 
 use crate::script::{CHUNK_ELEMENTS, HEARTBEAT, Happening, LaneMachine, Place, Rank, SwitchMl, fail, tell};
@@ -87,7 +87,7 @@ pub fn start_service(world: &mut World<SwitchMl>, at: Place) {
     let config = RegistryConfig { heartbeat_timeout: HEARTBEAT_TIMEOUT, ..RegistryConfig::default() };
     let seed = u128::from(world.script.scenario.seed) << 8 | u128::from(incarnation);
     let mut ids = Rand64::new(seed | (at as u128) << 80);
-    let registry = Registry::new(config, Box::new(move || ids.rand_u64()));
+    let registry = Registry::new(config, vec![&switchml::SwitchMl], Box::new(move || ids.rand_u64()));
     service.registry = Some(registry.expect("the limits are not zero"));
     start_switch(world, at);
     world.happens_at(world.ns(), Happening::Tick { service: at, incarnation });
@@ -144,16 +144,11 @@ pub fn withdraw(world: &mut World<SwitchMl>, worker: u16) {
 /// The racks on a worker's way, which pass on what the root tells it, learn of its job what they do not know.
 fn teach(world: &mut World<SwitchMl>, at: Place, worker: u16, job: JobId) {
     let registry = world.script.services[at].registry.as_ref();
-    let Some((config, _, racks)) =
-        registry.and_then(|registry| registry.racks(job, fanin_wire::Rank(worker)))
-    else {
-        return;
-    };
-    let racks: Vec<Rack> = racks.cloned().collect();
+    let Some(admission) = registry.and_then(|registry| registry.admission(job)) else { return };
+    let (identity, way) = (admission.identity(), admission.way(fanin_wire::Rank(worker)));
+    let parts: Vec<Vec<u8>> = way.into_iter().map(<[u8]>::to_vec).collect();
     let mut upstream = at;
-    for (rack, Rack { place, contributions }) in
-        world.script.scenario.racks.way(worker).into_iter().rev().zip(racks)
-    {
+    for (rack, part) in world.script.scenario.racks.way(worker).into_iter().rev().zip(parts) {
         let rack = world.script.rack(rack);
         let address = std::mem::replace(&mut upstream, rack);
         if world.is_down(rack) {
@@ -161,8 +156,7 @@ fn teach(world: &mut World<SwitchMl>, at: Place, worker: u16, job: JobId) {
         }
         let machine: &mut Switch<usize> = world.machine_mut(rack);
         if machine.job_progress(job).is_none() {
-            let upstream = Some(Upstream { address, place });
-            let job = SwitchJob { config, contributions, upstream };
+            let job = SwitchJob::read(identity, &part, Some(address)).expect("a rack's own part");
             machine.add_job(job).expect("an admission is within its limits");
         }
     }
@@ -241,23 +235,22 @@ pub fn answer(world: &mut World<SwitchMl>, at: Place, incarnation: u32, seat: Se
                 true => 4 * TAKE_OVER,
             };
             let request = JoinRequest {
-                plan: 0,
+                protocol: "switchml".into(),
+                agreed: Agreed {
+                    in_flight: Some(world.script.scenario.slots),
+                    wire_dtype: world.script.scenario.wire_dtype,
+                    ..Agreed::default()
+                },
                 portion: PORTION_WHOLE,
                 job: if lane == at { "job".into() } else { format!("job~{lane}") },
                 rank: worker.into(),
                 world_size: world.script.scenario.workers.into(),
-                in_flight: Some(world.script.scenario.slots),
                 mtu: MTU,
                 rate_bps: None,
                 rtt: Duration::ZERO,
                 patience,
-                protocol: Protocol::SwitchMl,
-                sub_models: Vec::new(),
                 hops,
                 wire_version: fanin_wire::VERSION,
-                wire_dtype: world.script.scenario.wire_dtype,
-                security: fanin_wire::Security::Tag,
-                loss_bound: LossBound::RELIABLE,
                 paths: 1,
                 resume,
                 origin: None,
@@ -283,17 +276,18 @@ pub fn answer(world: &mut World<SwitchMl>, at: Place, incarnation: u32, seat: Se
 
 fn admit(world: &mut World<SwitchMl>, at: Place, lane: usize, tickets: &[Ticket], admission: Admission) {
     if !world.is_down(at) {
-        world
-            .machine_mut::<Switch<usize>>(at)
-            .add_job(admission.root_job())
-            .expect("an admission is within its limits");
+        let job = SwitchJob::read(admission.identity(), &admission.seats.root, None);
+        let job = job.expect("the root's own part");
+        world.machine_mut::<Switch<usize>>(at).add_job(job).expect("an admission is within its limits");
     }
     world.script.checker.admitted(admission.job, lane);
     world.script.counts.resumptions += u64::from(admission.resumed);
     if admission.resumed && lane != at {
         world.script.counts.taken_over += 1;
-        let slots = admission.restore.iter().flatten().map(Vec::len).sum::<usize>();
-        world.script.counts.handed_back += slots as u64;
+        for part in &admission.seats.ranks {
+            let slots = terms(&admission, part).restore.iter().map(Vec::len).sum::<usize>();
+            world.script.counts.handed_back += slots as u64;
+        }
     }
     let admission = Rc::new(admission);
     for seat in served(world, at, tickets) {
@@ -379,10 +373,15 @@ pub fn hear(world: &mut World<SwitchMl>, Seat { worker, lane, attempt }: Seat, a
     }
 }
 
+/// What a rank makes of its part.
+fn terms(admission: &Admission, part: &[u8]) -> RankTerms {
+    RankTerms::read(admission.identity(), part).expect("a rank's own part")
+}
+
 /// A worker's lane begins, or goes on.
 fn go_on(world: &mut World<SwitchMl>, worker: u16, lane: usize, admission: &Admission) {
-    let config = admission.job_config();
-    let place = admission.racks.places[usize::from(worker)];
+    let part = &admission.seats.ranks[usize::from(worker)];
+    let RankTerms { config, place, restore, .. } = terms(admission, part);
     let membership = &mut world.script.memberships[usize::from(worker)][lane];
     membership.joined = Some((config.id, config.generation));
     membership.key = Some(config.key);
@@ -392,8 +391,7 @@ fn go_on(world: &mut World<SwitchMl>, worker: u16, lane: usize, admission: &Admi
     let first_hop = world.script.first_hop(worker, at);
     let rank: &mut Rank = world.machine_mut(node);
     if let Some(lane) = rank.lane(lane) {
-        let restore = admission.restore.get(usize::from(worker)).and_then(|shards| shards.first());
-        let restore = restore.cloned().unwrap_or_default();
+        let restore = restore.into_iter().next().unwrap_or_default();
         (lane.peer, lane.job) = (first_hop, config.id);
         let plan = WorkerPlan { config, switch: first_hop, place, restore };
         lane.machine.resume(now, plan);
@@ -420,7 +418,6 @@ pub fn rejoin(world: &mut World<SwitchMl>, worker: u16, lane: usize) {
         generation: lane.machine.generation(),
         in_flight,
         elements: CHUNK_ELEMENTS as u16,
-        shards: 1,
         completed: vec![lane.machine.suspend()],
     });
     ask(world, worker, lane, Question::Join(resume));
