@@ -52,7 +52,7 @@ def main() -> int:
         root = "s0" if args.own_link else SERVER
         for protocol, port in PORT.items():
             spoken = ["--protocol", protocol]
-            what = ["server"] if protocol == "atp" else ["switch", *spoken]
+            what = ["switch", *spoken]
             above = stack.enter_context(_served(lab, root, what, port))
             below = [*spoken, "--aggregators", str(args.aggregators), "--upstream"]
             spine = ["switch", *below, above]

@@ -199,7 +199,7 @@ def _jobs(load: Load, aggregators: int) -> Iterator[tuple[Netlab, dict[str, list
         lab = Netlab(SERVER + 1, rate_bps=load.rate_bps, name=name)
         stack.enter_context(lab)
         server = address(f"w{SERVER}") + f":{PORT}"
-        _serve(lab, stack, f"w{SERVER}", "server", "--listen", server)
+        _serve(lab, stack, f"w{SERVER}", "switch", "--protocol", "atp", "--listen", server)
         options = ("--protocol", "atp", "--upstream", server, "--aggregators", str(aggregators))
         _serve(lab, stack, SWITCH, "switch", "--listen", f"{SWITCH_ADDRESS}:{PORT}", *options)
         ranks: dict[str, list[Rank]] = {job: [] for job in JOBS}

@@ -219,10 +219,10 @@ __all__ = [
     "RankLeft",
     "RankLost",
     "RankOutOfRange",
+    "SettingMismatch",
     "SwitchLost",
     "SwitchUnreachable",
     "Tensor",
     "Untrusted",
-    "SettingMismatch",
     "WorldSizeMismatch",
 ]

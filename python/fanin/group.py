@@ -199,7 +199,7 @@ def connect(
 
     `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the
-    server itself (``fanin server``), floats travel as integers, and a sum is rounded once, to
+    root itself, floats travel as integers, and a sum is rounded once, to
     float32, from integers that are each off by half of 10^-8, or, in packets of large or tiny
     values, of what keeps the largest sum in 31 bits (docs/operations.md); `wire_dtype` is refused.
     With "goat" it is the same, by switches that a root (``fanin switch --protocol goat``) gives a

@@ -161,10 +161,10 @@ def test_two_training_jobs_share_a_switch(launch: Launch, atp: str) -> None:
 
 
 class Chain:
-    """`fanin server` and a rack's `fanin switch`, as processes that can be killed."""
+    """The root and a rack's switch, as processes that can be killed."""
 
     def __init__(self, heartbeat_timeout: str = "20") -> None:
-        self.server = SwitchProcess("--heartbeat-timeout", heartbeat_timeout, command="server")
+        self.server = SwitchProcess("--protocol", "atp", "--heartbeat-timeout", heartbeat_timeout)
         self.server.start()
         self.switch = SwitchProcess("--protocol", "atp", "--upstream", self.server.address)
         self.switch.start()
@@ -254,7 +254,7 @@ def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_
     with Netlab(4, racks=2, loss=0.01, name=NAME) as lab, contextlib.ExitStack() as stack:
         server = f"{SERVER_ADDRESS}:4800"
         popen = partial(lab.popen, SERVER)
-        stack.enter_context(SwitchProcess(command="server", listen=server, popen=popen))
+        stack.enter_context(SwitchProcess("--protocol", "atp", listen=server, popen=popen))
         for rack in ("sw0", "sw1"):
             listen = f"{address(rack)}:4800"
             options = ("--protocol", "atp", "--upstream", server)

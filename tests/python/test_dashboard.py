@@ -49,7 +49,7 @@ def served() -> tuple[Series, dict[str, str]]:
         wait_until(measurements_are_told, "a heartbeat tells what the rank measured")
         seen, types = scrape(switch.address)
     switch.kill()
-    server = SwitchProcess(command="server")
+    server = SwitchProcess("--protocol", "atp")
     server.start()
     rack = SwitchProcess("--protocol", "atp", "--upstream", server.address)
     rack.start()

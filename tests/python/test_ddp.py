@@ -175,7 +175,7 @@ def hook_by_atp(me: Me) -> tuple[list[float], list[int]]:
 
 
 def test_the_hook_falls_back_for_dtypes_that_the_services_do_not_sum(launch: Launch) -> None:
-    with SwitchProcess(command="server") as server:
+    with SwitchProcess("--protocol", "atp") as server:
         results = launch(hook_by_atp, 2, at=server.address).results()
     for gradients, sums in results:
         assert gradients == pytest.approx([0.5] * 6)

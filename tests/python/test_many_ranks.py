@@ -18,9 +18,10 @@ from laboratory import NAME, needs_lab
 from many_ranks import Protocol, ranks_of_a_rack
 from ranks import DEADLINE
 
-ROOTS: dict[Protocol, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "switchml": ("switch", ("--shards", "1"), ("--shards", "1")),
-    "atp": ("server", (), ("--protocol", "atp")),
+# What the root is told, and the switches before it.
+OPTIONS: dict[Protocol, tuple[str, ...]] = {
+    "switchml": ("--shards", "1"),
+    "atp": ("--protocol", "atp"),
 }
 Popen = Callable[..., "subprocess.Popen[str]"]
 
@@ -33,14 +34,14 @@ def all_sum_exactly(
     of_each: int,
 ) -> None:
     """Ranks behind racks, of which each has an address, and who starts what there."""
-    command, of_server, of_switch = ROOTS[protocol]
+    own = OPTIONS[protocol]
     world_size = of_each * len(racks)
     with contextlib.ExitStack() as stack:
-        top = SwitchProcess(*of_server, command=command, listen=root, popen=of_root)
+        top = SwitchProcess(*own, listen=root, popen=of_root)
         stack.enter_context(top)
         programs = []
         for number, (listen, popen_switch, popen_ranks) in enumerate(racks):
-            options = (*of_switch, "--upstream", top.address)
+            options = (*own, "--upstream", top.address)
             rack = stack.enter_context(SwitchProcess(*options, listen=listen, popen=popen_switch))
             arguments = [rack.address, of_each * number, of_each, world_size, protocol]
             program = popen_ranks(
@@ -69,8 +70,7 @@ def test_more_ranks_than_one_switch_has_places_for_sum_behind_three(
 
 @pytest.mark.parametrize(("protocol", "places"), [("switchml", 64), ("atp", 32)])
 def test_ranks_that_find_no_place_are_told_of_racks(protocol: Protocol, places: int) -> None:
-    command, options, _ = ROOTS[protocol]
-    with SwitchProcess(*options, command=command) as root:
+    with SwitchProcess(*OPTIONS[protocol]) as root:
         told = ranks_of_a_rack(root.address, 0, places + 1, places + 1, protocol)
     assert told["alike"]
     assert f"{places + 1} ranks and switches of the job are at the root itself" in told["sum"]

@@ -139,16 +139,13 @@ def test_answers_that_are_lost_to_all_ranks_are_told_and_end_the_job(
 
 
 @needs_lab
-@pytest.mark.parametrize(
-    ("protocol", "service"),
-    [("switchml", "switch"), ("atp", "server"), ("goat", "switch --protocol goat")],
-)
+@pytest.mark.parametrize("protocol", ["switchml", "atp", "goat"])
 def test_a_service_whose_mtu_falls_is_named_by_all_ranks(
-    lab: Netlab, tmp_path: Path, protocol: str, service: str
+    lab: Netlab, tmp_path: Path, protocol: str
 ) -> None:
     on = tmp_path / "on"
-    said = {} if protocol == "switchml" else {"FANIN_PROTOCOL": protocol}
-    with two_ranks(lab, *service.split(), said={"GOES_ON": str(on), **said}) as ranks:
+    said = {"GOES_ON": str(on), "FANIN_PROTOCOL": protocol}
+    with two_ranks(lab, "switch", "--protocol", protocol, said=said) as ranks:
         with between_two_sums(ranks, on):
             has_mtu(lab, SWITCH, bridge_of(lab), 900)
         for rank in ranks:

@@ -22,12 +22,14 @@ pub mod control;
 pub mod dlcp;
 pub mod goat;
 mod machine;
+mod machines;
 pub mod switchml;
 mod transport;
 
 pub use machine::{
     Address, Both, Either, Elements, Endpoint, Instant, JobAborted, JobIdentity, JobProgress, Lane, Lanes,
-    Layer, Loss, Machines, OwnChoices, Peers, Reason, Received, Summer, TableStatistics, Tensor, TensorTimes,
-    Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics, WorkerTerms,
+    Layer, Loss, Reason, Received, Summer, TableStatistics, Tensor, TensorTimes, Transmit, Verdict,
+    WorkerEvent, WorkerMachine, WorkerStatistics,
 };
+pub use machines::{Machines, OwnChoices, Peers, WorkerTerms};
 pub use transport::RetransmissionConfig;

@@ -312,7 +312,7 @@ class _Services:
 def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iterator[_Services]:
     """Start what sums.
 
-    Above several racks stands SwitchML's only switch, ATP's server or GOAT's root.
+    Above several racks stands SwitchML's only switch, or the root of ATP or GOAT.
     """
     machines = lab.workers if lab else 1
     racks = list(dict.fromkeys(map(lab.switch_of, range(machines)))) if lab else [SWITCH]
@@ -333,10 +333,7 @@ def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iter
         addresses: Mapping[str, str] = {}
         if settings.protocol in ("atp", "goat"):
             spoken = ["--protocol", settings.protocol]
-            if settings.protocol == "atp":
-                root = serve(top, "server", SERVER_PORT)
-            else:
-                root = serve(top, "switch", SERVER_PORT, *spoken)
+            root = serve(top, "switch", SERVER_PORT, *spoken)
             upstream = [*spoken, "--upstream", root]
             addresses = {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
         elif with_switch:

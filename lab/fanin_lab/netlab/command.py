@@ -42,7 +42,7 @@ four machines, the last with a slower link, and a fast one that only sums:
   fanin netlab exec s0 -- fanin switch --listen 10.77.0.209:4800 &
 two racks, for ATP:
   fanin netlab up --workers 4 --racks 2 --rate 1gbit
-  fanin netlab exec server -- fanin server --listen 10.77.0.254:4800 &
+  fanin netlab exec server -- fanin switch --protocol atp --listen 10.77.0.254:4800 &
   fanin netlab exec sw0 -- fanin switch --listen 10.77.0.241:4800 \\
       --protocol atp --upstream 10.77.0.254:4800 &
 """

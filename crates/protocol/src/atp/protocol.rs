@@ -13,15 +13,16 @@ use prost::Message;
 
 use super::hierarchy::{Hierarchy, hierarchy};
 use super::{
-    ATP_WORKERS_MAX, AtpJobConfig, AtpServer, AtpSwitch, AtpWorker, AtpWorkerPlan, DEFAULT_WAYS, Hashing,
-    Overflow, Scaling, ServerJob, SwitchRoute,
+    AGGREGATORS_MAX, ATP_WORKERS_MAX, AtpJobConfig, AtpServer, AtpSwitch, AtpWorker, AtpWorkerPlan,
+    DEFAULT_WAYS, Hashing, Overflow, Scaling, ServerJob, SwitchRoute,
 };
 use crate::aggregation::admission::{self, ELEMENTS};
 use crate::control::{
     Gathered, Hop, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms, narrow,
     pool_slots, read,
 };
-use crate::machine::{Address, JobIdentity, Machines, OwnChoices, Peers, Tensor, WorkerTerms};
+use crate::machine::{Address, JobIdentity, Tensor};
+use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
 use crate::transport::RetransmissionConfig;
 
 /// The protocol. See [`atp`](super).
@@ -195,6 +196,8 @@ impl Protocol for Atp {
         path.wire_dtype = WireDtype::SharedExponent;
         let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(|| pool_slots(&path)));
         let elements = terms.elements.into();
+        // More than an index can name help nobody.
+        let aggregators = aggregators.min(AGGREGATORS_MAX);
         let common = Common { window: terms.in_flight.into(), elements, aggregators };
         let rank = |directions: &Directions| RankPart { common: common.clone(), way: directions.into() };
         // The last switch before the server has the highest level.

@@ -17,7 +17,8 @@ use crate::control::{
     Agreed, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms,
     narrow, read,
 };
-use crate::machine::{Address, JobIdentity, Machines, OwnChoices, Peers, Tensor, WorkerTerms};
+use crate::machine::{Address, JobIdentity, Tensor};
+use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
 use crate::transport::RetransmissionConfig;
 
 /// The protocol. See [`dlcp`](super).

@@ -20,7 +20,8 @@ use crate::control::{
     Gathered, Malformed, Memory, Seats, Share, SwitchTree, Terms, narrow, pool_slots, read,
 };
 use crate::control::{Path, Refusal, SLOTS_AUTOMATIC_MIN};
-use crate::machine::{JobIdentity, Peers};
+use crate::machine::JobIdentity;
+use crate::machines::Peers;
 use core::time::Duration;
 
 /// Equal parts that an endless stream is cut into, where it has as many fragments: fine enough to balance links by.

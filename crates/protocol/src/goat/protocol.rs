@@ -18,7 +18,8 @@ use crate::aggregation::admission;
 use crate::control::{
     Gathered, Hop, JoinRequest, Limits, Malformed, Memory, Planner, Protocol, Refusal, Relayed, Seats, Terms,
 };
-use crate::machine::{Address, JobIdentity, Machines, OwnChoices, Peers, Tensor, WorkerTerms};
+use crate::machine::{Address, JobIdentity, Tensor};
+use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
 use crate::transport::RetransmissionConfig;
 
 /// The protocol. See [`goat`](super).

@@ -2,8 +2,8 @@
 
 mod both;
 mod endpoint;
+mod job;
 mod lanes;
-mod protocol;
 mod received;
 mod summer;
 mod tensor;
@@ -11,8 +11,8 @@ mod worker;
 
 pub use both::{Both, Either};
 pub use endpoint::{Endpoint, Instant, Reason, Transmit, Verdict};
+pub use job::{Address, JobIdentity};
 pub use lanes::{Lane, Lanes};
-pub use protocol::{Address, JobIdentity, Machines, OwnChoices, Peers, WorkerTerms};
 pub use received::Received;
 pub use summer::{JobAborted, JobProgress, Summer, TableStatistics};
 pub use tensor::{Elements, Layer, Tensor};

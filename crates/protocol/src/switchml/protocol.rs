@@ -15,7 +15,8 @@ use super::{JobConfig, Switch, SwitchJob, Worker, WorkerPlan};
 use crate::control::{
     Agreed, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms,
 };
-use crate::machine::{Address, JobIdentity, Machines, OwnChoices, Peers, Tensor, WorkerTerms};
+use crate::machine::{Address, JobIdentity, Tensor};
+use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
 use crate::transport::RetransmissionConfig;
 
 /// The protocol. See [`switchml`](super).

@@ -5,24 +5,9 @@ use core::fmt::Debug;
 use core::net::SocketAddr;
 use fanin_wire::{Dtype, Generation, JobId, Key, Rank, ShardId};
 
-use super::{Summer, Tensor, WorkerMachine};
 use crate::control::{Agreed, Malformed, Memory, Protocol};
+use crate::machine::{Address, JobIdentity, Summer, Tensor, WorkerMachine};
 use crate::transport::RetransmissionConfig;
-
-/// What every member of a job knows of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobIdentity {
-    /// Drawn by the service that admitted the job.
-    pub id: JobId,
-    /// What its packets are tagged with.
-    pub key: Key,
-    /// How often the job was set up again.
-    pub generation: Generation,
-    /// Number of workers.
-    pub workers: u16,
-    /// Whether it continues a job that a service forgot.
-    pub resumed: bool,
-}
 
 /// What a rank of a job is told, as the job's protocol has it.
 pub trait WorkerTerms: Clone + Debug + PartialEq + Send + Sync + 'static {
@@ -62,11 +47,6 @@ pub trait WorkerTerms: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// What a job keeps when it goes on under another service, for people: "8 workers, a window of ...".
     fn shape(&self) -> String;
 }
-
-/// What names a peer.
-pub trait Address: Copy + Debug + PartialEq + Send + Sync + 'static {}
-
-impl<A: Copy + Debug + PartialEq + Send + Sync + 'static> Address for A {}
 
 /// Names a peer before it sends, as packets from there will.
 pub type Peers<'a, A> = &'a dyn Fn(SocketAddr) -> Result<A, String>;
