@@ -261,7 +261,8 @@ impl Connection {
             }
             Err(_) => return Err(not_a_switch("it did not answer a status request".into())),
         };
-        if status.wire_version != u32::from(VERSION) {
+        // One of before protocols had names speaks the same packets, and another control protocol.
+        if status.wire_version != u32::from(VERSION) || status.protocol.is_empty() {
             return Err(Ungreeted::Wrong(SessionError::ProtocolVersionMismatch {
                 switch,
                 ours: VERSION.into(),

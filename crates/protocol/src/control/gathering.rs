@@ -62,7 +62,8 @@ pub(super) fn check(
     served: &[&'static dyn Protocol],
     shards: u8,
 ) -> Result<Checked, Refusal> {
-    if request.wire_version != VERSION {
+    // One of before protocols had names speaks the same packets, and another control protocol.
+    if request.wire_version != VERSION || request.protocol.is_empty() {
         return Err(Refusal::VersionMismatch { theirs: request.wire_version, ours: VERSION });
     }
     let Some(protocol) = served.iter().find(|served| served.name() == request.protocol).copied() else {

@@ -15,7 +15,7 @@ use super::{Admission, HOPS_MAX, Hop, JoinRequest, Path, Refusal, Resume, Switch
 /// A protocol as rooms outside its own know it: a value. Calls are by job, never by packet.
 ///
 /// Its room says who may join and what each member is told, in messages of its own, which nobody else reads. Its machines are its
-/// [`Machines`](crate::Machines).
+/// `Machines`.
 pub trait Protocol: Debug + Send + Sync + 'static {
     /// Its name on command lines, in settings and in messages between machines: "switchml".
     fn name(&self) -> &'static str;

@@ -319,6 +319,8 @@ fn each_refusal_has_its_cause() {
     let mut refused = |request| refusal(&mut registry, request);
     let version = JoinRequest { wire_version: 9, ..ask("b", 0, 1) };
     assert_eq!(refused(version), Refusal::VersionMismatch { theirs: 9, ours: VERSION });
+    let nameless = JoinRequest { protocol: String::new(), ..ask("b", 0, 1) };
+    assert_eq!(refused(nameless), Refusal::VersionMismatch { theirs: VERSION, ours: VERSION });
     assert_eq!(refused(ask("", 0, 1)), Refusal::JobName { bytes: 0 });
     assert_eq!(refused(ask("a\nb", 0, 1)), Refusal::JobName { bytes: 3 });
     // Right to left from here on: what follows looks like another job's line.
