@@ -97,7 +97,7 @@ def test_what_a_job_with_a_bound_does_not_have_is_refused(switch: str, said: Any
 
 def test_ranks_with_different_bounds_are_told_so(launch: Launch) -> None:
     for outcome in (launch(with_own_bound, 2).outcome(rank) for rank in range(2)):
-        assert outcome.kind == "JoinRefused"
+        assert outcome.kind == "SettingMismatch"
         assert "FANIN_LOSS_BOUND" in outcome.message
 
 

@@ -130,6 +130,6 @@ def test_ranks_that_disagree_all_hear_it(launch: Launch, machines: str) -> None:
     for rank in range(len(machines)):
         outcome = ranks.outcome(rank)
         assert isinstance(outcome, Failure)
-        assert outcome.kind == "JoinRefused", outcome.text
+        assert outcome.kind == "SettingMismatch", outcome.text
         assert "FANIN_SECURITY" in outcome.message
         assert '"encrypt"' in outcome.message

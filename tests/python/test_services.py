@@ -363,7 +363,7 @@ def test_ranks_that_name_switches_in_another_order_are_refused(launch: Launch) -
         for rank in range(2):
             outcome = ranks.outcome(rank)
             assert isinstance(outcome, Failure)
-            assert outcome.kind == "JoinRefused"
+            assert outcome.kind == "SettingMismatch"
             assert "in the same order (switch, or FANIN_SWITCH)" in outcome.message
             plans = re.findall(r"rank (\d) (?:has )?plan ([0-9a-f]{16})\b", outcome.message)
             assert sorted(rank for rank, _ in plans) == ["0", "1"], outcome.message

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use fanin_controller::{RackServer, RackServerConfig, SwitchServer, SwitchServerConfig};
+use fanin_controller::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
 use fanin_sim::scenario_file::Rate;
 use fanin_udp::OnSockets;
 use serde::Serialize;
@@ -135,7 +135,8 @@ fn shards(arguments: &Arguments) -> usize {
 fn rack(arguments: &Arguments, upstream: &str) -> anyhow::Result<RackServerConfig> {
     let mut config = RackServerConfig::new(arguments.protocol, arguments.listen, upstream);
     let memory = &mut config.memory;
-    memory.shards = u8::try_from(shards(arguments)).context("--shards")?;
+    let shards = shards(arguments);
+    memory.shards = u8::try_from(shards).map_err(|_| ServerError::Shards(shards))?;
     memory.pool_units = arguments.pool_units.unwrap_or(memory.pool_units);
     memory.aggregators = arguments.aggregators.unwrap_or(memory.aggregators);
     Ok(config)

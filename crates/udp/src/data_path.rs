@@ -9,6 +9,7 @@ use fanin_protocol::{
     Endpoint, JobAborted, JobIdentity, JobProgress, Reason, Received, Summer, TableStatistics,
 };
 use fanin_wire::{AbortReason, JobId};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -126,10 +127,15 @@ impl<R: Role> DataPath for InRole<R> {
     }
 
     fn add_job(&self, seat: &Seat<'_>) -> io::Result<()> {
-        let peers = |address| self.host.peer(address).map_err(|error| error.to_string());
+        let named = RefCell::new(Vec::new());
+        let peers = |address: SocketAddr| {
+            named.borrow_mut().push(address.ip());
+            self.host.peer(address).map_err(|error| error.to_string())
+        };
         self.host.add_job(self.role.job(seat, &peers).map_err(invalid)?)?;
-        if let Some(upstream) = seat.upstream {
-            self.host.register(seat.job.id, [upstream.ip()]);
+        // Whom a switch on the way is told of sends to it: its upstream, and the switches below it.
+        if seat.upstream.is_some() {
+            self.host.register(seat.job.id, named.into_inner());
         }
         Ok(())
     }
@@ -153,8 +159,7 @@ impl<R: Role> DataPath for InRole<R> {
         Figures {
             received: self.host.received(),
             io: self.host.io_statistics(),
-            // Zeros where its thread has ended.
-            table: tables.into_iter().next().map_or_else(|| Some(TableStatistics::default()), |table| table?),
+            table: tables.into_iter().flatten().next().flatten(),
             jobs: jobs.iter().filter_map(progress).collect(),
         }
     }

@@ -192,7 +192,11 @@ impl WorkerDriver {
         let all_reduce = AllReduce::new(kind, done, Arc::clone(&self.shared.counts));
         let without = self.services.iter().find(|service| !service.job.has_roots());
         if let (Some(Service { job, .. }), true) = (without, kind != CollectiveKind::AllReduce) {
-            let message = format!("{} has no {}: SwitchML has", job.protocol().title(), kind.name());
+            let message = format!(
+                "this job of {} has no {}: a job of SwitchML without racks has",
+                job.protocol().title(),
+                kind.name()
+            );
             return all_reduce.fail(Failure::Because(Arc::new(invalid(message))));
         }
         let mut intake = self.shared.intake();

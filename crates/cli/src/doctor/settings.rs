@@ -1,5 +1,6 @@
 //! The settings of ranks that start here, and who decided them.
 
+use fanin_controller::protocols;
 use serde::Deserialize;
 
 use super::finding::{Check, Finding};
@@ -60,7 +61,11 @@ pub(super) fn against(settings: &[Setting], served: &str) -> Vec<Finding> {
     let differs = |setting: &&Setting| {
         setting.name == "protocol"
             && setting.wrong.is_none()
-            && setting.value.as_deref().is_some_and(|value| value != served)
+            && setting
+                .value
+                .as_deref()
+                .and_then(protocols::named)
+                .is_some_and(|asked| !protocols::serves(served, asked))
     };
     let differing = settings.iter().find(differs);
     let finding = differing.map(|setting| {

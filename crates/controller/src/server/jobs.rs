@@ -1,7 +1,7 @@
 //! The registry joined to the data path. Decisions are taken under one lock, and carried out in their order by a thread that
 //! holds none: no rank is told of a job before the data path knows it, and none waits for the data path with a heartbeat.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -146,8 +146,9 @@ struct State {
     refusals: HashMap<&'static str, u64>,
     /// Calls in a rank's name without its secret.
     denied: u64,
-    /// Jobs of which no rank knows yet that it is admitted: a plan, and room in the data path, take their time.
-    preparing: HashSet<JobId>,
+    /// Jobs of which no rank knows yet that it is admitted: a plan, and room in the data path, take their time. Each with ranks that asked
+    /// once more meanwhile.
+    preparing: HashMap<JobId, Vec<Ticket>>,
     /// What the ranks of running jobs tell; an entry goes with its job. Who asks for it copies it where no other waits.
     told: HashMap<JobId, Arc<Told>>,
     /// How each running job is, for the streams of its ranks.
@@ -176,7 +177,7 @@ impl Jobs {
             without_room: Vec::new(),
             refusals: HashMap::new(),
             denied: 0,
-            preparing: HashSet::new(),
+            preparing: HashMap::new(),
             told: HashMap::new(),
             news: HashMap::new(),
             hosts: HashMap::new(),
@@ -266,7 +267,7 @@ impl Jobs {
                         state.waiting.insert(ticket, asking(sender));
                         let alive = HeartbeatReply::Alive { left: Ranks::default() };
                         state.news.insert(admission.job, watch::channel(alive).0);
-                        state.preparing.insert(admission.job);
+                        state.preparing.insert(admission.job, Vec::new());
                         self.make_room(job, admission, tickets, from);
                         return Joined::Waiting(Seat { jobs: self, ticket, outcome });
                     }
@@ -283,6 +284,11 @@ impl Jobs {
                 tracing::info!(job, rank, "a rank is told again of its job");
                 let (sender, outcome) = oneshot::channel();
                 state.waiting.insert(ticket, asking(sender));
+                if let Some(late) = state.preparing.get_mut(&admission.job) {
+                    // It may be planned yet.
+                    late.push(ticket);
+                    return Joined::Waiting(Seat { jobs: self, ticket, outcome });
+                }
                 // After the job itself: the data path may not know it yet.
                 let state = Arc::clone(&self.state);
                 self.errands.send(move |driver| {
@@ -340,11 +346,19 @@ impl Jobs {
                     Err(NotAdmitted::DataPath(error))
                 }
             };
+            let (late, hosts) = {
+                let mut state = lock(&state);
+                let late = state.preparing.remove(&job).unwrap_or_default();
+                // Their silence counts from here.
+                state.registry.awaits_shell(since(origin), job);
+                let hosts = if outcome.is_ok() { state.register(job, &late) } else { Vec::new() };
+                (late, hosts)
+            };
+            if !hosts.is_empty() {
+                driver.register(job, &hosts);
+            }
             let mut state = lock(&state);
-            // Their silence counts from here.
-            state.preparing.remove(&job);
-            state.registry.awaits_shell(since(origin), job);
-            for ticket in tickets {
+            for ticket in tickets.into_iter().chain(late) {
                 state.answer(ticket, outcome.clone());
             }
         };
@@ -384,10 +398,10 @@ impl Jobs {
             let state = Arc::clone(&self.state);
             self.errands.send(move |_| {
                 let mut state = lock(&state);
-                state.preparing.remove(&job);
+                let late = state.preparing.remove(&job).unwrap_or_default();
                 state.without_room.push(job);
                 let outcome = Err(NotAdmitted::DataPath(format!("no thread to plan in: {error}")));
-                waiting.into_iter().for_each(|ticket| state.answer(ticket, outcome.clone()));
+                waiting.into_iter().chain(late).for_each(|ticket| state.answer(ticket, outcome.clone()));
             });
         }
     }
@@ -574,7 +588,7 @@ impl Jobs {
     /// A job's part of the switches' memory is another's from now on.
     fn give_back(&self, job: JobId) {
         let planners = Arc::clone(&self.planners);
-        // After the errand that makes the plan.
+        // After the errand that makes room for the job.
         self.errands.send(move |_| planners.values().for_each(|planner| planner.forget(job)));
     }
 
@@ -664,7 +678,7 @@ impl State {
 
     /// What is to be done by now.
     fn overdue(&mut self, now: fanin_protocol::Instant) -> Vec<Command> {
-        for job in &self.preparing {
+        for job in self.preparing.keys() {
             self.registry.awaits_shell(now, *job);
         }
         self.registry.tick(now)

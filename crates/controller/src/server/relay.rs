@@ -231,7 +231,7 @@ impl Relay {
         Ok(proto::Relay {
             address: self.name(),
             upstream: self.upstream.clone(),
-            aggregators: figures.table.map_or(0, |table| table.aggregators),
+            aggregators: if self.protocol.aggregates() { self.memory.aggregators } else { 0 },
             outdated: dropped(&figures.received, Reason::Generation),
             in_use: figures.in_use(),
             jobs: figures.jobs.iter().map(job).collect(),

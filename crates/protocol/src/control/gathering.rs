@@ -13,7 +13,7 @@ use super::{
 use crate::machine::Instant;
 
 /// Most packets of a rank in flight in a shard, whatever the protocol.
-pub(super) const IN_FLIGHT_MAX: u16 = 16_384;
+pub(crate) const IN_FLIGHT_MAX: u16 = 16_384;
 /// Most elements of one part of a model: all of them have fewer packets than a number of 32 bits counts.
 const SUB_MODEL_MAX: u64 = 1 << 29;
 

@@ -19,6 +19,7 @@ mod switch_tree;
 mod tree;
 
 pub use agreed::Agreed;
+pub(crate) use gathering::IN_FLIGHT_MAX;
 pub(crate) use pool_size::UNIT_ELEMENTS;
 pub use pool_size::{
     HOST_PROCESSING, PORTION_WHOLE, Path, RATE_DEFAULT_BPS, SLOTS_AUTOMATIC_MAX, SLOTS_AUTOMATIC_MIN,

@@ -26,10 +26,17 @@ macro_rules! for_each_refusal {
                 /// The switch's.
                 ours: u8,
             }
-                |f| write!(
-                    f,
-                    "this process speaks wire version {theirs}, the switch {ours}; install the same fanin on both"
-                );
+                |f| match theirs == ours {
+                    false => write!(
+                        f,
+                        "this process speaks wire version {theirs}, the switch {ours}; install the same fanin on both"
+                    ),
+                    true => write!(
+                        f,
+                        "this process speaks another control protocol than the switch, of the same wire version {ours}; install the same \
+                         fanin on both"
+                    ),
+                };
 
             /// The job's name is empty, too long, or not printable.
             JobName = "job_name" {

@@ -1,5 +1,6 @@
 //! From each rank's way to the root to the tree of switches that sum for it.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use fanin_wire::Rank;
 
@@ -49,11 +50,11 @@ impl SwitchTree {
         // Each switch has one upstream, and none is met twice.
         Tree::of(paths, usize::MAX)?;
         let mut tree = Self { switches: Vec::new(), ranks: Vec::new() };
+        let mut known: BTreeMap<u64, usize> = BTreeMap::new();
         for (path, rate_bps) in paths.iter().zip(rates) {
             let mut upstream = None;
             for hop in path.iter().rev() {
-                let known = tree.switches.iter().position(|other| other.hop.instance == hop.instance);
-                upstream = Some(known.unwrap_or_else(|| {
+                upstream = Some(*known.entry(hop.instance).or_insert_with(|| {
                     tree.switches.push(TreeSwitch { hop: *hop, upstream });
                     tree.switches.len() - 1
                 }));

@@ -113,9 +113,14 @@ impl Protocol for Dlcp {
     }
 
     fn check(&self, request: &JoinRequest) -> Result<(), Refusal> {
+        let bound = request.agreed.loss_bound;
+        if bound == LossBound::RELIABLE {
+            let reason = "dlcp sums jobs with a loss bound: set one (loss_bound, or FANIN_LOSS_BOUND), or use switchml";
+            return Err(Refusal::Unserved { reason: reason.into() });
+        }
         match request.hops.is_empty() && request.resume.is_none() {
             true => Ok(()),
-            false => Err(Refusal::of_bound(request.agreed.loss_bound)),
+            false => Err(Refusal::of_bound(bound)),
         }
     }
 

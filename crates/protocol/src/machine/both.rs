@@ -12,7 +12,7 @@ use super::{
 pub struct Both<F, S> {
     first: F,
     second: S,
-    /// The jobs that the second one has.
+    /// The jobs that the second one has, in order.
     of_second: Vec<JobId>,
 }
 
@@ -34,7 +34,8 @@ impl<F, S> Both<F, S> {
 
     fn is_of_second(&self, packet: &[u8]) -> bool {
         !self.of_second.is_empty()
-            && Preamble::parse(packet).is_ok_and(|preamble| self.of_second.contains(&preamble.job))
+            && Preamble::parse(packet)
+                .is_ok_and(|preamble| self.of_second.binary_search(&preamble.job).is_ok())
     }
 }
 
@@ -92,7 +93,8 @@ impl<F: Summer, S: Summer<Address = F::Address>> Summer for Both<F, S> {
             Either::First(job) => self.first.add_job(job).map_err(Either::First),
             Either::Second(job) => {
                 self.second.add_job(job).map_err(Either::Second)?;
-                self.of_second.push(id);
+                let at = self.of_second.partition_point(|other| *other < id);
+                self.of_second.insert(at, id);
                 Ok(())
             }
         }

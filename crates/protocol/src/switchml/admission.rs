@@ -9,9 +9,13 @@ use prost::Message;
 
 use super::racks::{Racks, racks};
 use super::restore::restorers;
-use super::{Contributions, JobConfig, RankTerms, SwitchJob, Upstream};
-use crate::control::{Gathered, Malformed, Refusal, Seats, Terms, narrow, pool_slots, pool_units, read};
+use super::{Contributions, JobConfig, RankTerms, SLOTS_MAX, SwitchJob, Upstream};
+use crate::control::{
+    Gathered, IN_FLIGHT_MAX, Malformed, Refusal, Seats, Terms, narrow, pool_slots, pool_units, read,
+};
 use crate::machine::JobIdentity;
+
+const _: () = assert!(IN_FLIGHT_MAX == SLOTS_MAX, "whoever is admitted is served");
 
 /// What all members are told.
 #[derive(Clone, PartialEq, Message)]

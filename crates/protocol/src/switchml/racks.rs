@@ -1,6 +1,6 @@
 //! From each rank's way to the root to the racks that sum first (SwitchML §7).
 
-use alloc::collections::BTreeMap;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use fanin_wire::{PLACES_MAX, Rank, WorkerId};
@@ -60,17 +60,17 @@ pub(super) fn racks(paths: &[&[Hop]]) -> Result<Racks, Refusal> {
     };
     let place = |parent, child, rank| WorkerId(tree.place(parent, child, rank) as u8);
     let mut racks = Racks { root: contributions(Parent::Root), ..Racks::default() };
-    let mut indices: BTreeMap<u64, ()> = BTreeMap::new();
+    let mut seen: BTreeSet<u64> = BTreeSet::new();
     for (rank, path) in paths.iter().enumerate() {
         let own = path.first().map_or(Parent::Root, |hop| Parent::Switch(hop.instance));
         racks.places.push(place(own, Child::Rank, rank));
         let mut upstream = Parent::Root;
         for hop in path.iter().rev() {
-            indices.entry(hop.instance).or_insert_with(|| {
+            if seen.insert(hop.instance) {
                 let place = place(upstream, Child::Switch(hop.instance), rank);
                 let contributions = contributions(Parent::Switch(hop.instance));
                 racks.racks.push(Rack { place, contributions });
-            });
+            }
             upstream = Parent::Switch(hop.instance);
         }
     }

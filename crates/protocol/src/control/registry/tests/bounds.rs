@@ -88,6 +88,8 @@ fn a_loss_bound_is_refused_where_it_cannot_be_kept() {
     assert_eq!(refusal(&mut registry(), JoinRequest { hops: hop, ..losing(1, 0, 1) }), unserved, "a rack");
     let resume = resuming(0, 1, &[1]).resume;
     assert_eq!(refusal(&mut registry(), JoinRequest { resume, ..losing(1, 0, 1) }), unserved, "a restart");
+    let reason = refusal(&mut registry(), losing(0, 0, 1)).to_string();
+    assert!(reason.contains("FANIN_LOSS_BOUND") && reason.contains("use switchml"), "{reason}");
     let of_atp = JoinRequest { protocol: "atp".into(), ..losing(1, 0, 1) };
     assert_eq!(refusal(&mut server(), of_atp), unserved);
     assert_eq!(
