@@ -351,6 +351,9 @@ static PLANS: Goat = Goat { planner: Some(|| Box::new(Test)) };
 /// Waits for the job of a window of 2, and finds nothing for the one of 3.
 struct Test;
 
+/// As no admission without a plan has it.
+const PLANNED: u32 = 123_456;
+
 static MAY_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
 impl Planner for Test {
@@ -359,7 +362,9 @@ impl Planner for Test {
             drop(MAY_GO.1.wait_while(MAY_GO.0.lock().unwrap(), |may_go| !*may_go));
         }
         assert_ne!(admission.terms.in_flight, 3, "on purpose");
-        Ok(admission.seats.clone())
+        let mut seats = admission.seats.clone();
+        seats.shares[0].millionths = PLANNED;
+        Ok(seats)
     }
 
     fn forget(&self, _: JobId) {}
@@ -389,15 +394,24 @@ fn planned(job: &str, window: u16) -> JoinRequest {
 #[tokio::test]
 async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
     let jobs = planning(Arc::new(Gated::default()));
-    let slow = planned("slow", 2);
+    let goes_on = Resume { in_flight: 2, completed: vec![], ..resume() };
+    let slow = JoinRequest { resume: Some(goes_on), ..planned("slow", 2) };
     let [one, another] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
-    let Joined::Waiting(_slow) = jobs.join(slow, one) else { panic!("it waits") };
+    let asked = [0, 1].map(|_| match jobs.join(slow.clone(), one.clone()) {
+        Joined::Waiting(place) => place,
+        Joined::Done(outcome) => panic!("answered before it is planned: {outcome:?}"),
+    });
     let Joined::Waiting(mut other) = jobs.join(planned("other", 1), another) else { panic!("it waits") };
     let outcome = tokio::time::timeout(HANG, other.outcome()).await.expect("it does not wait for the first");
     let Admission { job, key, .. } = outcome.expect("admitted").as_ref().clone();
     jobs.leave(job, Rank(0), key.secret_of(Rank(0))).expect("its own");
     *MAY_GO.0.lock().unwrap() = true;
     MAY_GO.1.notify_all();
+    // A rank that asks once more meanwhile is told of the plan, too.
+    for mut place in asked {
+        let admission = place.outcome().await.expect("admitted");
+        assert_eq!(admission.seats.shares[0].millionths, PLANNED);
+    }
 }
 
 #[tokio::test]
