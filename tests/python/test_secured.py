@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -132,4 +133,8 @@ def test_ranks_that_disagree_all_hear_it(launch: Launch, machines: str) -> None:
         assert isinstance(outcome, Failure)
         assert outcome.kind == "SettingMismatch", outcome.text
         assert "FANIN_SECURITY" in outcome.message
-        assert '"encrypt"' in outcome.message
+        told = re.search(r"rank (\d) and rank (\d) differ in .*: (\w+) and (\w+);", outcome.message)
+        assert told, outcome.message
+        wanted = ["encrypt" if int(rank) % 2 else "tag" for rank in told.group(1, 2)]
+        assert list(told.group(3, 4)) == wanted, outcome.message
+        assert set(wanted) == {"tag", "encrypt"}
