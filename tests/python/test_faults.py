@@ -143,24 +143,33 @@ def answers_in_order(listener: socket.socket, answers: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    "answers",
+    ("answers", "theirs", "said"),
     [
         # StatusReply: wire_version = 9.
-        [b"\x10\x09"],
-        # The status of our version, and JoinReply: refusal: version_mismatch: theirs = 5, ours = 9.
-        [b"\x10\x05", b"\x12\x06\x0a\x04\x08\x05\x10\x09"],
+        ([b"\x10\x09"], 9, "wire version 9, this process 5"),
+        # Our version, of no protocol.
+        ([b"\x10\x05"], 5, "another control protocol, of the same wire version 5"),
+        # The status of our version, of protocol "switchml", and
+        # JoinReply: refusal: version_mismatch: theirs = 5, ours = 9.
+        (
+            [b"\x10\x05\x62\x08switchml", b"\x12\x06\x0a\x04\x08\x05\x10\x09"],
+            9,
+            "wire version 9, this process 5",
+        ),
     ],
-    ids=["status", "join"],
+    ids=["status", "control", "join"],
 )
-def test_a_switch_of_another_version_is_told_from_ours(answers: list[bytes]) -> None:
+def test_a_switch_of_another_version_is_told_from_ours(
+    answers: list[bytes], theirs: int, said: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answers_in_order, args=(listener, answers), daemon=True)
         thread.start()
         with pytest.raises(errors.ProtocolVersionMismatch) as caught:
             join(f"127.0.0.1:{listener.getsockname()[1]}", "old", 0, 1, timeout=3600)()
         thread.join(DEADLINE)
-    assert (caught.value.ours, caught.value.theirs) == (5, 9)
-    assert "wire version 9, this process 5" in str(caught.value)
+    assert (caught.value.ours, caught.value.theirs) == (5, theirs)
+    assert said in str(caught.value)
 
 
 def test_ranks_that_never_come_are_named(switch: str) -> None:

@@ -49,9 +49,7 @@ pub enum SessionError {
         cause: String,
     },
     /// Switch and worker speak different versions.
-    #[error(
-        "switch {switch} speaks wire version {theirs}, this process {ours}; install the same version of fanin on both"
-    )]
+    #[error("switch {switch} speaks {}; install the same version of fanin on both", other_version(*ours, *theirs))]
     ProtocolVersionMismatch {
         /// Host and port.
         switch: String,
@@ -245,6 +243,14 @@ pub struct Tensor {
     pub dtype: Dtype,
     /// Sum or average; sum where nothing is added.
     pub op: Op,
+}
+
+/// What a switch speaks that this process does not. One of before protocols had names has the same packets.
+fn other_version(ours: u32, theirs: u32) -> String {
+    match ours == theirs {
+        true => format!("another control protocol, of the same wire version {ours}"),
+        false => format!("wire version {theirs}, this process {ours}"),
+    }
 }
 
 impl Tensor {
