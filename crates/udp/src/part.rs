@@ -84,7 +84,7 @@ impl Drop for AllReduce {
     }
 }
 
-/// A part of a tensor on its way through a machine. Dropping it without [`Part::complete`] fails the all-reduce, so that a
+/// A part of a tensor on its way through a machine. Dropping it without completing it fails the all-reduce, so that a
 /// machine that is lost with its thread answers too.
 pub struct Part {
     tensor: RawTensor,
