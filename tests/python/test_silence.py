@@ -33,6 +33,7 @@ say("joined")
 for sums in itertools.count():
     if sums == 5 and (on := os.environ.get("GOES_ON")):
         say("rests")
+        # Until the test has changed the network: no length of time is part of what is tested.
         while not os.path.exists(on):
             time.sleep(0.01)
     array = np.full(int(os.environ["ELEMENTS"]), rank + 1, np.float32)

@@ -1,15 +1,16 @@
 //! What a driver knows of a protocol: which machines it has, and what each is told of a job.
 
+use alloc::format;
 use alloc::string::String;
 use core::fmt::Debug;
 use core::net::SocketAddr;
-use fanin_wire::{Dtype, Generation, JobId, Key, Rank, ShardId};
+use fanin_wire::{Dtype, Generation, JobId, Key, Rank, ShardId, WorkerId};
 
 use crate::control::{Agreed, Malformed, Memory, Protocol};
 use crate::machine::{Address, JobIdentity, Summer, Tensor, WorkerMachine};
 use crate::transport::RetransmissionConfig;
 
-/// What a rank of a job is told, as the job's protocol has it.
+/// The terms of a rank of a job, as the job's protocol has them.
 pub trait WorkerTerms: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// The job, what its packets are tagged with, and how often it was set up.
     fn identity(&self) -> (JobId, Key, Generation);
@@ -39,19 +40,27 @@ pub trait WorkerTerms: Clone + Debug + PartialEq + Send + Sync + 'static {
         false
     }
 
-    /// What the job lacks of what a rank asked for, for people: who admits without it is of another version.
+    /// A wish of the rank that the job lacks, for people. A service that admits without it is of another version.
     fn lacks(&self, _asked: &Agreed, _paths: u8) -> Option<String> {
         None
     }
 
-    /// What a job keeps when it goes on under another service, for people: "8 workers, a window of ...".
+    /// The terms that a job keeps under another service, for people: "8 workers, a window of ...".
     fn shape(&self) -> String;
+}
+
+/// A rank's place is below its job's number of workers.
+pub(crate) fn check_place(place: WorkerId, workers: u16) -> Result<(), String> {
+    match u16::from(place.0) < workers {
+        true => Ok(()),
+        false => Err(format!("place {} in a job of {workers} workers", place.0)),
+    }
 }
 
 /// Names a peer before it sends, as packets from there will.
 pub type Peers<'a, A> = &'a dyn Fn(SocketAddr) -> Result<A, String>;
 
-/// What a rank chooses for itself, and nobody else need know.
+/// The choices that a rank makes alone. Nobody else need know them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnChoices {
     /// Whether its window shrinks when packets are lost, of a protocol that has that.
@@ -60,16 +69,16 @@ pub struct OwnChoices {
 
 /// The machines of a protocol, over addresses `A` and memory of tensors `T`.
 pub trait Machines<A: Address, T: Tensor + Send + 'static>: Protocol {
-    /// What a rank is told.
+    /// The terms of a rank.
     type Terms: WorkerTerms;
-    /// What runs at a rank, one a shard of each service.
+    /// The machine at a rank, one for each shard of each service.
     type Worker: WorkerMachine<Address = A, Tensor = T> + Send + 'static;
-    /// What runs at the root, one a shard.
+    /// The machine at the root, one for each shard.
     type Root: Summer<Address = A, Job: Send, Error: Send + Sync + 'static> + Send + 'static;
-    /// What runs at a switch on the way there, one a shard.
+    /// The machine at a switch on the way there, one for each shard.
     type Relay: Summer<Address = A, Job: Send, Error: Send + Sync + 'static> + Send + 'static;
 
-    /// What a rank makes of its part of a job.
+    /// Reads a rank's part of a job.
     ///
     /// # Errors
     /// When it is no such part.
@@ -83,13 +92,13 @@ pub trait Machines<A: Address, T: Tensor + Send + 'static>: Protocol {
     /// The worker of one shard, at a service that is at `peer`. The terms are checked.
     fn worker(terms: &Self::Terms, shard: ShardId, peer: A, when: RetransmissionConfig) -> Self::Worker;
 
-    /// How that worker goes on at a service with an empty memory.
+    /// The plan by which that worker goes on at a service whose memory is empty.
     fn plan(terms: &Self::Terms, shard: ShardId, peer: A) -> <Self::Worker as WorkerMachine>::Plan;
 
     /// The machine of one shard at the root.
     fn root(shard: ShardId) -> Self::Root;
 
-    /// What it is told of a job.
+    /// Reads the root's part of a job.
     ///
     /// # Errors
     /// When the part is none, or names somebody to whom there is no way.

@@ -14,7 +14,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// What is summed how, of a job of any protocol: the terms that a rank was told, and the machines that follow them.
+/// A rank's terms in a job of any protocol, with the machines that follow them.
 ///
 /// Calls through it are by job or by collective. The threads that it starts run one protocol's machines, and know no other.
 #[derive(Clone)]
@@ -110,7 +110,7 @@ impl<P: Machines<Peer, Part>> AnyTerms for Of<P> {
 }
 
 impl Membership {
-    /// What a rank of a job of `P` was told.
+    /// The membership of a rank in a job of `P`, by its terms.
     #[must_use]
     pub fn of<P: Machines<Peer, Part>>(protocol: &'static P, terms: P::Terms) -> Self {
         Self { protocol, terms: Arc::new(Of::<P>(terms)) }
@@ -134,13 +134,13 @@ impl Membership {
         self.terms.identity().0
     }
 
-    /// What its packets are tagged with.
+    /// The key that its packets are tagged with.
     #[must_use]
     pub fn key(&self) -> Key {
         self.terms.identity().1
     }
 
-    /// What a rank of it shows that it is of this job.
+    /// The secret by which a rank shows that it is of this job.
     #[must_use]
     pub fn identity(&self) -> (JobId, Key) {
         (self.id(), self.key())
@@ -170,7 +170,7 @@ impl Membership {
         self.terms.has_roots()
     }
 
-    /// What the job lacks of what a rank asked for, for people.
+    /// A wish of the rank that the job lacks, for people.
     #[must_use]
     pub fn lacks(&self, asked: &Agreed, paths: u8) -> Option<String> {
         self.terms.lacks(asked, paths)
@@ -196,7 +196,7 @@ impl Membership {
         self.terms.check().map_err(crate::failure::invalid)
     }
 
-    /// What a job keeps when it goes on under another service.
+    /// The terms that a job keeps under another service.
     pub(crate) fn shape(&self) -> String {
         self.terms.shape()
     }

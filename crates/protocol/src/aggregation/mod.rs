@@ -17,6 +17,8 @@
 //! ([`Way`]), which of them a switch sums and where it sends the others ([`Route`]), and whom a
 //! fragment that comes to the server is from ([`Roster`]).
 
+use fanin_wire::Dtype;
+
 pub(crate) mod admission;
 mod aggregator_table;
 mod children;
@@ -36,6 +38,11 @@ pub(crate) use server::GoOn;
 pub use server::{Admitted, Coverage, Roster, Server, ServerProgress, Workers};
 pub use switch::{Route, Switch, SwitchConfig, SwitchProgress, SwitchStatistics, Treatment};
 pub use worker::{Way, Worker, WorkerProgress};
+
+/// Whether fragments can carry a dtype: they have floats and 32-bit integers alone.
+pub(crate) const fn sums(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32)
+}
 
 /// The exponent of a fragment that its worker does not have yet (§B.3).
 const EXPONENT_UNKNOWN: i16 = i16::MAX;

@@ -29,16 +29,16 @@ use crate::transport::RetransmissionConfig;
 #[derive(Clone, Copy, Debug)]
 pub struct Atp;
 
-/// What a rank of an ATP job is told.
+/// The terms of a rank of an ATP job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankTerms {
     /// The job.
     pub config: AtpJobConfig,
-    /// Of the rank's packets.
+    /// The directions of the rank's packets.
     pub directions: Directions,
 }
 
-/// What all members are told.
+/// The part that all members are told.
 #[derive(Clone, PartialEq, Message)]
 struct Common {
     /// Packets of a rank that may be in flight.
@@ -52,7 +52,8 @@ struct Common {
     aggregators: u32,
 }
 
-/// Of a rank's packets: the level that they reach first, and at each level the rank's bit and the number of contributions.
+/// The directions of a rank's packets: the level that they reach first, and at each level the rank's bit and the number of
+/// contributions.
 #[derive(Clone, PartialEq, Message)]
 struct Way {
     #[prost(uint32, tag = "1")]
@@ -84,7 +85,7 @@ struct SwitchPart {
 struct RootPart {
     #[prost(message, required, tag = "1")]
     common: Common,
-    /// That which packets have when they come here.
+    /// The level that packets have when they come here.
     #[prost(uint32, tag = "2")]
     level: u32,
     /// By rank.
@@ -140,7 +141,7 @@ impl TryFrom<&Way> for Directions {
 }
 
 impl ServerJob {
-    /// What the server makes of its part of a job.
+    /// Reads the server's part of a job.
     ///
     /// # Errors
     /// When it is no such part.
@@ -161,9 +162,8 @@ impl Protocol for Atp {
         "ATP"
     }
 
-    /// Fragments have floats and 32-bit integers alone.
     fn sums(&self, dtype: Dtype) -> bool {
-        matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32)
+        crate::aggregation::sums(dtype)
     }
 
     fn travels_as(&self) -> WireDtype {

@@ -76,10 +76,9 @@ impl SwitchTree {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tree(paths: &[&[u64]]) -> Result<SwitchTree, Refusal> {
+impl SwitchTree {
+    /// A tree of ranks that reach the root through these switches. A switch's number is also how many aggregators it has.
+    pub(crate) fn by_number(paths: &[&[u64]]) -> Result<Self, Refusal> {
         let hop = |instance: &u64| Hop {
             instance: *instance,
             address: ([10, 0, 0, *instance as u8], 4800).into(),
@@ -91,12 +90,17 @@ mod tests {
         };
         let hops: Vec<Vec<Hop>> = paths.iter().map(|path| path.iter().map(hop).collect()).collect();
         let ways: Vec<&[Hop]> = hops.iter().map(Vec::as_slice).collect();
-        SwitchTree::of_ways(&ways, paths.iter().map(|_| None))
+        Self::of_ways(&ways, paths.iter().map(|_| None))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn switches_stand_behind_those_above_them_and_know_their_upstream() {
-        let tree = tree(&[&[7, 9], &[8, 9], &[9], &[]]).unwrap();
+        let tree = SwitchTree::by_number(&[&[7, 9], &[8, 9], &[9], &[]]).unwrap();
         let switches: Vec<_> =
             tree.switches.iter().map(|switch| (switch.hop.instance, switch.upstream)).collect();
         assert_eq!(switches, [(9, None), (7, Some(0)), (8, Some(0))]);
@@ -106,6 +110,9 @@ mod tests {
 
     #[test]
     fn a_switch_that_leads_two_ways_is_refused() {
-        assert!(matches!(tree(&[&[7, 9], &[7]]), Err(Refusal::PathsDisagree { rank: 1, other_rank: 0, .. })));
+        assert!(matches!(
+            SwitchTree::by_number(&[&[7, 9], &[7]]),
+            Err(Refusal::PathsDisagree { rank: 1, other_rank: 0, .. })
+        ));
     }
 }

@@ -18,7 +18,7 @@ use crate::control::{
     narrow, read,
 };
 use crate::machine::{Address, JobIdentity, Tensor};
-use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
+use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms, check_place};
 use crate::transport::RetransmissionConfig;
 
 /// The protocol. See [`dlcp`](super).
@@ -169,10 +169,7 @@ impl WorkerTerms for RankTerms {
 
     fn check(&self) -> Result<(), String> {
         let config = self.config.check().map_err(|error| error.to_string())?;
-        match u16::from(self.place.0) < config.workers {
-            true => Ok(()),
-            false => Err(format!("place {} in a job of {} workers", self.place.0, config.workers)),
-        }
+        check_place(self.place, config.workers)
     }
 
     fn in_flight(&self) -> u16 {

@@ -405,27 +405,11 @@ pub(super) fn is_same_plan(was: &[u8], is: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::control::{Hop, Refusal};
-
-    fn tree(paths: &[&[u64]]) -> Result<SwitchTree, Refusal> {
-        let hop = |instance: &u64| Hop {
-            instance: *instance,
-            address: ([10, 0, 0, *instance as u8], 4800).into(),
-            aggregators: *instance as u32,
-            elements: 2048,
-            receive_buffer_bytes: 16 << 20,
-            mtu: 1500,
-            rate_bps: None,
-        };
-        let hops: Vec<Vec<Hop>> = paths.iter().map(|path| path.iter().map(hop).collect()).collect();
-        let ways: Vec<&[Hop]> = hops.iter().map(Vec::as_slice).collect();
-        SwitchTree::of_ways(&ways, paths.iter().map(|_| None))
-    }
+    use crate::control::SwitchTree;
 
     #[test]
     fn what_a_tree_holds_is_the_most_that_each_rank_finds_at_one_switch() {
-        let held = |paths: &[&[u64]]| super::held(&tree(paths).unwrap());
+        let held = |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap());
         assert_eq!(held(&[&[7], &[7]]), 7);
         assert_eq!(held(&[&[7], &[8]]), 7, "the smaller rack's");
         assert_eq!(held(&[&[7, 9], &[8, 9]]), 9, "the upper one's");

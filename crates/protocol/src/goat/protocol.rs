@@ -47,9 +47,8 @@ impl Protocol for Goat {
         "GOAT"
     }
 
-    /// Fragments have floats and 32-bit integers alone.
     fn sums(&self, dtype: Dtype) -> bool {
-        matches!(dtype, Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 | Dtype::Int32)
+        crate::aggregation::sums(dtype)
     }
 
     fn travels_as(&self) -> WireDtype {

@@ -1,4 +1,4 @@
-//! Who may join a job of SwitchML, and what its members are told.
+//! Admission to a job of SwitchML, and the messages to its members.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,7 +17,7 @@ use crate::machine::JobIdentity;
 
 const _: () = assert!(IN_FLIGHT_MAX == SLOTS_MAX, "whoever is admitted is served");
 
-/// What all members are told.
+/// The part that all members are told.
 #[derive(Clone, PartialEq, Message)]
 struct Common {
     #[prost(uint32, tag = "1")]
@@ -33,7 +33,7 @@ struct Common {
     workers: u32,
 }
 
-/// What a rank is told.
+/// A rank's message.
 #[derive(Clone, PartialEq, Message)]
 struct RankPart {
     #[prost(message, required, tag = "1")]
@@ -54,7 +54,7 @@ struct Slots {
     slots: Vec<u32>,
 }
 
-/// What the root, or a rack, is told.
+/// The message to the root, or to a rack.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct SwitchPart {
     #[prost(message, required, tag = "1")]
@@ -62,7 +62,7 @@ pub(super) struct SwitchPart {
     /// Its place at its upstream, of a rack.
     #[prost(uint32, tag = "2")]
     place: u32,
-    /// Of each place in it the rank, or the lowest one behind another rack.
+    /// The rank at each place, or the lowest rank behind another rack.
     #[prost(uint32, repeated, tag = "3")]
     ranks: Vec<u32>,
     /// Bitmap of the places that are racks.
@@ -141,7 +141,7 @@ impl Common {
     }
 }
 
-/// What a rank makes of its part.
+/// A rank's part, read.
 fn rank_terms(job: JobIdentity, part: &[u8]) -> Result<RankTerms, Malformed> {
     let RankPart { common, place, has_racks, restore } = read(part)?;
     let config = common.config(job)?;
@@ -158,7 +158,7 @@ fn rank_terms(job: JobIdentity, part: &[u8]) -> Result<RankTerms, Malformed> {
 }
 
 impl RankTerms {
-    /// What a rank makes of its part of a job.
+    /// Reads a rank's part of a job.
     ///
     /// # Errors
     /// When it is no such part.
@@ -168,7 +168,7 @@ impl RankTerms {
 }
 
 impl<A> SwitchJob<A> {
-    /// What the root makes of its part of a job, or a rack whose upstream is there.
+    /// Reads the part of the root, or of a rack whose upstream is there.
     ///
     /// # Errors
     /// When it is no such part.
