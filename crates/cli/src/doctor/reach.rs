@@ -152,9 +152,9 @@ pub(super) fn open_port(port: u16, protocol: &str) -> String {
 /// Somebody took the connection, but a session could not use it.
 fn not_a_switch(address: SocketAddr, error: &SessionError, patience: Duration) -> Finding {
     match error {
-        SessionError::ProtocolVersionMismatch { ours, theirs, .. } => Finding::problem(
+        SessionError::ProtocolVersionMismatch { .. } => Finding::problem(
             Check::Version,
-            format!("the switch speaks wire version {theirs}, this machine {ours} (fanin {OURS})"),
+            format!("{error} (here is fanin {OURS})"),
             "install the same wheel on the switch and on every rank (`make wheel` in a clone of fanin builds it)",
         ),
         SessionError::NotASwitch { cause, .. } => {
@@ -255,7 +255,7 @@ mod tests {
         let error = SessionError::ProtocolVersionMismatch { switch: "box:4800".into(), ours: 1, theirs: 2 };
         let finding = not_a_switch(([10, 0, 0, 9], 4800).into(), &error, Duration::from_secs(1));
         assert_eq!((finding.check, finding.verdict), (Check::Version, Verdict::Problem));
-        assert!(finding.message.contains("wire version 2, this machine 1"), "{}", finding.message);
+        assert!(finding.message.contains("wire version 2, this process 1"), "{}", finding.message);
         let status = |version: &str| SwitchStatus {
             rate_bps: None,
             version: version.into(),
