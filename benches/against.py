@@ -4,8 +4,9 @@
     python benches/against.py ../before --only loopback --rounds 9
 
 Both must be built. Their commands take turns, so that a machine that is slow today is slow for
-both; what counts is the ratio within a round. The exit status says nothing about speed: look at the
-spread, and judge.
+both; what counts is the ratio within a round. The seconds of processors that ranks and switches
+take for a gigabyte are held against each other likewise. The exit status says nothing about speed:
+look at the spread, and judge.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import performance
@@ -22,6 +24,14 @@ from fanin import _signals
 from fanin_lab.bench.progress import progress
 from fanin_lab.units import shown_time
 from rows import Command
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run of a command came to."""
+
+    time_s: float
+    cpu_s_per_gb: float
 
 
 def main() -> int:
@@ -41,7 +51,7 @@ def main() -> int:
     if why := performance.no_laboratory():
         print(f"without the rows with links: {why}", file=sys.stderr)
         commands = [command for command in commands if not command.links]
-    times: dict[Command, list[list[float]]] = defaultdict(list)
+    figures: dict[Command, list[list[Figures]]] = defaultdict(list)
     try:
         with _signals.as_exit(), progress(args.rounds * len(commands)) as bar:
             for number in range(args.rounds):
@@ -50,20 +60,27 @@ def main() -> int:
                     # First and second by turns: the first of two leaves the other a warm machine.
                     turn = slice(None, None, -1 if number % 2 else 1)
                     try:
-                        pair = [_time_s(python, command) for python in pythons[turn]]
+                        pair = [_measured(python, command) for python in pythons[turn]]
                     except performance.FailedError as error:
                         print(f"without {command.what}: {error}", file=sys.stderr)
                         commands.remove(command)
                         continue
-                    times[command].append(pair[turn])
+                    figures[command].append(pair[turn])
     except KeyboardInterrupt:
         return 130
-    print(f"{'workers, links, tensor':<45} {'there':>10} {'here':>10}  here / there")
-    for command, pairs in times.items():
-        there, here = (statistics.median(column) for column in zip(*pairs, strict=True))
-        ratios = [here / there for there, here in pairs]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{command.what:<45} {shown_time(there):>10} {shown_time(here):>10}  {spread}")
+    print(
+        f"{'workers, links, tensor':<45} {'there':>10} {'here':>10}  {'here / there':<20}  "
+        "CPU s/GB, here / there"
+    )
+    for command, pairs in figures.items():
+        there, here = (
+            statistics.median(side.time_s for side in column) for column in zip(*pairs, strict=True)
+        )
+        print(
+            f"{command.what:<45} {shown_time(there):>10} {shown_time(here):>10}  "
+            f"{_ratio([(there.time_s, here.time_s) for there, here in pairs]):<20}  "
+            f"{_ratio([(there.cpu_s_per_gb, here.cpu_s_per_gb) for there, here in pairs])}"
+        )
     return 0
 
 
@@ -75,10 +92,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _time_s(python: Path, command: Command) -> float:
-    result = performance.bench(command.arguments(), [str(python), "-m", "fanin"])
-    (run,) = result["runs"]
-    return float(run["backends"]["fanin"]["median_s"])
+def _measured(python: Path, command: Command) -> Figures:
+    arguments = [*command.arguments(), "--baseline", "none"]
+    (run,) = performance.bench(arguments, [str(python), "-m", "fanin"])["runs"]
+    fanin = run["backends"]["fanin"]
+    cpu = fanin["ranks_cpu_s_per_gb"] + fanin["switch_cpu_s_per_gb"]
+    return Figures(float(fanin["median_s"]), float(cpu))
+
+
+def _ratio(pairs: list[tuple[float, float]]) -> str:
+    ratios = [here / there for there, here in pairs]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

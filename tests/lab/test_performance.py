@@ -240,16 +240,19 @@ def test_two_checkouts_take_turns_and_the_ratio_within_a_round_counts(
 
     def bench(_: list[str], fanin: list[str]) -> dict[str, Any]:
         asked.append(Path(fanin[0]).parents[2].name)
-        return {"runs": [run(times[asked[-1]].pop(0))]}
+        whole = run(times[asked[-1]].pop(0))
+        whole["backends"]["fanin"]["ranks_cpu_s_per_gb"] = {"there": 1.0, "here": 5.0}[asked[-1]]
+        return {"runs": [whole]}
 
     monkeypatch.setattr(performance, "bench", bench)
     monkeypatch.setattr(performance, "ROOT", here)
-    line = ["against.py", str(there), "--only", "4, loopback, 25 MB", "--rounds", "3"]
-    monkeypatch.setattr(sys, "argv", line)
+    command = ["against.py", str(there), "--only", "4, loopback, 25 MB", "--rounds", "3"]
+    monkeypatch.setattr(sys, "argv", command)
     assert against.main() == 0
     assert asked == ["there", "here", "here", "there", "there", "here"]
     (row,) = capsys.readouterr().out.splitlines()[1:]
-    assert " ".join(row.split()) == "4, loopback, 25 MB 100.0 ms 200.0 ms 2.00 (2.00 to 2.00)"
+    line = "4, loopback, 25 MB 100.0 ms 200.0 ms 2.00 (2.00 to 2.00) 3.00 (3.00 to 3.00)"
+    assert " ".join(row.split()) == line
 
 
 def test_the_other_collectives_have_a_table_of_their_own(tmp_path: Path) -> None:
