@@ -17,12 +17,12 @@
 //! (`memory`).
 //!
 //! Map:
-//! - `memory`: the file, the locks, and all unsafe code except its uses,
-//! - `gate`: waiting,
-//! - `cut`: which part of a tensor goes where,
-//! - `sums`: the arithmetic,
-//! - `local_sum`: the thread,
-//! - `machine`: who is on one machine,
+//! - `memory`: the file, the locks, and all unsafe code except its uses.
+//! - `gate`: waiting.
+//! - `cut`: which part of a tensor goes where.
+//! - `sums`: the arithmetic.
+//! - `local_sum`: the thread.
+//! - `machine`: who is on one machine.
 //! - `error`.
 //!
 //! Deliberately absent: who is in which group and how its name gets around (the caller's), the

@@ -38,16 +38,16 @@
 //! ([`rotate_f32`], [`rotate_back_f32`]).
 //!
 //! Map:
-//! - `exponent`: the shared exponent,
-//! - `scale`: what a block's exponent makes of its elements,
-//! - `class`: blocks with a NaN or an infinity,
-//! - `float16`: conversions of f16 and bf16,
-//! - `scalar`: **the specification** of every kernel,
-//! - `avx2` and `avx512`: equal to it bit for bit, which the property tests hold,
-//! - `kernels`: the choice between them, made once at run time,
-//! - `integer`: the kernels on `i32`,
-//! - `native`: sums in the tensor's own type,
-//! - `packed`: one byte an element,
+//! - `exponent`: the shared exponent.
+//! - `scale`: what a block's exponent makes of its elements.
+//! - `class`: blocks with a NaN or an infinity.
+//! - `float16`: conversions of f16 and bf16.
+//! - `scalar`: **the specification** of every kernel.
+//! - `avx2` and `avx512`: equal to it bit for bit, which the property tests hold.
+//! - `kernels`: the choice between them, made once at run time.
+//! - `integer`: the kernels on `i32`.
+//! - `native`: sums in the tensor's own type.
+//! - `packed`: one byte an element.
 //! - `rotation`: the randomised Hadamard rotation.
 //!
 //! Like all of Rust, the kernels assume the default floating-point environment: a thread that

@@ -45,11 +45,12 @@ pub(crate) fn assert_workers(workers: u32) {
 /// |---|---|---|
 /// | finite `m` | `round_ties_even(clamp(x * f, -L, L))` | `A * inverse` |
 /// | [`ZERO`](Exponent::ZERO) | 0 | 0 |
-/// | [`NON_FINITE`](Exponent::NON_FINITE) or [`UNKNOWN`](Exponent::UNKNOWN) | its class | see below |
+/// | [`UNKNOWN`](Exponent::UNKNOWN) | its class | see below |
+/// | [`NON_FINITE`](Exponent::NON_FINITE) | its class | see below |
 ///
 /// Here `f = (2^31 - 1) / (n * 2^m)` and `L = floor((2^31 - 1) / n)`. A class is finite, +inf, -inf
-/// or NaN. Its sum is what IEEE addition of the classes gives. If all were finite it is NaN, because
-/// their values were not carried.
+/// or NaN. Its sum is what IEEE addition of the classes gives. If all were finite, it is NaN: their
+/// values were not carried.
 ///
 /// All in `f64`, each step rounded to nearest, ties to even. `f` is SwitchML's scaling factor
 /// (§4.6). The paper's Theorem 2 asks for a slightly smaller one, so that rounding cannot carry a
