@@ -89,7 +89,7 @@ def _train(groups: Groups, sending: Method, model: str, seed: int) -> list[float
     sending.register(network, group, momentum=momentum)
     curve = []
     for step in range(1, STEPS[model] + 1):
-        # Drawn alike by all ranks, each of which takes its row.
+        # All ranks draw the same numbers, and each takes its row.
         numbers = torch.randint(learner.samples, (groups.size, chosen.batch), generator=dice)
         x, y = (each[groups.rank] for each in learner.draw(numbers))
         learner.optimizer.zero_grad()

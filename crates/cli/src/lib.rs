@@ -79,7 +79,7 @@ enum Command {
     Version(version::Arguments),
 }
 
-/// Runs the command line `args`, of which the first is the program's name.
+/// Runs the command line `args`; the first is the program's name.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::from(exit_status(args))
 }

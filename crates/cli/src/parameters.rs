@@ -35,7 +35,8 @@ pub(crate) struct Arguments {
     /// Folder for what is saved: who can list it can take part in every training
     #[arg(long, value_name = "FOLDER")]
     snapshots: Option<PathBuf>,
-    /// What to log to stderr: error, warn, info, debug, or a filter such as fanin_parameters=debug
+    /// Level of the log on stderr: error, warn, info, debug, or a filter such as
+    /// fanin_parameters=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "FANIN_LOG")]
     log: String,
     /// Print one line of JSON when it listens

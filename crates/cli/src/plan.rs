@@ -25,11 +25,11 @@ const GAIN_MIN: f64 = 0.01;
 
 /// Say how fast a cluster can sum, and what would make it faster
 ///
-/// For machines behind one link each: how long a sum takes with one switch, with a ring (Gloo,
-/// NCCL), and with the split over all machines' own summation services that takes the least time
-/// (BytePS). It asks no network: say what the links carry. Headers are not counted (6 % with an MTU
-/// of 1500), and cores only where --sums says what they can add. A torch job plans the same from
-/// what its ranks say (FANIN_RATE, FANIN_SWITCH).
+/// Says how long a sum takes for machines behind one link each. It compares one switch, a ring
+/// (Gloo, NCCL), and the fastest split over all machines' own summation services (BytePS). It asks
+/// no network: say what the links carry. Headers are not counted (6 % with an MTU of 1500), and
+/// cores only if --sums says what they can add. A torch job plans the same from what its ranks say
+/// (FANIN_RATE, FANIN_SWITCH).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin plan --machines 8 --rate 1gbit\n  \
@@ -416,7 +416,7 @@ fn shown(report: &Report) -> String {
         return format!("{shares}\n\nOne machine trains alone: nothing crosses the network.");
     }
     let training = report.machines.iter().filter(|machine| machine.trains).count();
-    // Before all figures, of which the best cannot be had.
+    // It stands before all figures, because the best of them cannot be had.
     let limit = if training > PLACES_MAX as usize {
         format!(
             "A service sums for {PLACES_MAX} machines, and here are {training}: fanin refuses the shares below. For more, racks sum before one switch \

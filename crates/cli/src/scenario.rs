@@ -1,5 +1,5 @@
-//! Scenario files as this command reads them: with plans of GOAT's that `fanin plan` makes, of
-//! which the simulator knows nothing.
+//! Scenario files as this command reads them. They may have GOAT's plans of `fanin plan`, which the
+//! simulator does not know.
 
 use fanin_plan::{
     GradientSchedule, Job, NodeId, Objective, Residence, SubModel, Workload, krgs, slowest_link,
@@ -41,7 +41,7 @@ const PLANNERS: [goat::Planner; 3] = [
 /// A scenario is the same whatever it is played with.
 const SEED: u64 = 0;
 
-/// A job has its share of each switch's memory, and is planned for by itself.
+/// A job has its share of each switch's memory, and a plan of its own.
 fn plan(
     asked: &goat::Asked<'_>,
     planner: impl FnOnce(&Workload) -> GradientSchedule,
@@ -74,7 +74,7 @@ mod tests {
     use super::parse;
     use fanin_sim::workload::{Options, Report, run};
 
-    /// GOAT's testbed with two workers at each of two switches, of which each has room for so many
+    /// GOAT's testbed with two workers at each of two switches. Each switch has room for so many
     /// packets.
     fn testbed(aggregators: u32, goat: &str) -> String {
         let mut text = format!(

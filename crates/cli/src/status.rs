@@ -78,7 +78,7 @@ struct Switch<'a> {
     /// Aggregators or slots that gather.
     in_use: u32,
     jobs: Vec<SwitchJob>,
-    /// GOAT: packets that it dropped as they are of another generation's plan.
+    /// GOAT: packets that it dropped because they have another generation's plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     outdated: Option<u64>,
 }

@@ -17,16 +17,19 @@ use crate::{logging, output};
 
 /// Sum the gradients of any number of jobs
 ///
-/// Listens on one port number: UDP for gradients, TCP for control and metrics (http://ADDR:PORT/metrics, /healthz).
-/// Ends on SIGTERM and SIGINT, after it has told the workers.
+/// Listens on one port number: UDP for gradients, TCP for control and metrics
+/// (http://ADDR:PORT/metrics, /healthz). Ends on SIGTERM and SIGINT, after it has told the workers.
 ///
-/// With --upstream it is a rack: it sums what its own workers send, and its sum is one contribution at its upstream, which has as many
-/// --shards. Jobs go on when a rack is started again within the root's --heartbeat-timeout.
+/// With --upstream it is a rack: it sums what its own workers send. Its sum is one contribution at
+/// its upstream, which has as many --shards. Jobs go on when a rack is started again within the
+/// root's --heartbeat-timeout.
 ///
-/// With --protocol atp it is the root of ATP's jobs, which the paper calls their server; with --upstream it is a switch on the way there: it sums
-/// what it has aggregators for and sends the rest on. Its jobs wait for one that ends until it is back.
+/// With --protocol atp it is the root of ATP's jobs, which the paper calls their server. With
+/// --upstream it is a switch on the way there: it sums what it has aggregators for and sends the
+/// rest on. Its jobs wait for a switch that ends until it is back.
 ///
-/// With --protocol goat it is a root, which plans for each job who sums what, and sums what the switches do not; with --upstream it is one of those switches.
+/// With --protocol goat it is a root. It plans for each job which switch sums what, and sums the
+/// rest. With --upstream it is one of those switches.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin switch                                        for workers on this machine\n  \
@@ -44,35 +47,42 @@ pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
     listen: SocketAddr,
-    /// How gradients are summed: switchml (in slots; jobs with a loss bound, too), atp (in aggregators on the way to a root) or goat (the same, by a plan)
+    /// How gradients are summed: switchml (in slots, also with a loss bound), atp (in aggregators
+    /// on the way to a root) or goat (as atp, by a plan)
     #[arg(long, value_name = "PROTOCOL", default_value = "switchml", value_parser = protocol)]
     protocol: &'static dyn OnSockets,
-    /// The next switch towards the root, or the root: this one sums for its own workers, and sends the sum on
+    /// The next switch towards the root, or the root: this one sums for its own workers, and sends
+    /// the sum on
     #[arg(long, value_name = "HOST:PORT")]
     upstream: Option<String>,
-    /// With --upstream, ATP and GOAT: aggregators for all jobs together; with 0 it only forwards [default: 4096]
+    /// With --upstream, ATP and GOAT: aggregators for all jobs together; with 0 it only forwards
+    /// [default: 4096]
     #[arg(long, value_name = "N")]
     aggregators: Option<u32>,
     /// Cores that sum [default: one in four, at least 2 and at most 8]
     #[arg(long, value_name = "N")]
     shards: Option<usize>,
-    /// Memory in each shard, for all jobs together, in units of 256 elements (2.2 kB) [default: 262144]
+    /// Memory in each shard, for all jobs together, in units of 256 elements (2.2 kB) [default:
+    /// 262144]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pool_units: Option<u32>,
     /// Seconds that a rank's machine may not answer before the rank is taken for dead [default: 5]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     heartbeat_timeout: Option<Duration>,
-    /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have [default: 3600]
+    /// Most seconds that ranks may wait for the rest of their job, whatever timeout they have
+    /// [default: 3600]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     join_timeout_max: Option<Duration>,
-    /// What this machine's link carries in each direction, for the ranks' plan [default: what the interface tells]
+    /// Rate of this machine's link in each direction, for the ranks' plan [default: what the
+    /// interface tells]
     #[arg(long, env = "FANIN_RATE")]
     rate: Option<Rate>,
     #[command(flatten)]
     own: Own,
     #[command(flatten)]
     known: Known,
-    /// What to log to stderr: error, warn, info, debug, or a filter such as fanin_controller=debug
+    /// Level of the log on stderr: error, warn, info, debug, or a filter such as
+    /// fanin_controller=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "FANIN_LOG")]
     log: String,
     /// Print one line of JSON when it listens
@@ -80,7 +90,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What a program reads when the switch listens.
+/// A program reads this when the switch listens.
 #[derive(Serialize)]
 struct Listening {
     event: &'static str,

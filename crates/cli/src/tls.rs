@@ -72,7 +72,7 @@ fn usual(file: Option<PathBuf>) -> anyhow::Result<Identity> {
 /// jobs go on.
 fn kept() -> Option<PathBuf> {
     let folder = |name: &str| env::var_os(name).map(PathBuf::from).filter(|folder| folder.is_absolute());
-    // systemd's, of which it may give several.
+    // systemd may give several folders.
     let of_unit = env::var("STATE_DIRECTORY").ok();
     let of_unit =
         of_unit.and_then(|all| all.split(':').next().map(PathBuf::from)).filter(|one| one.is_absolute());

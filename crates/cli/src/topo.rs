@@ -24,11 +24,11 @@ const MACHINES_MAX: usize = 100_000;
 
 /// How gradients of a machine's GPUs best come to its NIC and back
 ///
-/// Reads this machine (PCIe's tree, NUMA nodes, GPUs and NICs, and what their links carry, from
-/// sysfs), or a file; counts what each strategy of BytePS §4.2 puts on each link; and says which is
-/// fastest: that of the slowest link. NVLinks are NVIDIA's library's to tell (NVML); what memory
-/// and links between sockets carry nobody tells: say it in a file. It is a prediction: nothing is
-/// copied. `fanin.torch.machine_hook` does what it recommends.
+/// Reads this machine from sysfs, or a file: PCIe's tree, NUMA nodes, GPUs and NICs, and what their
+/// links carry. Counts what each strategy of BytePS §4.2 puts on each link, and says which is
+/// fastest. The slowest link decides. NVIDIA's library tells the NVLinks (NVML). Nobody tells what
+/// memory and links between sockets carry: say it in a file. It is a prediction: nothing is copied.
+/// `fanin.torch.machine_hook` does what it recommends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin topo\n  \

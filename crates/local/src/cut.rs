@@ -1,10 +1,10 @@
-//! The cuts of a collective's tensors: segments in the order of the stream, a slice of each segment
-//! for each column, and the pieces of the slices that pass through shared memory together. The same
-//! on every rank of every machine.
+//! The cuts of a collective's tensors, which are the same on every rank of every machine. Segments
+//! follow in the order of the stream. Each column has a slice of each segment. Pieces of the slices
+//! pass through shared memory together.
 //!
-//! A segment has a stretch of every tensor, one behind the other, so that a collective of a slice a
-//! rank is one stream, too. The part of it that goes to, or comes from, one machine is cut among
-//! the columns by itself: each column then says as much to every machine.
+//! A segment has a stretch of every tensor, one behind the other. So a collective of a slice a rank
+//! is one stream, too. The columns divide the part that goes to or comes from one machine among
+//! them. So each column sends as much to every machine.
 
 use fanin_wire::Dtype;
 use std::ops::Range;
@@ -84,8 +84,8 @@ impl Segment {
 }
 
 impl Cut {
-    /// Cuts tensors of `elements` each, in `groups`, of which the ranks' are added, or one has what
-    /// all get.
+    /// Cuts tensors of `elements` each, in `groups`. The ranks' tensors are added, or one rank's
+    /// goes to all.
     pub(crate) fn new(
         blocks: Blocks,
         groups: Arc<[usize]>,

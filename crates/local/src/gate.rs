@@ -156,7 +156,7 @@ impl Seat {
         let _ = futex::wait(&self.bell, Flags::empty(), heard, Some(&most));
     }
 
-    /// Before it arrives with a block: of which collective it is.
+    /// Says which collective the rank's next block belongs to, before the rank arrives with it.
     pub(crate) fn submit(&self, slot: usize, submission: Submission) {
         let Submission { number, kind, root, elements, dtype, op } = submission;
         let kind = [kind as u8, root, dtype as u8, op as u8, 0, 0, 0, 0];

@@ -28,8 +28,8 @@ pub trait Network: Send {
     /// Starts a collective over the same column of all machines, in place, in which each machine is
     /// a rank. All machines submit alike ones in the same order.
     ///
-    /// A failure that is a [`LocalError`] is told to the other ranks of the machine as it is; of
-    /// any other they learn whose it was.
+    /// The other ranks of the machine are told a failure that is a [`LocalError`]. If it is another
+    /// error, they only learn whose it was.
     fn submit(&self, submission: Submission, done: Done);
 }
 
@@ -84,8 +84,8 @@ struct Summed {
 /// The places of the ranks of the job.
 struct Places {
     machines: Vec<usize>,
-    /// All ranks, those of one machine one behind the other: tensors of which each rank has one
-    /// stand so.
+    /// All ranks, those of one machine one behind the other. Tensors, one a rank, stand in this
+    /// order.
     order: Vec<usize>,
     /// As [`Cut`] wants them: of such tensors, and of a single one.
     of_each: Arc<[usize]>,

@@ -447,9 +447,9 @@ impl SharedMemory {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with it, page aligned; what is not atomic is written once,
-        // before anybody else can open the file, and, in the process that writes it, before this
-        // reference exists.
+        // SAFETY: the mapping begins with it, page aligned. Fields that are not atomic are written
+        // once, before anybody else can open the file. In the process that writes them, that is
+        // before this reference exists.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
@@ -487,8 +487,8 @@ impl SharedMemory {
     /// A part of a segment's sum, in bytes.
     ///
     /// # Safety
-    /// Nobody may write it while the slice lives: all columns have told that the segment is ready,
-    /// and this rank has not told that it has read it.
+    /// Nobody may write it while the slice lives. So all columns have told that the segment is
+    /// ready, and this rank has not yet told that it has read it.
     pub(crate) unsafe fn result(&self, segment: u64, range: Range<usize>) -> &[u8] {
         let place = self.result_place(segment, range);
         // SAFETY: the place is within the mapping; the rest is the caller's.
@@ -498,8 +498,8 @@ impl SharedMemory {
     /// A part of this rank's column of a segment's sum, in bytes.
     ///
     /// # Safety
-    /// Nobody else may read or write it while it is in use: all ranks have read the segment that
-    /// stood there, and this column has not told that the new one is ready.
+    /// Nobody else may read or write it while it is in use. So all ranks have read the segment that
+    /// stood there, and this column has not yet told that the new one is ready.
     pub(crate) unsafe fn own_result(&self, segment: u64, range: Range<usize>) -> NonNull<[u8]> {
         let place = self.result_place(segment, range);
         // SAFETY: the place is within the mapping.

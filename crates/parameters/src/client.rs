@@ -55,8 +55,9 @@ pub struct ParametersConfig {
 pub struct Exchanged {
     /// The latest parameters, little-endian.
     pub latest: Vec<u8>,
-    /// The number of this worker's deltas that a service has lost, and was not told before, as it
-    /// was started again from an older snapshot: the most of any piece.
+    /// How many of this worker's deltas a service has lost, because it was started again from an
+    /// older snapshot. It is the most of any piece, and counts only losses that were not told
+    /// before.
     pub lost: u64,
 }
 
@@ -201,8 +202,8 @@ impl Parameters {
     /// before all others ask for it.
     ///
     /// # Errors
-    /// When a service is not reached, has no room, or cannot keep it: then no service has it any
-    /// more, as far as they are reached.
+    /// When a service is not reached, has no room, or cannot keep it. Then no service that is
+    /// reached has it any more.
     pub fn create(&mut self, first: &[u8]) -> Result<(), ParametersError> {
         let (opened, all) = self.at_each(self.config.patience, |part| {
             Some(Call::Open(Model {
@@ -370,7 +371,7 @@ async fn until_answered(part: &Part, call: &Call, patience: Duration) -> Result<
     Ok(answered)
 }
 
-/// Asks once, for what is not answered yet; `heard` is when something came last.
+/// Asks once for the pieces that are not answered yet; `heard` is when something came last.
 async fn answer(
     part: &Part,
     call: &Call,

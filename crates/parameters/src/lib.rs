@@ -2,11 +2,11 @@
 //!
 //! A worker steps its own optimizer and sends by how much its parameters changed, the *delta*. The
 //! [`Server`] adds it to the latest parameters, and answers with those. Nobody waits for anybody.
-//! With the same order of exchanges the parameters are those of a parameter server that runs the
-//! optimizer (Theorem 2).
+//! With the same order of exchanges, a parameter server that runs the optimizer would have the same
+//! parameters (Theorem 2).
 //!
-//! `store` holds models in pieces. A piece is the unit of everything: the order between workers
-//! holds for a piece, a piece's delta is added once whatever is sent again, and `snapshot` keeps a
+//! `store` holds models in pieces. A piece is the unit of everything. The order between workers
+//! holds for a piece. A piece's delta is added once, whatever is sent again. `snapshot` keeps a
 //! checksum of each piece. Parameters travel by TCP, in order and whole: nothing is summed on the
 //! way.
 //!

@@ -45,8 +45,8 @@ const CALLS_MAX: u32 = 2;
 const PIECE_BYTES_MAX: usize = 8 * PIECE_ELEMENTS;
 /// The longest message: what is around its values, too.
 const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + (1 << 10);
-/// The most memory of a connection: what has come, and for each call a delta, as it came and as it
-/// is read, and its answers.
+/// The most memory of a connection. It holds what has come, and for each call its answers and its
+/// delta, once as it came and once parsed.
 const CONNECTION_BYTES: usize = WINDOW_BYTES as usize + CALLS_MAX as usize * (ANSWERS + 4) * PIECE_BYTES_MAX;
 /// The call that is a stream.
 const EXCHANGE: &str = "/fanin.parameters.v1.Parameters/Exchange";

@@ -258,7 +258,7 @@ impl Model {
         lock(&self.left).clone()
     }
 
-    /// Copies of the pieces, each as it is when it is its turn.
+    /// Copies of the pieces. Each copy is made when the piece's turn comes.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.pieces.iter().map(|piece| lock(piece).clone())
     }

@@ -3,14 +3,14 @@
 //!
 //! A contribution goes from its worker to its aggregation node. A switch adds what comes there and
 //! sends one sum on to the sub-model's root, the server that finishes it. Results return the same
-//! way: the root sends one to each switch and to each worker that it sums for itself, and each
-//! switch one to each of its workers. So a link carries as much in each direction as contributions
-//! make it carry in both; [`GradientSchedule::link_bytes`] is that.
+//! way. The root sends one to each switch, and to each worker that it sums for itself. Each switch
+//! sends one to each of its workers. So a link carries as much in each direction as contributions
+//! make it carry in both. [`GradientSchedule::link_bytes`] is that.
 //!
 //! A plan of this kind cannot say three things. The first is a sum of sums on the way: a switch
 //! adds for its workers alone, so racks, then pods, then the root are not one plan. The second is a
-//! ring's order of neighbours; its load is that of one server beside each worker. The third is a
-//! sub-model of which a worker sends parts to two nodes.
+//! ring's order of neighbours; its load equals one server's beside each worker. The third is a
+//! sub-model that a worker sends to two nodes, in parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -170,8 +170,8 @@ impl GradientSchedule {
     /// Checks a plan.
     ///
     /// # Errors
-    /// When it is not of this workload's shape, sends something to who cannot sum it or cannot be
-    /// reached, or needs more memory than a switch has.
+    /// When it does not have this workload's shape, or needs more memory than a switch has. When it
+    /// sends something to a node that cannot sum it or cannot be reached.
     pub fn new(
         workload: &Workload,
         jobs: Vec<JobSchedule>,

@@ -7,15 +7,15 @@
 //! server. In the mean no switch holds more than twice what the program gave it (Theorem 5). If a
 //! switch holds more than it has room for, sub-models are moved.
 //!
-//! The code takes one of two readings of the paper, or deviates from it, in these places:
-//! - §IV-C's text rounds `Σ x` up, its Algorithm 1 and Lemma 3 down. Down it is: rounded up, a
-//!   knapsack's sum may be anything above zero.
-//! - `Σ y / x` over the chosen switches may be above one, where a worker's part lies at several of
+//! In these places the code takes one of two readings of the paper, or deviates from it.
+//! - §IV-C's text rounds `Σ x` up, its Algorithm 1 and Lemma 3 round it down. The code rounds down:
+//!   rounded up, a knapsack's sum may be anything above zero.
+//! - `Σ y / x` over the chosen switches may be above one, if a worker's part lies at several of
 //!   them. Then they share the one.
-//! - Eq. 4 was to have the optima of Eq. 1, and does not: it subtracts Eq. 2, which depends on `y`,
-//!   so that no worker's way to a switch is left in it. As printed it sends all of a sub-model to
-//!   one switch as far from the server as can be. Both are objectives here; among the optima of Eq.
-//!   4 the one with the least of Eq. 1 is taken.
+//! - Eq. 4 should have the optima of Eq. 1, and does not. It subtracts Eq. 2, which depends on `y`,
+//!   so no worker's way to a switch is left in it. As printed it sends all of a sub-model to one
+//!   switch as far from the server as can be. Both are objectives here. Among the optima of Eq. 4,
+//!   the code takes the one with the least of Eq. 1.
 
 use oorandom::Rand64;
 
@@ -25,14 +25,14 @@ use crate::relaxation::{Class, Goal, JobShares, relaxed};
 use crate::sub_models::{Job, Workload};
 use crate::topology::{NodeId, Topology};
 
-/// A sum of shares that should be whole is, but for the solver's rounding.
+/// The solver rounds: a sum of shares that should be whole is off by at most this.
 const ROUNDING: f64 = 1e-6;
 
 /// The quantity that KRGS makes large or small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// Eq. 4, as it is printed: as many bytes times links less by aggregation, behind the
-    /// aggregation nodes, as possible.
+    /// Eq. 4 as printed: aggregation saves as many bytes times links as possible behind the
+    /// aggregation nodes.
     Reduction,
     /// Eq. 1: as few bytes times links as possible.
     Overhead,
@@ -191,8 +191,8 @@ impl Fractional {
     }
 }
 
-/// `k(g)` knapsacks of `x`, none of which has a sum of 0.5 or less (Lemma 3): the largest first,
-/// each into the emptiest.
+/// `k(g)` knapsacks of `x`, each with a sum above 0.5 (Lemma 3): the largest first, each into the
+/// emptiest.
 pub(crate) fn knapsacks(x: &[f64]) -> Vec<Vec<usize>> {
     let count = (x.iter().sum::<f64>() + ROUNDING).floor() as usize;
     let mut order: Vec<usize> = (0..x.len()).filter(|switch| x[*switch] > 0.0).collect();

@@ -1,9 +1,9 @@
 //! Shares of a job, laid out along its bytes: from where to where which node sums for whom.
 //!
-//! The linear program says how much of a job's bytes goes where. Whether what two classes send to
-//! one switch are the same bytes, it leaves open, as long as no more is summed than its `x`. This
-//! module decides it. It cuts the bytes into stretches, in each of which a class has one node and
-//! few switches sum. So most sub-models are in one stretch and stay whole.
+//! The linear program says how much of a job's bytes goes where. It leaves open whether two classes
+//! send the same bytes to one switch, as long as no more is summed than its `x`. This module
+//! decides it. It cuts the bytes into stretches. In each stretch a class has one node, and few
+//! switches sum. So most sub-models are in one stretch and stay whole.
 
 use std::cmp::Reverse;
 

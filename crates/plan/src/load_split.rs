@@ -77,8 +77,8 @@ impl LoadSplit {
     /// The plan that takes the least time, which gives each machine something where it can.
     fn over_all(cluster: &Cluster) -> Self {
         let rows = rows(cluster);
-        // Everybody who trains sends and receives a whole tensor, but for what he sums himself,
-        // which others send him instead.
+        // Each training machine sends and receives a whole tensor, except what it sums itself.
+        // Others send it that part instead.
         let least = rows.iter().map(|row| row.seconds(0.0)).fold(0.0, f64::max);
         let mut seconds = least;
         // A tangent lies above a concave sum: the time never goes past the right one, and each step
@@ -121,8 +121,8 @@ pub fn one_switch(cluster: &Cluster) -> Option<LoadSplit> {
     spare.map(alone).min_by(|a, b| a.seconds_per_byte.total_cmp(&b.seconds_per_byte))
 }
 
-/// Seconds for a byte of a tensor on a ring over the machines that train, as Gloo and NCCL do it
-/// (BytePS §2.2): every link carries `2 (n - 1) / n` of it.
+/// Seconds for a byte of a tensor on a ring over the machines that train, as in Gloo and NCCL.
+/// Every link carries `2 (n - 1) / n` of it (BytePS §2.2).
 #[must_use]
 pub fn ring(cluster: &Cluster) -> f64 {
     let n = cluster.training() as f64;
@@ -132,10 +132,10 @@ pub fn ring(cluster: &Cluster) -> f64 {
 }
 
 /// A lower bound on the seconds for a byte of a tensor, for any way to sum on these machines in any
-/// number of stages. It holds as long as contributions travel whole and each machine is sent its
-/// sum by itself (no sums inside the network, no multicast). A machine that trains has to receive
-/// what the others have, and to send its own. Each byte's sum takes `n - 1` transfers to make and
-/// as many to spread, which all links together carry.
+/// number of stages. It holds if contributions travel whole and each machine is sent its own copy
+/// of the sum (no sums inside the network, no multicast). A machine that trains has to receive what
+/// the others have, and to send its own. Each byte's sum takes `n - 1` transfers to make and as
+/// many to spread, which all links together carry.
 #[must_use]
 pub fn lower_bound(cluster: &Cluster) -> f64 {
     let n = cluster.training() as f64;

@@ -116,12 +116,14 @@ pub struct MachineTopology {
 
 impl MachineTopology {
     /// Checks parts and links. `peer_bps` is the most that a copy from GPU to GPU reaches if it
-    /// leaves the PCIe switches (§4.2.1 measures 80 Gbit/s there, and 105 within a switch);
-    /// infinite if it is not known.
+    /// leaves the PCIe switches; infinite if it is not known. The paper measures 80 Gbit/s there,
+    /// and 105 within a switch (§4.2.1).
     ///
     /// # Errors
-    /// Fails when two parts share a name, a link cannot be, a GPU or NIC has no way to a NUMA node,
-    /// a NIC does not have one cable, or there are more than [`PARTS_MAX`] parts.
+    /// Fails in these cases:
+    /// - Two parts share a name, or a link cannot be.
+    /// - A GPU or NIC has no way to a NUMA node, or a NIC does not have one cable.
+    /// - There are more than [`PARTS_MAX`] parts.
     pub fn new(parts: Vec<Part>, links: Vec<Link>, peer_bps: f64) -> Result<Self, MachineError> {
         if parts.len() > PARTS_MAX {
             return Err(MachineError::TooManyParts(parts.len()));
@@ -246,8 +248,8 @@ impl MachineTopology {
         *self.way_up(part).expect("each has one").last().expect("it ends at one")
     }
 
-    /// The PCIe switch below the NUMA node behind which a GPU or NIC is, however many there are on
-    /// the way; none if it is at the NUMA node itself.
+    /// The PCIe switch right below the NUMA node on the way to a GPU or NIC. `None` if the GPU or
+    /// NIC is at the NUMA node itself.
     #[must_use]
     pub fn switch_of(&self, part: PartId) -> Option<PartId> {
         let way = self.way_up(part).expect("each has one");

@@ -4,10 +4,10 @@
 //! A switch has units of memory, and a fragment's number says which one is its own. The fragment
 //! that comes first has it until all contributions have come (ATP), or until a more important one
 //! comes (ESA). A fragment that finds its unit taken goes on to the next switch on the way to the
-//! server. As in Figure 2 of the paper, a fragment of which one contribution has gone past a switch
+//! server. As in Figure 2 of the paper, once one contribution has gone past a switch, the fragment
 //! is not begun there any more. Packets take no time on their way, and a unit is free as soon as
-//! its sum has left. So this computes how much goes where, and no times. `sim` plays the same with
-//! packets.
+//! its sum has left. So this module computes how much goes where, but no times. `sim` plays the
+//! same with packets.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +119,7 @@ impl Units {
 
 impl SharedMemory<'_> {
     /// The load on the network of contributions that come in this order, as (worker, fragment). All
-    /// of them belong to the job's first server; an incomplete sum goes there at the end as it is.
+    /// of them belong to the job's first server, and incomplete sums go there at the end.
     ///
     /// # Panics
     /// When a worker, fragment or priority is not there, or fragments have no bytes.
@@ -203,8 +203,8 @@ pub fn arrivals(rates_bps: &[f64], fragments: usize) -> Vec<(usize, usize)> {
     order
 }
 
-/// Rates of workers (§VII-D): a ratio of the rate at best, from 0 to 1, normally distributed around
-/// 1 as far as it is in there.
+/// Rates of workers (§VII-D), as a ratio of the best rate: normally distributed around 1, within 0
+/// to 1.
 ///
 /// # Panics
 /// When the deviation is below zero or above one.

@@ -4,10 +4,10 @@
 //! From how long each worker took so far, `M` epochs are played for each number `K`; `ψ(K)` says
 //! how many epochs the training takes with it (Eq. 36); the least product of both is taken.
 //!
-//! Algorithm 2 as it is printed reduces a late worker's interval from `p_w`, its history, in every
-//! round. The text reduces the estimate `p'_w`, which is what makes a worker that is two epochs
-//! late arrive in the third; the text is followed. A worker that arrives just with the last of the
-//! `K` is one of them.
+//! The printed Algorithm 2 reduces a late worker's interval from `p_w`, its history, in every
+//! round. The text reduces the estimate `p'_w`, so that a worker that is two epochs late arrives in
+//! the third. The code follows the text. A worker that arrives just with the last of the `K` is one
+//! of them.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -38,8 +38,8 @@ impl Convergence {
         (left > 0.0).then(|| 4.0 * k * k * self.loss_above_least.powi(2) / (n * left * left))
     }
 
-    /// The right side of Eq. 28 (Lemma 8): an upper bound on the mean square of the gradient over
-    /// `T` epochs, for a learning rate of at most `1 / L`.
+    /// The right side of Eq. 28 (Lemma 8). It is an upper bound on the mean square of the gradient
+    /// over `T` epochs, if the learning rate is at most `1 / L`.
     #[must_use]
     pub fn bound(&self, epochs: usize, learning_rate: f64, waited_for_min: usize) -> f64 {
         2.0 * self.loss_above_least / (learning_rate * epochs as f64)

@@ -23,8 +23,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// For services with these shares, of which nobody's is below zero and not all are zero. They
-    /// need not sum to one.
+    /// For services with these shares. No share is below zero, and not all are zero. They need not
+    /// sum to one.
     ///
     /// # Panics
     /// When there is no service, or no share above zero.

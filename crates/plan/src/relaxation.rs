@@ -19,7 +19,7 @@ pub(crate) const SHARE_MIN: f64 = 1e-7;
 
 /// How much the second goal weighs where the first one leaves a choice.
 const TIE_BREAK: f64 = 1e-3;
-/// The most variables of one job for which each set of switches is looked at by itself.
+/// The most variables of one job for which each set of switches has bundles of its own.
 const VARIABLES_MAX: usize = 2_000;
 
 /// The quantity that a program makes small or large.
@@ -30,8 +30,9 @@ pub(crate) enum Goal {
     Reduction { tie_break: bool },
     /// Eq. 1: as little traffic as possible.
     Overhead,
-    /// The least time of the slowest link. It has `memory_per_s` bytes for each byte of a switch
-    /// and second of that time (Little's law), or the memory as it is.
+    /// The least time of the slowest link. A switch has `memory_per_s` bytes for each byte of its
+    /// memory and each second of that time (Little's law). With `None` the memory does not depend
+    /// on the time.
     SlowestLink { memory_per_s: Option<f64> },
 }
 
@@ -159,7 +160,7 @@ impl Rows {
         }
         let Some(seconds) = seconds else { return };
         if let Some(per_s) = memory_per_s {
-            // If a step is shorter than a fragment's stay, the memory is as it is, and that is
+            // If a step is shorter than a fragment's stay, the memory does not depend on the time:
             // another program.
             problem.add_constraint([(seconds, 1.0)], ComparisonOp::Ge, 1.0 / per_s);
         }
@@ -203,8 +204,8 @@ fn places(workload: &Workload, job: usize, goal: Goal) -> JobShares {
     let classes = classes(topology, &its.workers, &switches, &roots, goal);
     let divided = matches!(goal, Goal::SlowestLink { .. });
     let bundles = if divided && variables(switches.len(), classes.len(), roots.len()) <= VARIABLES_MAX {
-        // A job that opens a switch for a half only has no half of a switch. With each set of
-        // switches by itself, the program has no solution that plans do not have.
+        // A job that opens a switch for a half only has no half of a switch. With bundles for each
+        // set of switches, the program has only solutions that plans have.
         let sets = (0..1_u64 << switches.len()).map(|set| {
             let chosen = switches.iter().enumerate().filter(|(place, _)| set >> place & 1 == 1);
             chosen.map(|(_, switch)| *switch).collect::<Vec<_>>()

@@ -81,9 +81,9 @@ pub fn slowest_link(workload: &Workload, residence: Residence, seed: u64) -> Slo
     SlowestLinkPlan::new(workload, least(&candidates), solution.value)
 }
 
-/// Plans again, after a change. `before` is a plan for the same jobs, of which some nodes may be
-/// gone: what can stand stands, and the search goes on from there. Only where that is slower than a
-/// new plan by more than 1 %, the plan is new.
+/// Plans again, after a change. `before` is a plan for the same jobs; some of its nodes may be
+/// gone. The rest of it stands, and the search goes on from there. If that is slower than a new
+/// plan by more than 1 %, the new plan is taken.
 #[must_use]
 pub fn slowest_link_after(
     workload: &Workload,

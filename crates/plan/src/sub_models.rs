@@ -82,8 +82,8 @@ impl Workload {
     /// Checks the jobs.
     ///
     /// # Errors
-    /// When a job has no workers, servers or sub-models, names one twice or something of the wrong
-    /// kind, or a worker has no way to a server.
+    /// When a job has no workers, servers or sub-models, or names one twice or one of the wrong
+    /// kind. When a worker has no way to a server.
     pub fn new(topology: Topology, jobs: Vec<Job>) -> Result<Self, WorkloadError> {
         let mut names = BTreeSet::new();
         for job in &jobs {

@@ -8,12 +8,11 @@
 //! found exactly, whatever the curves are, by a table over (queues, packets): rooms are whole
 //! packets, and few.
 //!
-//! If the paper's formulas contradict its text, the text is followed: the loss of small gradients
-//! is that of an M/M/1/m like that of large ones, and the load of queue 1 is that of its own
-//! layers.
+//! If the paper's formulas contradict its text, the code follows the text. Small gradients are lost
+//! as in an M/M/1/m, like large ones. The load of queue 1 comes from its own layers.
 
 /// How many more rounds training takes when this share of a queue's gradients is lost: straight
-/// lines between points, the last of which goes on.
+/// lines between points. The last line goes on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImpactCurve(Vec<(f64, f64)>);
 

@@ -125,10 +125,10 @@ pub fn leaf_spine(
     plan.done()
 }
 
-/// A fat-tree of switches with `k` ports: `k` pods of `k / 2` edge and `k / 2` aggregation
-/// switches, `(k / 2)²` core switches, and `hosts` at each edge switch. §VII-D has 32 edge, 32
-/// aggregation and 16 core switches and 192 hosts: k = 8 and 6 hosts an edge switch (a full one
-/// would have k / 2 = 4). No switch is programmable.
+/// A fat-tree of switches with `k` ports. It has `k` pods of `k / 2` edge and `k / 2` aggregation
+/// switches, `(k / 2)²` core switches, and `hosts` at each edge switch. The paper (§VII-D) has 32
+/// edge, 32 aggregation and 16 core switches and 192 hosts. There k = 8, with 6 hosts an edge
+/// switch; a full one would have k / 2 = 4. No switch is programmable.
 ///
 /// # Errors
 /// When `k` is odd, or a number is zero or too large.

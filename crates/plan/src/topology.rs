@@ -71,8 +71,8 @@ impl Topology {
     /// Checks the nodes and links.
     ///
     /// # Errors
-    /// Fails when two nodes share a name, a link joins what is not there or carries nothing, a
-    /// switch has a memory of nothing, or there are more than [`NODES_MAX`] nodes.
+    /// Fails when two nodes share a name, or there are more than [`NODES_MAX`] nodes. Fails when a
+    /// link ends at no node or carries nothing, or a switch has no memory.
     pub fn new(nodes: Vec<Node>, links: Vec<Link>) -> Result<Self, TopologyError> {
         if nodes.len() > NODES_MAX {
             return Err(TopologyError::TooManyNodes(nodes.len()));

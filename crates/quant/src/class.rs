@@ -18,7 +18,7 @@ const NAN: i32 = POSITIVE_INFINITY | NEGATIVE_INFINITY;
 /// The quiet NaN that every worker decodes to: `f32::NAN` leaves its bits open.
 const CANONICAL_NAN: f32 = f32::from_bits(0x7fc0_0000);
 
-/// The class of an element, as it is summed.
+/// The class of an element, in the form that is summed.
 pub(crate) fn encode(x: f32) -> i32 {
     if x.is_nan() {
         NAN

@@ -2,28 +2,28 @@
 //!
 //! The arithmetic is SwitchML's block floating point (§4.6, Appendix E): the elements of one
 //! packet, a *block*, share one power-of-two [`Exponent`]. Each is scaled by
-//! `f = (2^31 - 1) / (n * 2^m)` ([`Scale`]) and rounded to an `i32`, so that the sum over `n`
-//! workers cannot overflow and is the same whatever the order of arrival.
+//! `f = (2^31 - 1) / (n * 2^m)` ([`Scale`]) and rounded to an `i32`. So the sum over `n` workers
+//! cannot overflow, and does not depend on the order of arrival.
 //!
 //! The way of a gradient through this crate:
 //!
-//! 1. a worker takes the exponent of a block that it will send soon ([`exponent_f32`]) and
-//!    announces it;
-//! 2. the switch answers with the maximum over the workers, which becomes the block's [`Scale`];
-//! 3. the worker quantises the block straight into a packet ([`quantize_f32`]);
-//! 4. the switch adds packets into a slot and writes the result ([`store_le`], [`add_le`],
-//!    [`write_le`]);
-//! 5. the worker dequantises the result straight into the gradient ([`dequantize_f32`]).
+//! 1. A worker takes the exponent of a block that it will send soon ([`exponent_f32`]) and
+//!    announces it.
+//! 2. The switch answers with the maximum over the workers, which becomes the block's [`Scale`].
+//! 3. The worker quantises the block straight into a packet ([`quantize_f32`]).
+//! 4. The switch adds packets into a slot and writes the result ([`store_le`], [`add_le`],
+//!    [`write_le`]).
+//! 5. The worker dequantises the result straight into the gradient ([`dequantize_f32`]).
 //!
 //! `int32` tensors skip the scaling ([`copy_i32`], [`read_i32`]).
 //!
-//! In a job whose floats travel as bfloat16, steps 3 to 5 are: the worker rounds ([`encode_f32`]),
-//! the switch adds in fixed point ([`Scale::fixed_point`], [`store_bf16`], [`add_bf16`]) and rounds
-//! the sum ([`write_bf16`]), the worker widens ([`decode_f32`]).
+//! In a job whose floats travel as bfloat16, steps 3 to 5 differ. The worker rounds
+//! ([`encode_f32`]). The switch adds in fixed point ([`Scale::fixed_point`], [`store_bf16`],
+//! [`add_bf16`]) and rounds the sum ([`write_bf16`]). The worker widens ([`decode_f32`]).
 //!
-//! Tensors that travel as they are, such as small ones, have no exponent. The switch sums integers
-//! as they come ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers, when all
-//! are there ([`sum_f32`]).
+//! Tensors that travel in their own type, such as small ones, have no exponent. The switch sums
+//! integers as they come ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers,
+//! when all are there ([`sum_f32`]).
 //!
 //! In a job whose floats travel as int8 there are no exponents to agree on. The worker rounds
 //! ([`pack_f32`]). The switch sums in the order of the workers, when all are there, and rounds the
@@ -37,12 +37,18 @@
 //! Tensors that may be lost on their way are rotated before, and their sum is rotated back
 //! ([`rotate_f32`], [`rotate_back_f32`]).
 //!
-//! Map: `exponent` (the shared exponent), `scale` (what a block's exponent makes of its elements),
-//! `class` (blocks with a NaN or an infinity), `float16` (conversions of f16 and bf16), `scalar`
-//! (**the specification** of every kernel), `avx2` and `avx512` (equal to it bit for bit, which the
-//! property tests hold), `kernels` (the choice between them, made once at run time), `integer` (the
-//! kernels on `i32`), `native` (sums in the tensor's own type), `packed` (one byte an element),
-//! `rotation` (the randomised Hadamard rotation).
+//! Map:
+//! - `exponent`: the shared exponent.
+//! - `scale`: what a block's exponent makes of its elements.
+//! - `class`: blocks with a NaN or an infinity.
+//! - `float16`: conversions of f16 and bf16.
+//! - `scalar`: **the specification** of every kernel.
+//! - `avx2` and `avx512`: equal to it bit for bit, which the property tests hold.
+//! - `kernels`: the choice between them, made once at run time.
+//! - `integer`: the kernels on `i32`.
+//! - `native`: sums in the tensor's own type.
+//! - `packed`: one byte an element.
+//! - `rotation`: the randomised Hadamard rotation.
 //!
 //! Like all of Rust, the kernels assume the default floating-point environment: a thread that
 //! flushes subnormals to zero must not run them.
@@ -160,7 +166,7 @@ pub fn encode_f16(block: &[u16], out: &mut [u8]) {
     Kernels::detected().encode_f16(block, out);
 }
 
-/// Writes bfloat16 elements (raw bits) as they are.
+/// Writes bfloat16 elements (raw bits) unchanged.
 ///
 /// # Panics
 /// If `out` is not two bytes an element.
@@ -168,8 +174,8 @@ pub fn copy_bf16(block: &[u16], out: &mut [u8]) {
     integer::copy_bf16(block, out);
 }
 
-/// Turns little-endian bfloat16 sums back into values, or into their mean over the workers: divided
-/// in `f32`, which for sums as they are is exact.
+/// Turns little-endian bfloat16 sums back into values, or into their mean over the workers. It
+/// divides in `f32`; without a division the values are exact.
 ///
 /// # Panics
 /// If `sums` is not two bytes an element, or `workers` is not in `1..=`[`WORKERS_MAX`].
@@ -239,8 +245,8 @@ pub fn add_saturating_le(acc: &mut [i32], payload: &[u8]) {
     Kernels::detected().add_saturating_le(acc, payload);
 }
 
-/// Writes a block as it is, in little-endian `f32` at any alignment: what a server that sums
-/// originals gets.
+/// Writes a block unchanged, in little-endian `f32` at any alignment, for a server that sums
+/// originals.
 ///
 /// # Panics
 /// If `out` is not four bytes an element.
@@ -289,8 +295,8 @@ pub fn narrow_bf16(values: &[u8], out: &mut [u16]) {
 }
 
 /// Sums `payloads` in their order: in `f64`, divided there by `divisor`, and rounded once to `f32`.
-/// They are those of all workers, and a mean is divided by their number; or of some of them, as in
-/// a rack. A sum without a value is one NaN, whatever the NaNs were.
+/// `payloads` has all workers' payloads, and then `divisor` is their number for a mean; or it has
+/// only some, as in a rack. A sum without a value is one NaN, whatever the NaNs were.
 ///
 /// # Panics
 /// If one of `payloads` is not as long as `sum`, `sum` is no multiple of 32 words, or their number
@@ -324,11 +330,11 @@ pub fn sum_f64(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_f64(payloads, divisor, sum);
 }
 
-/// Rounds values to blocks of [`INT8_BLOCK`] integers of eight bits that share a step, by chance to
+/// Rounds values to blocks of [`INT8_BLOCK`] integers of eight bits that share a step. Chance picks
 /// one of the two neighbours, so that the expectation is the value. A value that can be represented
 /// stays unchanged. The error of an element is less than its block's step, at most 1/63.5 of the
-/// largest magnitude in the block, or 2^-126 where that is more. The chance is a function of `seed`
-/// and the element's place alone. Room in the payload that is left is filled with zeros.
+/// largest magnitude in the block, or 2^-126 where that is more. The chance depends only on `seed`
+/// and the element's place. Room in the payload that is left is filled with zeros.
 ///
 /// A block with a NaN, an infinity or a magnitude above 127 * 2^121 is not finite: see
 /// [`unpack_f32`].
@@ -383,8 +389,8 @@ pub fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
 }
 
 /// Adds `residual` to the values, leaves of that in each the nearest that a payload can hold, ties
-/// to even, and in `residual` what is missing. The blocks are those of [`pack_f32`] from the first
-/// value on, which then changes nothing any more.
+/// to even, and in `residual` what is missing. The blocks are as in [`pack_f32`], from the first
+/// value on. [`pack_f32`] then changes nothing any more.
 ///
 /// A block that is not finite (as [`pack_f32`] has it) keeps its values, and has no residual.
 ///
@@ -423,7 +429,7 @@ pub fn sum_packed(payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) 
 
 /// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller
 /// ones. It applies the signs that `seed` and an element's place give, then the Hadamard matrix
-/// over the root of its size. Norms of blocks stay, but for rounding.
+/// over the root of its size. Norms of blocks stay, except for rounding.
 ///
 /// Not finite in a block, whether it was so or became it, spreads: all of the block is then one
 /// NaN, also when rotated back.

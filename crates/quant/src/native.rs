@@ -1,5 +1,4 @@
-//! Elements that travel as they are: sums in the tensor's own type, each element right to its own
-//! magnitude.
+//! Sums in the tensor's own type: each element is right to its own magnitude.
 //!
 //! A slot holds the payload of their result, word by word as [`store_le`] and
 //! [`write_le`](crate::write_le) have it. Integers wrap, so they are added as they come.

@@ -12,8 +12,9 @@
 //! [`NOT_FINITE`], and its elements are classes. So every such block is seen as one by all, and
 //! none of it is a wrong number.
 //!
-//! The functions are the specification, as in [`scalar`](crate::scalar), and the compiler makes
-//! code of it for each instruction set: element by element, so that every one has the same bits.
+//! The functions are the specification, as in [`scalar`](crate::scalar). The compiler makes code of
+//! it for each instruction set. They go element by element, so every instruction set gives the same
+//! bits.
 
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::store_le;

@@ -197,8 +197,8 @@ fn decode(sum: [u8; 2], divisor: f32) -> f32 {
     f32_from_bf16(u16::from_le_bytes(sum)) / divisor
 }
 
-/// Quantises one element. The comparisons are those of MINPD and MAXPD, which yield their second
-/// operand for a NaN: a NaN in a block that was announced as finite becomes the limit.
+/// Quantises one element. The comparisons are as in MINPD and MAXPD, which yield their second
+/// operand for a NaN. So a NaN in a block that was announced as finite becomes the limit.
 #[inline]
 fn quantize(x: f32, scale: &Finite) -> i32 {
     let scaled = f64::from(x) * scale.factor;
@@ -207,8 +207,8 @@ fn quantize(x: f32, scale: &Finite) -> i32 {
     round_ties_even(clamped)
 }
 
-/// `f64::round_ties_even` is not in `core`. At 1.5 * 2^52 the last bit of an `f64` is worth 1, so
-/// that the addition rounds and leaves the integer, in two's complement, in the low bits.
+/// `f64::round_ties_even` is not in `core`. At 1.5 * 2^52 the last bit of an `f64` is worth 1. So
+/// the addition rounds, and leaves the integer in the low bits, in two's complement.
 #[inline]
 fn round_ties_even(x: f64) -> i32 {
     const INTEGERS: f64 = (3u64 << 51) as f64;

@@ -41,11 +41,16 @@ pub(crate) fn assert_workers(workers: u32) {
 
 /// How the elements of one block are written as integers, and their sums read.
 ///
-/// | exponent | an element is written as | a sum is read as |
+/// | exponent | an element is written as | a sum `A` is read as |
 /// |---|---|---|
-/// | finite `m` | `round_ties_even(clamp(x * f, -L, L))`, `f = (2^31 - 1) / (n * 2^m)`, `L = floor((2^31 - 1) / n)` | `A * inverse` |
+/// | finite `m` | `round_ties_even(clamp(x * f, -L, L))` | `A * inverse` |
 /// | [`ZERO`](Exponent::ZERO) | 0 | 0 |
-/// | [`NON_FINITE`](Exponent::NON_FINITE), [`UNKNOWN`](Exponent::UNKNOWN) | its class: finite, +inf, -inf or NaN | what IEEE addition of the classes gives; NaN where all were finite, for their values were not carried |
+/// | [`UNKNOWN`](Exponent::UNKNOWN) | its class | see below |
+/// | [`NON_FINITE`](Exponent::NON_FINITE) | its class | see below |
+///
+/// Here `f = (2^31 - 1) / (n * 2^m)` and `L = floor((2^31 - 1) / n)`. A class is finite, +inf, -inf
+/// or NaN. Its sum is what IEEE addition of the classes gives. If all were finite, it is NaN: their
+/// values were not carried.
 ///
 /// All in `f64`, each step rounded to nearest, ties to even. `f` is SwitchML's scaling factor
 /// (§4.6). The paper's Theorem 2 asks for a slightly smaller one, so that rounding cannot carry a
@@ -137,9 +142,9 @@ impl Scale {
 
     /// The scale of a fixed factor, as ATP has it (§3.8): an element is written as
     /// `round_ties_even(clamp(x * f, -2^31, 2^31 - 1))`, whatever the others have. A value that
-    /// does not fit becomes one of the two limits, a NaN the upper one, and
-    /// [`add_saturating_le`](crate::add_saturating_le) keeps it there, so that the receiver of the
-    /// sum sees that it is none.
+    /// does not fit becomes one of the two limits, and a NaN the upper one.
+    /// [`add_saturating_le`](crate::add_saturating_le) keeps it there, so the receiver of the sum
+    /// sees that it is none.
     ///
     /// # Panics
     /// If `factor` is not a finite number above zero.

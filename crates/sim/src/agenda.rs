@@ -1,9 +1,10 @@
-//! What happens when: a queue of events in virtual time, ties in the order of their making.
+//! A queue of events in virtual time. Events of one time come in the order of their making.
 //!
-//! Most events are a link's delay away, and there are as many as links. In one heap each would go through many levels; so
-//! what is due soon is put into a wheel of spans of time, and a span is sorted when it becomes the present one. What is made
-//! for the present span meanwhile, which is little, is in a heap; in another one is what is further away than the wheel reaches,
-//! until its span is the present one.
+//! Most events are a link's delay away, and there are as many as links. In one heap each would go
+//! through many levels. So events that are due soon go into a wheel of spans of time. A span is
+//! sorted when it becomes the present one. The few events that are made for the present span
+//! meanwhile are in a heap. Events further away than the wheel reaches are in another heap, until
+//! their span is the present one.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -14,7 +15,8 @@ pub(crate) trait Moment: Copy {
     fn from_ticks(ticks: u64) -> Self;
 }
 
-/// Ticks of a span, as a power of two: 8 ns of a network's picoseconds. A packet of 100 bytes takes as long at 100 Gbit/s.
+/// Ticks of a span, as a power of two: 8 ns of a network's picoseconds. A packet of 100 bytes takes
+/// as long at 100 Gbit/s.
 const SPAN_BITS: u32 = 13;
 /// Spans of the wheel: 8 us, in which most links deliver.
 const SPANS: usize = 1024;
@@ -65,16 +67,17 @@ impl<E> Entry<E> {
 /// Events by time.
 #[derive(Debug)]
 pub(crate) struct Agenda<T, E> {
-    /// Those that the present span began with, the next one last.
+    /// The events that the present span began with, the next one last.
     present: Vec<Entry<E>>,
-    /// Those of the present span and of before that were made since.
+    /// Later made events of the present span, and of earlier ones.
     late: BinaryHeap<Entry<E>>,
     span: u64,
-    /// Those of the next [`SPANS`] spans but for the present one, by their span's number modulo that.
+    /// Events of the next [`SPANS`] spans after the present one, by the span's number modulo
+    /// [`SPANS`].
     wheel: Vec<Vec<Entry<E>>>,
     /// Which of these there are.
     occupied: [u64; WORDS],
-    /// Those further away when they were made.
+    /// Events that were further away when they were made.
     far: BinaryHeap<Entry<E>>,
     made: u64,
     length: usize,
@@ -122,7 +125,8 @@ impl<T: Moment, E> Agenda<T, E> {
         }
     }
 
-    /// Goes on to the next span in which something happens, if nothing does in the present one; returns whether it did.
+    /// Goes on to the next span in which something happens, if nothing is left in the present one.
+    /// Returns whether it did.
     #[inline]
     pub(crate) fn turn(&mut self) -> bool {
         if !self.present.is_empty() || !self.late.is_empty() || self.length == 0 {
@@ -141,7 +145,7 @@ impl<T: Moment, E> Agenda<T, E> {
         true
     }
 
-    /// What the present span began with and has not happened yet, in no order.
+    /// Events that the present span began with and that have not happened yet, in no order.
     pub(crate) fn present(&self) -> impl ExactSizeIterator<Item = &E> {
         self.present.iter().map(|entry| &entry.event)
     }

@@ -1,11 +1,13 @@
 //! Deterministic networks for the protocols' own state machines, in virtual time.
 //!
-//! [`net`] is a network of packets, with rates, queues, routes and topologies: for what the protocols do to a network, and
-//! it to them. [`workload`] puts jobs on it, [`scenario_file`] reads what `fanin sim` plays. The same seed plays the same way on every
+//! [`net`] is a network of packets, with rates, queues, routes and topologies. It shows what the
+//! protocols do to a network, and the network to them. [`workload`] puts jobs on it.
+//! [`scenario_file`] reads what `fanin sim` plays. The same seed plays the same way on every
 //! machine: nothing here reads a clock, an address or a hash map's order.
 //!
-//! Deliberately absent: sockets, threads; and control after the beginning. Ranks that fall silent, and services that restart, or die
-//! and are taken over, play in the hostile world of `crates/protocol/tests/switchml`.
+//! Deliberately absent: sockets, threads, and control after the beginning. The hostile world of
+//! `crates/protocol/tests/switchml` plays ranks that fall silent, and services that restart, or die
+//! and are taken over.
 #![forbid(unsafe_code)]
 
 mod agenda;

@@ -2,9 +2,13 @@
 //! the other end.
 //!
 //! A server has an [`Identity`], a key with a certificate, and an [`Acceptor`] that takes
-//! connections under it. A client has a [`Trust`], which decides by what it knows whether the other
-//! end is the right one: by a key that its ranks told each other ([`Fingerprint`]), by an
-//! authority, by a secret that both ends have ([`Secret`]), or else by the key that it saw first.
+//! connections under it. A client has a [`Trust`], which decides whether the other end is the right
+//! one. It decides by the first of these that it has:
+//! - A key that its ranks told each other ([`Fingerprint`]).
+//! - An authority.
+//! - A secret that both ends have ([`Secret`]).
+//! - The key that it saw first.
+//!
 //! `docs/security.md` says what each of these stops.
 //!
 //! Deliberately absent: what is said over a connection, sockets, and settings.

@@ -1,10 +1,10 @@
 //! A secret that both ends of a connection have, and how they prove it.
 //!
-//! A secret that one end sent, if only hashed, would be the other end's to use again: somebody in
-//! the middle would pass it on. So each end proves that it knows the secret *and* the keys of this
-//! very connection, of which TLS exports a value (RFC 8446, section 7.5). Somebody in the middle
-//! has two connections, and what is proved on one is wrong on the other. The client proves first:
-//! strangers get nothing from a server that they could try guesses on.
+//! The other end could use a secret again that was sent, even hashed: somebody in the middle would
+//! pass it on. So each end proves that it knows the secret *and* the keys of this very connection.
+//! TLS exports a value of these keys (RFC 8446, section 7.5). Somebody in the middle has two
+//! connections, and what is proved on one is wrong on the other. The client proves first: strangers
+//! get nothing from a server that they could try guesses on.
 
 use std::fmt;
 use std::path::Path;

@@ -38,7 +38,7 @@ struct Inner {
     /// The connector if an authority decides, if there is one.
     by_authority: Option<TlsConnector>,
     secret: Option<Secret>,
-    /// Keys, by the service as it is named.
+    /// Keys, by the name of the service.
     keys: Mutex<HashMap<String, Key>>,
 }
 
@@ -81,7 +81,7 @@ impl Trust {
     }
 
     /// The key by which the service is known: it was told, or seen at its first connection. `None`
-    /// where its key is not what decides.
+    /// if something other than its key decides.
     #[must_use]
     pub fn fingerprint(&self, service: &str) -> Option<Fingerprint> {
         self.keys().get(service).map(|key| key.fingerprint)
@@ -226,7 +226,7 @@ fn connector(
         .with_no_client_auth();
     config.alpn_protocols = vec![protocol.to_vec()];
     config.enable_sni = false;
-    // Each connection is judged by itself.
+    // Each connection is judged anew.
     config.resumption = Resumption::disabled();
     Arc::new(config).into()
 }

@@ -61,7 +61,7 @@ impl Tag {
     }
 
     /// The byte of an IP header that asks for this treatment. It has the class selector of its
-    /// queue (RFC 2474, §4.2.2), of which the highest goes first, and says whether the transport is
+    /// queue (RFC 2474, §4.2.2); the highest goes first. It also says whether the transport is
     /// ECN-capable (RFC 3168).
     #[must_use]
     pub const fn traffic_class(self) -> u8 {
@@ -85,7 +85,7 @@ impl Tag {
     }
 }
 
-/// Which block of which flow.
+/// Names a block of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHeader {
     /// The flow.

@@ -1,5 +1,5 @@
-//! The packet of ATP and GOAT: one fragment of a gradient on its way to the parameter server, or
-//! the parameters on their way back (ATP §3.3, Figure 5; GOAT §III-D). The two differ in their
+//! The packet of ATP and GOAT (ATP §3.3, Figure 5; GOAT §III-D). It carries one fragment of a
+//! gradient to the parameter server, or the parameters back. The two protocols differ in their
 //! [`Label`], which says where a fragment is summed, and who is in it.
 
 use crate::preamble::PREAMBLE_BYTES;
@@ -12,8 +12,8 @@ pub const LEVELS_MAX: usize = 4;
 /// Most children of a switch in a job: its bitmap is one 32-bit word (ATP §3.4), so two levels
 /// serve 1,024 workers.
 pub const CHILDREN_MAX: usize = 32;
-/// The payload lengths, in elements of four bytes. 64 is nearest to the paper's 62; 336 fills an
-/// Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
+/// The payload lengths, in elements of four bytes. The length 64 is nearest to the paper's 62.
+/// Under IPv4 and IPv6, 336 fills an Ethernet frame of 1500 bytes, and 2048 one of 9000.
 pub const FRAGMENT_ELEMENTS: [usize; 5] = [64, 256, 336, 1024, 2048];
 
 /// Elements that a simulation carries of longer packets, whose other elements are there in length
@@ -84,7 +84,7 @@ impl Label for Directions {
 /// Most workers of a GOAT job: a packet names them in one word of 128 bits.
 pub const PLANNED_WORKERS_MAX: usize = 128;
 
-/// Which switch sums a fragment by the plan, and of which workers it is: GOAT's identifier
+/// The switch that sums a fragment by the plan, and the workers that are in it: GOAT's identifier
 /// <aggregation node, sub-model, fragment> (§III-D), whose third part is
 /// [`FragmentHeader::aggregator_index`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -246,8 +246,8 @@ impl<L> FragmentHeader<L> {
 }
 
 impl GradientHeader {
-    /// Sets the ECN flag of a gradient packet, ATP's or GOAT's, as a switch's queue does; other
-    /// packets stay as they are. No tag depends on the flag.
+    /// Sets the ECN flag of a gradient packet of ATP or GOAT, as a switch's queue does. Other
+    /// packets do not change. No tag depends on the flag.
     pub fn mark_ecn(packet: &mut [u8]) {
         if packet.len() >= GRADIENT_HEADER_BYTES
             && Preamble::parse(packet)

@@ -91,8 +91,8 @@ impl Key {
         })
     }
 
-    /// Writes the tag of the header that precedes it. A packet that is too short for one stays as
-    /// it is.
+    /// Writes the tag of the header that precedes it. A packet that is too short for one does not
+    /// change.
     #[inline]
     pub fn seal(self, packet: &mut [u8]) {
         if let Some((at, tag)) = self.tag_of(packet)

@@ -94,9 +94,9 @@ impl core::fmt::Display for WireError {
 
 impl core::error::Error for WireError {}
 
-/// The `N` bytes at `at`; `None` when the slice ends before. It is not a copy: bytes that are
-/// copied whole and then read in parts wait for all that the core has still to store, which on the
-/// data path are the sums of the packet before.
+/// The `N` bytes at `at`; `None` when the slice ends before. It is not a copy. A read of a part of
+/// bytes that were just copied whole waits for all pending stores of the core. On the data path
+/// these are the sums of the packet before.
 #[inline]
 fn bytes_at<const N: usize>(packet: &[u8], at: usize) -> Option<&[u8; N]> {
     packet.get(at..)?.first_chunk()

@@ -64,8 +64,8 @@ impl Security {
     }
 }
 
-/// Writes a packet as it is secured, but not yet encrypted or authenticated, into `out`, which is
-/// [`SEAL_BYTES`] longer: preamble, nonce, header, payload, and room for the tag. `None` for what
+/// Lays a packet out to be secured in `out`, which is [`SEAL_BYTES`] longer: preamble, nonce,
+/// header, payload, and room for the tag. It does not yet encrypt or authenticate. `None` for what
 /// is no packet.
 #[must_use]
 pub fn begin_sealed(packet: &[u8], nonce: [u8; NONCE_BYTES], out: &mut [u8]) -> Option<()> {

@@ -1,7 +1,7 @@
 //! DLCP's signals: what two ends say of a flow, reliably and before all data (DLCP §3.2.1, §4.1).
 //!
 //! A flow's sender says `Start`, `Stop` and `Confirm`, its receiver `Report`, `Request` and
-//! `Finish`. So the signal's kind tells of which of two flows of the same number it is.
+//! `Finish`. So the signal's kind tells two flows of the same number apart.
 
 use crate::preamble::PREAMBLE_BYTES;
 use crate::{

@@ -12,10 +12,11 @@ const TAG_OFFSET: usize = SLOT_HEADER_BYTES - TAG_BYTES;
 /// Elements a packet when nothing is known of the path (SwitchML §5).
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 /// The payload lengths, in elements of four bytes. A short list, so that a bounded program can
-/// unroll each. As bfloat16 a payload has twice as many elements; as int8 up to four times as many,
-/// in whole groups of blocks; as they are, as many as have room. A programmable switch sums 32 and
-/// 64 in one pass (SwitchML §5); here they serve narrow paths, and the simulator. 352 fills an
-/// Ethernet frame of 1500 bytes under IPv4 and IPv6, 2048 one of 9000.
+/// unroll each. As bfloat16 a payload has twice as many elements. As int8 it has up to four times
+/// as many, in whole groups of blocks. In their own type it has as many as there is room for. A
+/// programmable switch sums 32 and 64 in one pass (SwitchML §5); here they serve narrow paths, and
+/// the simulator. Under IPv4 and IPv6, 352 fills an Ethernet frame of 1500 bytes, and 2048 one of
+/// 9000.
 pub const CHUNK_ELEMENTS: [usize; 6] = [32, 64, 256, 352, 1024, 2048];
 
 /// IPv6 and UDP headers: the larger of the two that a datagram may carry.
@@ -125,9 +126,8 @@ impl core::str::FromStr for Dtype {
     }
 }
 
-/// The operation on the sum. The switch only adds, and the workers divide (SwitchML §4.3). But the
-/// switch divides elements that travel as they are, before it rounds. The switch only adds, and the
-/// workers divide (SwitchML §4.3); but what travels as it is, the switch divides before it rounds.
+/// The operation on the sum. The switch only adds, and the workers divide (SwitchML §4.3). But if
+/// elements travel in their own type, the switch divides before it rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -232,7 +232,7 @@ pub struct Collective {
     pub op: Op,
     /// The contributors, and the receivers.
     pub pattern: Pattern,
-    /// Elements of the whole tensor, of which a shard may carry a part.
+    /// Elements of the whole tensor; a shard may carry a part of it.
     pub elements: u32,
     /// How its elements travel, by [`WireDtype::of_tensor`].
     pub wire_dtype: WireDtype,
@@ -266,7 +266,7 @@ impl Collective {
     pub(crate) const BYTES: usize = 8;
     /// The bit of the dtype's byte that says bfloat16 on the wire.
     const BFLOAT16_ON_WIRE: u8 = 0x80;
-    /// The bit of the dtype's byte that says that the elements travel as they are.
+    /// The bit of the dtype's byte that says that the elements travel in their own type.
     const NATIVE_ON_WIRE: u8 = 0x40;
 
     /// The bits of the dtype's byte that say int8 on the wire.
@@ -366,8 +366,8 @@ pub struct SlotPacket<'a> {
     pub header: SlotHeader,
     /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists. As bfloat16 there are
     /// twice as many, and before them what [`bfloat16_payload`] splits off. As int8 there are the
-    /// steps of its blocks, a byte each, and then the elements. As they are, there are as many as
-    /// [`Collective::chunk_elements`] says.
+    /// steps of its blocks, a byte each, and then the elements. In their own type, there are as
+    /// many as [`Collective::chunk_elements`] says.
     pub payload: &'a [u8],
 }
 

@@ -13,15 +13,14 @@ pub enum WireDtype {
     Bfloat16,
     /// A byte for each element: blocks of [`INT8_BLOCK`] integers that share a step.
     Int8,
-    /// As they are, in the tensor's own type, and so is the sum: each element is right to its own
-    /// magnitude.
+    /// In the tensor's own type, and so is the sum: each element is right to its own magnitude.
     #[default]
     Native,
 }
 
-/// Most elements of a float tensor that travels as it is in every job, however large ones do. A
-/// vector of metrics, a norm, a bias is as long as that or shorter, and its elements have
-/// magnitudes of their own. The large buckets of gradients are longer. With four ranks on one
+/// Float tensors of at most this many elements travel in their own type in every job, however large
+/// ones do. A vector of metrics, a norm, a bias is as long as that or shorter, and its elements
+/// have magnitudes of their own. The large buckets of gradients are longer. With four ranks on one
 /// machine such a tensor takes half the time of one that spends a round trip on its exponents. A
 /// tensor of 16,384 elements takes a tenth more than as a block, since the switch gathers and sums
 /// in floating point.
@@ -57,7 +56,7 @@ impl WireDtype {
     #[must_use]
     pub const fn of_tensor(self, dtype: Dtype, elements: usize) -> Self {
         match dtype {
-            // Integers of four bytes as they are: they need no exponent.
+            // Integers of four bytes need no exponent.
             Dtype::Int32 => Self::SharedExponent,
             Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 if elements > NATIVE_ELEMENTS_MAX => self,
             _ => Self::Native,

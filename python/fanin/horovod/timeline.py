@@ -23,7 +23,7 @@ class Timeline:
         """Open a file, in place of one that is open."""
         self.stop()
         with self._lock:
-            # Open for as long as it is written.
+            # It stays open while it is written.
             self._file = open(path, "w")  # noqa: SIM115
             self._cycles = mark_cycles
             self._names = {}

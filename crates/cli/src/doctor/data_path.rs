@@ -125,7 +125,7 @@ fn bytes(protocol: &dyn OnSockets, elements: usize) -> usize {
     protocol.packet_bytes(elements, WireDtype::Native)
 }
 
-/// The chunk length that follows from the MTU, as far as it is known.
+/// The chunk length that follows from the MTU, if the MTU is known.
 pub(super) fn chunk_elements(
     protocol: &dyn OnSockets,
     mtu: &io::Result<usize>,

@@ -159,7 +159,7 @@ struct Report<'a> {
     not_checked: &'a [Check],
 }
 
-/// Gathers findings; for people it shows each as it is made, since the next may take seconds.
+/// Gathers findings. For people it shows each at once, since the next may take seconds.
 pub(super) struct Examination {
     switch: Option<String>,
     json: bool,

@@ -203,8 +203,8 @@ pub(super) fn rates(switch: &str, own_bps: Option<u64>, its_bps: Option<u64>) ->
     )
 }
 
-/// The rate that is assumed for a link of which nobody tells the rate. Ranks assume it when they
-/// plan (`_services.py`).
+/// The rate that is assumed for a link if nobody tells it. Ranks assume it when they plan
+/// (`_services.py`).
 pub(super) const UNTOLD: &str =
     "it is taken for as fast as the slowest that is told, or all for equal where none is";
 

@@ -29,8 +29,8 @@ use crate::tls::Known;
 ///
 /// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each
 /// who decided. Says which machine this is, whether its ranks sum in shared memory, and where their
-/// own services would listen. Checks name, TCP and UDP (by a job of one rank, which takes a few
-/// slots for a moment), path MTU, segmentation offload, socket buffers, interface, heartbeat,
+/// own services would listen. Checks the name, TCP and UDP by a job of one rank, which takes a few
+/// slots for a moment. Checks path MTU, segmentation offload, socket buffers, interface, heartbeat,
 /// versions, and ranks that are missing. Needs no root. Each finding comes with what mends it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Exit status:\n  \

@@ -144,7 +144,7 @@ fn way_to(switch: &str) -> Option<SocketAddr> {
     switch_address(first).ok()?.to_socket_addrs().ok()?.next()
 }
 
-/// The way to other ranks, as far as it is known here: that to the store.
+/// The known way to other ranks: the way to the store.
 pub(super) fn way() -> Option<SocketAddr> {
     let store = std::env::var(STORE).ok()?;
     (store, ANY_PORT).to_socket_addrs().ok()?.next()

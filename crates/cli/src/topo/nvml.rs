@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(to_switches, BTreeMap::new());
     }
 
-    /// NVIDIA's library as far as it is asked here, of a made-up machine: compiled by `cc`, gone
+    /// A stand-in for NVIDIA's library, for a made-up machine. `cc` compiles it, and it is gone
     /// when the test ends.
     struct Library(tempfile::TempDir);
 

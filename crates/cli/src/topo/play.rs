@@ -23,8 +23,9 @@ const PARTITIONS: u64 = 16;
 /// Packets are long: their headers are a thousandth.
 const MTU: u32 = 65_535;
 const SEGMENT_BYTES: u32 = 65_000;
-/// Of each flow. With shorter windows, flows that share a link with many others leave their own
-/// other links idle: 1 MB makes times up to a third longer than the slowest link's, 16 MB 2 %.
+/// The window of each flow. With shorter windows, flows that share a link with many others leave
+/// their own other links idle. Times are then longer than the slowest link's: by up to a third with
+/// 1 MB, and by 2 % with 16 MB.
 const WINDOW_BYTES: u64 = 16_000_000;
 const DELAY: Duration = Duration::from_nanos(500);
 /// All windows fit.

@@ -153,9 +153,9 @@ impl Machine {
     }
 
     /// A device under its switches, which are made where they are not there yet. On the way down a
-    /// root port comes first, then a switch's upstream port and one of its downstream ports, and
-    /// again: a switch begins at an upstream port. A function that shares its card's link is under
-    /// the card, as under a switch.
+    /// root port comes first. Then come a switch's upstream port and one of its downstream ports,
+    /// for each switch. So a switch begins at an upstream port. A function that shares its card's
+    /// link is under the card, as under a switch.
     fn hang(&mut self, device: &Device, name: String, kind: PartKind, shares: bool) -> PartId {
         let mut above = self.node_of(device, &name);
         let (_, bridges) = device.way.split_last().expect("itself");

@@ -167,7 +167,7 @@ impl Engine {
         &mut self.items[(number - first) as usize]
     }
 
-    /// Writes this rank's part of a block, but for what it sums itself; or what it has for the
+    /// Writes this rank's part of a block, except what it sums itself, or what it has for the
     /// others.
     fn contribute(&mut self) {
         let shared = Arc::clone(&self.shared);

@@ -28,7 +28,7 @@ fn fat_tree(seed: u64) -> Workload {
     Workload::new(tree, vec![job]).expect("a workload")
 }
 
-/// 192 servers, of which one is the parameter server.
+/// 192 servers; one of them is the parameter server.
 #[test]
 fn the_fat_tree_is_planned_within_ten_percent_of_the_bound() {
     for seed in 0..10 {
@@ -82,7 +82,7 @@ fn what_no_switch_has_room_for_goes_to_the_server() {
     assert!((plan.value - plan.bound).abs() <= 1e-6 * plan.bound, "{plan:?}");
 }
 
-/// Eqs. 1 and 4 as they are printed: a variable for every worker, sub-model and switch.
+/// Eqs. 1 and 4 as printed: a variable for every worker, sub-model and switch.
 fn whole_program(workload: &Workload, objective: Objective) -> f64 {
     let (topology, job) = (workload.topology(), &workload.jobs()[0]);
     let server = job.server();
@@ -293,9 +293,9 @@ proptest! {
         }
     }
 
-    /// Theorem 6, if its proof holds: no switch gets more than twice what the program sends it, in
-    /// the mean. (The theorem does not bound what the server gets: a worker all of whose parts lie
-    /// at switches that were not drawn sends them to the server.)
+    /// Theorem 6, if its proof holds: in the mean, no switch gets more than twice what the program
+    /// sends it. The theorem does not bound what the server gets. A worker sends its parts there if
+    /// they all lie at switches that were not drawn.
     #[test]
     fn workers_send_a_switch_at_most_twice_what_the_program_says(fractional in fractional(5, 3), seed in 0..1000_u64) {
         let rounds = 400_u64;

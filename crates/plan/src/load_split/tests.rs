@@ -17,7 +17,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 /// BytePS, Eqs. 1, 2 and 6: shares of a CPU machine and of a GPU machine, and the time in seconds a
-/// byte. In Eq. 4, as it is printed, a factor n is missing: a CPU machine takes in n contributions.
+/// byte. The printed Eq. 4 lacks a factor n: a CPU machine takes in n contributions.
 fn equations(n: usize, k: usize) -> (f64, f64, f64) {
     let (n, k) = (n as f64, k as f64);
     let whole = n * n + k * n - 2.0 * k;
@@ -118,7 +118,7 @@ fn what_cannot_be_planned_for_is_refused() {
     }
 }
 
-/// Clusters of unequal machines, of which the first trains and sums.
+/// Clusters of unequal machines; the first one trains and sums.
 fn clusters() -> impl Strategy<Value = Cluster> {
     let rate = || prop_oneof![Just(GBIT), 1e7..1e11];
     let summing = prop_oneof![4 => Just(f64::INFINITY), 1 => 1e7..1e11];

@@ -39,7 +39,7 @@ pub struct Outside {
 }
 
 impl Outside {
-    /// This machine trains by itself.
+    /// This machine trains alone.
     pub const ALONE: Self = Self { machines: 1, spares: 0 };
 
     /// Bytes that the NICs carry in each direction for each byte of gradients, with a service on
@@ -217,7 +217,7 @@ impl Strategy {
 }
 
 /// The NUMA nodes of the NICs, and the part of the gradients that goes through each, by the rates
-/// of the cables; without a NIC, the NUMA node of the first GPU.
+/// of the cables. Without a NIC it is the NUMA node of the first GPU.
 fn homes(topology: &MachineTopology) -> BTreeMap<PartId, f64> {
     let mut homes = BTreeMap::new();
     for (nic, part) in nic_parts(topology) {

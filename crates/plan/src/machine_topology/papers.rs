@@ -9,7 +9,7 @@ pub struct PaperRates {
     pub pcie_bps: f64,
     /// From GPU to GPU across PCIe switches: 80 Gbit/s measured (§4.2.1).
     pub peer_bps: f64,
-    /// The NIC's cable: 100 Gbit/s, of which RDMA reaches 90 (§7.1).
+    /// The NIC's cable has 100 Gbit/s; RDMA reaches 90 (§7.1).
     pub nic_bps: f64,
     /// QPI: more than 300 Gbit/s (§4.2.1).
     pub socket_bps: f64,

@@ -76,8 +76,8 @@ pub fn best(planned: &[Planned]) -> Option<&Planned> {
     })
 }
 
-/// Each GPU by itself, and all; of those that are behind no switch that a NIC is behind, too: those
-/// of each switch, one of each, and all.
+/// Each GPU alone, and all. Then the GPUs whose switch has no NIC behind it: those of each switch,
+/// one of each switch, and all.
 fn root_sets(topology: &MachineTopology, gpus: &[PartId]) -> Vec<Vec<PartId>> {
     let of_nics: Vec<_> = topology.nics().filter_map(|nic| topology.switch_of(nic)).collect();
     let competes = |gpu: PartId| topology.switch_of(gpu).is_some_and(|switch| of_nics.contains(&switch));

@@ -201,8 +201,8 @@ fn spare_machines_lighten_the_nics_load_to_one() {
     }
 }
 
-/// The best practice of §4.2.3, by the model: a NIC behind a switch of GPUs, or by itself, with
-/// NVLink or without.
+/// The best practice of §4.2.3, by the model: a NIC behind a switch of GPUs or alone, with NVLink
+/// or without.
 #[test]
 fn the_model_chooses_as_the_papers_procedure_does() {
     let chosen =

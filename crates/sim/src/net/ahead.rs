@@ -1,8 +1,8 @@
 //! The events of a span of time are known together when it begins. In a network that is larger than
-//! the caches each would wait for memory alone: for its port, then for the packet there, then for
-//! the next port of that packet. This module reads all that they are about to need, in rounds of
-//! reads that do not depend on each other, of which a core has many under way at once. It affects
-//! nothing but time: the events read everything again.
+//! the caches, each event would wait for memory alone. It would wait for its port, then for the
+//! packet there, then for the next port of that packet. This module reads all that they are about
+//! to need, in rounds of independent reads. A core has many such reads under way at once. It
+//! affects nothing but time: the events read everything again.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use super::ids::PortId;
 use super::packets::{Content, PacketId};
 use super::queue::PRIORITIES;
 
-/// With fewer events in a span the network is small, and in the caches as it is. Measured: with 16,
+/// With fewer events in a span the network is small, and already in the caches. Measured: with 16,
 /// a network of 64 hosts is slower by some 7 %. With 128, a network of 1,024 hosts is slower by as
 /// much, because many of its spans have fewer events.
 const EVENTS_MIN: usize = 48;

@@ -1,4 +1,4 @@
-//! The network but for its actors: what an actor's [`Context`](super::Context) reaches.
+//! The network without its actors: what an actor's [`Context`](super::Context) reaches.
 
 use std::collections::BTreeMap;
 
@@ -395,7 +395,7 @@ impl Core {
     }
 }
 
-/// The place of the value in a list, of which the last ones are the likeliest.
+/// The place of the value in a list. The last ones are the likeliest.
 fn intern<T: PartialEq>(known: &mut Vec<T>, value: T) -> u32 {
     let at = known.iter().rposition(|one| *one == value).unwrap_or_else(|| {
         known.push(value);

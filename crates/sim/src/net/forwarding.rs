@@ -176,8 +176,8 @@ impl Core {
         }
     }
 
-    /// A packet sent into a link that is captured, traced or has faults. Returns whether it does
-    /// not arrive with the others, as it is lost or held back.
+    /// A packet sent into a link that is captured, traced or has faults. Returns whether it is lost
+    /// or held back, and so does not arrive with the others.
     fn strays(&mut self, packet: PacketId, id: PortId, takes: Time, arrives: Time) -> bool {
         let seldom = &mut self.seldom[id.index()];
         if seldom.captured

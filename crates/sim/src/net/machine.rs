@@ -72,8 +72,8 @@ impl Nic {
     /// How much it holds, in time.
     const HOLDS: Duration = Duration::from_micros(2);
 
-    /// A NIC that sends so many bits a second, of machines that write so many bytes at a time, no
-    /// packet of which is longer.
+    /// A NIC that sends `rate_bps`, for machines that write `train_bytes` at a time. No packet is
+    /// longer.
     #[must_use]
     pub fn new(rate_bps: u64, train_bytes: usize) -> Rc<Self> {
         let (free_at, waiting, is_called, epoch) = Default::default();

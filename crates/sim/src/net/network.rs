@@ -27,7 +27,7 @@ use super::trace::Trace;
 pub enum Outcome {
     /// An actor or a hook stopped it.
     Stopped,
-    /// Nothing is left to happen, but for hooks that repeat.
+    /// Nothing is left to happen, except hooks that repeat.
     Idle,
     /// The time is up.
     TimeUp,

@@ -130,8 +130,8 @@ struct Buffer {
     users: u32,
 }
 
-/// Buffers of which nobody is a user that keep their memory: a burst at the beginning would hold it
-/// to the end.
+/// At most so many unused buffers keep their memory. Otherwise a burst at the beginning would hold
+/// memory to the end.
 const SPARE_BUFFERS: usize = 1 << 12;
 
 #[derive(Debug, Default)]

@@ -31,9 +31,9 @@ pub enum Order {
     #[default]
     Arrival,
     /// pFabric's order (Alizadeh et al., SIGCOMM 2013, 4.1). It serves the flow whose packet says
-    /// that least is left, and of that flow the packet that came first, so that none waits for ever
-    /// behind its own. When the queue is full, the packet that says that most is left gives way,
-    /// which may be the new one. Packets that say nothing are urgent.
+    /// that least is left. Within that flow it serves the packet that came first, so none waits for
+    /// ever behind its own. When the queue is full, the packet that says that most is left gives
+    /// way, which may be the new one. Packets that say nothing are urgent.
     LeastRemaining,
 }
 

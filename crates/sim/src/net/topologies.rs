@@ -106,10 +106,11 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Al-Fares et al.'s fat tree of switches with `k` ports: `k` pods of `k/2` edge (`edge0`..,
-    /// layer 0) and `k/2` aggregation switches (`agg0`.., layer 1), `(k/2)^2` core switches
-    /// (`core0`.., layer 2); `hosts` at each edge switch (`h0`..), of which Al-Fares et al. have
-    /// `k/2`.
+    /// Al-Fares et al.'s fat tree of switches with `k` ports:
+    /// - `k` pods of `k/2` edge switches (`edge0`.., layer 0) and `k/2` aggregation switches
+    ///   (`agg0`.., layer 1),
+    /// - `(k/2)^2` core switches (`core0`.., layer 2),
+    /// - `hosts` at each edge switch (`h0`..); Al-Fares et al. have `k/2`.
     ///
     /// # Errors
     /// When `k` is odd, less than 2 or more than 40, or there are no hosts, or too many.

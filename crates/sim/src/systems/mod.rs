@@ -143,8 +143,7 @@ pub trait Machines {
         None
     }
 
-    /// All workers are gone for good; stations forget the job, but for what only time can tell
-    /// them.
+    /// All workers are gone for good. Stations forget the job, except what only time can tell them.
     fn die(&self, _network: &mut Network) {}
 }
 
@@ -264,7 +263,7 @@ impl Counted for Counters {
 }
 
 impl Counted for Table {
-    /// Sizes and what is in use now are no counts: they stay as they are.
+    /// Sizes and what is in use now are no counts, so they do not change.
     fn with(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
         let of_both = |one, other| of_both(one, other, &of);
         Self {
@@ -351,7 +350,7 @@ impl<'a> Site<'a> {
     }
 
     /// The extra length of packets beyond what machines wrote, if they wrote a sample of this
-    /// length: by the elements that the sample leaves out, in the job of the packet.
+    /// length. It is the elements that the sample leaves out, in the job of the packet.
     #[must_use]
     pub fn declare(&self, sample_packet_bytes: usize) -> Declare {
         let declared_bytes = self.declared_bytes.clone();

@@ -105,7 +105,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                     wire_dtype: WireDtype::SharedExponent,
                     ..Agreed::default()
                 },
-                // The MTU makes packets as long as they are to be.
+                // The MTU gives packets the length that was asked for.
                 mtu: request.packet_bytes + IP_UDP_BYTES,
                 rate_bps: None,
                 rtt: Duration::ZERO,

@@ -44,7 +44,7 @@ pub struct TcpPs {
     pub servers: Vec<NodeId>,
     /// Tensors are cut into pieces of at most so many bytes; none are unless given.
     pub partition_bytes: Option<u64>,
-    /// The most of a worker that is on its way to servers, front layers first. Unless given,
+    /// The most of a worker that is on its way to servers, front layers first. If it is not given,
     /// everything is sent as soon as it is ready, in that order.
     pub credit_bytes: Option<u64>,
     /// The transport of the connections, both ways.
@@ -567,8 +567,8 @@ mod tests {
         assert!((2.0..=4.2).contains(&(one / four)), "{one} s and {four} s");
     }
 
-    /// This is `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6): pieces are short beside the tensor,
-    /// two for each server are on a worker's way, and no queue drops.
+    /// This is `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6). Pieces are short beside the tensor, a
+    /// worker has two for each server on the way, and no queue drops.
     #[test]
     fn servers_of_unequal_shares_take_as_long_as_the_plan_says() {
         let units = |shares: &str| {

@@ -48,12 +48,12 @@ const BITS_A_NANO: u64 = 1;
 /// More than the largest packet of a job has on a link.
 const PACKET_BITS: u64 = 8 * 1_500;
 
-/// Draws a scenario of one to three jobs, of which most are ATP's. The network is a rack, Figure
-/// 9's, a leaf-spine, a fat tree or a dumbbell, in which an eighth of the switches cannot
-/// aggregate. Some jobs train, some have priorities, some are sprayed or sampled, some stop early;
-/// other flows are beside them, also to parameter servers. Switches' ports have their own memory or
-/// share it, and queues in the order of arrival, pFabric's or DLCP's. Links differ, and hosts'
-/// cores and NICs are slow and small. A failed part may fail again before it is back.
+/// Draws a scenario of one to three jobs, most of them ATP's. The network is a rack, Figure 9's, a
+/// leaf-spine, a fat tree or a dumbbell, in which an eighth of the switches cannot aggregate. Some
+/// jobs train, some have priorities, some are sprayed or sampled, some stop early; other flows are
+/// beside them, also to parameter servers. Switches' ports have their own memory or share it, and
+/// queues in the order of arrival, pFabric's or DLCP's. Links differ, and hosts' cores and NICs are
+/// slow and small. A failed part may fail again before it is back.
 ///
 /// Among what it leaves out (docs/simulator.md): a server does not lose its memory in a run in
 /// which a worker is started again. Parameters that only the dead worker had got would be in
@@ -642,8 +642,8 @@ fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
     plans.collect()
 }
 
-/// Packets of one kind, a few of which links lose in place of any. Not one in so many: where
-/// nothing is random, those that are sent again can come round to the same number for ever.
+/// Packets of one kind: links lose a few of these, and no others. It is not one packet in so many.
+/// If nothing is random, packets that are sent again can come round to the same number for ever.
 fn target(dice: &mut Dice, jobs: &[JobPlan]) -> Target {
     let kinds = jobs.iter().flat_map(|job| job.system.packet_kinds()).chain(&TCP_KINDS);
     let kinds: Vec<&str> = kinds.copied().collect();

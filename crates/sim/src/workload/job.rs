@@ -27,7 +27,7 @@ pub(crate) mod token {
     pub(crate) const PROGRAM: u64 = 3;
     /// Parts of tensors wait for this machine.
     pub(crate) const SUBMIT: u64 = 4;
-    /// A worker has been late for as long as it is.
+    /// A worker's lateness is over.
     pub(crate) const LATE: u64 = 5;
 }
 
@@ -363,7 +363,7 @@ impl Job {
     }
 
     /// Whether it has stalled: none of its workers computes or pauses, and nothing has come to any
-    /// of them for too long, whether they have submitted something or not.
+    /// of them for too long. It does not matter whether they have submitted something.
     pub(crate) fn stalled(&self, now: Instant, limit: Duration) -> bool {
         self.is_open() && now.since(self.last_progress.max(self.busy_until)) > limit
     }

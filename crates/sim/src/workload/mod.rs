@@ -1,9 +1,9 @@
 //! The work of the machines of a simulated network, and the rules that hold meanwhile.
 //!
-//! A [`Scenario`] names a network, jobs on it, and what goes wrong. [`run`] plays it with the
-//! product's own state machines and returns a [`Report`], or the first [`Violation`]. A job is a
-//! [`System`](crate::systems::System), which sums, and a [`Workload`], which says when there is
-//! something to sum.
+//! A [`Scenario`] names a network, jobs on it, and what goes wrong. The function [`run`] plays it
+//! with the product's own state machines. It returns a [`Report`], or the first [`Violation`]. A
+//! job is a [`System`](crate::systems::System), which sums, and a [`Workload`], which says when
+//! there is something to sum.
 //!
 //! Deliberately absent: how packets travel (`net`), how scenarios are written down
 //! (`scenario_file`).

@@ -152,8 +152,7 @@ impl Layer {
     }
 }
 
-/// Layers of a convolutional network as they are put one on the other, and the picture's size in
-/// between.
+/// Layers of a convolutional network, stacked one on the other, and the picture's size in between.
 struct Images {
     layers: Vec<Layer>,
     channels: u64,

@@ -1,4 +1,4 @@
-//! The flows of training with parameter servers, without their content (DLCP §5.2.1): each worker
+//! The flows of training with parameter servers, without their content (DLCP §5.2.1). Each worker
 //! sends each tensor's gradient to a server as soon as its backward pass has it.
 
 use std::cell::RefCell;
@@ -335,7 +335,7 @@ mod tests {
         assert!(plan.tensors.is_sorted_by_key(|tensor| tensor.ready));
         let all = pushes(&model, 3);
         // A small one comes from three workers to the fourth's host. A large one is divided between
-        // both servers, of which two workers have one beside them.
+        // both servers; two workers have one beside them.
         let large = plan.tensors.iter().filter(|tensor| tensor.bytes > plan.divide_above_bytes).count();
         assert!(large > 3, "{large}");
         assert_eq!(all.len(), (161 - large) * 3 + large * (4 * 2 - 2));

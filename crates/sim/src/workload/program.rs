@@ -157,7 +157,7 @@ struct Scaled {
 
 impl Scaled {
     /// Forward time, and the gradients. The scale is applied to all layers together, and that sum
-    /// is rounded, not each layer; a layer of which nothing is left goes with the next.
+    /// is rounded, not each layer. A layer that becomes empty goes with the next.
     fn iteration(&self, layers: &[Layer]) -> (Duration, Vec<Phases>) {
         let of = |layer: &Layer| layer.forward(self.batch, self.flops_per_s);
         let forward: Duration = layers.iter().map(of).sum();

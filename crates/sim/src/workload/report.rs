@@ -167,7 +167,7 @@ pub struct Measurement {
     pub completed: u64,
     /// As many there must be: three for each that is under way at once.
     pub needed: u64,
-    /// Whether there are. If not, the throughputs are those of a beginning and an end.
+    /// Whether there are. If not, the throughputs show a beginning and an end.
     pub enough: bool,
 }
 
@@ -209,7 +209,7 @@ pub struct ParameterServerReport {
     /// Number of servers.
     pub servers: usize,
     /// The time of each flow, from when its tensor was there to when its last byte was at the
-    /// server; for DLCP's, to when its sender heard that enough of it was there.
+    /// server. A DLCP flow ends when its sender heard that enough of it was there.
     pub flow_times: Durations,
     /// Flows whose time had not come when the run ended.
     pub unopened: usize,

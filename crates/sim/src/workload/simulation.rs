@@ -129,7 +129,7 @@ impl Sampled {
         self.last = now;
     }
 
-    /// Of bytes: Gbit/s, in intervals of which the last may be shorter.
+    /// Bytes as Gbit/s, by interval; the last one may be shorter.
     fn gbps(&self, interval: Duration, last: Duration, among: usize) -> Vec<f64> {
         let rate = |(index, bytes): (usize, &u64)| {
             let length = if index + 1 == self.growth.len() { last } else { interval };

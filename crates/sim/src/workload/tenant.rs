@@ -127,7 +127,7 @@ enum Begins {
     First,
     /// Everything but its timers.
     Again,
-    /// The job has come to this tensor, of which so many elements were summed without it.
+    /// The job has come to this tensor, and summed so many of its elements without the rank.
     InPlaceOfAnother(u64, usize),
 }
 
@@ -219,8 +219,8 @@ impl Process {
         self.tenant.violated(context, Violation::Aborted { job, rank: self.rank, reason });
     }
 
-    /// It takes the rank of one that died. The job has come to this tensor, of which so many
-    /// elements were summed without it.
+    /// It takes the rank of one that died. The job has come to this tensor, and summed so many of
+    /// its elements meanwhile.
     pub const fn in_place_of_another(&mut self, tensor: u64, lost: usize) {
         self.begins = Begins::InPlaceOfAnother(tensor, lost);
     }

@@ -26,8 +26,8 @@ fn every_system_sums_in_one_rack() {
             let job = &report.jobs[0];
             assert!(job.finished, "{system}");
             assert_eq!(job.tensors, 6.0, "{system}");
-            // 100 Gbit/s, of which headers and framing take 6 to 9 %; one server has it all from
-            // everybody: a quarter of them is the most.
+            // Headers and framing take 6 to 9 % of 100 Gbit/s. With a single server, which gets
+            // everything from everybody, a quarter is the most.
             let least = if ["ps", "dlcp"].contains(&system) { 10.0 } else { 25.0 };
             assert!((least..94.0).contains(&job.aggregation_gbps), "{system}: {}", job.aggregation_gbps);
         }
@@ -71,7 +71,7 @@ fn a_sample_of_the_payload_takes_the_same_decisions_at_the_same_times() {
     let atp = "[[job]]\nsystem = \"atp\"\nworkers = 7\ntensor = \"200kB\"\ntensors = 3\n";
     let switchml = "[[job]]\nsystem = \"switchml\"\nworkers = 7\ntensors = 3\n";
     let jobs = [
-        // Tensors that travel as blocks, ones so short that they travel as they are, and racks.
+        // Tensors that travel as blocks, short ones that travel in their own type, and racks.
         format!("{switchml}tensor = \"200kB\"\n[[job]]\nsystem = \"switchml\"\nworkers = 5\ntensor = \"10kB\"\ntensors = 9\n[job.switchml]\nelements = 64\nslots = 30\n"),
         format!("{switchml}tensor = \"100kB\"\ndtype = \"int32\"\n[[job]]\nsystem = \"switchml\"\nworkers = 4\nmodel = \"resnet50\"\nscale = 1000\niterations = 2\n[job.switchml]\ntimeouts_only = true\n"),
         format!("{atp}[job.atp]\nscaling = \"dynamic\"\n[[job]]\nsystem = \"atp\"\nworkers = 5\ntensor = \"100kB\"\ntensors = 4\n[job.atp]\nelements = 64\n"),
@@ -549,7 +549,7 @@ fn the_lower_priority_gets_what_the_higher_leaves() {
         let mut keys = ["priority = 6\n"; 2];
         keys[high] = "priority = 5\n";
         let (delivered, drops) = contend("", "", keys);
-        // 8 and 2 of 10 Gbit/s, of which headers and framing take 4 %.
+        // 8 and 2 of 10 Gbit/s; headers and framing take 4 % of them.
         let gbps = [high, 1 - high].map(|flow| delivered[flow] as f64 * 8.0 / 4e6);
         assert!((7.3..8.0).contains(&gbps[0]) && (1.7..2.3).contains(&gbps[1]), "{gbps:?}");
         assert_eq!(drops, ["tail"]);

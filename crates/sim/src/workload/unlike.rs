@@ -15,8 +15,7 @@ pub enum Rates {
     OfLinks,
     /// Each so many bits a second, by rank.
     Given(Vec<u64>),
-    /// A ratio of the rate at best, from 0 to 1, which is normally distributed around 1 as far as
-    /// it is in there (GOAT §VII-D).
+    /// A ratio of the best rate: normally distributed around 1, within 0 to 1 (GOAT §VII-D).
     Drawn {
         /// At best.
         most_bps: u64,
@@ -33,8 +32,7 @@ pub enum Lateness {
     None,
     /// Each time up to so long, any time as likely as another.
     Uniform(Duration),
-    /// A ratio of the longest, from 0 to 1, which is normally distributed around 0 as far as it is
-    /// in there (GOAT §VII-C).
+    /// A ratio of the longest: normally distributed around 0, within 0 to 1 (GOAT §VII-C).
     Normal {
         /// At most.
         most: Duration,

@@ -2,16 +2,16 @@
 //! element is known without keeping what went into it.
 //!
 //! An element is an integer times a unit. The integer is above zero, up to a sign that all workers
-//! share, and identifies its origin: a part depends on tensor and element, and one on the worker's
-//! rank, turned by another amount in each element. So a contribution that is missing, doubled or in
-//! another's place changes the sum's integer in every single element. (With more than 64 workers a
-//! rank has several digits, and four elements one after the other show all of them.) Unit and
-//! integers are chosen so that no system may be wrong by half a unit, however it rounds: a result
-//! that is wrong by less than its own bound is the sum, and nothing else is.
+//! share, and identifies its origin. It has a part that depends on tensor and element, and a part
+//! that is the worker's rank, turned by another amount in each element. So the sum's integer
+//! changes in every element if a contribution is missing, doubled or in another's place. With more
+//! than 64 workers a rank has several digits, and four elements one after the other show all of
+//! them. No system may be wrong by half a unit, however it rounds: unit and integers are chosen so.
+//! So a result that is wrong by less than its own bound is the sum, and no other result is.
 //!
 //! If a scenario wants overflows, the numbers of some packets are 2^12 times as large. SwitchML and
-//! ATP's dynamic scaling find one factor for a packet: the bound of the one does not cover what is
-//! wrong in the next.
+//! ATP's dynamic scaling find one factor for a packet. So the bound of one packet does not cover an
+//! error in the next.
 
 mod given;
 mod inside;
@@ -211,8 +211,8 @@ impl Source {
         source
     }
 
-    /// The contribution of `worker` to elements `from` to `from + elements` of a tensor, as far as
-    /// they are there; in the memory of `old` if there is one.
+    /// The contribution of `worker` to elements `from` to `from + elements` of a tensor, without
+    /// those that a sample leaves out. It takes the memory of `old` if there is one.
     #[must_use]
     pub fn contribution(
         &self,

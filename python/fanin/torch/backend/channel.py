@@ -30,10 +30,10 @@ from fanin.torch.works.work import CollectiveWork, FaninWork, Part
 
 DEVICES: Final = ("cpu", "cuda")
 
-# What all ranks' slices have together, up to which the services gather faster than Gloo where some
-# machine has a single rank, so that one of each speaks for it: beyond it what each chunk costs the
-# processor decides. Where all machines have several, fewer have chunks, and Gloo has as many
-# connections (docs/performance.md, "Other collectives").
+# If some machine has a single rank, one rank speaks for each machine. The services then gather
+# faster than Gloo only up to this size of all ranks' slices together. Beyond it, the processor's
+# work for each chunk decides. If all machines have several ranks, fewer ranks have chunks, and Gloo
+# has as many connections (docs/performance.md, "Other collectives").
 ALL_GATHER_BYTES_MAX = 1_000_000
 
 # How long closing waits for callbacks that are running, and a destroyed group for what is under
@@ -78,8 +78,8 @@ class Channel:
         # Why the job is over, once it was asked for.
         self._lost: FaninError | None = None
         self._left: dict[int, None] = {}
-        # Also at exit: a thread that comes back from Rust to a finalised interpreter dies hard, and
-        # the other ranks are to hear that this one left, in place of losing it.
+        # It runs at exit, too. A thread that comes back from Rust to a finalised interpreter dies
+        # hard. And the other ranks shall hear that this one left, in place of losing it.
         self._close = (
             weakref.finalize(
                 self, _close, os.getpid(), client, self._staging, self._completions, closed, leaving

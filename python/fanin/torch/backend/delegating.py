@@ -63,8 +63,8 @@ def untraced(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
-# What Gloo listens on, by process and place, as long as some group has it: a thread and four
-# descriptors each, and a program may have hundreds of groups.
+# Gloo's devices, by process and place, as long as some group has them. Each has a thread and four
+# descriptors, and a program may have hundreds of groups.
 _shared: weakref.WeakValueDictionary[tuple[int, str | None, str | None], Any] = (
     weakref.WeakValueDictionary()
 )
@@ -121,7 +121,7 @@ class DelegatingBackend(c10d.Backend):
         # The works of the coalescing region that is open, if one is.
         self._coalescing: list[Work] | None = None
         self._region_max = REGION_MAX
-        # Those that have something left to do when Gloo is done.
+        # Works that have something left to do when Gloo is done.
         self._unfinished: set[DelegatedWork] = set()
         self._watch = Watch(self) if size > 1 else None
 

@@ -71,7 +71,7 @@ def create(
     options: c10d._DistributedBackendOptions, backend_options: object | None
 ) -> FaninBackend:
     """Make one rank's backend, for `init_process_group("fanin")` and `new_group`."""
-    # Those of others are for the other backends of a group of several.
+    # Other options are for the other backends of a group of several.
     if not isinstance(backend_options, Options):
         backend_options = Options()
     backend = FaninBackend(
@@ -190,7 +190,7 @@ class FaninBackend(DelegatingBackend):
     def allgather_coalesced(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
     ) -> Work:
-        # One list a rank, which is the other way round.
+        # A list a rank, which is the other way round.
         work = self._gather_lists(list(zip(*outputs, strict=False)), inputs, opts)
         return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
 
@@ -345,7 +345,7 @@ class FaninBackend(DelegatingBackend):
         failures = Failures(store, self.rank(), self.size())
 
         def look() -> None:
-            # Who dies is missing in the plan before, too, which hears of it at once.
+            # A rank that dies is missing in the old plan, too, which hears of it at once.
             failure = self._channel.failure()
             if failure is not None:
                 raise failure

@@ -19,7 +19,7 @@ from torch import Tensor
 from fanin.torch.works.collectives import is_in_one_piece
 from fanin.torch.works.work import write
 
-# What Gloo moves by itself, in every collective.
+# Gloo moves these without help, in every collective.
 DTYPES: Final = frozenset(
     (
         torch.float32,

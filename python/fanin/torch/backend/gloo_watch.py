@@ -30,7 +30,7 @@ PAUSE: Final = 0.1
 # has ended by then. Gloo aborts the process when one that was broken off is refused.
 GRACE: Final = 1.0
 
-# Of a receive that nobody answers.
+# The tag of a receive that nobody answers.
 TAG: Final = 0x0FA171
 A_MOMENT: Final = timedelta(milliseconds=1)
 
@@ -100,7 +100,7 @@ class Watch:
             # Ever less often: each question to a rank that lives stays with Gloo.
             pause = min(2 * pause, GRACE)
             group = self._group()
-            # What came before the last connection ended is there a moment later.
+            # Data that came before the last connection ended is there a moment later.
             alone = group is not None and group.is_alone()
             if alone and not futures.wait([outcome], GRACE).done:
                 raise RuntimeError("Connection closed by all ranks that could have sent something")
@@ -161,8 +161,8 @@ class Watch:
             return last > 0 or failure.rank in (*connecting, *awaited)
         if not last and not connecting:
             return False
-        # What a rank sent before it left may still arrive, by a connection that is there: Gloo
-        # notices the end of that.
+        # Data that a rank sent before it left may still arrive, if the connection is there. Gloo
+        # notices the end of that connection.
         left = group.left()
         return not left.keys().isdisjoint(connecting) or any(
             last > begun for begun in left.values()

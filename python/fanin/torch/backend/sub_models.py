@@ -9,7 +9,7 @@ import torch
 
 from fanin._settings import SUB_MODELS_MAX
 
-# What a parameter's gradient has on its way: float32 or int32.
+# A gradient's element is float32 or int32 on its way.
 BYTES = 4
 
 

@@ -169,7 +169,7 @@ class Dithering(_Coded):
 
     def encode(self, blocks: Tensor, scales: Tensor, dice: torch.Generator) -> Tensor:
         steps = self.k if self.partition == "linear" else 2 ** (self.k - 1)
-        # Of a block of zeros, and of one that is not finite, all codes are 0 here.
+        # A block of zeros, or one that is not finite, has only codes 0 here.
         safe = scales.where((scales > 0) & scales.isfinite(), torch.inf)
         noise = _noise(blocks, dice)
         # Two divisions: the quotient of tiny scales would be infinite.

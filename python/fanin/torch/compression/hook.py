@@ -89,7 +89,7 @@ class CompressionState:
         self.process_group = process_group
         self._step = 0
         self._agreed = False
-        # Those of the model, and those of each bucket once DDP has formed them anew.
+        # The model's parameters, and each bucket's once DDP has formed the buckets anew.
         self._parameters: set[Tensor] = set()
         self._buckets: dict[int, list[Tensor]] = {}
         # Whether each average of this step is finite.
@@ -142,9 +142,9 @@ class CompressionState:
         self._halfway = None  # of a backward pass that an error ended
         sound, self._sound = self._sound, []
         if sound and not torch.stack(sound).all():
-            # Nobody applied that step (a GradScaler skips it, and halves its scale): what was left
-            # of it, and of those before, would come late and at twice its weight. All ranks have
-            # the same averages, so all of them forget.
+            # Nobody applied that step: a GradScaler skips it, and halves its scale. The rests of it
+            # and of earlier steps would come late, and at twice their weight. All ranks have the
+            # same averages, so all of them forget.
             self._memories.clear()
             if self._momentum is not None:
                 self._momentum.forget()

@@ -60,7 +60,7 @@ class Memory:
             each.to(flat.device) for each in compressor.draw(self.cut.elements, dice)
         )
         values = flat[indices]
-        # What is not finite need not be among what was drawn.
+        # Values that are not finite need not be among the drawn ones.
         values.masked_fill_(~is_finite(flat), torch.nan)
         if self._unsent is None:
             values.mul_(lengths)

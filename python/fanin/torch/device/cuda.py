@@ -38,8 +38,8 @@ class CudaCopies:
                     "a collective of the backend fanin cannot be captured into a CUDA graph: the "
                     "host takes part in it; call it outside of the capture"
                 )
-        # The caching allocator would otherwise hand the memory on as soon as nobody refers to the
-        # tensor, while our copies are queued on streams that it does not know.
+        # Our copies are queued on streams that the caching allocator does not know. Otherwise it
+        # would hand the memory on as soon as nobody refers to the tensor.
         for stream in self._of(device):
             tensor.record_stream(stream)
         return _mark(torch.cuda.current_stream(device))
@@ -98,8 +98,9 @@ class CudaCopies:
 
 @contextmanager
 def _current(stream: torch.cuda.Stream) -> Iterator[None]:
-    # The device first, as leaving `torch.cuda.stream` alone would go back to the device of a fresh
-    # thread, number 0, and make a context on it, of some hundred megabytes, in every rank.
+    # The device comes first. Leaving `torch.cuda.stream` alone would go back to the device of a
+    # fresh thread, number 0. There it would make a context of some hundred megabytes, in every
+    # rank.
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
 

@@ -43,10 +43,10 @@ class StagedWork(CollectiveWork):
         self._copies = copies
         self._changed = threading.Condition(self._lock)
         self._parts = list(parts)
-        # What is copied on the device when all is there.
+        # Pairs to copy on the device when all is there.
         self._back: Back = [pair for part in parts for pair in part.back]
         self._marks: dict[torch.device, Mark] = {}
-        # What was submitted last: to ask it whom the network waits for.
+        # The last submission, to ask it whom the network waits for.
         self._pending: _fanin.Pending | None = None
         self.devices = tuple(copies.future_devices(self._tensors))
 

@@ -29,10 +29,11 @@ from fanin.torch.device.staged_work import StagedWork
 from fanin.torch.works.under_way import UnderWay
 from fanin.torch.works.work import Kept, Part, Request
 
-# Large enough that what Python does for a segment (about 0.1 ms, more when the training holds the
-# GIL) hides behind its transfer, of 1.3 ms at 25 Gbit/s; small enough that its copies, of which the
-# first and the last are not hidden, take little: 0.2 ms at 20 GB/s. On loopback, with a stand-in
-# for the copies, 1, 2 and 4 MiB were alike. A constant, as all ranks must cut alike.
+# Large enough that Python's work for a segment hides behind its transfer. The work takes about 0.1
+# ms, more when the training holds the GIL; the transfer takes 1.3 ms at 25 Gbit/s. Small enough
+# that the first and the last copy, which are not hidden, take little: 0.2 ms at 20 GB/s. On
+# loopback, with a stand-in for the copies, 1, 2 and 4 MiB were alike. It is a constant, as all
+# ranks must cut alike.
 SEGMENT_BYTES: Final = 4 << 20
 
 # Host memory that one membership pins at most: 64 MiB. A few segments each are on the way out, on
@@ -60,7 +61,7 @@ class Segment(Kept):
         self.ready = ready
         self.staging = staging
         self.buffer: Buffer | None = None
-        # What must be over before it is on the network.
+        # Marks that must be over before the segment is on the network.
         self.awaited: list[Mark] = []
 
     def host(self, part: int) -> torch.Tensor:
@@ -207,7 +208,7 @@ class Staging:
         except Exception as error:
             self._break_off(segment, error)
             return False
-        # What gives nothing is not written to, and its buffer neither, before that is free.
+        # A segment that gives nothing waits until its memory and its buffer are free to be written.
         segment.awaited = copied or after
         segment.buffer.marks = copied
         return True
@@ -271,7 +272,7 @@ def cut(request: Request) -> list[Request]:
     """
     flat = [memory.view(-1) for memory in request.memory]
     if request.dtype is None:
-        # Whatever it is, its bytes are moved.
+        # Its bytes are moved, whatever they are.
         flat = [memory.view(torch.uint8) for memory in flat]
     length = flat[0].numel()
     elements = SEGMENT_BYTES // flat[0].element_size() // len(flat)

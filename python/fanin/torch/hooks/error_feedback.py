@@ -88,11 +88,11 @@ def feed_back(gradients: torch.Tensor, residual: torch.Tensor) -> None:
         blocks = rest.view(-1, BLOCK) if width > 0 else rest.view(1, -1)
         magnitude = torch.linalg.vector_norm(blocks, torch.inf, dim=1, keepdim=True)
         step, finite = _step(magnitude), magnitude <= _LARGEST
-        # Exact but for the rounding: a step is a power of two.
+        # Exact except for the rounding: a step is a power of two.
         rounded = torch.where(finite, (blocks / step).round_() * step, blocks)
         gradients[part].copy_(rounded.view(-1))
         missing = (rest - gradients[part]).view_as(blocks)
-        # Of float16 the nearest may be an infinity.
+        # The nearest float16 may be an infinity.
         blocks.copy_(torch.where(finite & missing.isfinite(), missing, 0.0))
 
 

@@ -94,8 +94,9 @@ class MachineState:
                 self._across = across
         self._part = self._holders.index(rank) if rank in self._holders else None
         self._size = size
-        # Of each bucket: those of a step are free when the next one's begin, as DDP waits for all.
-        # DDP forms its buckets anew: those that a step does not use are forgotten by the next one.
+        # Buffers of each bucket. A step's buffers are free when the next step's begin, as DDP waits
+        # for all. DDP forms its buckets anew: the next step forgets buffers that a step did not
+        # use.
         self._buffers: _Buffers = {}
         self._used: _Buffers = {}
         self._before: Future[Any] | None = None
@@ -129,7 +130,7 @@ class MachineState:
                 work = distributed.all_reduce(part, group=self._across, async_op=True)
                 assert work is not None  # of a member
                 sums = work.get_future()
-        # One after the other, in the order of the calls, on all ranks.
+        # Buckets come one after the other, in the order of the calls, on all ranks.
         awaited = [sums] if self._before is None else [self._before, sums]
 
         def spread(_: Future[Any]) -> Tensor:
@@ -141,7 +142,7 @@ class MachineState:
                     flat.copy_(whole[: flat.numel()])
             return flat
 
-        # What is collected has no devices, and what follows from it would run on any stream.
+        # A collected future has no devices, and its callbacks would run on any stream.
         ready: Future[Any] = Future(devices=_devices(flat))
         torch.futures.collect_all(awaited).add_done_callback(lambda _: ready.set_result([whole]))
         spread_out: Future[Tensor] = ready.then(spread)

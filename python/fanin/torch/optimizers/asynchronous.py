@@ -150,13 +150,13 @@ class AsynchronousSteps(Steps):
         self._sums = same_ranks(group)
         agree_on_parameters(self._trained, self._sums)
         self._flats = [_Flat(of) for of in alike(self._trained)]
-        # Whose state this one's stands for, but for a moment in which it loads one itself.
+        # This optimizer's state stands for the state of that one, except while it loads one itself.
         self._behind = _on_copies(optimizer, self._flats)
         self._loads = False
-        # A gradient scaler unscales by itself: the copies' optimizer knows none.
+        # A gradient scaler unscales itself, because the copies' optimizer knows no scaler.
         self._step_supports_amp_scaling = False
         self._timeout = timeout_of(self._sums)
-        # Whoever looks at the copies' optimizer while it does not step.
+        # Held to read the copies' optimizer, to step it, or to load its state.
         self._stepping = threading.Lock()
         self._load(self._behind.state_dict())
         name = f"epochs/{self._sums.group_name}"
@@ -169,7 +169,7 @@ class AsynchronousSteps(Steps):
         self._changed = threading.Condition()
         self._epoch = 0
         self._steps = 0
-        # What was said last, and not answered, with its gradients.
+        # The last word that is not answered, with its gradients.
         self._said: _Said | None = None
         self._given: dict[Tensor, Tensor] = {}
         self._loading: dict[str, Any] | None = None
@@ -213,7 +213,7 @@ class AsynchronousSteps(Steps):
                 )
             squares += float(gradient.double().square().sum())
         self._take_part(squares, gradients)
-        # What schedulers look at, to warn who steps them first.
+        # Schedulers look at this, to warn if they are stepped first.
         self._opt_called = True
         return loss
 
@@ -573,7 +573,7 @@ class _Coordinator:
         there = [rank for rank in range(self._size) if rank not in self._left]
         if any(rank not in self._took for rank in there):
             return self._size
-        # Who is late already takes that long at least.
+        # A rank that is late takes at least the time that it has taken already.
         late = {rank: now - self._given[rank] for rank in there if rank not in self._ready}
         took = [max(self._took[rank], late.get(rank, 0.0), 1e-9) for rank in there]
         return self._noise.participants(took)

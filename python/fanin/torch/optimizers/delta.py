@@ -95,7 +95,7 @@ class Deltas:
     def _exchange(self, deltas: Sequence[Tensor | None]) -> None:
         if self._ended:
             raise Closed("an exchange with the parameter services failed before: begin anew")
-        # Where one fails nobody knows whether the services have it, and it must not be in twice.
+        # If one fails, nobody knows whether the services have it. It must not be in twice.
         self._ended = True
         lost = [flat.exchange(delta) for flat, delta in zip(self._flats, deltas, strict=True)]
         self._ended = False
@@ -175,7 +175,7 @@ class DeltaSteps(Steps):
     def prepare(self, group: distributed.ProcessGroup, services: str, timeout: float) -> None:
         """Have the same parameters as all other ranks and the services."""
         self._group = group
-        # A gradient scaler unscales by itself, and leaves out steps of this rank alone.
+        # A gradient scaler unscales, and leaves out only this rank's steps.
         self._step_supports_amp_scaling = False
         size = group.size()
         parameters = parameters_of(self)
@@ -214,7 +214,7 @@ class DeltaSteps(Steps):
             raise ValueError("the optimizer is closed")
         step = super().step
         loss = self._deltas.step(step if closure is None else lambda: step(closure))
-        # What schedulers look at, to warn who steps them first.
+        # Schedulers look at this, to warn if they are stepped first.
         self._opt_called = True
         return loss
 

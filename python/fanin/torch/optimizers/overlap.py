@@ -119,14 +119,15 @@ class OverlappedSteps(Steps):
         self._sends = True
         self._sent = self._synchronized = False
         self._ended: str | None = None
-        # What is to step yet, by which settings; what had not been read when backward began.
+        # Pieces that are still to step, the settings to step by, and pieces that had not been read
+        # when backward began.
         self._pending: set[Piece] = set()
         # The same as their sums come.
         self._coming: deque[Piece] = deque()
         self._settings: list[Settings] = []
         self._groups: dict[Tensor, int] = {}
         self._unread: set[Piece] = set()
-        # What programs read that were compiled while it was to step.
+        # Pieces that compiled programs read, which were compiled while the pieces were to step.
         self._compiled: set[Piece] = set()
         _step_before_compiling(self)
         trained = {parameter for each in self.param_groups for parameter in each["params"]}
@@ -167,11 +168,11 @@ class OverlappedSteps(Steps):
                     for number, each in enumerate(self.param_groups)
                     for parameter in each["params"]
                 }
-                # What is interrupted from here on steps once all the same.
+                # A step that is interrupted from here on is made once all the same.
                 self._sent = False
                 self._let_wait()
             self._sent = self._synchronized = False
-        # What schedulers look at, to warn who steps them first.
+        # Schedulers look at this, to warn if they are stepped first.
         self._opt_called = True
         return loss
 
@@ -408,7 +409,7 @@ class OverlappedSteps(Steps):
             asked = [piece for piece in dict.fromkeys(pieces) if piece in self._pending]
             for piece in asked:
                 piece.wait()
-            # What is there besides steps, too: one step of many is shorter than many steps.
+            # Other pieces that are there step, too: one step of many is shorter than many steps.
             besides = []
             while self._coming and self._coming[0].is_there():
                 piece = self._coming.popleft()
@@ -452,9 +453,9 @@ class OverlappedSteps(Steps):
         for parameter in averages:
             groups.setdefault(self._groups[parameter], []).append(parameter)
         own = {parameter: parameter.grad for parameter in averages}
-        # Not as who reads them computes: in another precision, in a transform of torch.func, on
-        # another device by default, or under a mode that looks at all that is computed, as some
-        # checkpoints do.
+        # A step is plain, whatever its reader is in. It may be another precision, a transform of
+        # torch.func, another default device, or a mode that sees all computing, as in some
+        # checkpoints.
         with contextlib.ExitStack() as plainly:
             if torch._C._len_torch_function_stack():
                 plainly.enter_context(torch._C.DisableTorchFunction())

@@ -55,7 +55,7 @@ class Sender:
             1,
         )
         self._numbers = {parameter: number for number, parameter in enumerate(self.places)}
-        # Gradients come about in this order. What was learned is of other pieces.
+        # Gradients come about in this order. The order that was learned is for other pieces.
         self._partitions = [
             (piece, index)
             for piece in reversed(self.pieces)

@@ -59,7 +59,7 @@ class Unread:
             return function(*arguments, **keywords)
 
     def __deepcopy__(self, known: dict[int, Any]) -> Any:
-        # Of the class that it has then.
+        # The copy has the class that the parameter has then.
         type(self).tell([cast(Tensor, self)])
         return copy.deepcopy(self, known)
 
@@ -76,7 +76,7 @@ class Reading:
         self._tell = tell
         self._classes: dict[type[Tensor], type[Tensor]] = {}
         self._away: dict[Tensor, Tensor] = {}
-        # One for each dtype, device and shape.
+        # Tensors without memory to read, by dtype, device and shape.
         self._unreadable: dict[Any, Tensor] = {}
 
     def put_away(self, parameter: Tensor) -> None:

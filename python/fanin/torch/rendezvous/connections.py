@@ -104,7 +104,7 @@ class Followers:
             rank = int.from_bytes(connection.recv_bytes(4))
             if not store.check([_public(rank)]):
                 raise AuthenticationError
-            # Of this rank and this one alone: who reads the store cannot make it.
+            # Only this rank and that one can make this key; a reader of the store cannot.
             key = exchange.key(store.get(_public(rank)).decode())
             deliver_challenge(connection, key)
             answer_challenge(connection, key)

@@ -24,7 +24,7 @@ from fanin.torch.rendezvous import handshake
 from fanin.torch.rendezvous.interface import GLOO_VARIABLE, own_address
 from fanin.torch.rendezvous.rank_list import Listed
 
-# What is kept of the job's name and of a group's: a name has 128 bytes on the switch.
+# Longest parts of a job's and of a group's name: a name has 128 bytes on the switch.
 JOB_BYTES_MAX = 80
 GROUP_MAX = 24
 # The keys under which a rank says why it cannot join, and that it is through.
@@ -65,7 +65,8 @@ class Patience:
 
     def pause(self, seconds: float) -> None:
         """Sleep between two looks."""
-        # Before, not after: what all ranks learn when the last one has spoken, each says by itself.
+        # The look comes before the sleep: all ranks learn some errors when the last one has spoken,
+        # and each says them itself.
         if self.look is not None:
             self.look()
         # A store's own wait would look at nothing else meanwhile.

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fanin.errors import GroupMismatch
 
-# What an error says of a list.
+# An error shows so many ranks of a list.
 SHOWN_MAX = 16
 
 
@@ -40,8 +40,9 @@ class Listed:
         """For those who were given this list."""
         self._lists = None if attempt is None else PrefixStore(f"lists/{attempt}/", store)
         self._other = f"other/{digest}"
-        # Whose list is not known yet: the first one's alone, which looks for those of all others,
-        # so that a store is not asked by each rank for each other.
+        # Ranks whose list is not known yet. The first rank looks for the lists of all others, and
+        # the others only for the first one's. Otherwise each rank would ask the store for each
+        # other.
         others = self._ranks[1:] if index == 0 else self._ranks[:1]
         self._unheard = others if self._lists is not None else []
         if self._lists is not None:

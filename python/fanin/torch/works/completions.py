@@ -53,12 +53,12 @@ class Completions:
             thread.join(timeout)
 
     def _start(self) -> None:
-        # Daemons: a callback that never returns must not keep the process. Those that wait are
-        # ended by closing the client, at the latest at exit (see `channel`).
+        # Daemons: a callback that never returns must not keep the process. Threads that wait end
+        # when the client is closed, at the latest at exit (see `channel`).
         thread = threading.Thread(target=self._run, name="fanin-completion", daemon=True)
         thread.start()
-        # Counted by the starter, whose lock keeps the thread from counting before, so that two
-        # completions do not start two followers; and only now, as there may be no thread to be had.
+        # The starter counts the thread, because its lock keeps the thread from counting before. So
+        # two completions do not start two followers. It counts only now, as a thread may not start.
         self._threads.add(thread)
         self._idle += 1
 

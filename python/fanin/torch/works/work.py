@@ -81,7 +81,8 @@ class Request:
         return client.submit(parts, dtype, self.collective, self.root, self.average, kept, notify)
 
 
-# Of a tensor that is none of a request's memory, and of what stands for it there: alike in shape.
+# Pairs of a tensor that is not in a request's memory, and the one that stands for it there, with
+# the same shape.
 Back = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -158,7 +159,7 @@ class CollectiveWork(Limited):
                 self._error = self._under_way.explain(error)
 
     def late(self, limit: float) -> AllReduceTimeout | None:
-        # What is done may be settled by nobody yet: that is no lack of time.
+        # A work may be done and not yet settled: that is no lack of time.
         return None if self._settled or self.is_completed() else self._late(limit)
 
     @abstractmethod
@@ -357,7 +358,7 @@ class FaninWork(CollectiveWork):
             return True
         with self._lock:
             pendings = [part.pending for part in self._parts]
-        # One that is not there is yet to be submitted.
+        # A part without a pending is yet to be submitted.
         if not all(pending is not None and pending.done() for pending in pendings):
             return False
         self._settle()  # what was staged is copied back before anybody is told
@@ -433,7 +434,7 @@ class WorkGroup(FindableWork):
         devices = {device for work in self._works for device in getattr(work, "devices", ())}
         if not devices:
             return collected.then(_flatten)
-        # What is collected has no devices of its own, and so would have what follows from it.
+        # A collected future has no devices, and neither would its followers.
         future: TensorsFuture = torch.futures.Future(devices=list(devices))
         failures: list[Exception] = []
         collected.add_done_callback(partial(_relay, future, failures))

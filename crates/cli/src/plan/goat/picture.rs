@@ -1,5 +1,5 @@
-//! A plan as a picture: the topology from the hosts up, each link in the colour of the time that it
-//! takes, each switch with the part of its memory that is used.
+//! A plan as a picture: the topology from the hosts up. Each link has the colour of the time that
+//! it takes. Each switch shows the part of its memory that is used.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;

@@ -48,7 +48,7 @@ mod tests {
     fn alpha_follows_the_share_that_is_marked_once_a_window() {
         let mut dctcp = Dctcp::new();
         let mut to = 0;
-        // Windows of ten segments, of which the first three are marked.
+        // Windows of ten segments; the first three are marked.
         let mut window = |dctcp: &mut Dctcp| {
             for at in 0..10 {
                 to += 100;

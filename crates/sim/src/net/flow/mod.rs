@@ -119,7 +119,7 @@ pub struct ConstantRateConfig {
     pub rate_bps: u64,
     /// IP packet.
     pub datagram_bytes: u32,
-    /// Its packets may be marked; the rate stays as it is.
+    /// Its packets may be marked, but the rate does not change.
     pub ecn: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The sending half of a connection, of whichever transport.
+//! The sending half of a connection, for any transport.
 
 use super::pfabric::{PROBE, Pfabric};
 use super::sender::{Piece, Sender};

@@ -1,5 +1,5 @@
-//! The code shared by systems whose machines are those of the protocol room `aggregation`: their
-//! stations, and a job in a run.
+//! The code shared by systems with machines of the protocol room `aggregation`: their stations, and
+//! a job in a run.
 
 mod keys;
 mod stations;
@@ -57,7 +57,7 @@ type Moved = Box<dyn Fn(&mut Network, usize, SimAddress)>;
 pub(super) struct Job<D, R, S: Roster<SimAddress>> {
     pub(super) tenant: Tenant,
     pub(super) timeout: Duration,
-    /// The elements of a packet, with those of which it only has the length.
+    /// The elements of a packet, also those that only its length counts.
     pub(super) elements: u16,
     /// Whether any switch does.
     pub(super) switches_sum: bool,
@@ -183,9 +183,9 @@ where
         format!("; workers: {}; server: {}", first(&workers), first(&servers))
     }
 
-    /// The controller tells the workers of all jobs that use a switch or server that it is back.
-    /// They would find out by themselves, but for one who has nothing to send: a server that forgot
-    /// as well may need what only he has.
+    /// The controller tells the workers of all jobs that use a switch or server that it is back. A
+    /// worker with something to send would find out without that. But a server that forgot as well
+    /// may need what only a worker with nothing to send has.
     fn resume(&self, network: &mut Network, node: NodeId) {
         for (number, part) in self.parts.iter().enumerate().filter(|(_, part)| part.depends_on(node)) {
             for rank in 0..self.tenant.plan().workers.len() {

@@ -1,8 +1,8 @@
 //! The places of a job's machines in the aggregation hierarchy (ATP §3.3, §3.4).
 //!
-//! A worker's packets go to its rack's switch, from there to the switch of the server's rack, from
-//! there to the server; a switch that is not programmable is left out. Workers in the server's
-//! rack, if there are others, join at the second level, as in the paper's Figure 9.
+//! A worker's packets go to its rack's switch, then to the switch of the server's rack, then to the
+//! server. A switch that is not programmable is left out. Workers in the server's rack, if there
+//! are others, join at the second level, as in the paper's Figure 9.
 
 use fanin_protocol::atp::{Atp as Protocol, ServerJob};
 use fanin_protocol::control::Admission;

@@ -1,6 +1,6 @@
-//! The contributions that a job's machines took in, block by block, as an observer notes them: who
-//! must be in each sum, and how much each flow may lack. It rests on packets and verdicts, and not
-//! on what machines say of themselves.
+//! An observer's notes of the contributions that a job's machines took in, block by block. They say
+//! who must be in each sum, and how much each flow may lack. They rest on packets and verdicts, and
+//! not on what machines say of themselves.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -46,12 +46,12 @@ struct Entry {
     inside: Vec<u64>,
     /// By rank: blocks whose means came there; empty where none may be missing.
     pulled: Vec<Vec<bool>>,
-    /// For a ring: to which rank in which step of a part's reduce-scatter, and by block of the
-    /// segment that goes there, how many contributions were in it when it came, as those before it
-    /// came; 0 if it did not come.
+    /// For a ring: how many contributions were in a block when it came; 0 if it did not come. The
+    /// key is the rank it came to and the step of a part's reduce-scatter. The index is the block
+    /// in the segment that goes there.
     came: BTreeMap<(usize, u32), Vec<u16>>,
-    /// By rank and flow of the tensor: the last round of which the rank asked its sender for what
-    /// is missing.
+    /// By rank and flow of the tensor: the last round in which the rank asked its sender for
+    /// missing blocks.
     asked: BTreeMap<(usize, u32), u16>,
     /// Ranks that have it.
     done: u64,
@@ -161,8 +161,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// In it are the sender's contribution and those of the unbroken run of ranks before that, each
-    /// of which took it from the one before.
+    /// It carries the sender's contribution, and those of an unbroken run of ranks before the
+    /// sender. Each of these took the block from the one before.
     fn came_round(
         &mut self,
         rank: usize,

@@ -1,5 +1,5 @@
-//! DLCP (Wang et al., 2020): a server, or a ring of the workers, sums tensors of which a bounded
-//! part may be lost on the way. Their packets say to queues how much they matter.
+//! DLCP (Wang et al., 2020): a server, or a ring of the workers, sums tensors. A bounded part may
+//! be lost on the way. Their packets say to queues how much they matter.
 
 mod keys;
 mod ledger;

@@ -60,8 +60,8 @@ impl Asked<'_> {
     }
 }
 
-/// Each part goes, for all workers, to the switch over which its gradients cross the fewest links
-/// (GOAT Eq. 1), among those with room for it; to the server if none saves any.
+/// For all workers, each part goes to the switch that makes its gradients cross the fewest links
+/// (GOAT Eq. 1), among switches with room. It goes to the server if no switch saves a link.
 pub(super) fn nearest(asked: &Asked<'_>) -> Nodes {
     let links = |to: NodeId| -> Option<u64> {
         let distance = distances(asked.topology, to);

@@ -26,7 +26,7 @@ use crate::workload::Gradient;
 use placement::Pool;
 use pools::{POOL_PORT, Pools};
 
-/// The shortest chunk: the switch sums what travels as it is in so many words at once.
+/// The shortest chunk: the switch sums elements in their own type in so many words at once.
 const SAMPLE_ELEMENTS: usize = CHUNK_ELEMENTS[0];
 
 /// Kinds of packets: a worker's or a rack's contribution, and a sum.

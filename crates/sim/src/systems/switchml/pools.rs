@@ -67,7 +67,7 @@ impl Station for Pools {
         self.actor.get()
     }
 
-    /// Pools stay as they are: how jobs are admitted again is the fault world's to try.
+    /// Pools do not change: the hostile world tries how jobs are admitted again.
     fn forget(&self, _network: &mut Network) {}
 
     /// A sum that gathers is in one of its slot's two aggregators. Nobody else can take a slot, so

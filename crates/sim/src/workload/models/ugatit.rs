@@ -5,9 +5,9 @@
 //! A step goes through the networks more than once. Generators go eight times forward (six of them
 //! also backward: there, back again, and onto itself, of each). Discriminators go twelve times
 //! (eight of them for their own gradients, four only through them to the generators). A layer's
-//! multiply-adds are a third of all that, so that forward once and backward twice take as long; its
-//! gradient comes where it would in one backward pass, discriminators' first. A sample is an image
-//! of each kind.
+//! multiply-adds are a third of all that, so that forward once and backward twice take as long. Its
+//! gradient comes where it would in one backward pass, the discriminators' first. A sample is an
+//! image of each kind.
 
 use super::{Images, Layer};
 

@@ -226,7 +226,7 @@ fn bound(system: &dyn System, workers: usize, of_packet: f32, of_element: f32) -
     if bound > 0.0 {
         return bound;
     }
-    // Floats are added, whose sums are exact as long as they are few bits: these are not.
+    // Floats are added. Their sums are exact only if they need few bits, and these need more.
     let workers = workers as f64;
     workers * f64::from(f32::EPSILON) / 2.0 * workers * f64::from(of_element)
 }
@@ -291,8 +291,8 @@ mod tests {
 
     #[test]
     fn overflows_and_what_could_overflow_are_counted() {
-        // B of ATP's B.2 is 5.4 for four workers. Beyond it are two packets of rank 0, of which one
-        // makes the sum overflow, 21.5 and more, with the other workers'.
+        // B of ATP's B.2 is 5.4 for four workers. Two packets of rank 0 are beyond it. With the
+        // other workers' one of them makes the sum overflow (21.5 and more).
         let large = |rank: usize, element: usize| match (rank, element / 64) {
             (0, 0) => 5.5,
             (0, 1) => 12.0,

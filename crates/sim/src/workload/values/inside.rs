@@ -38,10 +38,11 @@ impl Origin {
 }
 
 impl Source {
-    /// Digest of a result's bits, of the part of a tensor that begins with element `from`, or its
-    /// first element that is not the sum of who is in, by its number among those that are there. A
-    /// sum that lacks somebody is scaled, so that it is rounded twice: together an eighth of what a
-    /// contribution changes at least, as no sum is above 2^21 units. Integers lack nobody.
+    /// Digest of a result's bits, for the part of a tensor that begins with element `from`. The
+    /// error is the first element that is not the sum of who is in, by its number among those that
+    /// are there. A sum that lacks somebody is scaled, so it is rounded twice. No sum is above 2^21
+    /// units, so both errors are at most an eighth of the least that a contribution changes.
+    /// Integers lack nobody.
     pub(crate) fn check_inside(&self, result: &Gradient, from: usize, inside: &Inside) -> Result<u64, usize> {
         let (key, workers) = (self.key(result.tensor), self.workers as usize);
         let ranks: Vec<_> = (0..self.workers).map(|worker| self.rank(worker)).collect();
@@ -122,8 +123,7 @@ mod tests {
         Source::new(&plan, 3)
     }
 
-    /// A result whose packets are of these ranks, each as often as it is named, in the way of a sum
-    /// or of a mean.
+    /// A result whose packets have these ranks, each as often as named: a sum or a mean.
     fn result(source: &Source, packets: [&[u32]; 3], is_mean: bool) -> Gradient {
         let mut result = source.contribution(None, 9, 0, 0, ELEMENTS);
         let all: Vec<Gradient> =
