@@ -1,7 +1,7 @@
 //! The errors among the ranks of one machine.
 
 use fanin_udp::CollectiveKind;
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, Op, Pattern, WorkerId};
 use std::io;
 use std::time::Duration;
 
@@ -120,11 +120,11 @@ impl std::fmt::Display for Submission {
             Op::Average => f.write_str("average of ")?,
         }
         write!(f, "{} {}", self.elements, self.dtype.name())?;
-        match self.kind {
-            CollectiveKind::Reduce => write!(f, " for rank {}", self.root)?,
-            CollectiveKind::Broadcast => write!(f, " of rank {}", self.root)?,
-            CollectiveKind::ReduceScatter | CollectiveKind::AllGather => f.write_str(" a rank")?,
-            CollectiveKind::AllReduce => {}
+        match self.kind.pattern(WorkerId(self.root)) {
+            _ if self.kind.is_sliced() => f.write_str(" a rank")?,
+            Pattern::Reduce(root) => write!(f, " for rank {}", root.0)?,
+            Pattern::Broadcast(root) => write!(f, " of rank {}", root.0)?,
+            Pattern::AllReduce => {}
         }
         write!(f, " ({} {})", self.kind.name().replace('_', "-"), self.number)
     }

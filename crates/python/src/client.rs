@@ -390,13 +390,12 @@ impl Client {
 
 impl Client {
     /// The collective of that name, if the job has it.
-    fn submission(&self, name: &str, mut parts: Vec<RawTensor>, op: Op, root: u32) -> PyResult<Submission> {
+    fn submission(&self, name: &str, parts: Vec<RawTensor>, op: Op, root: u32) -> PyResult<Submission> {
         let refused = |why: String| Err(PyValueError::new_err(format!("collective {name:?}: {why}")));
         let Some(kind) = CollectiveKind::ALL.into_iter().find(|kind| kind.name() == name) else {
             return refused(format!("one of {}", CollectiveKind::ALL.map(CollectiveKind::name).join(", ")));
         };
-        let is_sliced = matches!(kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
-        let expected = if is_sliced { self.world_size as usize } else { 1 };
+        let expected = if kind.is_sliced() { self.world_size as usize } else { 1 };
         if parts.len() != expected {
             return refused(format!("{} parts, and not {expected}", parts.len()));
         }
@@ -409,19 +408,7 @@ impl Client {
         if root >= self.world_size {
             return refused(format!("rank {root} of {} as its root", self.world_size));
         }
-        let root = WorkerId(root as u8);
-        Ok(match (kind, parts.pop()) {
-            (CollectiveKind::AllReduce, Some(tensor)) => Submission::all_reduce(tensor, op),
-            (CollectiveKind::Reduce, Some(tensor)) => Submission::reduce(tensor, op, root),
-            (CollectiveKind::Broadcast, Some(tensor)) => Submission::broadcast(tensor, root),
-            (kind, last) => {
-                parts.extend(last);
-                match kind {
-                    CollectiveKind::ReduceScatter => Submission::reduce_scatter(parts, op),
-                    _ => Submission::all_gather(parts),
-                }
-            }
-        })
+        Ok(Submission::new(kind, parts, op, WorkerId(root as u8)))
     }
 
     fn summed(&self) -> impl Iterator<Item = Dtype> {

@@ -35,10 +35,26 @@ impl CollectiveKind {
         }
     }
 
+    /// How the tensor, or the slice, of this root travels.
+    #[must_use]
+    pub const fn pattern(self, root: WorkerId) -> Pattern {
+        match self {
+            Self::AllReduce => Pattern::AllReduce,
+            Self::Reduce | Self::ReduceScatter => Pattern::Reduce(root),
+            Self::Broadcast | Self::AllGather => Pattern::Broadcast(root),
+        }
+    }
+
+    /// Whether it has a slice for each rank, which is the slice's root, in place of one tensor.
+    #[must_use]
+    pub const fn is_sliced(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::AllGather)
+    }
+
     /// Whether numbers are added, and not only moved.
     #[must_use]
     pub const fn adds(self) -> bool {
-        !matches!(self, Self::Broadcast | Self::AllGather)
+        !matches!(self.pattern(WorkerId(0)), Pattern::Broadcast(_))
     }
 }
 
@@ -57,45 +73,45 @@ impl Submission {
     /// The sum of all workers' tensors, or their average, takes the place of each.
     #[must_use]
     pub fn all_reduce(tensor: RawTensor, op: Op) -> Self {
-        Self::new(CollectiveKind::AllReduce, vec![tensor], op, |_| Pattern::AllReduce)
+        Self::new(CollectiveKind::AllReduce, vec![tensor], op, WorkerId(0))
     }
 
     /// The sum of all workers' tensors, or their average, takes the place of the root's. The others' stay as they are.
     #[must_use]
     pub fn reduce(tensor: RawTensor, op: Op, root: WorkerId) -> Self {
-        Self::new(CollectiveKind::Reduce, vec![tensor], op, |_| Pattern::Reduce(root))
+        Self::new(CollectiveKind::Reduce, vec![tensor], op, root)
     }
 
     /// The root's tensor takes the place of all others, whatever its bits are.
     #[must_use]
     pub fn broadcast(tensor: RawTensor, root: WorkerId) -> Self {
-        Self::new(CollectiveKind::Broadcast, vec![tensor], Op::Sum, |_| Pattern::Broadcast(root))
+        Self::new(CollectiveKind::Broadcast, vec![tensor], Op::Sum, root)
     }
 
     /// Of as many slices as there are workers, the sum of all workers' `i`-th ones, or their average, takes the place of worker `i`'s. All
     /// other slices stay as they are.
     #[must_use]
     pub fn reduce_scatter(slices: Vec<RawTensor>, op: Op) -> Self {
-        Self::new(CollectiveKind::ReduceScatter, slices, op, Pattern::Reduce)
+        Self::new(CollectiveKind::ReduceScatter, slices, op, WorkerId(0))
     }
 
     /// Of as many slices as there are workers, worker `i`'s `i`-th one takes the place of all others' `i`-th ones.
     #[must_use]
     pub fn all_gather(slices: Vec<RawTensor>) -> Self {
-        Self::new(CollectiveKind::AllGather, slices, Op::Sum, Pattern::Broadcast)
+        Self::new(CollectiveKind::AllGather, slices, Op::Sum, WorkerId(0))
     }
 
-    fn new(
-        kind: CollectiveKind,
-        tensors: Vec<RawTensor>,
-        op: Op,
-        pattern: impl Fn(WorkerId) -> Pattern,
-    ) -> Self {
+    /// Any kind of collective on its tensor, or on its slices in the order of their ranks. `op` counts where
+    /// numbers are added, `root` where one tensor has a root.
+    #[must_use]
+    pub fn new(kind: CollectiveKind, tensors: Vec<RawTensor>, op: Op, root: WorkerId) -> Self {
+        let op = if kind.adds() { op } else { Op::Sum };
         let dtype = tensors.first().map_or(Dtype::Uint8, RawTensor::dtype);
         let elements = tensors.iter().map(RawTensor::elements).sum();
-        let part = |(root, tensor): (u32, RawTensor)| {
+        let part = |(rank, tensor): (u32, RawTensor)| {
             let tensor = if kind.adds() { tensor } else { tensor.into_bytes() };
-            (tensor, Operation { op, pattern: pattern(WorkerId(root as u8)) })
+            let root = if kind.is_sliced() { WorkerId(rank as u8) } else { root };
+            (tensor, Operation { op, pattern: kind.pattern(root) })
         };
         Self { kind, parts: (0..).zip(tensors).map(part).collect(), elements, dtype, op }
     }

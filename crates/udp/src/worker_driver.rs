@@ -230,11 +230,7 @@ impl WorkerDriver {
 
     /// The service that is on the machine of a slice's root.
     fn home(&self, kind: CollectiveKind, pattern: Pattern) -> Option<usize> {
-        let (
-            CollectiveKind::ReduceScatter | CollectiveKind::AllGather,
-            Pattern::Reduce(root) | Pattern::Broadcast(root),
-        ) = (kind, pattern)
-        else {
+        let (true, Pattern::Reduce(root) | Pattern::Broadcast(root)) = (kind.is_sliced(), pattern) else {
             return None;
         };
         self.services.iter().position(|service| service.home == Some(root))

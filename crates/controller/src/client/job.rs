@@ -9,7 +9,7 @@ use fanin_local::{Done, Group, LocalConfig, LocalError, LocalSum, MemoryError, N
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
 use fanin_udp::{CollectiveKind, Failure, IoStatistics, Submission};
-use fanin_wire::{Collective, Op, Pattern, RANKS_MAX, Rank, WireDtype, WorkerId};
+use fanin_wire::{Collective, Op, RANKS_MAX, Rank, WireDtype, WorkerId};
 
 use super::config::SessionConfig;
 use super::session::{Cancel, Session};
@@ -551,15 +551,9 @@ fn cause(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &str)
             let side = |(of, submission): &(u32, fanin_local::Submission)| {
                 let fanin_local::Submission { number, kind, root, elements, dtype, op } = *submission;
                 // As over machines: of slices the first is told of.
-                let (pattern, wire_dtype) = match kind {
-                    CollectiveKind::Broadcast | CollectiveKind::AllGather => {
-                        (Pattern::Broadcast(WorkerId(root)), WireDtype::Native)
-                    }
-                    CollectiveKind::Reduce | CollectiveKind::ReduceScatter => {
-                        (Pattern::Reduce(WorkerId(root)), wire_dtype.of_tensor(dtype, elements))
-                    }
-                    CollectiveKind::AllReduce => (Pattern::AllReduce, wire_dtype.of_tensor(dtype, elements)),
-                };
+                let pattern = kind.pattern(WorkerId(root));
+                let wire_dtype =
+                    if kind.adds() { wire_dtype.of_tensor(dtype, elements) } else { WireDtype::Native };
                 let elements = u32::try_from(elements).unwrap_or(u32::MAX);
                 let sequence = number as u16;
                 (rank(*of), Collective { sequence, dtype, op, pattern, elements, wire_dtype })

@@ -4,7 +4,7 @@ use super::{Done, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
 use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
-use fanin_wire::{Op, Operation, Pattern, WorkerId};
+use fanin_wire::{Op, Pattern, WorkerId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -36,20 +36,13 @@ impl Item {
     pub fn new(shared: &Shared, number: u64, submission: Submission, done: Done) -> Self {
         let (memory, places) = (&shared.memory, &shared.places);
         let (kind, op) = (submission.kind(), submission.op());
-        let mut root = None;
-        let tensor = |(tensor, operation): (RawTensor, Operation)| {
-            if let (
-                CollectiveKind::Reduce | CollectiveKind::Broadcast,
-                Pattern::Reduce(rank) | Pattern::Broadcast(rank),
-            ) = (kind, operation.pattern)
-            {
-                root = Some(rank);
-            }
-            tensor
+        let (mut tensors, operations): (Vec<_>, Vec<_>) = submission.into_parts().into_iter().unzip();
+        let is_sliced = kind.is_sliced();
+        let root = match operations[0].pattern {
+            Pattern::Reduce(root) | Pattern::Broadcast(root) if !is_sliced => Some(root),
+            _ => None,
         };
-        let mut tensors: Vec<_> = submission.into_parts().into_iter().map(tensor).collect();
-        let is_each = matches!(kind, CollectiveKind::ReduceScatter | CollectiveKind::AllGather);
-        let (groups, own) = if is_each {
+        let (groups, own) = if is_sliced {
             // Sorted by their places.
             let mut of_ranks: Vec<_> = tensors.into_iter().map(Some).collect();
             tensors = places.order.iter().filter_map(|rank| of_ranks[*rank].take()).collect();
@@ -79,37 +72,30 @@ impl Item {
 
     /// Whether this rank gets something into a tensor.
     pub fn gets(&self, tensor: usize) -> bool {
-        match self.kind {
-            CollectiveKind::AllReduce => true,
-            CollectiveKind::Reduce | CollectiveKind::ReduceScatter => self.own == Some(tensor),
-            CollectiveKind::Broadcast | CollectiveKind::AllGather => self.own != Some(tensor),
+        match self.pattern() {
+            Pattern::AllReduce => true,
+            Pattern::Reduce(_) => self.own == Some(tensor),
+            Pattern::Broadcast(_) => self.own != Some(tensor),
         }
     }
 
     /// Whether what other columns sum is nothing to this rank, where there is no other machine.
     pub fn awaits_no_column(&self) -> bool {
-        match self.kind {
-            CollectiveKind::AllReduce => false,
-            CollectiveKind::Reduce => self.own.is_none(),
-            CollectiveKind::ReduceScatter | CollectiveKind::Broadcast | CollectiveKind::AllGather => true,
+        match self.pattern() {
+            Pattern::AllReduce => false,
+            Pattern::Reduce(_) => self.kind.is_sliced() || self.own.is_none(),
+            Pattern::Broadcast(_) => true,
         }
     }
 
+    fn pattern(&self) -> Pattern {
+        self.kind.pattern(self.root.unwrap_or(WorkerId(0)))
+    }
+
     /// The same over the machines, of a column's slices: one; or one a machine.
-    pub fn over_machines(&self, places: &Places, mut slices: Vec<RawTensor>) -> Submission {
+    pub fn over_machines(&self, places: &Places, slices: Vec<RawTensor>) -> Submission {
         let root = self.root.map_or(WorkerId(0), |rank| places.machine(rank));
-        match (self.kind, slices.pop()) {
-            (CollectiveKind::AllReduce, Some(slice)) => Submission::all_reduce(slice, Op::Sum),
-            (CollectiveKind::Reduce, Some(slice)) => Submission::reduce(slice, Op::Sum, root),
-            (CollectiveKind::Broadcast, Some(slice)) => Submission::broadcast(slice, root),
-            (kind, last) => {
-                slices.extend(last);
-                match kind {
-                    CollectiveKind::ReduceScatter => Submission::reduce_scatter(slices, Op::Sum),
-                    _ => Submission::all_gather(slices),
-                }
-            }
-        }
+        Submission::new(self.kind, slices, Op::Sum, root)
     }
 
     pub fn over(&mut self, result: Result<(), Failure>) {
