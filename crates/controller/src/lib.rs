@@ -9,24 +9,26 @@
 //! Deliberately absent: policy, packets, and Python.
 #![forbid(unsafe_code)]
 
-mod client;
+mod control_channel;
 mod convert;
 mod error;
 mod goat_planner;
-mod guarded;
+mod node;
+mod path;
 pub mod proto;
 pub mod protocols;
-mod server;
+mod session;
 
-pub use client::{
-    Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus, JobStatusState, Joining,
-    LocalRanks, Meeting, MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport,
-    ProbeSum, RelayJob, RelayStatus, Route, ServiceConfig, Session, SessionConfig, Share, Split,
-    SwitchStatus, TraceConfig, control_calls, cut_off, interface_address, interface_of, interface_rate_bps,
-    resolve_switch, route, switch_address, switch_rate, switch_status, trusted_status,
-};
+pub use control_channel::{control_calls, switch_address};
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
-pub use fanin_guests::raise_descriptors;
+pub use fanin_limits::raise_descriptors;
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
-pub use server::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+pub use node::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
+pub use session::{
+    Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, Job, JobStatus, JobStatusState, Joining, LocalRanks, Meeting,
+    MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport, ProbeSum, RelayJob,
+    RelayStatus, ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig, cut_off,
+    resolve_switch, switch_rate, switch_status, trusted_status,
+};
