@@ -98,7 +98,7 @@ pub(super) async fn join(
     let mut absent = Absent::default();
     let replied = {
         let until = began.checked_add(patience).unwrap_or(began + FOREVER);
-        let (names, own_name) = (|ranks: &Ranks| config.names(ranks), config.own_name().0);
+        let (names, own_name) = (|ranks: &Ranks| config.names.all(ranks), config.own_name().0);
         let (of_job, asking) = ((&*config.job, &*switch), asking.clone());
         let looking = absent.watch(asking, of_job, until, names, |text| say(own_name, text));
         tokio::select! {

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
-use fanin_protocol::control::{Agreed, Ranks};
+use fanin_protocol::control::Agreed;
 use fanin_tls::Trust;
 use fanin_udp::{HostThreads, OnSockets};
 use fanin_wire::{LossBound, Rank, Security, WireDtype};
 
+use super::rank_names::RankNames;
 use super::split::Prediction;
 use super::trace::TraceConfig;
 use crate::protocols;
@@ -76,8 +77,8 @@ pub struct SessionConfig {
     pub machine: String,
     /// The ranks that this one speaks for, itself among them; none where it does so for itself alone.
     pub ranks_here: Vec<u32>,
-    /// What its ranks are called to people, where they are those of a column of the job's; none where they are called as they are.
-    pub called: Vec<u32>,
+    /// What its ranks are called to people and in errors.
+    pub names: RankNames,
     /// Name of the job: ranks with the same name meet.
     pub job: String,
     /// This process's rank.
@@ -120,16 +121,10 @@ pub struct SessionConfig {
 }
 
 impl SessionConfig {
-    /// What a rank is called.
-    pub(super) fn name(&self, rank: Rank) -> Rank {
-        // One that is none of the job's keeps its number: the services made it up.
-        self.called.get(usize::from(rank.0)).map_or(rank, |name| Rank(*name as u16))
-    }
-
     /// What the rank itself is called.
     pub(super) fn own_name(&self) -> Rank {
         // One that is none of the job's is refused when it joins.
-        self.name(Rank(self.rank as u16))
+        self.names.of(Rank(self.rank as u16))
     }
 
     /// How the elements of large float tensors travel.
@@ -154,11 +149,6 @@ impl SessionConfig {
         protocols::with_bound(self.protocol, self.loss_bound)
     }
 
-    /// What ranks are called.
-    pub(super) fn names(&self, ranks: &Ranks) -> Ranks {
-        ranks.iter().map(|rank| self.name(rank)).collect()
-    }
-
     /// A session at one switch, with the usual time limits.
     #[must_use]
     pub fn new(switch: impl Into<String>, job: impl Into<String>, rank: u32, world_size: u32) -> Self {
@@ -168,7 +158,7 @@ impl SessionConfig {
             links: String::new(),
             machine: fanin_local::machine_id(),
             ranks_here: Vec::new(),
-            called: Vec::new(),
+            names: RankNames::default(),
             job: job.into(),
             rank,
             world_size,

@@ -12,7 +12,8 @@ use tonic::Status;
 
 use super::absent::Absent;
 use super::admission::{FOREVER, refused};
-use super::joined::{Cancel, PREDECESSOR};
+use super::cancel::Cancel;
+use super::services::PREDECESSOR;
 use super::thread::runtime;
 use super::warnings::say;
 use crate::control_channel::{Connection, RETRY, Waiting, explain};

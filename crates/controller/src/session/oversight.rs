@@ -164,7 +164,7 @@ impl Oversight {
         Err(SessionError::AllReduceTimeout {
             missing_ranks: others,
             waited,
-            switch: self.shared.switches(),
+            switch: self.shared.switches.clone(),
             tensor: oldest.tensor,
         })
     }
@@ -184,7 +184,7 @@ impl Oversight {
             self.probe(&words);
             let named: Vec<_> = self.shared.members.iter().map(|member| &*member.switch).zip(words).collect();
             let waiting = Wait { tensor: oldest.tensor, stands, timeout: self.shared.timeout() };
-            let name = |ranks: &Ranks| self.shared.config.names(ranks);
+            let name = |ranks: &Ranks| self.shared.config.names.all(ranks);
             for line in still_waiting(&waiting, &named, &self.own(), name) {
                 say(self.shared.config.own_name().0, &line);
             }
@@ -217,7 +217,7 @@ impl Oversight {
         }
         while let Some(answer) = asked.join_next().await {
             if let Some((service, cause)) = answer.ok().flatten() {
-                let rank = self.shared.config.name(rank);
+                let rank = self.shared.config.names.of(rank);
                 return died(&self.shared.members[service].switch, &cause, rank);
             }
         }

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Ranks;
-use fanin_udp::{Failure, Membership, WorkerDriver};
+use fanin_udp::{Clock, CollectiveKind, Failure, Membership, PartTimes, Submission, WorkerDriver};
 use fanin_wire::Rank;
 
 use super::config::SessionConfig;
-use super::pending::Pending;
-use super::trace::SessionTrace;
+use super::pending::{Pending, bytes_on_wire};
+use super::trace::{HandOver, SessionTrace};
 use crate::control_channel::Connection;
-use crate::error::Member;
-use crate::error::SessionError;
+use crate::error::{AllReduceError, Member, SessionError, Tensor};
 
 /// One rank of a job, as long as it takes part.
 pub(super) struct Shared {
@@ -21,6 +20,8 @@ pub(super) struct Shared {
     pub rank: Rank,
     /// What it is at each service.
     pub members: Arc<[Member]>,
+    /// The services, with commas between.
+    pub switches: String,
     /// Of each service.
     lanes: Vec<Mutex<Lane>>,
     /// [`SessionConfig::timeout`] as it is now, in nanoseconds.
@@ -71,6 +72,7 @@ impl Shared {
         Self {
             // Every service admitted the rank, so that it fits.
             rank: Rank(config.rank as u16),
+            switches: names(members.iter().map(|member| member.switch.as_str())),
             members: members.into(),
             lanes: joined.into_iter().map(lane).map(Mutex::new).collect(),
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
@@ -82,6 +84,42 @@ impl Shared {
         }
     }
 
+    /// Starts a collective over all ranks, in place: as [`super::Session::submit`].
+    pub fn submit(
+        &self,
+        submission: Submission,
+        done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
+    ) -> Tensor {
+        let pending = Arc::clone(&self.pending);
+        let (members, switch) = (Arc::clone(&self.members), self.switches.clone());
+        let (names, submitted) = (self.config.names.clone(), Instant::now());
+        let name = pending.insert(&submission, submitted);
+        // Whose time is predicted.
+        let is_all_reduce = name.kind == CollectiveKind::AllReduce;
+        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, self.config.travels_as()));
+        let trace = self.trace.clone().map(|trace| (trace, Clock.now()));
+        // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
+        let done = move |result: Result<Vec<PartTimes>, Failure>| {
+            pending.remove(name.number, Instant::now(), bytes.filter(|_| result.is_ok()));
+            let result = result.map_err(|failure| AllReduceError {
+                cause: names.error(SessionError::from_failure(&failure, &members)),
+                tensor: name,
+                switch,
+                waited: submitted.elapsed(),
+            });
+            let Some((trace, submitted)) = trace else {
+                let hand_over = HandOver::untraced(&result);
+                return done(result.map(drop), hand_over);
+            };
+            let times =
+                result.as_ref().map_or_else(|error| Err(error.cause.to_string()), |times| Ok(times.clone()));
+            let hand_over = trace.done(name, submitted, times);
+            done(result.map(drop), hand_over);
+        };
+        self.driver.submit(submission, Box::new(done));
+        name
+    }
+
     /// Ends the session with an error: all that is outstanding, and all that comes.
     pub fn fail(&self, error: SessionError) {
         tracing::error!(%error, rank = self.rank.0, "the session ends");
@@ -91,7 +129,7 @@ impl Shared {
 
     /// Why the session ended, if it did.
     pub fn failure(&self) -> Option<SessionError> {
-        Some(SessionError::from_failure(&self.driver.failure()?, &self.members))
+        Some(self.config.names.error(SessionError::from_failure(&self.driver.failure()?, &self.members)))
     }
 
     /// Ranks that have left, as some service knows.
@@ -101,7 +139,8 @@ impl Shared {
         left
     }
 
-    /// As [`super::joined::Session::on_failure`].
+    /// Calls `told` once with [`Self::failure`] when the session ends by itself, whether or not anything is under way; in this call if it has.
+    /// Not when it is closed. By a thread of the session: it must be quick, and must not hold the session.
     pub fn on_failure(&self, told: OnFailure) {
         *self.on_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
         self.tell_failure();
@@ -130,9 +169,9 @@ impl Shared {
         self.lane(service).job.clone()
     }
 
-    /// The services, with commas between.
-    pub fn switches(&self) -> String {
-        names(self.members.iter().map(|member| member.switch.as_str()))
+    /// Whether all services have other collectives than all-reduces.
+    pub fn has_roots(&self) -> bool {
+        self.lanes().all(|lane| lane.job.has_roots())
     }
 
     pub fn timeout(&self) -> Duration {

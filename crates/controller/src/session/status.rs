@@ -7,7 +7,7 @@ use fanin_tls::Trust;
 use fanin_wire::{AbortReason, Generation, JobId, LossBound, RANKS_MAX, Rank, Security, WireDtype};
 use tonic::{Code, Status};
 
-use super::joined::Cancel;
+use super::cancel::Cancel;
 use super::split::{MemberStatus, Split};
 use super::thread::runtime;
 use super::warnings::say;

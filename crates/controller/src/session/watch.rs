@@ -182,7 +182,7 @@ impl Watch {
                                 Err(SessionError::RankLeft { rank })
                             }
                             Some(_) => {
-                                let rank = self.shared.config.name(rank);
+                                let rank = self.shared.config.names.of(rank);
                                 Err(died(&self.member().switch, &cause, rank))
                             }
                             None => Ok(()),
@@ -308,7 +308,8 @@ impl Watch {
                     if self.may_be_taken_over() {
                         return self.take_over(since, memory).await;
                     }
-                    let [missing, gone] = [missing_ranks, gone].map(|ranks| self.shared.config.names(&ranks));
+                    let [missing, gone] =
+                        [missing_ranks, gone].map(|ranks| self.shared.config.names.all(&ranks));
                     let cause = format!("it restarted, but {}", absent(&missing, &gone, "join again"));
                     return Err(self.lost(since.elapsed(), &cause));
                 }

@@ -167,7 +167,7 @@ fn a_rank_that_cancels_while_it_waits_gives_its_place_back() {
     let switch = switch();
     let cancel = Cancel::default();
     let (waiting, cancelled) = (config(&switch, "wait", 0, 2), cancel.clone());
-    let waiting = thread::spawn(move || Session::connect_unless(waiting, &cancelled));
+    let waiting = thread::spawn(move || Session::connect_unless(waiting, None, &cancelled));
     wait_for_jobs(&switch, 1);
     cancel.cancel();
     assert_eq!(waiting.join().expect("no panic").expect_err("cancelled"), SessionError::Closed);

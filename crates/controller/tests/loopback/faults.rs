@@ -361,7 +361,7 @@ fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionE
     let services = services.map(|(service, host)| (service, 0.5, None, host));
     let services = ServiceConfig::all(services.to_vec());
     let plan = services[0].plan;
-    let zero = SessionConfig { services, called: vec![4, 5, 6], ..config(&alive, "dies", 0, 3) };
+    let zero = SessionConfig { services, names: vec![4, 5, 6].into(), ..config(&alive, "dies", 0, 3) };
     let zero = thread::spawn(move || Session::connect(zero).expect("admitted at both"));
     let leaves = |rank: u32| {
         let alive = alive.address();
