@@ -1,11 +1,12 @@
 //! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
 //!
-//! There are two sides, and neither knows the other. A rank's is a [`Session`] (`session`): the rank of a running job. The other is
-//! a node (`node`): a [`SwitchServer`] is a whole switch, the data path (`fanin-udp`) and the control connection under one port
-//! number, and a [`RackServer`] is a switch on the way to such a one. Both speak over a `control_channel`.
+//! There are two sides, and neither knows the other. A rank's is a [`Session`] (`session`): the
+//! rank of a running job. The other is a node (`node`): a [`SwitchServer`] is a whole switch, the
+//! data path (`fanin-udp`) and the control connection under one port number, and a [`RackServer`]
+//! is a switch on the way to such a one. Both speak over a `control_channel`.
 //!
-//! Every decision is made in `fanin_protocol::control`; here it is asked for, carried out and reported. A gradient passes this room
-//! only as a pointer on its way to the driver.
+//! Every decision is made in `fanin_protocol::control`; here it is asked for, carried out and
+//! reported. A gradient passes this room only as a pointer on its way to the driver.
 //!
 //! A protocol is a value here: [`protocols`] lists them, and nobody else names one.
 //!

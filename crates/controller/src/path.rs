@@ -46,8 +46,9 @@ pub(crate) fn mtu_at(address: IpAddr) -> Option<usize> {
     std::fs::read_to_string(mtu).ok()?.trim().parse().ok()
 }
 
-/// The rate of an interface of this machine, in bits a second; `None` where it does not tell, and where what it tells is none: a pair of
-/// virtual interfaces says 10 Gbit/s, and a bridge the same of its ports.
+/// The rate of an interface of this machine, in bits a second; `None` where it does not tell, and
+/// where what it tells is none: a pair of virtual interfaces says 10 Gbit/s, and a bridge the same
+/// of its ports.
 #[must_use]
 pub fn interface_rate_bps(interface: &str) -> Option<u64> {
     if interface.contains('/') {

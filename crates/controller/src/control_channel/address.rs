@@ -12,8 +12,8 @@ pub fn switch_address(switch: &str) -> Result<String, SessionError> {
     with_port(switch).map(|(switch, _)| switch)
 }
 
-/// The switch as "host:port": a bare host gets the default port, a bare port is one of this machine, and a bare IPv6 address
-/// gets brackets. Blanks around it do not count.
+/// The switch as "host:port": a bare host gets the default port, a bare port is one of this
+/// machine, and a bare IPv6 address gets brackets. Blanks around it do not count.
 pub(crate) fn with_port(switch: &str) -> Result<(String, u16), SessionError> {
     let switch = switch.trim();
     let wrong = |cause: &str| SessionError::Address { switch: switch.into(), cause: cause.into() };

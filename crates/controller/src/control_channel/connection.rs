@@ -212,8 +212,9 @@ impl Waiting {
     }
 }
 
-/// The first of a host's addresses that takes a TCP connection, and the handshake's round trip. Each gets its share of `patience`:
-/// one behind which packets vanish must not keep us from the next.
+/// The first of a host's addresses that takes a TCP connection, and the handshake's round trip.
+/// Each gets its share of `patience`: one behind which packets vanish must not keep us from the
+/// next.
 async fn first_to_answer(addresses: &[SocketAddr], patience: Duration) -> io::Result<(SocketAddr, Duration)> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in addresses {

@@ -1,8 +1,8 @@
-//! The control channel between a rank or a switch and the switch that it asks: its address, its socket behind TLS, and a greeting
-//! that shows that a switch of this version is there.
+//! The control channel between a rank or a switch and the switch that it asks: its address, its
+//! socket behind TLS, and a greeting that shows that a switch of this version is there.
 //!
-//! Both sides of control have it: a session speaks over one to each of its services, and a switch with an upstream is a client of
-//! that upstream. Deliberately absent: jobs.
+//! Both sides of control have it: a session speaks over one to each of its services, and a switch
+//! with an upstream is a client of that upstream. Deliberately absent: jobs.
 
 mod address;
 mod connection;

@@ -23,14 +23,15 @@ use crate::proto::control_client::ControlClient;
 
 /// How long the switch's machine may not answer before another connection is tried.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long a connection may be under way before another one is begun beside it. The kernel begins it again after a second, and then later and
-/// later: on a link that was cut for a moment the switch would have taken the rank for dead by then.
+/// How long a connection may be under way before another one is begun beside it. The kernel begins
+/// it again after a second, and then later and later: on a link that was cut for a moment the
+/// switch would have taken the rank for dead by then.
 const BESIDE: Duration = Duration::from_millis(250);
 /// Connections that are under way at once, at most: the oldest makes room for another one.
 const UNDER_WAY_MAX: usize = 16;
 
-/// The calls of the switch at `address`, which `trust` knows as `switch`, `host:port`. It connects with the first call, and again when
-/// the connection broke; each connection is judged anew.
+/// The calls of the switch at `address`, which `trust` knows as `switch`, `host:port`. It connects
+/// with the first call, and again when the connection broke; each connection is judged anew.
 pub(super) fn calls(address: SocketAddr, switch: &str, trust: &Trust) -> ControlClient<Channel> {
     let (switch, trust) = (switch.to_owned(), trust.clone());
     let connector = tower::service_fn(move |_: http::Uri| {
@@ -43,7 +44,8 @@ pub(super) fn calls(address: SocketAddr, switch: &str, trust: &Trust) -> Control
         .max_decoding_message_size(REPLY_BYTES_MAX)
 }
 
-/// The connections of a process's sessions to services whose keys were told: sessions share them, as a program may have hundreds of groups.
+/// The connections of a process's sessions to services whose keys were told: sessions share them,
+/// as a program may have hundreds of groups.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Mutex<HashMap<(SocketAddr, Fingerprint), Weak<Line>>>);
 

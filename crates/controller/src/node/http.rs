@@ -41,8 +41,8 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Starts to serve. `silence` is how long a caller's host may not be heard of, in whole seconds and at least two; `health` says
-    /// whether the data path works.
+    /// Starts to serve. `silence` is how long a caller's host may not be heard of, in whole seconds
+    /// and at least two; `health` says whether the data path works.
     pub fn start<F: Future<Output = Scraped> + Send + 'static>(
         (listener, acceptor): (TcpListener, Acceptor),
         service: impl Control,

@@ -1,5 +1,6 @@
-//! The registry joined to the data path. Decisions are taken under one lock, and carried out in their order by a thread that
-//! holds none: no rank is told of a job before the data path knows it, and none waits for the data path with a heartbeat.
+//! The registry joined to the data path. Decisions are taken under one lock, and carried out in
+//! their order by a thread that holds none: no rank is told of a job before the data path knows it,
+//! and none waits for the data path with a heartbeat.
 
 use std::io;
 use std::net::IpAddr;
@@ -30,7 +31,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-/// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address: half, so that others have room.
+/// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address:
+/// half, so that others have room.
 const OF_ONE_ADDRESS: u32 = 2;
 
 /// What a waiting rank is told: of a job that runs from now on, or why it is not admitted.
@@ -150,8 +152,11 @@ impl Jobs {
         lock(&self.table)
     }
 
-    /// A place for a rank that waits; `None` when ranks of too many jobs wait already that ask from the same address.
-    pub fn wait(&self, address: IpAddr, request: &JoinRequest) -> Option<WaitingRank> {
+    /// A rank begins to wait.
+    ///
+    /// # Errors
+    /// When ranks of too many jobs wait already that ask from the same address.
+    pub fn wait(&self, address: IpAddr, request: &JoinRequest) -> Result<WaitingRank, Status> {
         // Those that resume jobs of one name wait for each other only if they show the same.
         let lineage = request.lineage().map_or_else(String::new, |lineage| format!("\n{lineage}"));
         self.waiting.enter(address, for_log(&request.job) + &lineage)
@@ -164,8 +169,9 @@ impl Jobs {
 
     /// A rank says something to the others of its job before they join.
     ///
-    /// Where a job of this name and size runs that it did not leave, it is refused at once, as it would be when it joined. What columns of the job
-    /// run is for the joins to see: when all ranks have met, those that they were have left or ended.
+    /// Where a job of this name and size runs that it did not leave, it is refused at once, as it
+    /// would be when it joined. What columns of the job run is for the joins to see: when all ranks
+    /// have met, those that they were have left or ended.
     pub fn meet(&self, from: IpAddr, request: proto::MeetRequest) -> Result<Present, NotHeard> {
         if request.attempt == 0 {
             let (rank, world_size) = (request.rank, request.world_size);

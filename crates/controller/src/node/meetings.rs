@@ -1,8 +1,11 @@
 //! What the ranks of a job say to each other before they join it.
 //!
-//! They do so in rounds, each of which is over when every rank has said something. A rank's word is here as long as its call: nothing is left of one that hangs up or dies. The first round's answer has a
-//! number that nobody else knows, and is part of the name of all that follow, so that two attempts at a job share no later round. Where a rank says its first word again, its process was started anew, and
-//! the attempt that it took part in is over for all. The last round lasts as long as the ranks join, so that those who join hear of it too.
+//! They do so in rounds, each of which is over when every rank has said something. A rank's word is
+//! here as long as its call: nothing is left of one that hangs up or dies. The first round's answer
+//! has a number that nobody else knows, and is part of the name of all that follow, so that two
+//! attempts at a job share no later round. Where a rank says its first word again, its process was
+//! started anew, and the attempt that it took part in is over for all. The last round lasts as long
+//! as the ranks join, so that those who join hear of it too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -22,7 +25,8 @@ use crate::proto::{MeetRequest, meet_reply::Met};
 const ROUND_BYTES_MAX: usize = 32;
 /// Bytes that a rank may say in a round: where several switches are and what their links carry.
 const TEXT_BYTES_MAX: usize = 16 << 10;
-/// Bytes that all ranks may say in a round, each of which is told all of it: 512 a rank where there are as many as may be.
+/// Bytes that all ranks may say in a round, each of which is told all of it: 512 a rank where there
+/// are as many as may be.
 const TEXTS_BYTES_MAX: usize = 512 * RANKS_MAX as usize;
 /// As many bytes of texts end a piece of an answer.
 const PIECE_BYTES: usize = 16 << 10;
@@ -34,7 +38,8 @@ const WORD_BYTES: usize = 512;
 const BYTES_MAX: usize = 32 << 20;
 /// And of those that came from one address: a quarter, so that others have room.
 const BYTES_OF_ONE_MAX: usize = 8 << 20;
-/// Later rounds of jobs of one name that are under way: those of an attempt follow each other, and few attempts are left alone.
+/// Later rounds of jobs of one name that are under way: those of an attempt follow each other, and
+/// few attempts are left alone.
 const LATER_ROUNDS_MAX: usize = 16;
 
 /// Rounds under way.
@@ -90,7 +95,8 @@ pub(super) struct Present {
     rounds: Arc<Mutex<Rounds>>,
 }
 
-/// What all ranks said, as one of them is told it: all share it, and a piece is made when the one before has been taken.
+/// What all ranks said, as one of them is told it: all share it, and a piece is made when the one
+/// before has been taken.
 #[derive(Debug)]
 pub(super) struct Pieces {
     met: Arc<Met>,
@@ -135,7 +141,8 @@ impl Iterator for Pieces {
 }
 
 impl Meetings {
-    /// Takes a rank's word. Who said the last one of a round ends it, and who says a first word the later rounds that wait for one of his.
+    /// Takes a rank's word. Who said the last one of a round ends it, and who says a first word the
+    /// later rounds that wait for one of his.
     pub fn enter(&self, from: IpAddr, request: MeetRequest) -> Result<Present, NotHeard> {
         let MeetRequest { job, rank, world_size, round, attempt, text, joins, .. } = request;
         check(&job, rank, world_size)?;
@@ -160,8 +167,9 @@ impl Meetings {
         } else if attempt != 0 && rounds.later(&name.job).count() == LATER_ROUNDS_MAX {
             return Err(crowded());
         }
-        // Nobody will be told of it. That it is too much all are told when all are there, so that none waits for those who were told before.
-        // Not a part of what the call came in, of which more than the text would be kept.
+        // Nobody will be told of it. That it is too much all are told when all are there, so that
+        // none waits for those who were told before. Not a part of what the call came in, of which
+        // more than the text would be kept.
         let text = if too_long { Bytes::new() } else { Bytes::copy_from_slice(&text) };
         let word = text.len() + WORD_BYTES;
         let of_one = rounds.bytes.get(&from).copied().unwrap_or_default();

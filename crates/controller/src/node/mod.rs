@@ -61,7 +61,8 @@ pub struct SwitchServerConfig {
     pub heartbeat_timeout: Duration,
     /// A job whose ranks have not all joined is given up when they lose patience, and after this at the latest.
     pub join_timeout_max: Duration,
-    /// What its link carries in each direction, in bits a second; else what the interface tells through which it is asked.
+    /// What its link carries in each direction, in bits a second; else what the interface tells
+    /// through which it is asked.
     pub rate_bps: Option<u64>,
 }
 
@@ -192,7 +193,8 @@ impl SwitchServer {
                 "the kernel grants small receive buffers, so pools will be small; raise net.core.rmem_max"
             );
         }
-        // From the operating system, not from a seed: a restarted switch must not draw the ids of the one before, and nobody guess keys.
+        // From the operating system, not from a seed: a restarted switch must not draw the ids of
+        // the one before, and nobody guess keys.
         let protocols = protocols.iter().map(|protocol| *protocol as &dyn Protocol).collect();
         let registry = Registry::new(limits, protocols, Box::new(rand::random::<u64>))?;
         let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);

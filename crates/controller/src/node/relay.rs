@@ -1,8 +1,9 @@
 //! A switch with an upstream: what it sums with, and the control connection that it passes on towards the root.
 //!
-//! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one what it was asked, adds itself
-//! to a request to join, and learns from the answer what it needs to serve the job, before whom it asks for gets the answer. A
-//! switch that restarted learns the same from the next heartbeat.
+//! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one
+//! what it was asked, adds itself to a request to join, and learns from the answer what it needs to
+//! serve the job, before whom it asks for gets the answer. A switch that restarted learns the same
+//! from the next heartbeat.
 
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +23,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::jobs::{for_log, unhealthy};
 use super::limits::{CallRate, WaitingJobs, too_many};
 use super::routes::{Route, Routes};
-use super::service::{MeetReplies, Replies, crowded, dropped, hosts, meet_replies, refused, seen_from};
+use super::service::{MeetReplies, Replies, dropped, hosts, meet_replies, refused, seen_from};
 use super::snapshots::Snapshots;
 use super::task_queue::TaskQueue;
 use crate::control_channel::{Connection, explain};
@@ -50,7 +51,8 @@ const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long it may take otherwise: who asks waits a second at most, asks again, and should hear who does not answer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// As many calls one of a stranger counts: all of them leave three quarters of what the upstream takes from here to the ranks.
+/// As many calls one of a stranger counts: all of them leave three quarters of what the upstream
+/// takes from here to the ranks.
 const STRANGER_COUNTS: u32 = 4;
 
 /// What its calls share.
@@ -557,7 +559,7 @@ impl Control for Service {
         use proto::meet_reply::Outcome;
         let address = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let request = request.into_inner();
-        let _place = self.0.waiting.enter(address, for_log(&request.job)).ok_or_else(crowded)?;
+        let _waiting = self.0.waiting.enter(address, for_log(&request.job))?;
         match self.0.meet(request).await {
             Ok(replies) => Ok(Response::new(Box::pin(replies))),
             // As to one that joins: the upstream may come yet.
@@ -573,7 +575,7 @@ impl Control for Service {
         let hosts = hosts(peer, &message.host);
         let (job, rank) = (for_log(&message.job), message.rank);
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
-        let _place = self.0.waiting.enter(address, job.clone()).ok_or_else(crowded)?;
+        let _waiting = self.0.waiting.enter(address, job.clone())?;
         self.0.pass_a_stranger()?;
         let refused =
             |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");

@@ -1,4 +1,5 @@
-//! What Prometheus reads of a switch with an upstream. Nothing is counted here: the machine counts, and is asked at each scrape.
+//! What Prometheus reads of a switch with an upstream. Nothing is counted here: the machine counts,
+//! and is asked at each scrape.
 
 use std::fmt::Error;
 use std::sync::Arc;

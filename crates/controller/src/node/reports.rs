@@ -1,5 +1,6 @@
-//! What the ranks of a job report of it and of themselves. What is kept of it decides nothing: it is there for who asks. (How long
-//! windows are at least follows from the shares as a request to join has them: `service.rs`, `portion`.)
+//! What the ranks of a job report of it and of themselves. What is kept of it decides nothing: it
+//! is there for who asks. (How long windows are at least follows from the shares as a request to
+//! join has them: `service.rs`, `portion`.)
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -49,7 +49,8 @@ impl Route {
         })
     }
 
-    /// Whether a job is over where this one begins: the root admits no other of its name, but to ranks that resume theirs.
+    /// Whether a job is over where this one begins: the root admits no other of its name, but to
+    /// ranks that resume theirs.
     fn follows(&self, before: &Self) -> bool {
         let of_lineage = |lineage| before.lineage == Some(lineage) || before.job.key.lineage() == lineage;
         self.name == before.name && self.lineage.is_none_or(of_lineage)
@@ -71,7 +72,8 @@ struct Entry {
 pub(super) struct Routes(BTreeMap<JobId, Entry>);
 
 impl Routes {
-    /// A rank of a job lives here. Whether its route is known; if not, the data path must be told before [`Self::insert`].
+    /// A rank of a job lives here. Whether its route is known; if not, the data path must be told
+    /// before [`Self::insert`].
     pub fn heard(
         &mut self,
         rank: Rank,
@@ -131,8 +133,8 @@ impl Routes {
         }
     }
 
-    /// A rank left; true when it was the last one here, and the job is forgotten. One that is summed here for ranks elsewhere is kept until
-    /// it is overdue.
+    /// A rank left; true when it was the last one here, and the job is forgotten. One that is
+    /// summed here for ranks elsewhere is kept until it is overdue.
     pub fn leave(&mut self, job: JobId, rank: Rank) -> bool {
         let Some(entry) = self.0.get_mut(&job) else { return false };
         let is_last = entry.ranks.remove(rank) && entry.ranks.is_empty();
@@ -144,8 +146,8 @@ impl Routes {
         is_over
     }
 
-    /// Forgets the jobs of which no rank was heard for long. Most are over; one whose ranks here were stopped for a while, as in a
-    /// debugger, is served again with their next heartbeat.
+    /// Forgets the jobs of which no rank was heard for long. Most are over; one whose ranks here
+    /// were stopped for a while, as in a debugger, is served again with their next heartbeat.
     pub fn overdue(&mut self, now: Instant) -> Vec<JobId> {
         let is_overdue = |entry: &Entry| now - entry.heard > 2 * entry.route.heartbeat_timeout;
         let over: Vec<JobId> =

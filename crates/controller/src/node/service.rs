@@ -94,12 +94,13 @@ impl Control for ControlService {
         let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
         let report = self.jobs.take_report(address, &mut request);
         let mut request = join_request(request, portion)?;
-        // The rank knows its own end of the path. A link that is narrower at this one loses packets, and nobody says so.
+        // The rank knows its own end of the path. A link that is narrower at this one loses
+        // packets, and nobody says so.
         let ours = here.and_then(|here| mtu_at(here.ip().to_canonical()));
         request.mtu = ours.map_or(request.mtu, |mtu| mtu.min(request.mtu));
         request.origin = peer.and_then(|peer| origin(peer, here));
         let rank = request.rank;
-        let _place = self.jobs.wait(address, &request).ok_or_else(crowded)?;
+        let _waiting = self.jobs.wait(address, &request)?;
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         let outcome = match self.jobs.join(request, hosts) {
             // When the rank hangs up, this future is dropped, and its place with it.
@@ -296,8 +297,9 @@ pub(super) fn seen_from(request: Request<proto::JoinRequest>) -> Result<proto::J
     Ok(message)
 }
 
-/// The hosts that packets of who calls come from: that of the call, which is all that is seen of it behind a NAT, and the one that it tells of,
-/// whose packets may leave from another address than its calls.
+/// The hosts that packets of who calls come from: that of the call, which is all that is seen of it
+/// behind a NAT, and the one that it tells of, whose packets may leave from another address than
+/// its calls.
 pub(super) fn hosts(peer: Option<SocketAddr>, told: &str) -> Vec<IpAddr> {
     let mut hosts: Vec<IpAddr> = peer.map(|peer| peer.ip().to_canonical()).into_iter().collect();
     let told = told.parse().ok().map(|told: IpAddr| told.to_canonical());
@@ -305,14 +307,8 @@ pub(super) fn hosts(peer: Option<SocketAddr>, told: &str) -> Vec<IpAddr> {
     hosts
 }
 
-/// What a rank hears of whose address too many ranks wait.
-pub(super) fn crowded() -> Status {
-    let text = "ranks of too many jobs wait here already that ask from this address; start fewer at a time";
-    Status::resource_exhausted(text)
-}
-
-/// The machine that a rank's use of memory and places counts for: who calls, be it another switch, for anybody can say that he is one. This switch's own
-/// machine may use all.
+/// The machine that a rank's use of memory and places counts for: who calls, be it another switch,
+/// for anybody can say that he is one. This switch's own machine may use all.
 fn origin(peer: SocketAddr, here: Option<SocketAddr>) -> Option<IpAddr> {
     let ip = peer.ip().to_canonical();
     let is_ours = ip.is_loopback() || here.is_some_and(|here| here.ip().to_canonical() == ip);

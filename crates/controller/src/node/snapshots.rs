@@ -1,15 +1,16 @@
 //! What the data path is asked, however often it is asked.
 //!
-//! Everybody who asks while an answer is on its way shares the next one: it began after each of their questions, so it is news to
-//! all of them. And the data path has a pause after each answer. So a flood of questions costs little, and holds up nobody who
-//! asks something else.
+//! Everybody who asks while an answer is on its way shares the next one: it began after each of
+//! their questions, so it is news to all of them. And the data path has a pause after each answer.
+//! So a flood of questions costs little, and holds up nobody who asks something else.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-/// How many times as long as an answer took the next one is not asked for: a tenth of the time at most goes into answers.
+/// How many times as long as an answer took the next one is not asked for: a tenth of the time at
+/// most goes into answers.
 const PAUSES: u32 = 9;
 /// No longer than this: who waits for a sum asks whom it waits for, and has a second's patience.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
@@ -41,7 +42,8 @@ impl<T: Send + Sync + 'static> Snapshots<T> {
             return Some(Arc::clone(&last.answer));
         }
         let ask = Arc::clone(&self.ask);
-        // A task of its own, which goes on when who asked hangs up: there is never more than one question at the data path.
+        // A task of its own, which goes on when who asked hangs up: there is never more than one
+        // question at the data path.
         let asking = tokio::spawn(async move {
             if let Some(last) = last.as_ref() {
                 tokio::time::sleep_until(last.next.into()).await;

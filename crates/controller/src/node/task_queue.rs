@@ -1,7 +1,8 @@
 //! What the data path has still to do.
 //!
-//! An I/O thread answers when it comes round to it. A thread of its own waits for that, one task after the other, in the order in
-//! which they were decided. So a decision can be taken under a lock, and nobody waits for the data path with it.
+//! An I/O thread answers when it comes round to it. A thread of its own waits for that, one task
+//! after the other, in the order in which they were decided. So a decision can be taken under a
+//! lock, and nobody waits for the data path with it.
 
 use std::io;
 use std::sync::{Arc, Weak, mpsc};

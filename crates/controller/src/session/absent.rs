@@ -1,7 +1,8 @@
 //! The ranks that a rank waits for while a job gathers, as the switch tells who is there.
 //!
-//! A switch names who is absent when somebody loses patience. Ranks that began together lose it together, and are absent to each other
-//! then. So a rank looks now and then, and blames those alone that it never saw, or that went long before.
+//! A switch names who is absent when somebody loses patience. Ranks that began together lose it
+//! together, and are absent to each other then. So a rank looks now and then, and blames those
+//! alone that it never saw, or that went long before.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -85,7 +86,8 @@ impl Absent {
     }
 }
 
-/// The size of a job that gathers, and the ranks that are there; `None` where the switch does not say, or the job does not gather.
+/// The size of a job that gathers, and the ranks that are there; `None` where the switch does not
+/// say, or the job does not gather.
 pub(super) async fn present(client: &mut ControlClient<Channel>, job: &str) -> Option<(u16, Ranks)> {
     let question = client.status(StatusRequest { job: Some(job.to_owned()), passed_on: 0 });
     let reply = timeout(STATUS_PATIENCE, question).await.ok()?.ok()?;

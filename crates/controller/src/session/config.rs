@@ -27,7 +27,8 @@ pub struct ServiceConfig {
     pub host: Option<u32>,
     /// That rank among those of the session: slices of its go through this service.
     pub home: Option<Rank>,
-    /// A fingerprint of all services' shares and hosts and of this one's place among them, which all ranks must agree on; zero where it is alone.
+    /// A fingerprint of all services' shares and hosts and of this one's place among them, which
+    /// all ranks must agree on; zero where it is alone.
     pub plan: u64,
 }
 
@@ -87,20 +88,25 @@ pub struct SessionConfig {
     pub world_size: u32,
     /// Packets that may be in flight in a shard; computed from the path, and the plan, where it is `None`.
     pub in_flight: Option<u16>,
-    /// Elements of each part of the model that is to be planned by itself; with none, the stream is cut into equal parts. The same on every rank.
+    /// Elements of each part of the model that is to be planned by itself; with none, the stream is
+    /// cut into equal parts. The same on every rank.
     pub sub_models: Vec<u64>,
-    /// How the job's gradients are summed; the same on every rank. With a loss bound, one takes its place that may lose something.
+    /// How the job's gradients are summed; the same on every rank. With a loss bound, one takes its
+    /// place that may lose something.
     pub protocol: &'static dyn OnSockets,
     /// How the elements of large float tensors travel, the same on every rank; the protocol's own where it is `None`.
     pub wire_dtype: Option<WireDtype>,
     /// How packets are secured; the same on every rank.
     pub security: Security,
-    /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing, they travel as they are.
+    /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing,
+    /// they travel as they are.
     pub loss_bound: LossBound,
-    /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a
-    /// job have as many as the one that asks for most.
+    /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most
+    /// [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a job have as many as the one that asks
+    /// for most.
     pub paths: u8,
-    /// Whether this rank's window shrinks when packets are lost, of a protocol that has that (ATP §3.7). Off where links lose packets without being full.
+    /// Whether this rank's window shrinks when packets are lost, of a protocol that has that (ATP
+    /// §3.7). Off where links lose packets without being full.
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,

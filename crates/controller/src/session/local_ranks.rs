@@ -1,4 +1,5 @@
-//! The ranks of a machine that sum among themselves: how they find each other, and what each of them is to the services.
+//! The ranks of a machine that sum among themselves: how they find each other, and what each of
+//! them is to the services.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -25,8 +26,9 @@ pub struct LocalRanks {
 }
 
 impl LocalRanks {
-    /// The ranks of `machines`, which has the machine of each rank of the job, numbered in the order of their first ranks. The first rank of a machine makes the
-    /// memory of its ranks, which find it by `name`.
+    /// The ranks of `machines`, which has the machine of each rank of the job, numbered in the
+    /// order of their first ranks. The first rank of a machine makes the memory of its ranks, which
+    /// find it by `name`.
     ///
     /// # Errors
     /// When the memory cannot be made. No rank of the job may use its own then.
@@ -63,8 +65,9 @@ impl LocalRanks {
         }
     }
 
-    /// The session of this rank with its column, the ranks that sum one part of all tensors, one a machine: a job of its own to the services.
-    /// The machines are its ranks, and the columns of a machine share its link. `None` for a rank that is no column, or alone with its machine's.
+    /// The session of this rank with its column, the ranks that sum one part of all tensors, one a
+    /// machine: a job of its own to the services. The machines are its ranks, and the columns of a
+    /// machine share its link. `None` for a rank that is no column, or alone with its machine's.
     pub(super) fn column(&self, config: SessionConfig) -> Option<SessionConfig> {
         let Group { ranks, columns, networked } = self.group();
         let column = ranks.iter().position(|rank| *rank == self.rank).filter(|column| *column < columns)?;
@@ -135,8 +138,9 @@ impl LocalRanks {
     }
 }
 
-/// Waits until all columns of the machine have joined the job over machines, and tells what the first one found there; or why this rank's own
-/// `failed` meanwhile. None takes part before: where one cannot join, all ranks join once more.
+/// Waits until all columns of the machine have joined the job over machines, and tells what the
+/// first one found there; or why this rank's own `failed` meanwhile. None takes part before: where
+/// one cannot join, all ranks join once more.
 pub(super) fn hear(
     memory: &SharedMemory,
     failed: impl Fn() -> Option<SessionError>,

@@ -107,8 +107,8 @@ impl LocalSums {
     }
 }
 
-/// Ends the machine's sums with the column, also while none of them needs it: the other columns would only hear later that ranks left, which
-/// did so because they knew more.
+/// Ends the machine's sums with the column, also while none of them needs it: the other columns
+/// would only hear later that ranks left, which did so because they knew more.
 fn tell_of_failure(shared: &Shared, sum: &Arc<LocalSum>) {
     // The session's threads keep nothing of the job alive.
     let sum = Arc::downgrade(sum);

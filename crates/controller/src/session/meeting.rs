@@ -48,7 +48,8 @@ pub struct MeetingConfig {
     pub trust: Trust,
 }
 
-/// The ranks of a job at the first of the switches that rank 0 names. Its methods block and must not be called from an asynchronous task.
+/// The ranks of a job at the first of the switches that rank 0 names. Its methods block and must
+/// not be called from an asynchronous task.
 #[derive(Debug)]
 pub struct Meeting {
     config: MeetingConfig,
@@ -59,10 +60,12 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Finds the switch where the ranks meet, and says on standard error for what it waits. Returns when all ranks have come, until `cancel` is called.
+    /// Finds the switch where the ranks meet, and says on standard error for what it waits. Returns
+    /// when all ranks have come, until `cancel` is called.
     ///
     /// # Errors
-    /// As of a session that is joined; [`SessionError::JoinTimeout`] names the ranks that did not come in time, [`SessionError::Closed`] that it was cancelled.
+    /// As of a session that is joined; [`SessionError::JoinTimeout`] names the ranks that did not
+    /// come in time, [`SessionError::Closed`] that it was cancelled.
     pub fn open(config: MeetingConfig, patience: Duration, cancel: &Cancel) -> Result<Self, SessionError> {
         let runtime = runtime("fanin-meeting")?;
         match runtime.block_on(cancel.or(find(&config, patience))) {
@@ -80,11 +83,13 @@ impl Meeting {
         self.attempt
     }
 
-    /// What each rank says in this round, in their order; each round once, in the same order on all ranks. `cancel` ends it.
+    /// What each rank says in this round, in their order; each round once, in the same order on all
+    /// ranks. `cancel` ends it.
     ///
     /// # Errors
-    /// As [`Self::open`]; and [`SessionError::JoinRefused`] with [`Refusal::BeganAnew`] when a rank was started again since all met, so that they have to meet once more, or [`Refusal::WordsTooLong`], on all
-    /// ranks, when they say too much.
+    /// As [`Self::open`]; and [`SessionError::JoinRefused`] with [`Refusal::BeganAnew`] when a rank
+    /// was started again since all met, so that they have to meet once more, or
+    /// [`Refusal::WordsTooLong`], on all ranks, when they say too much.
     pub fn gather(
         &self,
         round: &str,
@@ -104,7 +109,8 @@ impl Meeting {
             .map_err(|cause| SessionError::NotASwitch { switch: self.connection.switch.clone(), cause })
     }
 
-    /// The last of all: the rank joins until what is returned is dropped. When another one is started again meanwhile, `cancel` is called, with [`Refusal::BeganAnew`].
+    /// The last of all: the rank joins until what is returned is dropped. When another one is
+    /// started again meanwhile, `cancel` is called, with [`Refusal::BeganAnew`].
     #[must_use]
     pub fn joining(&self, patience: Duration, cancel: &Cancel) -> Joining {
         let (mut connection, joined, cancel) = (self.connection.clone(), cancel.clone(), cancel.clone());
@@ -148,8 +154,9 @@ pub struct Joining {
 }
 
 impl Joining {
-    /// What became of it. Who failed for what others did may only not have been told yet why they did it: all are, at once. That a rank died is known
-    /// before it can have been started again, which is waited for as others wait who only miss it.
+    /// What became of it. Who failed for what others did may only not have been told yet why they
+    /// did it: all are, at once. That a rank died is known before it can have been started again,
+    /// which is waited for as others wait who only miss it.
     ///
     /// # Errors
     /// That of `joined`, unless another rank began anew.

@@ -1,8 +1,10 @@
-//! A rank's side of control: finding its services, joining a job, watching over it, and resuming it where a service restarts.
+//! A rank's side of control: finding its services, joining a job, watching over it, and resuming it
+//! where a service restarts.
 //!
-//! A [`Session`] is a rank of a running job. Its tensors go over machines (`services`), or first to the ranks of its machine
-//! (`local_sums`), of which each speaks over machines for a part of all tensors, its column, or for none.
-//! Beside sessions a rank meets others (`meeting`), and anybody asks a switch how it fares (`status`) and whether it sums (`probe`).
+//! A [`Session`] is a rank of a running job. Its tensors go over machines (`services`), or first to
+//! the ranks of its machine (`local_sums`), of which each speaks over machines for a part of all
+//! tensors, its column, or for none. Beside sessions a rank meets others (`meeting`), and anybody
+//! asks a switch how it fares (`status`) and whether it sums (`probe`).
 
 mod absent;
 mod admission;
@@ -73,14 +75,14 @@ impl Session {
     /// Joins the job at its services. Returns when every rank has.
     ///
     /// # Errors
-    /// When a switch is not there, is none, or speaks another version; when it refuses the rank; when other ranks do not
-    /// come in time.
+    /// When a switch is not there, is none, or speaks another version; when it refuses the rank;
+    /// when other ranks do not come in time.
     pub fn connect(config: SessionConfig) -> Result<Self, SessionError> {
         Self::connect_unless(config, None, &Cancel::default())
     }
 
-    /// As [`Self::connect`], with the ranks of the machine where they sum by themselves, until `cancel` is called: the rank's place in the
-    /// job is free again then.
+    /// As [`Self::connect`], with the ranks of the machine where they sum by themselves, until
+    /// `cancel` is called: the rank's place in the job is free again then.
     ///
     /// # Errors
     /// As [`Self::connect`]; [`SessionError::Closed`] when it was cancelled.
@@ -107,8 +109,9 @@ impl Session {
 
     /// Starts a collective over all ranks, in place. All ranks must submit alike ones in the same order.
     ///
-    /// `done` is called once, by a thread of the data path (or by this call, when the session has ended): it must be quick.
-    /// Until then the tensors must not be touched. It hands the [`HandOver`] on to who waits for the result.
+    /// `done` is called once, by a thread of the data path (or by this call, when the session has
+    /// ended): it must be quick. Until then the tensors must not be touched. It hands the
+    /// [`HandOver`] on to who waits for the result.
     ///
     /// Returns the collective as errors name it.
     ///
@@ -131,15 +134,15 @@ impl Session {
         self.rank
     }
 
-    /// The job as it was admitted by the first service: packets in flight, their elements, generation. `None` after [`Self::close`], and
-    /// where this rank speaks to no other machine.
+    /// The job as it was admitted by the first service: packets in flight, their elements,
+    /// generation. `None` after [`Self::close`], and where this rank speaks to no other machine.
     #[must_use]
     pub fn job(&self) -> Option<Membership> {
         self.shared().map(|shared| shared.job(0))
     }
 
-    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for racks. Alike on all ranks. Not after
-    /// [`Self::close`].
+    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for racks.
+    /// Alike on all ranks. Not after [`Self::close`].
     #[must_use]
     pub fn has_roots(&self) -> bool {
         match &self.local {
@@ -169,7 +172,8 @@ impl Session {
         }
     }
 
-    /// Why the job ended for this rank, if it did: what every all-reduce since fails with. `None` after [`Self::close`].
+    /// Why the job ended for this rank, if it did: what every all-reduce since fails with. `None`
+    /// after [`Self::close`].
     #[must_use]
     pub fn failure(&self) -> Option<SessionError> {
         let of_services = || self.shared()?.failure();
@@ -179,8 +183,8 @@ impl Session {
         }
     }
 
-    /// Ranks that have left, as far as this one has heard: those of its machine, and those that speak to the services it speaks to. Nothing
-    /// has to wait for them here.
+    /// Ranks that have left, as far as this one has heard: those of its machine, and those that
+    /// speak to the services it speaks to. Nothing has to wait for them here.
     #[must_use]
     pub fn left(&self) -> Ranks {
         let named = |shared: &Arc<Shared>| shared.config.names.all(&shared.left());
@@ -229,8 +233,8 @@ impl Session {
         Some(split)
     }
 
-    /// What a byte of large tensors took of late as it travels, in seconds, from a tensor's submission or the end of the one before: the median.
-    /// `None` before the first.
+    /// What a byte of large tensors took of late as it travels, in seconds, from a tensor's
+    /// submission or the end of the one before: the median. `None` before the first.
     #[must_use]
     pub fn seconds_per_byte(&self) -> Option<f64> {
         Some(self.shared()?.pending.seconds_per_byte()? / self.columns() as f64)
@@ -249,7 +253,8 @@ impl Session {
             // First, as its thread speaks to the services, too.
             local.sum.stop();
             if self.services.is_some() && local.has_lost_a_neighbour() {
-                // Until the services have noticed: the other machines are to hear of that rank, and not that this one left.
+                // Until the services have noticed: the other machines are to hear of that rank, and
+                // not that this one left.
                 std::thread::sleep(NOTICED);
             }
         }

@@ -169,7 +169,8 @@ impl Oversight {
         })
     }
 
-    /// When nothing moves: ends the session if it waits in vain for a rank that left, and says now and then for whom it waits.
+    /// When nothing moves: ends the session if it waits in vain for a rank that left, and says now
+    /// and then for whom it waits.
     async fn check_standstill(&mut self) -> Result<(), SessionError> {
         let marker = self.shared.driver.progress_marker();
         let Some(oldest) = self.shared.pending.oldest().filter(|_| marker == self.progress.marker) else {
@@ -202,8 +203,8 @@ impl Oversight {
         Err(self.why_left(rank, &left).await)
     }
 
-    /// That a rank left, or the service that died before: ranks that were not admitted there yet left for that, and so nobody can take over.
-    /// The services of those who left went with them.
+    /// That a rank left, or the service that died before: ranks that were not admitted there yet
+    /// left for that, and so nobody can take over. The services of those who left went with them.
     async fn why_left(&self, rank: Rank, left: &Ranks) -> SessionError {
         let mut asked = JoinSet::new();
         let went = |service| left.iter().any(|rank| self.shared.hosts(rank, service));
@@ -241,8 +242,9 @@ impl Oversight {
         Suspect { switch, address, trust, elements: lane.job.elements() }
     }
 
-    /// A service that waits for this rank although nothing moves here may not get its packets. Where no service waits for another one, those that
-    /// wait for nobody may have what this rank does not get.
+    /// A service that waits for this rank although nothing moves here may not get its packets.
+    /// Where no service waits for another one, those that wait for nobody may have what this rank
+    /// does not get.
     fn probe(&mut self, words: &[Word]) {
         if self.progress.probing.is_some() || self.progress.cut_off.is_some() {
             return;
@@ -364,8 +366,8 @@ struct Wait {
     timeout: Duration,
 }
 
-/// What is said while nothing moves: who is waited for, and where. `own` is this rank, which waits for others alone; `name` is what ranks are
-/// called.
+/// What is said while nothing moves: who is waited for, and where. `own` is this rank, which waits
+/// for others alone; `name` is what ranks are called.
 fn still_waiting(
     wait: &Wait,
     words: &[(&str, Word)],

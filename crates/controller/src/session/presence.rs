@@ -21,8 +21,9 @@ pub(super) type News = (Membership, HeartbeatReply);
 
 /// Keeps the stream open as long as the session's runtime lives, in a new job too, and hands on what the switch says.
 ///
-/// `first` is told once the switch has answered, or why it will not: nobody listens there any more. Ends with the job, when nobody listens to the
-/// news any more, and with a switch that knows of no such stream: heartbeats alone tell it that the rank lives.
+/// `first` is told once the switch has answered, or why it will not: nobody listens there any more.
+/// Ends with the job, when nobody listens to the news any more, and with a switch that knows of no
+/// such stream: heartbeats alone tell it that the rank lives.
 pub(super) async fn attend(
     shared: Arc<Shared>,
     service: usize,
@@ -66,7 +67,8 @@ pub(super) async fn attend(
     }
 }
 
-/// Keeps the stream of a rank open that one service has admitted and others have not yet. Returns when that one says that a rank of the job is lost.
+/// Keeps the stream of a rank open that one service has admitted and others have not yet. Returns
+/// when that one says that a rank of the job is lost.
 pub(super) async fn attend_meanwhile(
     connection: Connection,
     job: Membership,

@@ -1,7 +1,9 @@
-//! A diagnosis' way to a switch: the steps of a session one by one, each with a limit, and with what was seen on the way.
+//! A diagnosis' way to a switch: the steps of a session one by one, each with a limit, and with
+//! what was seen on the way.
 //!
-//! The data path drops what belongs to no job, so it has no echo. A job of one rank is one: it takes a few slots for a moment, and
-//! proves the join, both directions of UDP, the packet's full length and the sum.
+//! The data path drops what belongs to no job, so it has no echo. A job of one rank is one: it
+//! takes a few slots for a moment, and proves the join, both directions of UDP, the packet's full
+//! length and the sum.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -107,14 +109,16 @@ pub fn resolve_switch(switch: &str, patience: Duration) -> Result<(String, Vec<S
     }
 }
 
-/// What keeps this machine from the service at `switch`, over TCP or UDP, in so much time for each; `None` where nothing does, or where it cannot be told: its process may be
-/// stopped. Packets are secured as those of the job that is to be there.
+/// What keeps this machine from the service at `switch`, over TCP or UDP, in so much time for each;
+/// `None` where nothing does, or where it cannot be told: its process may be stopped. Packets are
+/// secured as those of the job that is to be there.
 #[must_use]
 pub fn cut_off(switch: &str, patience: Duration, trust: &Trust, security: Security) -> Option<String> {
     cut_off_of(switch, patience, trust, security, None)
 }
 
-/// The same for a job under way there, whose packets have so many elements: they must still pass, whatever is the longest that passes now.
+/// The same for a job under way there, whose packets have so many elements: they must still pass,
+/// whatever is the longest that passes now.
 pub(super) fn cut_off_of(
     switch: &str,
     patience: Duration,
@@ -165,7 +169,8 @@ pub(super) fn too_long(bytes: usize, service: SocketAddr) -> String {
 }
 
 impl Probe {
-    /// Connects, and checks that it is a switch of our version; `patience` holds for each step of this and of the methods.
+    /// Connects, and checks that it is a switch of our version; `patience` holds for each step of
+    /// this and of the methods.
     ///
     /// # Errors
     /// When the switch is not there, is none, or speaks another version.

@@ -24,7 +24,8 @@ use crate::error::{ChainError, Member, SessionError};
 
 /// How long a new session waits at most until the switch has its stream.
 const GREETED: Duration = Duration::from_secs(1);
-/// How long a rank is asked for again that another process holds: longer than the neighbours of one that died may stay to be heard (`NOTICED`).
+/// How long a rank is asked for again that another process holds: longer than the neighbours of one
+/// that died may stay to be heard (`NOTICED`).
 pub(super) const PREDECESSOR: Duration = Duration::from_millis(2500);
 /// How long a rank's service may take to answer, which listened before its address was told.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
@@ -111,7 +112,8 @@ impl Drop for Services {
     }
 }
 
-/// What a rank of the job is, of each service which process of it admitted the rank, and the streams that last until it has others.
+/// What a rank of the job is, of each service which process of it admitted the rank, and the
+/// streams that last until it has others.
 async fn join_all(
     config: SessionConfig,
     cancel: &Cancel,
@@ -171,8 +173,9 @@ fn member((connection, admitted): &(Connection, Admitted), rank: Rank) -> Member
     Member { switch: connection.switch.clone(), rank, heartbeat_timeout: admitted.heartbeat_timeout }
 }
 
-/// Joins the job at all services at once. When one does not admit the rank, or loses another one meanwhile, or it is cancelled, it leaves those that
-/// have. One that has admitted it knows that it lives, however long the others take: by the streams that come with the admissions.
+/// Joins the job at all services at once. When one does not admit the rank, or loses another one
+/// meanwhile, or it is cancelled, it leaves those that have. One that has admitted it knows that it
+/// lives, however long the others take: by the streams that come with the admissions.
 async fn admissions(
     config: &SessionConfig,
     cancel: &Cancel,
@@ -261,8 +264,9 @@ async fn leave_all(joined: Vec<(Connection, Admitted)>, rank: Rank) {
     leaving.collect::<JoinSet<()>>().join_all().await;
 }
 
-/// Finds a switch and joins the job, and says on standard error for what it waits. A rank that is taken is asked for again
-/// for a moment: its process may be dying just now, and this one is to take its place.
+/// Finds a switch and joins the job, and says on standard error for what it waits. A rank that is
+/// taken is asked for again for a moment: its process may be dying just now, and this one is to
+/// take its place.
 async fn admission(
     config: &SessionConfig,
     service: &ServiceConfig,

@@ -139,8 +139,9 @@ impl Shared {
         left
     }
 
-    /// Calls `told` once with [`Self::failure`] when the session ends by itself, whether or not anything is under way; in this call if it has.
-    /// Not when it is closed. By a thread of the session: it must be quick, and must not hold the session.
+    /// Calls `told` once with [`Self::failure`] when the session ends by itself, whether or not
+    /// anything is under way; in this call if it has. Not when it is closed. By a thread of the
+    /// session: it must be quick, and must not hold the session.
     pub fn on_failure(&self, told: OnFailure) {
         *self.on_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
         self.tell_failure();

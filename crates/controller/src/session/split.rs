@@ -15,7 +15,8 @@ pub struct Split {
     pub shares: Vec<Share>,
     /// What they take, if that was planned.
     pub prediction: Option<Prediction>,
-    /// What the links were told to carry, and what was taken for those that tell nothing; empty where no share follows from it.
+    /// What the links were told to carry, and what was taken for those that tell nothing; empty
+    /// where no share follows from it.
     pub links: String,
 }
 
@@ -59,7 +60,8 @@ pub struct MemberStatus {
     pub rank: Rank,
     /// Where it is.
     pub place: Place,
-    /// What a byte of large tensors took of late as it travels, from a tensor's submission or the end of the one before: a median.
+    /// What a byte of large tensors took of late as it travels, from a tensor's submission or the
+    /// end of the one before: a median.
     pub seconds_per_byte: Option<f64>,
     /// By how much the service that is furthest from its share misses it, as a fraction of all packets of the rank.
     pub imbalance: f64,

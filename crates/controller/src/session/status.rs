@@ -178,8 +178,9 @@ pub fn trusted_status(switch: &str, patience: Duration, trust: &Trust) -> Result
     status
 }
 
-/// What the link of a switch carries, in bits a second, as it says, or `None` where it does not know. Waits for a switch that is not there yet, until
-/// `cancel` is called, and says as `rank`, if one is given, that it does. The switch is known by what `trust` says.
+/// What the link of a switch carries, in bits a second, as it says, or `None` where it does not
+/// know. Waits for a switch that is not there yet, until `cancel` is called, and says as `rank`, if
+/// one is given, that it does. The switch is known by what `trust` says.
 ///
 /// # Errors
 /// When it does not answer in `patience`, or is no switch; [`SessionError::Closed`] when it was cancelled.

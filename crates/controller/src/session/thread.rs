@@ -36,7 +36,8 @@ impl SessionThread {
             Ok(Arc::new(Self { runtime, lines: Arc::default() }))
         };
         let process = std::process::id();
-        // A process may be forked while another of its threads holds the lock. The child's sessions then have a thread each.
+        // A process may be forked while another of its threads holds the lock. The child's sessions
+        // then have a thread each.
         let until = Instant::now() + LOCKED_MAX;
         let mut started = loop {
             match SESSION_THREAD.try_lock() {

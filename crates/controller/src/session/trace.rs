@@ -1,7 +1,8 @@
 //! A timeline of a process's all-reduces, in Chrome's trace format, which chrome://tracing and Perfetto open.
 //!
-//! Who completes an all-reduce, often an I/O thread, leaves its times in a queue; a thread of the file's own writes. After
-//! each write the file is whole: the next one begins on top of the bracket that ends the array.
+//! Who completes an all-reduce, often an I/O thread, leaves its times in a queue; a thread of the
+//! file's own writes. After each write the file is whole: the next one begins on top of the bracket
+//! that ends the array.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -46,7 +46,8 @@ struct Watch {
     switch_instance: u64,
     /// Between two heartbeats: of the service where the lane is now.
     interval: Duration,
-    /// Whether nobody listened there when it was asked last: its process is gone. One that does not answer may be stopped.
+    /// Whether nobody listened there when it was asked last: its process is gone. One that does not
+    /// answer may be stopped.
     is_dead: bool,
     /// What the switch says unasked.
     news: mpsc::Receiver<News>,
@@ -203,8 +204,9 @@ impl Watch {
         }
     }
 
-    /// How much longer a switch that is gone since then may be gone: no longer than the oldest all-reduce may take. One of several that
-    /// only does not answer may be in the process of a rank that is stopped, which is waited for as such.
+    /// How much longer a switch that is gone since then may be gone: no longer than the oldest
+    /// all-reduce may take. One of several that only does not answer may be in the process of a
+    /// rank that is stopped, which is waited for as such.
     fn patience(&self, gone_since: Instant) -> Duration {
         let of_all_reduce = self.shared.timeout();
         let may_be_a_rank = self.may_be_taken_over() && !self.is_dead;
@@ -333,8 +335,9 @@ impl Watch {
         self.shared.members.len() > 1
     }
 
-    /// Lets another service of the job go on with what this one summed: the next one in their order that lives and can. Its own turn comes as
-    /// well, as it may be back. Ranks that ask different ones wait for each other in vain, and ask on; none goes on before all are there.
+    /// Lets another service of the job go on with what this one summed: the next one in their order
+    /// that lives and can. Its own turn comes as well, as it may be back. Ranks that ask different
+    /// ones wait for each other in vain, and ask on; none goes on before all are there.
     async fn take_over(&mut self, since: Instant, memory: &Memory) -> Result<(), SessionError> {
         let count = self.shared.members.len();
         let mut cause = String::from("no other service could take over");
@@ -349,7 +352,8 @@ impl Watch {
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
-            // Ranks may have noticed one after the other, within a few heartbeats. Where the old one is, nobody waits for long.
+            // Ranks may have noticed one after the other, within a few heartbeats. Where the old
+            // one is, nobody waits for long.
             let (name, reach, patience) = if is_itself {
                 (self.shared.config.job.clone(), RETRY, TAKE_OVER)
             } else {

@@ -130,7 +130,8 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
 fn an_exhausted_pool_says_asked_and_free() {
     let switch = switch_with(|config| config.pool_units = 1000);
     let greedy = SessionConfig { in_flight: Some(512), ..config(&switch, "greedy", 0, 1) };
-    // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums, and four for a contribution.
+    // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums,
+    // and four for a contribution.
     assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 6144, free: 1000 });
 }
 

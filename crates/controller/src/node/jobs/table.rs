@@ -53,8 +53,8 @@ pub struct Table {
     pub refusals: HashMap<&'static str, u64>,
     /// Calls in a rank's name without its secret.
     pub denied: u64,
-    /// Jobs of which no rank knows yet that it is admitted: a plan, and room in the data path, take their time. Each with ranks that asked
-    /// once more meanwhile.
+    /// Jobs of which no rank knows yet that it is admitted: a plan, and room in the data path, take
+    /// their time. Each with ranks that asked once more meanwhile.
     pub preparing: HashMap<JobId, Vec<Ticket>>,
     /// An entry goes with its job.
     pub jobs: HashMap<JobId, Running>,
@@ -134,7 +134,8 @@ impl Table {
         }
     }
 
-    /// Notes from where ranks send that are about to be told that they are admitted. Returns these hosts, for the data path.
+    /// Notes from where ranks send that are about to be told that they are admitted. Returns these
+    /// hosts, for the data path.
     pub fn register(&mut self, job: JobId, tickets: &[Ticket]) -> Vec<IpAddr> {
         let asking = tickets.iter().filter_map(|ticket| self.waiting.get(ticket));
         let each: Vec<_> = asking.map(|asking| (asking.rank, asking.hosts.clone())).collect();

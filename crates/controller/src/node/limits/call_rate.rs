@@ -15,7 +15,8 @@ use tonic::Status;
 use super::{ATTEND, CALLS_MAX, JOIN, JOIN_BYTES_MAX, REQUEST_BYTES_MAX};
 use crate::node::secured::Caller;
 
-/// CallRate that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs as run, for a quarter.
+/// CallRate that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs
+/// as run, for a quarter.
 const CALLS_A_SECOND: u32 = 4096;
 /// And at once, when it has made none for a while: two for each of these ranks as their jobs begin.
 const CALLS_AT_ONCE: u32 = 8192;

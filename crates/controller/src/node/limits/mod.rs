@@ -1,9 +1,10 @@
 //! The limits of a switch for whoever connects and calls: no address takes all of what the switch has.
 //!
-//! A connection has a place among [`CONNECTIONS_MAX`], and soon says what it is. A call waits for its turn at the rate of its
-//! address, and its request comes within seconds and in so much memory (`call_rate`). Ranks that wait for others do so for a
-//! bounded number of jobs (`waiting_jobs`). How places and memory are counted by address is `fanin_limits`. What is bounded where
-//! it is kept: what ranks report (`reports`), and what they say to each other (`meetings`).
+//! A connection has a place among [`CONNECTIONS_MAX`], and soon says what it is. A call waits for
+//! its turn at the rate of its address, and its request comes within seconds and in so much memory
+//! (`call_rate`). Ranks that wait for others do so for a bounded number of jobs (`waiting_jobs`).
+//! How places and memory are counted by address is `fanin_limits`. What is bounded where it is
+//! kept: what ranks report (`reports`), and what they say to each other (`meetings`).
 
 mod call_rate;
 mod listener;
@@ -20,7 +21,8 @@ use tonic::transport::Server;
 pub(super) use call_rate::{CallLimits, CallRate, HANDSHAKE_COUNTS, STATUS_COUNTS, Toll, in_turn, too_many};
 pub(super) use waiting_jobs::{WaitingJobs, WaitingRank};
 
-/// The largest request is one to join that resumes a job: 64 shards of 16384 slots, whose counts take up to five bytes each.
+/// The largest request is one to join that resumes a job: 64 shards of 16384 slots, whose counts
+/// take up to five bytes each.
 pub(super) const JOIN_BYTES_MAX: usize = 6 << 20;
 /// All other requests are short, and so is the rest of that one.
 pub(super) const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -43,7 +45,8 @@ const WINDOW_BYTES: u32 = 256 << 10;
 /// The headers of a request are a few short lines.
 const HEADERS_BYTES_MAX: u32 = 4 << 10;
 
-/// Calls of one connection that are open at once: an ATP switch passes those of all ranks below it on, a stream and a question each.
+/// Calls of one connection that are open at once: an ATP switch passes those of all ranks below it
+/// on, a stream and a question each.
 const CALLS_MAX: u32 = 2 * 64 * 256;
 
 /// Calls of one connection that may be given up before this process has looked at them.
@@ -65,7 +68,8 @@ pub(super) fn server() -> Server {
     Server::builder()
         .accept_http1(true)
         .max_concurrent_streams(CALLS_MAX)
-        // The sessions of a process share a connection, and give their calls up together where this process stands still.
+        // The sessions of a process share a connection, and give their calls up together where this
+        // process stands still.
         .http2_max_pending_accept_reset_streams(Some(RESETS_MAX))
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)

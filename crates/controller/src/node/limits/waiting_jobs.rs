@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fanin_limits::host_of;
+use tonic::Status;
 
 /// By address the names of the jobs, and how many ranks of each wait.
 type Waiting = HashMap<IpAddr, BTreeMap<String, u32>>;
@@ -29,18 +30,23 @@ impl WaitingJobs {
         Self { of_one_max, waiting: Arc::default() }
     }
 
-    /// `None` when ranks of too many other jobs wait already that ask from this address.
-    pub fn enter(&self, address: IpAddr, name: String) -> Option<WaitingRank> {
+    /// A rank of a job begins to wait.
+    ///
+    /// # Errors
+    /// When ranks of too many other jobs wait already that ask from this address.
+    pub fn enter(&self, address: IpAddr, name: String) -> Result<WaitingRank, Status> {
         let address = host_of(address);
         let mut waiting = lock(&self.waiting);
         let of_one = waiting.get(&address);
         let is_new = of_one.is_none_or(|names| !names.contains_key(&name));
         if is_new && of_one.map_or(0, BTreeMap::len) >= self.of_one_max {
-            return None;
+            let text =
+                "ranks of too many jobs wait here already that ask from this address; start fewer at a time";
+            return Err(Status::resource_exhausted(text));
         }
         *waiting.entry(address).or_default().entry(name.clone()).or_default() += 1;
         drop(waiting);
-        Some(WaitingRank { address, name, waiting: Arc::clone(&self.waiting) })
+        Ok(WaitingRank { address, name, waiting: Arc::clone(&self.waiting) })
     }
 }
 
@@ -74,14 +80,14 @@ mod tests {
         let jobs = WaitingJobs::new(2);
         let enter = |address, name: &str| jobs.enter(address, name.into());
         let places = [enter(one, "a"), enter(one, "b"), enter(one, "b")];
-        assert!(places.iter().all(Option::is_some), "two names");
-        assert!(enter(one, "c").is_none());
-        assert!(enter("::ffff:10.0.0.1".parse().unwrap(), "c").is_none(), "the same one");
+        assert!(places.iter().all(Result::is_ok), "two names");
+        assert!(enter(one, "c").is_err());
+        assert!(enter("::ffff:10.0.0.1".parse().unwrap(), "c").is_err(), "the same one");
         let last = enter(other, "a");
-        assert!(last.is_some(), "each has its own");
+        assert!(last.is_ok(), "each has its own");
         drop(last);
         drop(places);
         assert!(lock(&jobs.waiting).is_empty(), "who was here is forgotten");
-        assert!(enter(one, "c").is_some());
+        assert!(enter(one, "c").is_ok());
     }
 }

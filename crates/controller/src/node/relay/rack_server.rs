@@ -23,7 +23,8 @@ use crate::control_channel::with_port;
 const AGGREGATORS_DEFAULT: u32 = 4096;
 /// How often jobs are looked for that are over.
 const TICK: Duration = Duration::from_secs(1);
-/// Of how many jobs ranks may wait at once that ask from one address: half as many as the upstream lets wait that ask from here.
+/// Of how many jobs ranks may wait at once that ask from one address: half as many as the upstream
+/// lets wait that ask from here.
 const WAITING_OF_ONE_MAX: usize = 64;
 /// How long a caller's host may not be heard of.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -60,8 +61,8 @@ pub struct RackServer {
 }
 
 impl RackServer {
-    /// Binds both ports and starts, under the identity of this process. The upstream need not be there yet; the key that it has first
-    /// is believed.
+    /// Binds both ports and starts, under the identity of this process. The upstream need not be
+    /// there yet; the key that it has first is believed.
     ///
     /// # Errors
     /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
