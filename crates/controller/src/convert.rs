@@ -1,4 +1,5 @@
-//! Between the control protocol's messages and the types of the rooms below. What comes from the network is checked here.
+//! Between the control protocol's messages and the types of the rooms below. What comes from the
+//! network is checked here.
 
 use std::net::SocketAddr;
 

@@ -17,8 +17,9 @@ use fanin_wire::{AggregationNode, JobId, SubModel};
 
 /// What links are planned to carry, whatever a rank says: numbers further apart are more than a solver can work with.
 const RATES_BPS: (u64, u64) = (1_000_000, 10_000_000_000_000);
-/// Largest tree that is planned for: its switches times the places where it has ranks, as many variables as the linear programs have. Larger ones than any cluster has would
-/// be solved for minutes; their ranks' gradients are summed at the server.
+/// Largest tree that is planned for: its switches times the places where it has ranks, as many
+/// variables as the linear programs have. Larger ones than any cluster has would be solved for
+/// minutes; their ranks' gradients are summed at the server.
 const TREE_MAX: usize = 1 << 13;
 /// Its draws decide between plans that are as good.
 const SEED: u64 = 0;

@@ -1,32 +1,38 @@
 //! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
 //!
-//! From the top: a [`SwitchServer`] is a whole switch, the data path (`fanin-udp`) and the control
-//! connection under one port number; a [`RackServer`] is a switch on the way to such a one; a [`Session`] is a worker's whole connection to it, and a [`Job`] adds the ranks of its machine. Every decision is made in `fanin_protocol::control`; here it
-//! is asked for, carried out and reported. A gradient passes this room only as a pointer on its way to the driver.
+//! There are two sides, and neither knows the other. A rank's is a [`Session`] (`session`): the
+//! rank of a running job. The other is a node (`node`): a [`SwitchServer`] is a whole switch, the
+//! data path (`fanin-udp`) and the control connection under one port number, and a [`RackServer`]
+//! is a switch on the way to such a one. Both speak over a `control_channel`.
+//!
+//! Every decision is made in `fanin_protocol::control`; here it is asked for, carried out and
+//! reported. A gradient passes this room only as a pointer on its way to the driver.
 //!
 //! A protocol is a value here: [`protocols`] lists them, and nobody else names one.
 //!
 //! Deliberately absent: policy, packets, and Python.
 #![forbid(unsafe_code)]
 
-mod client;
+mod control_channel;
 mod convert;
 mod error;
 mod goat_planner;
-mod guarded;
+mod node;
+mod path;
 pub mod proto;
 pub mod protocols;
-mod server;
+mod session;
 
-pub use client::{
-    Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, InterfaceError, Job, JobStatus, JobStatusState, Joining,
-    LocalRanks, Meeting, MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport,
-    ProbeSum, RelayJob, RelayStatus, Route, ServiceConfig, Session, SessionConfig, Share, Split,
-    SwitchStatus, TraceConfig, control_calls, cut_off, interface_address, interface_of, interface_rate_bps,
-    resolve_switch, route, switch_address, switch_rate, switch_status, trusted_status,
-};
+pub use control_channel::{control_calls, switch_address};
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
-pub use fanin_guests::raise_descriptors;
+pub use fanin_limits::raise_descriptors;
 pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
-pub use server::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+pub use node::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
+pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
+pub use session::{
+    Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState, Joining, LocalRanks, Meeting,
+    MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport, ProbeSum, RankNames,
+    RelayJob, RelayStatus, ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig,
+    cut_off, resolve_switch, switch_rate, switch_status, trusted_status,
+};

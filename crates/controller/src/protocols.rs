@@ -1,4 +1,5 @@
-//! The protocols that there are: the one list of them. Rooms outside get a protocol from here, by name or as what a service serves.
+//! The protocols that there are: the one list of them. Rooms outside get a protocol from here, by
+//! name or as what a service serves.
 
 use fanin_protocol::atp::Atp;
 use fanin_protocol::dlcp::Dlcp;
@@ -11,7 +12,8 @@ use crate::goat_planner::planner;
 
 static GOAT: Goat = Goat { planner: Some(planner) };
 
-/// What a service can serve, the usual one first. Jobs of those that are together are told apart by what their ranks ask for.
+/// What a service can serve, the usual one first. Jobs of those that are together are told apart by
+/// what their ranks ask for.
 pub static ALL: [&dyn Serving; 3] = [&Together(&SwitchMl, &Dlcp), &Alone(&Atp), &Alone(&GOAT)];
 
 /// The protocol that jobs have unless somebody asks for another.
@@ -32,8 +34,8 @@ pub fn served(protocol: &dyn OnSockets) -> Option<&'static dyn Serving> {
     ALL.iter().copied().find(|served| served.protocols().iter().any(|other| other.name() == protocol.name()))
 }
 
-/// The protocol that a job has whose ranks ask for this one, and let such a part of their tensors be lost: one that may lose something, where the
-/// same services serve one.
+/// The protocol that a job has whose ranks ask for this one, and let such a part of their tensors
+/// be lost: one that may lose something, where the same services serve one.
 #[must_use]
 pub fn with_bound(asked: &'static dyn OnSockets, bound: LossBound) -> &'static dyn OnSockets {
     if bound == LossBound::RELIABLE {

@@ -1,6 +1,7 @@
-//! How a protocol moves in (CONTRIBUTING.md): a service that sums integers one packet at a time, on real sockets, admitted by the real
-//! control service. It stands outside of the crates, so that all that a protocol uses is public; a protocol of the product has, beside
-//! a file like this one, its line in `fanin_controller::protocols::ALL`.
+//! How a protocol moves in (CONTRIBUTING.md): a service that sums integers one packet at a time, on
+//! real sockets, admitted by the real control service. It stands outside of the crates, so that all
+//! that a protocol uses is public; a protocol of the product has, beside a file like this one, its
+//! line in `fanin_controller::protocols::ALL`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

@@ -71,7 +71,7 @@ fn all_reduce(machine: &[LocalSum], tensors: &mut [Vec<u8>], dtype: Dtype) {
         let sender = sender.clone();
         rank.submit(
             Submission::all_reduce(tensor, Op::Average),
-            Box::new(move |result| drop(sender.send(result))),
+            Box::new(move |_, result| drop(sender.send(result))),
         );
     }
     drop(sender);

@@ -22,6 +22,8 @@ use self::item::Item;
 
 /// Told once what became of a collective. It must be quick, must not block, and must not panic.
 pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
+/// The same of a collective that this rank submitted, with its number.
+pub type DoneOf = Box<dyn FnOnce(u64, Result<(), Failure>) + Send>;
 
 /// The network above the ranks of a machine: the collectives over machines, of one column's part.
 pub trait Network: Send {
@@ -59,10 +61,19 @@ struct Shared {
     memory: SharedMemory,
     places: Places,
     inbox: Mutex<Inbox>,
-    outstanding: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
     timeout_nanos: AtomicU64,
     /// Segments of this column that the network has summed, out of order.
     summed: Mutex<Summed>,
+}
+
+/// What became of the collectives of this rank.
+#[derive(Default)]
+struct Counts {
+    outstanding: AtomicUsize,
+    /// All-reduces that came out well, and other collectives.
+    completed: AtomicU64,
+    others_completed: AtomicU64,
 }
 
 #[derive(Default)]
@@ -114,7 +125,7 @@ impl LocalSum {
             memory,
             places,
             inbox: Mutex::default(),
-            outstanding: Arc::default(),
+            counts: Arc::default(),
             timeout_nanos: AtomicU64::default(),
             summed: Mutex::default(),
         });
@@ -141,31 +152,49 @@ impl LocalSum {
     /// A sum has the same bits on all ranks that get it. How far it is from the exact one:
     /// `docs/local.md`.
     ///
+    /// Returns the number of the collective among all that were submitted, from 0.
+    ///
     /// # Panics
     /// When the slices of a reduce_scatter or an all_gather are not of one length, and one a rank;
     /// when a root is none of the ranks.
-    pub fn submit(&self, submission: Submission, done: Done) {
+    pub fn submit(&self, submission: Submission, done: DoneOf) -> u64 {
         let shared = &self.shared;
         if shared.memory.is_forked() {
-            return done(Err(Failure::Because(Arc::new(LocalError::Forked))));
+            // A thread of the parent may have held the lock.
+            done(0, Err(Failure::Because(Arc::new(LocalError::Forked))));
+            return 0;
         }
         let mut inbox = shared.inbox();
-        if let Some(failure) = inbox.ended.clone() {
-            drop(inbox);
-            return done(Err(failure));
-        }
         let number = inbox.next_number;
         inbox.next_number += 1;
-        shared.outstanding.fetch_add(1, Ordering::Relaxed);
+        if let Some(failure) = inbox.ended.clone() {
+            drop(inbox);
+            done(number, Err(failure));
+            return number;
+        }
+        shared.counts.outstanding.fetch_add(1, Ordering::Relaxed);
         inbox.items.push_back(Item::new(shared, number, submission, done));
         drop(inbox);
         shared.memory.seat(shared.memory.me).ring();
+        number
     }
 
     /// Collectives whose `done` was not called yet.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.shared.outstanding.load(Ordering::Acquire)
+        self.shared.counts.outstanding.load(Ordering::Acquire)
+    }
+
+    /// All-reduces that came out well.
+    #[must_use]
+    pub fn completed(&self) -> u64 {
+        self.shared.counts.completed.load(Ordering::Relaxed)
+    }
+
+    /// Collectives other than all-reduces that came out well.
+    #[must_use]
+    pub fn others_completed(&self) -> u64 {
+        self.shared.counts.others_completed.load(Ordering::Relaxed)
     }
 
     /// Ranks of the job, on this machine, that have not contributed to what this rank has.

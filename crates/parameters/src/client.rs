@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use fanin_guests::{expect_answers, explain};
+use fanin_limits::{expect_answers, explain};
 use hyper_util::rt::TokioIo;
 use prost::bytes::Bytes;
 use tokio::net::TcpStream;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use axum::extract::Request as HttpRequest;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response as HttpResponse;
-use fanin_guests::{Arrival, Guest, answered, connections_max, expect_answers, guests};
+use fanin_limits::{Arrival, Peer, answered, connections_max, expect_answers, limited};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -283,9 +283,12 @@ async fn serve(
         .initial_connection_window_size(WINDOW_BYTES)
         .max_concurrent_streams(CALLS_MAX)
         .add_routes(Routes::from(router))
-        .serve_with_incoming_shutdown(guests(incoming, connections_max, connections_max.div_ceil(2)), async {
-            let _ = hung_up.await;
-        })
+        .serve_with_incoming_shutdown(
+            limited(incoming, connections_max, connections_max.div_ceil(2)),
+            async {
+                let _ = hung_up.await;
+            },
+        )
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the service ended");
@@ -294,9 +297,9 @@ async fn serve(
 
 /// Lets a call through when its request is here.
 async fn here(mut request: HttpRequest, next: Next) -> HttpResponse {
-    let Some(guest) = request.extensions().get::<Guest>().cloned() else { return next.run(request).await };
-    let open = guest.call();
-    request.extensions_mut().insert(guest.connection);
+    let Some(peer) = request.extensions().get::<Peer>().cloned() else { return next.run(request).await };
+    let open = peer.call();
+    request.extensions_mut().insert(peer.connection);
     let arrival = Arrival { is_stream: request.uri().path() == EXCHANGE, bytes_max: MESSAGE_BYTES_MAX };
     // Its memory is its connection's.
     match arrival.of(request, None).await {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fanin_guests::{Part, Room};
+use fanin_limits::{Budget, Reservation};
 
 use crate::proto::Dtype;
 use crate::{Key, PIECE_ELEMENTS, WORKERS_MAX};
@@ -30,7 +30,7 @@ pub(crate) struct Store {
     models: Mutex<HashMap<Key, Arc<Model>>>,
     /// The memory for all models together, with those that are being made, and those that are
     /// forgotten and still held.
-    room: Room,
+    room: Budget,
     bytes_max: usize,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Model {
     begun: AtomicBool,
     changed: AtomicBool,
     /// Its part of the service's memory.
-    _part: Option<Part>,
+    _part: Option<Reservation>,
 }
 
 /// A part of the parameters, and which deltas of each worker are in it.
@@ -102,7 +102,7 @@ impl Store {
     /// Callers from one address may have three quarters: one training may be as large, and others
     /// have room.
     pub fn new(bytes_max: usize) -> Self {
-        Self { models: Mutex::default(), room: Room::new(bytes_max, bytes_max / 4 * 3), bytes_max }
+        Self { models: Mutex::default(), room: Budget::new(bytes_max, bytes_max / 4 * 3), bytes_max }
     }
 
     /// Makes a model of zeros, unless it is there; whether it was not.

@@ -11,7 +11,7 @@ use crate::pending::Pending;
 use crate::switch::Switch;
 use crate::trust::Trust;
 use fanin_controller::protocols;
-use fanin_controller::{Job, Prediction, ServiceConfig, SessionConfig, SessionError, Share, TraceConfig};
+use fanin_controller::{Prediction, ServiceConfig, Session, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_udp::OnSockets;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
@@ -200,7 +200,7 @@ impl Client {
     /// same on all ranks.
     #[getter]
     fn columns(&self) -> usize {
-        self.membership.with_session(Job::columns).unwrap_or(1)
+        self.membership.with_session(Session::columns).unwrap_or(1)
     }
 
     /// Seconds that each all-reduce may take, from its submission or from the end of the one before
@@ -297,14 +297,14 @@ impl Client {
     /// Why the membership ended by itself, as the exception that every all-reduce since raises;
     /// None while it lives, and once it is closed. May be asked at any time, from any thread.
     fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        let failure = py.detach(|| self.membership.with_session(Job::failure)).flatten()?;
+        let failure = py.detach(|| self.membership.with_session(Session::failure)).flatten()?;
         Some(to_python(py, &failure).into_value(py).into_any())
     }
 
     /// Ranks that have left the job, as far as this one has heard, whether or not something waits
     /// for them. Empty once it is closed.
     fn left(&self, py: Python<'_>) -> Vec<u16> {
-        let left = py.detach(|| self.membership.with_session(Job::left)).unwrap_or_default();
+        let left = py.detach(|| self.membership.with_session(Session::left)).unwrap_or_default();
         left.iter().map(|rank| rank.0).collect()
     }
 

@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::interruptible::on_a_thread;
 use crate::ledger::{Ledger, Ticket};
 use fanin_controller::{
-    Cancel, Job, JobStatusState, LocalRanks, Meeting, SessionConfig, SessionError, Tensor, Trust,
+    Cancel, JobStatusState, LocalRanks, Meeting, Session, SessionConfig, SessionError, Tensor, Trust,
     trusted_status,
 };
 use fanin_protocol::control::Ranks;
@@ -24,7 +24,7 @@ pub(crate) struct Membership {
     trust: Trust,
     pub(crate) job: String,
     /// `None` once closed. Never held while Python code may run, as that could close it.
-    session: RwLock<Option<Job>>,
+    session: RwLock<Option<Session>>,
     /// The process that joined. A process that it forked inherits the object, but not the threads
     /// behind it.
     owner: Pid,
@@ -52,7 +52,7 @@ impl Membership {
             || cancel.cancel(),
             move || {
                 let joining = meeting.map(|meeting| meeting.joining(config.join_timeout, &cancelled));
-                let joined = Job::connect_unless(config, local, &cancelled);
+                let joined = Session::connect_unless(config, local, &cancelled);
                 match joining {
                     Some(joining) => joining.over(joined),
                     None => joined,
@@ -71,7 +71,7 @@ impl Membership {
     }
 
     /// The result of `with` for the session; `None` once it is closed, and in a forked process.
-    pub(crate) fn with_session<R>(&self, with: impl FnOnce(&Job) -> R) -> Option<R> {
+    pub(crate) fn with_session<R>(&self, with: impl FnOnce(&Session) -> R) -> Option<R> {
         if self.is_forked() {
             return None;
         }
@@ -126,7 +126,7 @@ impl Membership {
 
     /// For whom the services wait; none where they cannot be asked.
     fn missing_ranks(&self) -> Ranks {
-        if let Some(awaited) = self.with_session(Job::awaited).flatten() {
+        if let Some(awaited) = self.with_session(Session::awaited).flatten() {
             return awaited;
         }
         // All at once: one that is gone takes its time.

@@ -16,10 +16,10 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("sim", &["protocol", "wire"]),
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
-    ("guests", &[]),
+    ("limits", &[]),
     ("tls", &[]),
-    ("controller", &["plan", "protocol", "wire", "udp", "local", "guests", "tls"]),
-    ("parameters", &["guests"]),
+    ("controller", &["plan", "protocol", "wire", "udp", "local", "limits", "tls"]),
+    ("parameters", &["limits"]),
     ("cli", &["parameters", "plan", "protocol", "wire", "udp", "controller", "sim"]),
     ("python", &["parameters", "plan", "protocol", "wire", "quant", "udp", "controller", "cli", "sim"]),
     ("rooms", &[]),
@@ -50,16 +50,17 @@ const ALLOWED_IN_SIM: [(&str, &[&str]); 5] = [
     ("scenario_file", &["net", "workload", "systems"]),
 ];
 
-/// Room of `controller`, and the rooms there that it may import: who serves also joins others, as a switch below another does.
-const ALLOWED_IN_CONTROLLER: [(&str, &[&str]); 8] = [
+/// Room of `controller`, and the rooms there that it may import. A session and a node share what is common, and neither knows the other.
+const ALLOWED_IN_CONTROLLER: [(&str, &[&str]); 9] = [
     ("goat_planner", &[]),
     ("protocols", &["goat_planner"]),
     ("proto", &[]),
     ("error", &[]),
-    ("guarded", &[]),
+    ("path", &[]),
     ("convert", &["proto", "error"]),
-    ("client", &["proto", "error", "guarded", "convert", "protocols"]),
-    ("server", &["proto", "error", "guarded", "convert", "protocols", "client"]),
+    ("control_channel", &["proto", "error", "convert"]),
+    ("session", &["proto", "error", "path", "convert", "protocols", "control_channel"]),
+    ("node", &["proto", "error", "path", "convert", "protocols", "control_channel"]),
 ];
 
 fn root() -> &'static Path {

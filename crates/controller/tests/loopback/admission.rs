@@ -130,7 +130,8 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
 fn an_exhausted_pool_says_asked_and_free() {
     let switch = switch_with(|config| config.pool_units = 1000);
     let greedy = SessionConfig { in_flight: Some(512), ..config(&switch, "greedy", 0, 1) };
-    // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums, and four for a contribution.
+    // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums,
+    // and four for a contribution.
     assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 6144, free: 1000 });
 }
 
@@ -167,7 +168,7 @@ fn a_rank_that_cancels_while_it_waits_gives_its_place_back() {
     let switch = switch();
     let cancel = Cancel::default();
     let (waiting, cancelled) = (config(&switch, "wait", 0, 2), cancel.clone());
-    let waiting = thread::spawn(move || Session::connect_unless(waiting, &cancelled));
+    let waiting = thread::spawn(move || Session::connect_unless(waiting, None, &cancelled));
     wait_for_jobs(&switch, 1);
     cancel.cancel();
     assert_eq!(waiting.join().expect("no panic").expect_err("cancelled"), SessionError::Closed);

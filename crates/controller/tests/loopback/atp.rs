@@ -355,8 +355,8 @@ fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: 
     bytes
 }
 
-/// Those that a child could not have sent, although they have the job's tags. What a stranger sends, who has no key, is in
-/// `strangers`.
+/// Those that a child could not have sent, although they have the job's tags. What a stranger
+/// sends, who has no key, is in `strangers`.
 #[test]
 fn foreign_packets_have_no_effect_on_a_live_job() {
     let server = server();
@@ -440,8 +440,9 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
         ..asking(rack.address(), "atp")
     };
     let early = thread::spawn(move || Session::connect(config));
-    // By then the rack has said once that it has no server, which it does after three seconds and nobody but the rank hears. On a
-    // slow machine it has not, and the test passes all the same: there are 16 seconds left.
+    // By then the rack has said once that it has no server, which it does after three seconds and
+    // nobody but the rank hears. On a slow machine it has not, and the test passes all the same:
+    // there are 16 seconds left.
     thread::sleep(Duration::from_millis(3300));
     drop(held);
     let _server = again(|| {

@@ -53,7 +53,8 @@ fn all_ranks_get_the_same_bits_and_no_more_is_lost_than_the_bound_allows() {
                 assert!(sums.iter().all(|bits| *bits == sums[0]), "{length} elements, {shards} shards");
                 let exact = summed(&reliable, length, op);
                 let other = sums[0].iter().zip(&exact[0]).filter(|(sum, exact)| sum != exact).count();
-                // A block lacks one rank's contribution or more: of each rank no more may be missing than the bound says.
+                // A block lacks one rank's contribution or more: of each rank no more may be
+                // missing than the bound says.
                 assert!(other <= length / 50 * WORKERS as usize, "{other} of {length} are not whole sums");
             }
         }

@@ -351,8 +351,9 @@ fn a_switch_that_ends_as_the_job_begins_is_named_at_once() {
     assert!(cause.starts_with("it ended as the job began: ") && cause.contains("refused"), "{cause}");
 }
 
-/// What rank 0 of three hears where ranks 1 and 2 are admitted by the service that lives, hear nothing of one that dies, in the process of `host`, and leave;
-/// and which service dies. They are called 4, 5 and 6.
+/// What rank 0 of three hears where ranks 1 and 2 are admitted by the service that lives, hear
+/// nothing of one that dies, in the process of `host`, and leave; and which service dies. They are
+/// called 4, 5 and 6.
 fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionError, String) {
     let alive = switch();
     let brief = Script { is_brief: true, ..Script::default() }.play();
@@ -361,7 +362,7 @@ fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionE
     let services = services.map(|(service, host)| (service, 0.5, None, host));
     let services = ServiceConfig::all(services.to_vec());
     let plan = services[0].plan;
-    let zero = SessionConfig { services, called: vec![4, 5, 6], ..config(&alive, "dies", 0, 3) };
+    let zero = SessionConfig { services, names: vec![4, 5, 6].into(), ..config(&alive, "dies", 0, 3) };
     let zero = thread::spawn(move || Session::connect(zero).expect("admitted at both"));
     let leaves = |rank: u32| {
         let alive = alive.address();
@@ -450,7 +451,8 @@ fn ranks_that_one_service_has_admitted_live_there_however_late_another_one_comes
         thread::spawn(move || Session::connect(config))
     });
     wait_until_it_runs(&first);
-    // A rank that said nothing for a fourth of that would have been expelled: what must not happen has no event to wait for.
+    // A rank that said nothing for a fourth of that would have been expelled: what must not happen
+    // has no event to wait for.
     thread::sleep(4 * silence);
     let second = SwitchServer::start(SwitchServerConfig::new(late)).expect("its port");
     let sessions = ranks.map(|rank| rank.join().expect("no panic").expect("admitted at both"));

@@ -133,7 +133,8 @@ fn late_ranks_take_no_sums_from_a_switch() {
     let tensor = || (0..100_000).collect::<Vec<i32>>();
     for late in [0, 1, 0, 1_usize] {
         let early = submit(&sessions[1 - late], tensor(), Op::Sum);
-        // Long enough for the early rank to fill its window, and to send again. On a slow machine it is not, and the test passes all the same.
+        // Long enough for the early rank to fill its window, and to send again. On a slow machine
+        // it is not, and the test passes all the same.
         thread::sleep(Duration::from_millis(50));
         let last = submit(&sessions[late], tensor(), Op::Sum);
         for sum in [early, last] {

@@ -132,7 +132,7 @@ fn ranks_that_join_already_meet_again_with_one_that_was_started_again() {
         let joining = meeting.joining(HANG, &cancel);
         let config = SessionConfig { join_timeout: HANG, ..SessionConfig::new(service, "meets", 0, 2) };
         thread::spawn(move || {
-            let joined = Session::connect_unless(config, &cancel).map(drop);
+            let joined = Session::connect_unless(config, None, &cancel).map(drop);
             drop(joining);
             joined
         })
@@ -162,7 +162,7 @@ fn who_joins_is_told_also_by_a_switch_that_was_started_again() {
     let one = meets(&named, 1, 2, HANG);
     let config = SessionConfig::new(service.address().to_string(), "meets", 0, 2);
     let outcome =
-        joining.over(Session::connect_unless(SessionConfig { join_timeout: HANG, ..config }, &cancel));
+        joining.over(Session::connect_unless(SessionConfig { join_timeout: HANG, ..config }, None, &cancel));
     let Err(SessionError::JoinRefused { reason, .. }) = outcome else { panic!("{outcome:?}") };
     assert_eq!(reason, Refusal::BeganAnew { rank: 1 });
     all_meet(vec![meets(&named, 0, 2, HANG), one]);

@@ -10,7 +10,8 @@ use super::between::Between;
 use super::http::fetch;
 use super::*;
 
-/// A way on which jobs are summed: what must live as long, where each of three ranks joins, and the service whose packets pass somebody in between.
+/// A way on which jobs are summed: what must live as long, where each of three ranks joins, and the
+/// service whose packets pass somebody in between.
 struct Way {
     _services: (SwitchServer, Option<RackServer>),
     at: Vec<SocketAddr>,
@@ -36,7 +37,8 @@ fn way(name: &str) -> Way {
     let rack = match name {
         "racks" | "atp" => Some(RackServerConfig::new(protocol, here, above)),
         "goat" => {
-            // Switches of GOAT know each other by their addresses, so that nobody passes on what they say to each other.
+            // Switches of GOAT know each other by their addresses, so that nobody passes on what
+            // they say to each other.
             let mut config = RackServerConfig::new(protocol, here, root.address().to_string());
             config.memory.aggregators = 4096;
             Some(config)
@@ -161,7 +163,8 @@ fn who_stands_between_changes_no_sum_of_any_protocol_and_reads_none_that_is_encr
     }
 }
 
-/// The same somebody changes sums where headers are tagged alone: `docs/security.md` says so, and this is what the other tests would not see.
+/// The same somebody changes sums where headers are tagged alone: `docs/security.md` says so, and
+/// this is what the other tests would not see.
 #[test]
 fn who_stands_between_changes_sums_where_headers_are_tagged_alone() {
     let way = way("native");

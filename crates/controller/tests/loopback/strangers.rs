@@ -1,5 +1,5 @@
-//! What somebody outside a job can do to it who reaches its switch: nothing. He may know the job's name, id, generation and
-//! ranks; he does not have its key.
+//! What somebody outside a job can do to it who reaches its switch: nothing. He may know the job's
+//! name, id, generation and ranks; he does not have its key.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -92,7 +92,8 @@ fn a_stranger_speaks_for_no_rank_at_a_rack_either() {
     });
 }
 
-/// Sends packets that are right but for their tags, until `address` has counted them, and as often as there are keys to guess.
+/// Sends packets that are right but for their tags, until `address` has counted them, and as often
+/// as there are keys to guess.
 fn forge(address: SocketAddr, packets: impl Fn(Key) -> Vec<Vec<u8>>) {
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     let counter = "fanin_packets_dropped_total{reason=\"forged\"}";
@@ -194,7 +195,8 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
     });
 }
 
-/// Sends a packet again that a rank sent, until `address` has counted that it came from elsewhere; whether something comes back.
+/// Sends a packet again that a rank sent, until `address` has counted that it came from elsewhere;
+/// whether something comes back.
 fn replay(address: SocketAddr, packet: &[u8]) -> bool {
     let stranger = UdpSocket::bind("127.0.0.2:0").expect("of this machine");
     stranger.set_nonblocking(true).expect("a socket");
@@ -267,7 +269,8 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
     assert_eq!(is_diverted, [false; 2], "what is for a rank goes to a stranger");
 }
 
-/// Asks for twice as many jobs as may wait here of one address, and sees that half of them are refused, and that another address has room.
+/// Asks for twice as many jobs as may wait here of one address, and sees that half of them are
+/// refused, and that another address has room.
 fn crowd(switch: SocketAddr, of_one_max: usize, request: impl Fn(&str, u32) -> JoinRequest) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {

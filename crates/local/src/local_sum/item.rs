@@ -1,12 +1,12 @@
 //! A collective of a rank.
 
-use super::{Done, Places, Shared};
+use super::{Counts, DoneOf, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
 use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
 use fanin_wire::{Op, Pattern, WorkerId};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// A collective. Dropped, it fails.
@@ -22,8 +22,8 @@ pub(super) struct Item {
     pub own: Option<usize>,
     pub cut: Cut,
     pub submitted: Instant,
-    pub outstanding: Arc<AtomicUsize>,
-    pub done: Option<Done>,
+    pub counts: Arc<Counts>,
+    pub done: Option<DoneOf>,
 }
 
 impl Drop for Item {
@@ -33,7 +33,7 @@ impl Drop for Item {
 }
 
 impl Item {
-    pub fn new(shared: &Shared, number: u64, submission: Submission, done: Done) -> Self {
+    pub fn new(shared: &Shared, number: u64, submission: Submission, done: DoneOf) -> Self {
         let (memory, places) = (&shared.memory, &shared.places);
         let (kind, op) = (submission.kind(), submission.op());
         let (mut tensors, operations): (Vec<_>, Vec<_>) = submission.into_parts().into_iter().unzip();
@@ -65,7 +65,7 @@ impl Item {
             own,
             cut: Cut::new(memory.layout.blocks, Arc::clone(groups), kind.adds(), dtype, elements),
             submitted: Instant::now(),
-            outstanding: Arc::clone(&shared.outstanding),
+            counts: Arc::clone(&shared.counts),
             done: Some(done),
         }
     }
@@ -101,8 +101,13 @@ impl Item {
     pub fn over(&mut self, result: Result<(), Failure>) {
         if let Some(done) = self.done.take() {
             // Before the callback: who was told that it is done must not count it any more.
-            self.outstanding.fetch_sub(1, Ordering::Release);
-            done(result);
+            self.counts.outstanding.fetch_sub(1, Ordering::Release);
+            let completed = match self.kind {
+                CollectiveKind::AllReduce => &self.counts.completed,
+                _ => &self.counts.others_completed,
+            };
+            completed.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+            done(self.number, result);
         }
     }
 

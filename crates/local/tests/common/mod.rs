@@ -89,7 +89,7 @@ pub fn submit_any(rank: &LocalSum, memory: &mut [&mut [u8]], call: &Call) -> Ans
         CollectiveKind::AllGather => Submission::all_gather(tensors),
     };
     let (sender, answer) = mpsc::channel();
-    rank.submit(submission, Box::new(move |result| drop(sender.send(result))));
+    rank.submit(submission, Box::new(move |_, result| drop(sender.send(result))));
     answer
 }
 

@@ -1,0 +1,169 @@
+//! Admitted jobs, until their ranks are told: each gets its plan and then its room in the data path.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+
+use fanin_limits::host_of;
+use fanin_protocol::control::{Admission, Planner, Ticket};
+use fanin_udp::{Clock, DataPath, Seat};
+use fanin_wire::JobId;
+
+use super::table::{Table, lock};
+use super::{NotAdmitted, Outcome};
+use crate::node::task_queue::TaskQueue;
+
+/// By the name of the protocol, where one has a planner.
+type Planners = HashMap<&'static str, Box<dyn Planner>>;
+
+/// An admitted job.
+#[derive(Clone)]
+pub struct Admitted {
+    pub name: String,
+    pub admission: Admission,
+    /// The ranks that wait for it.
+    pub tickets: Vec<Ticket>,
+    /// The address from which the last of them asks.
+    pub from: Option<IpAddr>,
+}
+
+/// Prepares admitted jobs.
+pub struct Preparation {
+    table: Arc<Mutex<Table>>,
+    /// Not locked with the table: plans take their time.
+    planners: Arc<Planners>,
+    /// Plans are made one at a time for each host that asks for them.
+    turns: Mutex<HashMap<IpAddr, Weak<Mutex<()>>>>,
+}
+
+impl Preparation {
+    pub fn new(table: Arc<Mutex<Table>>, planners: Planners) -> Self {
+        Self { table, planners: Arc::new(planners), turns: Mutex::default() }
+    }
+
+    /// Makes a job's plan and room for it in the data path, and then tells the ranks that wait for it.
+    pub fn begin(&self, tasks: &TaskQueue<dyn DataPath>, job: Admitted) {
+        let (table, planners) = (Arc::clone(&self.table), Arc::clone(&self.planners));
+        let admission = &job.admission;
+        // Without switches there is nothing to plan.
+        if !planners.contains_key(admission.protocol) || admission.tree.switches.is_empty() {
+            return tasks.send(move |driver| run(job, Ok(()), &table, &planners, driver));
+        }
+        // Who has a large tree waits for its plan, and no other job does.
+        let (turn, later) = (self.turn_of(job.from), tasks.sender());
+        let mut planned = job.clone();
+        let planning = thread::Builder::new().name("fanin-plan".into()).spawn(move || {
+            let admission = &planned.admission;
+            let planner = &planners[admission.protocol];
+            let turn = lock(&turn);
+            let seats = catch_unwind(AssertUnwindSafe(|| planner.plan(admission)));
+            let seats = seats.unwrap_or_else(|_| {
+                tracing::error!(id = admission.job.0, "no plan is found; all is summed at the root");
+                planner.forget(admission.job);
+                Ok(admission.seats.clone())
+            });
+            drop(turn);
+            later.send(move |driver| {
+                let admission = &mut planned.admission;
+                let has_plan = seats.and_then(|seats| {
+                    let mut known = lock(&table);
+                    // It may be over.
+                    if !known.running().contains(&admission.job) {
+                        return Err("the job ended before it was planned".into());
+                    }
+                    known.registry.planned(admission.job, seats.clone());
+                    admission.seats = seats;
+                    Ok(())
+                });
+                run(planned, has_plan, &table, &planners, driver);
+            });
+        });
+        if let Err(error) = planning {
+            let (table, planners) = (Arc::clone(&self.table), Arc::clone(&self.planners));
+            let failed = Err(format!("no thread to plan in: {error}"));
+            tasks.send(move |driver| run(job, failed, &table, &planners, driver));
+        }
+    }
+
+    /// A job's part of the switches' memory is another's from now on.
+    pub fn forget(&self, tasks: &TaskQueue<dyn DataPath>, job: JobId) {
+        let planners = Arc::clone(&self.planners);
+        // After the task that makes room for the job.
+        tasks.send(move |_| forget(&planners, job));
+    }
+
+    /// Held while a plan is made for somebody who asks from there: nobody has more than one core.
+    fn turn_of(&self, from: Option<IpAddr>) -> Arc<Mutex<()>> {
+        let host = host_of(from.unwrap_or(IpAddr::from([0; 4])));
+        let mut all = lock(&self.turns);
+        all.retain(|_, turn| turn.strong_count() > 0);
+        let turn = all.get(&host).and_then(Weak::upgrade).unwrap_or_default();
+        all.insert(host, Arc::downgrade(&turn));
+        turn
+    }
+}
+
+fn forget(planners: &Planners, job: JobId) {
+    planners.values().for_each(|planner| planner.forget(job));
+}
+
+/// Makes room for a job, unless its plan failed, and tells its ranks.
+fn run(
+    Admitted { name, admission, tickets, .. }: Admitted,
+    has_plan: Result<(), String>,
+    table: &Mutex<Table>,
+    planners: &Planners,
+    driver: &dyn DataPath,
+) {
+    let job = admission.job;
+    let has_room = has_plan.and_then(|()| {
+        let (part, protocol) = (&admission.seats.root, admission.protocol);
+        let seat = Seat { job: admission.identity(), protocol, part, upstream: None };
+        driver.add_job(&seat).map_err(|error| error.to_string())
+    });
+    let outcome: Outcome = match has_room {
+        Ok(()) => {
+            tracing::info!(
+                job = name,
+                id = job.0,
+                protocol = admission.protocol,
+                generation = admission.generation.0,
+                world_size = admission.world_size,
+                in_flight = admission.terms.in_flight,
+                elements = admission.terms.elements,
+                wire_dtype = admission.terms.wire_dtype.name(),
+                "a job runs"
+            );
+            // No rank sends before it is admitted, and none is admitted before its packets are taken.
+            let hosts = lock(table).register(job, &tickets);
+            driver.register(job, &hosts);
+            // What is in it grows with the ranks, and each of them waits for an answer.
+            Ok(Arc::new(admission))
+        }
+        Err(error) => {
+            tracing::warn!(job = name, error, "the data path has no room for a job");
+            // Some of its shards may have had it.
+            driver.remove_job(job);
+            forget(planners, job);
+            lock(table).without_room.push(job);
+            Err(NotAdmitted::DataPath(error))
+        }
+    };
+    let (late, hosts) = {
+        let mut table = lock(table);
+        let late = table.preparing.remove(&job).unwrap_or_default();
+        // Their silence counts from here.
+        table.registry.awaits_shell(Clock.now(), job);
+        let hosts = if outcome.is_ok() { table.register(job, &late) } else { Vec::new() };
+        (late, hosts)
+    };
+    if !hosts.is_empty() {
+        driver.register(job, &hosts);
+    }
+    let mut table = lock(table);
+    for ticket in tickets.into_iter().chain(late) {
+        table.answer(ticket, outcome.clone());
+    }
+}

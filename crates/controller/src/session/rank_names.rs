@@ -1,0 +1,74 @@
+//! The names of ranks: a session of one rank of each machine numbers machines, and people number the ranks of the job.
+
+use std::sync::Arc;
+
+use fanin_protocol::control::Ranks;
+use fanin_wire::Rank;
+
+use crate::error::SessionError;
+
+/// What the ranks of a session are called, in their order; with none they are called as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankNames(Arc<[Rank]>);
+
+impl From<Vec<u32>> for RankNames {
+    /// Of ranks of a job.
+    fn from(names: Vec<u32>) -> Self {
+        Self(names.into_iter().map(|name| Rank(name as u16)).collect())
+    }
+}
+
+impl RankNames {
+    /// What a rank is called.
+    pub(super) fn of(&self, rank: Rank) -> Rank {
+        // One that is none of the session's keeps its number: the services made it up.
+        self.0.get(usize::from(rank.0)).copied().unwrap_or(rank)
+    }
+
+    /// What ranks are called.
+    pub(super) fn all(&self, ranks: &Ranks) -> Ranks {
+        ranks.iter().map(|rank| self.of(rank)).collect()
+    }
+
+    /// The error, with what its ranks are called.
+    pub(super) fn error(&self, error: SessionError) -> SessionError {
+        match error {
+            SessionError::RankLost { rank } => SessionError::RankLost { rank: self.of(rank) },
+            SessionError::RankLeft { rank } => SessionError::RankLeft { rank: self.of(rank) },
+            SessionError::Expelled { rank, switch, silence } => {
+                SessionError::Expelled { rank: self.of(rank), switch, silence }
+            }
+            SessionError::CollectiveMismatch { first, second } => SessionError::CollectiveMismatch {
+                first: (self.of(first.0), first.1),
+                second: (self.of(second.0), second.1),
+            },
+            SessionError::LossBoundMismatch { first, second } => SessionError::LossBoundMismatch {
+                first: (self.of(first.0), first.1),
+                second: (self.of(second.0), second.1),
+            },
+            SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited } => {
+                let (missing_ranks, gone) = (self.all(&missing_ranks), self.all(&gone));
+                SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited }
+            }
+            SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
+                let missing_ranks = self.all(&missing_ranks);
+                SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor }
+            }
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_as_the_job_does_and_those_that_are_none_keep_their_number() {
+        let names = RankNames::from(vec![1, 3]);
+        let lost = |rank| SessionError::RankLost { rank: Rank(rank) };
+        assert_eq!([0, 1, 2].map(|rank| names.error(lost(rank))), [lost(1), lost(3), lost(2)]);
+        assert_eq!(names.all(&Ranks::from([0, 1])), Ranks::from([1, 3]));
+        assert_eq!(RankNames::default().error(lost(1)), lost(1));
+    }
+}

@@ -1,0 +1,195 @@
+//! What a session's threads share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fanin_protocol::control::Ranks;
+use fanin_udp::{Clock, CollectiveKind, Failure, Membership, PartTimes, Submission, WorkerDriver};
+use fanin_wire::Rank;
+
+use super::config::SessionConfig;
+use super::pending::{Pending, bytes_on_wire};
+use super::trace::{HandOver, SessionTrace};
+use crate::control_channel::Connection;
+use crate::error::{AllReduceError, Member, SessionError, Tensor};
+
+/// One rank of a job, as long as it takes part.
+pub(super) struct Shared {
+    pub config: SessionConfig,
+    pub rank: Rank,
+    /// What it is at each service.
+    pub members: Arc<[Member]>,
+    /// The services, with commas between.
+    pub switches: String,
+    /// Of each service.
+    lanes: Vec<Mutex<Lane>>,
+    /// [`SessionConfig::timeout`] as it is now, in nanoseconds.
+    timeout_ns: AtomicU64,
+    pub driver: WorkerDriver,
+    pub trace: Option<SessionTrace>,
+    pub pending: Arc<Pending>,
+    /// Who is told when the session ends by itself.
+    on_failure: Mutex<Option<OnFailure>>,
+}
+
+type OnFailure = Box<dyn FnOnce(SessionError) + Send>;
+
+/// What is known of a job at one service.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    /// The job as it is now; a restart of the service changes it.
+    pub job: Membership,
+    /// Its name there, and to whom one speaks of it; another service that takes over changes both.
+    pub name: String,
+    pub connection: Connection,
+    /// Ranks that left there.
+    pub left: Ranks,
+    /// Since when the service does not answer, and what was the matter last.
+    pub silent: Option<(Instant, String)>,
+    /// Whether the rank is at joining it again.
+    pub is_rejoining: bool,
+}
+
+impl Shared {
+    /// Whether a service is in the process of a rank, and goes with it.
+    pub fn hosts(&self, rank: Rank, service: usize) -> bool {
+        self.config.services[service].home == Some(rank)
+    }
+
+    pub fn new(
+        config: SessionConfig,
+        members: Vec<Member>,
+        driver: WorkerDriver,
+        trace: Option<SessionTrace>,
+        joined: impl IntoIterator<Item = (Membership, Connection)>,
+    ) -> Self {
+        let name = config.job.clone();
+        let lane = |(job, connection)| {
+            let (name, left) = (name.clone(), Ranks::default());
+            Lane { job, name, connection, left, silent: None, is_rejoining: false }
+        };
+        Self {
+            // Every service admitted the rank, so that it fits.
+            rank: Rank(config.rank as u16),
+            switches: names(members.iter().map(|member| member.switch.as_str())),
+            members: members.into(),
+            lanes: joined.into_iter().map(lane).map(Mutex::new).collect(),
+            timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
+            driver,
+            trace,
+            pending: Arc::default(),
+            on_failure: Mutex::default(),
+            config,
+        }
+    }
+
+    /// Starts a collective over all ranks, in place: as [`super::Session::submit`].
+    pub fn submit(
+        &self,
+        submission: Submission,
+        done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
+    ) -> Tensor {
+        let pending = Arc::clone(&self.pending);
+        let (members, switch) = (Arc::clone(&self.members), self.switches.clone());
+        let (names, submitted) = (self.config.names.clone(), Instant::now());
+        let name = pending.insert(&submission, submitted);
+        // Whose time is predicted.
+        let is_all_reduce = name.kind == CollectiveKind::AllReduce;
+        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, self.config.travels_as()));
+        let trace = self.trace.clone().map(|trace| (trace, Clock.now()));
+        // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
+        let done = move |result: Result<Vec<PartTimes>, Failure>| {
+            pending.remove(name.number, Instant::now(), bytes.filter(|_| result.is_ok()));
+            let result = result.map_err(|failure| AllReduceError {
+                cause: names.error(SessionError::from_failure(&failure, &members)),
+                tensor: name,
+                switch,
+                waited: submitted.elapsed(),
+            });
+            let Some((trace, submitted)) = trace else {
+                let hand_over = HandOver::untraced(&result);
+                return done(result.map(drop), hand_over);
+            };
+            let times =
+                result.as_ref().map_or_else(|error| Err(error.cause.to_string()), |times| Ok(times.clone()));
+            let hand_over = trace.done(name, submitted, times);
+            done(result.map(drop), hand_over);
+        };
+        self.driver.submit(submission, Box::new(done));
+        name
+    }
+
+    /// Ends the session with an error: all that is outstanding, and all that comes.
+    pub fn fail(&self, error: SessionError) {
+        tracing::error!(%error, rank = self.rank.0, "the session ends");
+        self.driver.fail(Failure::Because(Arc::new(error)));
+        self.tell_failure();
+    }
+
+    /// Why the session ended, if it did.
+    pub fn failure(&self) -> Option<SessionError> {
+        Some(self.config.names.error(SessionError::from_failure(&self.driver.failure()?, &self.members)))
+    }
+
+    /// Ranks that have left, as some service knows.
+    pub fn left(&self) -> Ranks {
+        let mut left = Ranks::default();
+        self.lanes().for_each(|lane| left.extend(lane.left.iter()));
+        left
+    }
+
+    /// Calls `told` once with [`Self::failure`] when the session ends by itself, whether or not
+    /// anything is under way; in this call if it has. Not when it is closed. By a thread of the
+    /// session: it must be quick, and must not hold the session.
+    pub fn on_failure(&self, told: OnFailure) {
+        *self.on_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+        self.tell_failure();
+    }
+
+    /// Tells who wants to know it that the session has ended, if it has and its owner did not close it.
+    pub fn tell_failure(&self) {
+        let Some(error) = self.failure().filter(|error| !matches!(error, SessionError::Closed)) else {
+            return;
+        };
+        let told = self.on_failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(told) = told {
+            told(error);
+        }
+    }
+
+    pub fn lane(&self, service: usize) -> MutexGuard<'_, Lane> {
+        self.lanes[service].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn lanes(&self) -> impl Iterator<Item = MutexGuard<'_, Lane>> {
+        (0..self.lanes.len()).map(|service| self.lane(service))
+    }
+
+    pub fn job(&self, service: usize) -> Membership {
+        self.lane(service).job.clone()
+    }
+
+    /// Whether all services have other collectives than all-reduces.
+    pub fn has_roots(&self) -> bool {
+        self.lanes().all(|lane| lane.job.has_roots())
+    }
+
+    pub fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
+    }
+}
+
+/// Services in one text.
+pub(super) fn names<'a>(switches: impl Iterator<Item = &'a str>) -> String {
+    switches.collect::<Vec<_>>().join(",")
+}
+
+/// Saturates after five centuries.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
