@@ -461,5 +461,11 @@ def switch_address(text: str) -> str:
     Raises `ValueError` for what names none.
     """
 
+def rate_bps(text: str) -> int:
+    """Return the bits a second of "500mbit" or "1gbit". Raises `ValueError` with what to write."""
+
+def size_bytes(text: str) -> int:
+    """Return the bytes of "25MB" (10^6 each) or "100MiB" (2^20). Raises `ValueError` as above."""
+
 def warn_of_unknown_variables() -> None:
     """Say on stderr, once a process, which variables look like fanin's and are not."""

@@ -121,13 +121,12 @@ def _sub_models(text: str) -> str:
 
 
 def _rate(text: str) -> int:
-    from fanin import _units
+    from fanin import _fanin
 
-    if text.isdecimal():  # as it is written when it is handed on
-        text += "bit"
+    # A number alone is bits a second, as it is written when it is handed on.
     try:
-        return _units.rate_bps(text)
-    except argparse.ArgumentTypeError as error:
+        return _fanin.rate_bps(f"{text}bit" if text.isdecimal() else text)
+    except ValueError as error:
         raise ValueError(f"it must be a rate, and {error}") from None
 
 

@@ -9,7 +9,7 @@ use fanin_controller::{
     Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address,
     machine_id, memory_of_ranks, route, switch_address,
 };
-use fanin_sim::scenario_file::Rate;
+use fanin_units::Rate;
 
 use super::finding::{Check, Finding};
 use super::machine::{self, UNTOLD};
