@@ -23,6 +23,7 @@ mod pending;
 mod plan;
 mod rotation;
 mod scenario;
+mod settings;
 mod simulation;
 mod summation;
 mod switch;
