@@ -123,8 +123,8 @@ def test_a_missing_switch_address_names_the_cure(monkeypatch: pytest.MonkeyPatch
 def test_the_environment_can_turn_congestion_control_off(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
 
-    def client(*_: Any, congestion_control: bool, **__: Any) -> None:
-        told.append(congestion_control)
+    def client(*said: Any, **_: Any) -> None:
+        told.append(said[4].congestion_control)
 
     monkeypatch.setattr("fanin._join._fanin.Client", client)
     monkeypatch.setenv("FANIN_PROTOCOL", "atp")
