@@ -145,8 +145,8 @@ class JobPlan(TypedDict):
 class Client:
     """A rank's membership in a job, which one or several services sum.
 
-    `services` are address, share, rate in bits a second and hosting rank of each. Of the settings,
-    `switch`, `job`, `trace`, `rate` and the files are told otherwise, or not. The constructor
+    `services` are address, share, rate in bits a second and hosting rank of each. Some of the
+    settings, such as `job`, are read from the other arguments instead. The constructor
     blocks, without the GIL, until all ranks have joined.
     """
 

@@ -36,16 +36,16 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The constructor blocks, without the interpreter's lock, until all ranks have joined. `timeout`
 /// (seconds) bounds that, and later each all-reduce. `settings` are those of `fanin._settings`.
 ///
-/// | argument | what it is |
-/// |---|---|
-/// | `trace` | the file of a timeline, and the rank that this process has in it |
-/// | `prediction` | what the plan of the shares takes, in seconds a byte, and what takes that long: for people |
-/// | `links` | what the links were told to carry: for people |
-/// | `local` | this machine's ranks, which sum among themselves first. If there is no other machine, `services` may be empty |
-/// | `hosted` | a switch of this process: packets to it touch no socket, if it is one of `services` |
-/// | `meeting` | where the ranks found each other. `BeganAnew` tells them when one is started again before all have joined |
-/// | `look` | called now and then while the constructor blocks. What it raises ends that |
-/// | `trust` | by what the services are known |
+/// - `trace`: the file of a timeline, and the rank that this process has in it.
+/// - `prediction`: what the plan of the shares takes, in seconds a byte, and what takes that long.
+///   `links`: what the links were told to carry. `fanin status` shows both.
+/// - `local`: this machine's ranks, which sum among themselves first. If there is no other machine,
+///   `services` may be empty.
+/// - `hosted`: a switch of this process. If it is one of `services`, packets to it touch no socket.
+/// - `meeting`: where the ranks found each other. `BeganAnew` tells them when one is started again
+///   before all have joined.
+/// - `look`: called now and then while the constructor blocks. What it raises ends that.
+/// - `trust`: by what the services are known.
 ///
 /// Raises the errors of `fanin.errors`, and `ValueError` for settings that no job has.
 #[pyclass(frozen, module = "fanin._fanin")]

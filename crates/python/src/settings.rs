@@ -6,8 +6,8 @@ use fanin_wire::{LossBound, PATHS_MAX, Security, WireDtype};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// What a session is told of `fanin._settings.Settings`. A field has the setting's name, and is read
-/// from the attribute of that name.
+/// What a session is told of `fanin._settings.Settings`: each field is read from the attribute of
+/// its name.
 #[derive(FromPyObject)]
 pub(crate) struct Settings {
     in_flight: Option<u16>,
@@ -22,8 +22,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// `usual` with these settings. Raises `ValueError` for values that are none, and for those that
-    /// exclude each other.
+    /// `usual` with these settings. Raises `ValueError` for values that no session has, and for
+    /// values that exclude each other.
     pub(crate) fn over(self, usual: SessionConfig) -> PyResult<SessionConfig> {
         let Self {
             in_flight,

@@ -1,8 +1,8 @@
 //! Rates, sizes, times and shares as people write them: `"100Gbit"`, `"4MB"`, `"10us"`, `"0.1%"`.
 //!
-//! Scenario files, flags of `fanin` and a rank's settings have this one grammar: a number, and a unit
-//! right behind it, in any case. Rates are in bits, as `tc` writes them. Another spelling is refused,
-//! and if there is no doubt about the number, the error says what to write.
+//! Scenario files, flags of `fanin` and a rank's settings have this one grammar: a number, and a
+//! unit right behind it, in any case. Rates are in bits, as `tc` writes them. Another spelling is
+//! refused. If its number can be read, the error says what to write.
 //!
 //! Deliberately absent: how quantities are shown, and quantities without a unit.
 
