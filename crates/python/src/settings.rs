@@ -25,20 +25,10 @@ impl Settings {
     /// `usual` with these settings. Raises `ValueError` for values that no session has, and for
     /// values that exclude each other.
     pub(crate) fn over(self, usual: SessionConfig) -> PyResult<SessionConfig> {
-        let Self {
-            in_flight,
-            sub_models,
-            wire_dtype,
-            security,
-            protocol,
-            loss_bound: fraction,
-            paths,
-            congestion_control,
-            machine,
-        } = self;
+        let paths = self.paths;
         let refused = |why: String| Err(PyValueError::new_err(why));
-        let Some(loss_bound) = LossBound::new(fraction) else {
-            return refused(format!("loss_bound {fraction}: a fraction of at least 0 and below 1"));
+        let Some(loss_bound) = LossBound::new(self.loss_bound) else {
+            return refused(format!("loss_bound {}: a fraction of at least 0 and below 1", self.loss_bound));
         };
         if !(1..=PATHS_MAX).contains(&paths) {
             return refused(format!("paths {paths}: choose 1 to {PATHS_MAX}"));
@@ -50,9 +40,10 @@ impl Settings {
                  (loss_bound, or FANIN_LOSS_BOUND)"
             ));
         }
-        let wire_dtype = wire_dtype.map(|name| wire_dtype_of(&name)).transpose()?;
+        let wire_dtype = self.wire_dtype.map(|name| wire_dtype_of(&name)).transpose()?;
         // DLCP's blocks carry floats as they are, as fast as its rate says.
-        if !is_reliable && (wire_dtype.is_some_and(|it| it != WireDtype::Native) || in_flight.is_some()) {
+        if !is_reliable && (wire_dtype.is_some_and(|it| it != WireDtype::Native) || self.in_flight.is_some())
+        {
             return refused(
                 "with a loss bound floats travel as they are, at a rate and in no window: unset loss_bound \
                  (FANIN_LOSS_BOUND), or wire_dtype (FANIN_WIRE_DTYPE) and in_flight (FANIN_IN_FLIGHT)"
@@ -62,18 +53,20 @@ impl Settings {
         let elements = |part: &str| {
             part.parse().map_err(|_| PyValueError::new_err(format!("sub_models: {part:?} is no number")))
         };
-        let sub_models =
-            sub_models.as_deref().map_or(Ok(Vec::new()), |parts| parts.split(',').map(elements).collect());
+        let sub_models = self
+            .sub_models
+            .as_deref()
+            .map_or(Ok(Vec::new()), |parts| parts.split(',').map(elements).collect());
         Ok(SessionConfig {
-            in_flight,
+            in_flight: self.in_flight,
             sub_models: sub_models?,
             wire_dtype,
-            security: security_of(&security)?,
-            protocol: protocol_of(&protocol)?,
+            security: security_of(&self.security)?,
+            protocol: protocol_of(&self.protocol)?,
             loss_bound,
             paths,
-            congestion_control,
-            machine: machine.unwrap_or(usual.machine),
+            congestion_control: self.congestion_control,
+            machine: self.machine.unwrap_or(usual.machine),
             ..usual
         })
     }
