@@ -29,8 +29,8 @@ CLUSTERS: Mapping[str, Sequence[str]] = {
 }
 STEPS = ("--workers", "4"), ("--workers", "8", "--ranks-per-machine", "4")
 SIZES = "4KB,64KB,1MB,25MB"
-OPTIONS = ("--own-services", "--warmup", "1", "--repeat", "5")
-QUICK = ("--workers", "2"), ("--size", "4KB", "--own-services", "--warmup", "0", "--repeat", "1")
+OPTIONS = ("--plan", "own", "--warmup", "1", "--repeat", "5")
+QUICK = ("--workers", "2"), ("--size", "4KB", "--plan", "own", "--warmup", "0", "--repeat", "1")
 
 
 def main() -> int:

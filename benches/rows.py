@@ -154,11 +154,11 @@ LOSS = Command("4, 1 Gbit/s, loss 0.1 %, 25 MB", 4, 25 * MB, "--rate 1gbit --los
 LOSS_HIGH = Command("4, 1 Gbit/s, loss 1 %, 25 MB", 4, 25 * MB, "--rate 1gbit --loss 1%", _ALONE)
 
 # Machines behind one link each, which sum themselves, alone or with k more that only sum.
-_OWN = "--own-services --warmup 1"
+_OWN = "--plan own --warmup 1"
 
 
 def _split(k: int) -> Command:
-    options = f"{_OWN} --spares {k}" if k else _OWN
+    options = f"--warmup 1 --spares {k}" if k else _OWN
     more = f", {k} more" if k else ""
     what = f"8, 1 Gbit/s, own services{more}, 25 MB"
     return Command(what, 8, 25 * MB, "--rate 1gbit", options, 3, optimal(8, k))
@@ -183,7 +183,7 @@ ONE_LINK = Command(
 UNEQUAL = Command(
     "4, 1 Gbit/s, one of them 500 Mbit/s, 1 more of 2.5 Gbit/s, 25 MB",
     *(4, 25 * MB, "--rate 1gbit --rate-of w3=500mbit"),
-    *(f"{_OWN} --spares 1 --spare-rate 2.5gbit", 3),
+    *("--warmup 1 --spares 1 --spare-rate 2.5gbit", 3),
     times=2,
     whole=True,
 )

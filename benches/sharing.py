@@ -151,7 +151,7 @@ def _counters(lab: Netlab) -> dict[str, Counters]:
     there = {job["id"]: job for job in switch["jobs"]}
     return {
         job["job"]: Counters(
-            window=job["window"],
+            window=job["in_flight"],
             elements=job["elements"],
             at_switch=there[job["id"]]["aggregations"],
             at_server=job["aggregations"],

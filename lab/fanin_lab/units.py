@@ -1,20 +1,16 @@
-"""Sizes as people write them, losses as netem writes them, rates as tc does, and all as shown.
+"""Quantities on the laboratory's command lines, and as they are shown.
 
-`fanin._units` parses rates, which a rank's settings have, too.
+`_fanin` parses rates and sizes, as it does for all of fanin.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from argparse import ArgumentTypeError
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fanin._units import factor
-from fanin._units import rate_bps as rate_bps
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmg])(i?))?b?", re.IGNORECASE)
+from fanin import _fanin
 
 
 def whole_number(text: str) -> int:
@@ -34,16 +30,25 @@ def positive_number(text: str) -> int:
 
 def size_bytes(text: str) -> int:
     """Parse "25MB" (10^6), "100MiB" (2^20), "4096": bytes."""
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ArgumentTypeError(
-            f"{text!r} is no size; write 4KB, 25MB, 100MiB or a number of bytes"
-        )
-    number, prefix, binary = match.groups(default="")
-    size = int(float(number) * factor(prefix, binary))
+    size = _parsed(_fanin.size_bytes, f"{text}B" if text.isdecimal() else text)
     if size < 1:
         raise ArgumentTypeError(f"{text!r} is empty")
     return size
+
+
+def rate_bps(text: str) -> int:
+    """Parse "500mbit", "1gbit", "1gibit": bits per second."""
+    rate = _parsed(_fanin.rate_bps, text)
+    if rate < 1000:
+        raise ArgumentTypeError(f"{text!r} is less than 1kbit")
+    return rate
+
+
+def _parsed(parse: Callable[[str], int], text: str) -> int:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def loss_fraction(text: str) -> float:

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
+from fanin._settings import Protocol, Security, Settings
 from fanin.errors import FaninError
 
 Collective = Literal["all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather"]
 DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "uint8", "int8"]
-WireDtype = Literal["native", "shared_exponent", "bfloat16", "int8"]
-Security = Literal["tag", "authenticate", "encrypt"]
-Protocol = Literal["switchml", "atp", "goat"]
 
 version: str
 assertions: bool
@@ -147,7 +145,8 @@ class JobPlan(TypedDict):
 class Client:
     """A rank's membership in a job, which one or several services sum.
 
-    `services` are address, share, rate in bits a second and hosting rank of each. The constructor
+    `services` are address, share, rate in bits a second and hosting rank of each. Some of the
+    settings, such as `job`, are read from the other arguments instead. The constructor
     blocks, without the GIL, until all ranks have joined.
     """
 
@@ -157,25 +156,16 @@ class Client:
         job: str,
         rank: int,
         world_size: int,
+        settings: Settings | None = None,
         *,
         timeout: float = 300.0,
-        slots: int | None = None,
-        window: int | None = None,
-        wire_dtype: WireDtype | None = None,
-        security: Security = "tag",
-        protocol: Protocol = "switchml",
-        congestion_control: bool = True,
         trace: tuple[str, int] | None = None,
         prediction: tuple[float, str] | None = None,
         links: str | None = None,
-        machine: str | None = None,
         local: LocalRanks | None = None,
         hosted: Switch | None = None,
         meeting: Meeting | None = None,
         look: Callable[[], None] | None = None,
-        loss_bound: float = 0.0,
-        paths: int = 1,
-        sub_models: Sequence[int] = (),
         trust: Trust | None = None,
     ) -> Client: ...
     @property
@@ -460,6 +450,12 @@ def switch_address(text: str) -> str:
 
     Raises `ValueError` for what names none.
     """
+
+def rate_bps(text: str) -> int:
+    """Return the bits a second of "500mbit" or "1gbit". Raises `ValueError` with what to write."""
+
+def size_bytes(text: str) -> int:
+    """Return the bytes of "25MB" (10^6 each) or "100MiB" (2^20). Raises `ValueError` as above."""
 
 def warn_of_unknown_variables() -> None:
     """Say on stderr, once a process, which variables look like fanin's and are not."""

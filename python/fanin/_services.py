@@ -44,8 +44,8 @@ class Place:
     """The switches that it was told of."""
     switch_rates: list[int | None]
     """The rates of their links, once rank 0 has asked."""
-    own_services: bool
-    plan: Plan
+    plan: Plan | None
+    """None: ranks cannot sum, and nothing is planned, as with ATP and GOAT."""
     local: str | None
     """How its machine's ranks would sum among themselves; None if they may not."""
 
@@ -113,8 +113,7 @@ def place(settings: Settings, address: str) -> Place:
         rate_bps=rate,
         switches=switches,
         switch_rates=[None] * len(switches),
-        own_services=may_sum(settings),
-        plan=settings.plan,
+        plan=settings.plan if settings.protocol == "switchml" else None,
         local=_local(settings),
     )
 
@@ -124,11 +123,6 @@ def _local(settings: Settings) -> str | None:
     # Ranks that are told unlike things never sum for each other: they are refused as they join.
     is_possible = settings.protocol == "switchml" and settings.loss_bound == 0
     return f"{settings.travels_as}, {settings.security}" if is_possible else None
-
-
-def may_sum(settings: Settings) -> bool:
-    """Whether ranks may host services: those of ATP cannot."""
-    return settings.own_services and settings.protocol == "switchml"
 
 
 def machine(settings: Settings) -> str:
@@ -169,7 +163,7 @@ def local_machines(places: Sequence[Place]) -> list[int] | None:
 def asked(places: Sequence[Place]) -> list[str]:
     """Return the switches that rank 0 is to ask for the rates of their links."""
     first = places[0]
-    is_planned = first.own_services and first.plan != "own" and _are_alike(places)
+    is_planned = first.plan in ("auto", "switch") and _are_alike(places)
     is_of_several = any(place.machine != first.machine for place in places)
     return first.switches if is_planned and is_of_several else []
 
@@ -195,10 +189,10 @@ def split(places: Sequence[Place]) -> Split | None:
     is_alike = _are_alike(places)
     switch_rates = first.switch_rates if is_alike else [None] * len(names)
     if not names:
-        own = first.own_services and first.plan != "switch"
+        own = first.plan in ("auto", "own")
     elif first.plan == "own":
-        own, names, switch_rates = first.own_services, [], []
-    elif first.plan == "switch" or not first.own_services or count == 1:
+        own, names, switch_rates = True, [], []
+    elif first.plan != "auto" or count == 1:
         own = False
     else:
         own = is_alike or len(names) > 1

@@ -25,7 +25,7 @@ TravelsAs: TypeAlias = WireDtype | Literal["integers"]
 Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
-SLOTS_MAX = 16384
+IN_FLIGHT_MAX = 16384
 SUB_MODELS_MAX = 256
 SUB_MODEL_ELEMENTS_MAX = 2**29
 PATHS_MAX = 16
@@ -41,8 +41,7 @@ class Said(TypedDict, total=False):
     """The settings but `switch`, as keyword arguments: what is left out, or None, is not said."""
 
     job: str | None
-    slots: int | None
-    window: int | None
+    in_flight: int | None
     sub_models: str | None
     wire_dtype: WireDtype | None
     security: Security | None
@@ -51,7 +50,6 @@ class Said(TypedDict, total=False):
     paths: int | None
     congestion_control: bool | None
     trace: str | os.PathLike[str] | None
-    own_services: bool | None
     plan: Plan | None
     rate: str | int | None
     machine: str | None
@@ -82,6 +80,8 @@ def _wire_dtype(text: str) -> str:
         raise ValueError(
             'it is called "shared_exponent" now; by default floats travel as they are ("native")'
         )
+    if text in ("exact", "float32"):
+        raise ValueError('it is called "native": floats travel as they are')
     return _one_of(*get_args(WireDtype))(text)
 
 
@@ -121,13 +121,12 @@ def _sub_models(text: str) -> str:
 
 
 def _rate(text: str) -> int:
-    from fanin import _units
+    from fanin import _fanin
 
-    if text.isdecimal():  # as it is written when it is handed on
-        text += "bit"
+    # A number alone is bits a second, as it is written when it is handed on.
     try:
-        return _units.rate_bps(text)
-    except argparse.ArgumentTypeError as error:
+        return _fanin.rate_bps(f"{text}bit" if text.isdecimal() else text)
+    except ValueError as error:
         raise ValueError(f"it must be a rate, and {error}") from None
 
 
@@ -185,20 +184,12 @@ class Settings:
     job: str | None = _row(
         _name, None, "NAME", "the job's name, as status, metrics and logs show it"
     )
-    slots: int | None = _row(
-        _up_to(SLOTS_MAX),
+    in_flight: int | None = _row(
+        _up_to(IN_FLIGHT_MAX),
         None,
-        f"1..{SLOTS_MAX}",
-        "slots in each of the switch's shards",
-        "switchml",
-    )
-    window: int | None = _row(
-        _up_to(SLOTS_MAX),
-        None,
-        f"1..{SLOTS_MAX}",
-        "fragments that a rank may have in flight",
-        "atp",
-        "goat",
+        f"1..{IN_FLIGHT_MAX}",
+        "packets that a rank may have in flight: with switchml, slots in each of the switch's "
+        "shards; with atp and goat, fragments",
     )
     sub_models: str | None = _row(
         _sub_models,
@@ -258,9 +249,6 @@ class Settings:
     trace: str | None = _row(
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
     )
-    own_services: bool = _row(
-        _yes, True, "0|1", "whether the ranks of each machine may sum, too", "switchml"
-    )
     plan: Plan = _row(
         _one_of("auto", "switch", "own"),
         "auto",
@@ -298,7 +286,7 @@ class Settings:
 
     @classmethod
     def _taken(cls, said: Mapping[str, object], called: Callable[[str], str]) -> Settings:
-        for wrong in _gone().values():
+        for _, _, wrong in _gone():
             raise ValueError(wrong)
         choices = list(_choices(said, called))
         protocol = _protocol(choices)
@@ -352,9 +340,10 @@ def flag(name: str) -> str:
 
 def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
     """Give a command the settings, or those of the names, as flags; None where not given."""
-    if not names or "wire_dtype" in names:
-        hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        parser.add_argument("--exact", "--no-exact", nargs="?", const="", type=_no_flag, **hidden)
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for gone in _GONE:
+        if not names or gone.now in names:
+            parser.add_argument(*gone.flags, nargs="?", const="", type=gone.refuse, **hidden)
     for row in fields(Settings):
         if names and row.name not in names:
             continue
@@ -368,10 +357,6 @@ def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
             help=f"{row.metadata['meaning']} (default: ${variable(row.name)}{usual})",
             **form,
         )
-
-
-def _no_flag(_: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"it is no flag any more: {_EXACT_CURE}")
 
 
 def exported(flags: argparse.Namespace) -> dict[str, str]:
@@ -396,8 +381,8 @@ def for_doctor(argv: list[str]) -> list[str]:
         protocol = None  # said where the protocol's own turn comes
     told = [_told(choice, protocol) for choice in choices if choice.name in names]
     told += [
-        {"name": "exact", "source": source, "overruled": None, "wrong": wrong}
-        for source, wrong in _gone().items()
+        {"name": name, "source": source, "overruled": None, "wrong": wrong}
+        for name, source, wrong in _gone()
     ]
     own = [
         part
@@ -425,8 +410,9 @@ def _told(choice: Choice, protocol: Protocol | None) -> dict[str, str | None]:
 
 def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterator[Choice]:
     unknown = said.keys() - {row.name for row in fields(Settings)}
-    if "exact" in unknown:
-        raise TypeError(f"there is no setting 'exact' any more: {_EXACT_CURE}")
+    for gone in _GONE:
+        if gone.name in unknown:
+            raise TypeError(f"there is no setting {gone.name!r} any more: {gone.cure}")
     if unknown:
         raise TypeError(f"there is no setting {min(unknown)!r}")
     for row in fields(Settings):
@@ -442,16 +428,46 @@ def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterat
             yield Choice(name, None, "default")
 
 
-def _gone() -> dict[str, str]:
-    """Return what is wrong with variables that were settings once."""
-    text = os.environ.get(_EXACT_VARIABLE, "").strip()
-    return {_EXACT_VARIABLE: f"{_EXACT_VARIABLE} is {text!r}: {_EXACT_CURE}"} if text else {}
+class _Gone(NamedTuple):
+    """A name that was a setting once."""
+
+    name: str
+    now: str
+    """The setting in its place."""
+    cure: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return flag(self.name), flag(f"no_{self.name}")
+
+    def refuse(self, _: str) -> NoReturn:
+        raise argparse.ArgumentTypeError(f"it is no flag any more: {self.cure}")
 
 
-_EXACT_VARIABLE: Final = "FANIN_EXACT"
-_EXACT_CURE: Final = (
-    "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says otherwise: leave it out"
+_GONE: Final = (
+    _Gone(
+        "exact",
+        "wire_dtype",
+        "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says otherwise: leave it "
+        "out",
+    ),
+    _Gone(
+        "own_services",
+        "plan",
+        "plan=switch (FANIN_PLAN=switch) is what own_services=0 was, and own_services=1 is the "
+        "default",
+    ),
+    _Gone("slots", "in_flight", "write in_flight (FANIN_IN_FLIGHT) instead"),
+    _Gone("window", "in_flight", "write in_flight (FANIN_IN_FLIGHT) instead"),
 )
+
+
+def _gone() -> Iterator[tuple[str, str, str]]:
+    """Yield the variables that were settings once: the name, the variable, and what is wrong."""
+    for gone in _GONE:
+        source = variable(gone.name)
+        if text := os.environ.get(source, "").strip():
+            yield gone.name, source, f"{source} is {text!r}: {gone.cure}"
 
 
 def _parsed(choice: Choice) -> Any:

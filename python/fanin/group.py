@@ -168,11 +168,9 @@ def connect(
 
     `timeout` (seconds) bounds the joining and, later, every all-reduce (see
     `fanin.errors.AllReduceTimeout`). The others are settings: `switch` ("HOST:PORT"), `job`,
-    `slots`, `window`, `sub_models`, `wire_dtype`, `security`, `protocol`, `loss_bound`, `paths`,
-    `congestion_control`, `trace`, `own_services`, `plan`, `rate`, `machine`, `tls_ca`,
-    `secret_file`. What is not given, the environment says (FANIN_SWITCH, FANIN_JOB, ...):
-    docs/settings.md lists them. A switch and a job must be said. All ranks say the same, but for
-    the switch's address.
+    `wire_dtype`, `protocol`, `plan` and the others that docs/settings.md lists. What is not given,
+    the environment says (FANIN_SWITCH, FANIN_JOB, ...). A switch and a job must be said. All ranks
+    say the same, but for the switch's address.
 
     `job` names the job on the switch: ranks that give the same name find each other, at the first
     switch that rank 0 names. Where they are on several machines, the ranks of each sum among

@@ -198,9 +198,7 @@ def run(argv: list[str]) -> int:
     named = settings.switch
     of_several = bool(machines) or _nodes_max(parsed, args.nnodes) > 1
     # Else ranks of one machine sum in its memory, and machines by services of their own.
-    needs_switch = (
-        settings.protocol != "switchml" or settings.plan == "switch" or not settings.own_services
-    )
+    needs_switch = settings.protocol != "switchml" or settings.plan == "switch"
     if of_several and not named and needs_switch:
         # Else the ranks say it; there will be none.
         _fanin.warn_of_unknown_variables()

@@ -195,7 +195,7 @@ def test_ranks_share_machines_and_a_spare_machine_sums_for_them(tmp_path: Path) 
 def test_services_of_their_own_and_a_spare_machine_share_the_sums(tmp_path: Path) -> None:
     shown, runs = bench(
         tmp_path,
-        *("--workers", "3", "--rate", "200mbit", "--own-services", "--spares", "1"),
+        *("--workers", "3", "--rate", "200mbit", "--spares", "1"),
         *("--size", "1MB", "--repeat", "2", "--warmup", "0", "--baseline", "none"),
     )
     # BytePS, Eqs. 1, 2 and 6, for n = 3 and k = 1.
@@ -206,7 +206,7 @@ def test_services_of_their_own_and_a_spare_machine_share_the_sums(tmp_path: Path
     assert found["error_max"] == 0
     # The spare machine sums its share and no more: all three send it 40 %.
     assert 0 < found["switch_cpu_s_per_gb"] < found["ranks_cpu_s_per_gb"]
-    alone = ("--workers", "3", "--mtu", "1500", "--own-services", "--size", "1MB")
+    alone = ("--workers", "3", "--mtu", "1500", "--plan", "own", "--size", "1MB")
     _, runs = bench(tmp_path, *alone, *("--repeat", "1", "--warmup", "0", "--calls", "2"))
     (run,) = runs
     assert run["plan"] is None, "nobody says what the links carry"
@@ -226,7 +226,7 @@ def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
     assert "3 ranks do not fill machines of 2" in refusal(
         *("--workers", "3", "--ranks-per-machine", "2", "--mtu", "1500")
     )
-    assert "atp sums in its switches" in refusal("--protocol", "atp", "--own-services")
+    assert "atp sums in its switches" in refusal("--protocol", "atp", "--spares", "1")
 
 
 def test_the_plan_of_a_bench_is_the_planners() -> None:

@@ -132,7 +132,7 @@ def placed(me: Me, place: str, body: Callable[..., Any], *args: Any) -> Any:
         os.environ["FANIN_SWITCH"] = me.switch
     if place.startswith("racks "):
         os.environ["FANIN_SWITCH"] = place.split()[1 + me.rank // 2]
-        os.environ["FANIN_OWN_SERVICES"] = "0"
+        os.environ["FANIN_PLAN"] = "switch"
         os.environ["FANIN_MACHINE"] = f"m{me.rank}"
     return body(me, *args)
 

@@ -88,7 +88,7 @@ def test_a_group_of_torch_takes_a_bound_and_its_timeline_has_the_loss(
 
 
 @pytest.mark.parametrize(
-    "said", [{"wire_dtype": "bfloat16"}, {"wire_dtype": "int8"}, {"slots": 64}]
+    "said", [{"wire_dtype": "bfloat16"}, {"wire_dtype": "int8"}, {"in_flight": 64}]
 )
 def test_what_a_job_with_a_bound_does_not_have_is_refused(switch: str, said: Any) -> None:
     with pytest.raises(ValueError, match="FANIN_LOSS_BOUND"):

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess, switch_here
 from fanin import _fanin, errors
+from fanin._settings import Settings
 from ranks import DEADLINE, Failure, Me, Ranks, wait_until
 from test_wire import PREAMBLE, SLOT
 
@@ -211,7 +212,14 @@ def test_a_rank_that_does_not_make_a_group_is_named_within_the_groups_timeout(
 def test_a_pool_that_is_too_small_says_how_much_was_asked_and_is_free() -> None:
     with switch_here(pool_units=64) as switch:
         with pytest.raises(errors.PoolExhausted) as caught:
-            _fanin.Client([(switch.address, 1.0, None, None)], "big", 0, 1, timeout=5, slots=4096)
+            _fanin.Client(
+                [(switch.address, 1.0, None, None)],
+                "big",
+                0,
+                1,
+                Settings(in_flight=4096),
+                timeout=5,
+            )
         error = caught.value
         assert error.asked > error.free
         assert error.free == 64

@@ -123,8 +123,8 @@ def test_a_missing_switch_address_names_the_cure(monkeypatch: pytest.MonkeyPatch
 def test_the_environment_can_turn_congestion_control_off(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
 
-    def client(*_: Any, congestion_control: bool, **__: Any) -> None:
-        told.append(congestion_control)
+    def client(*said: Any, **_: Any) -> None:
+        told.append(said[4].congestion_control)
 
     monkeypatch.setattr("fanin._join._fanin.Client", client)
     monkeypatch.setenv("FANIN_PROTOCOL", "atp")
@@ -141,16 +141,16 @@ def test_the_pool_size_can_be_chosen(switch: str, monkeypatch: pytest.MonkeyPatc
     def slots_of(job: str) -> int:
         command = [sys.executable, "-m", "fanin", "status", "--switch", switch, "--json"]
         report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-        (slots,) = (entry["slots"] for entry in report["jobs"] if entry["job"] == job)
+        (slots,) = (entry["in_flight"] for entry in report["jobs"] if entry["job"] == job)
         assert isinstance(slots, int)
         return slots
 
-    with fanin.connect(switch, job="pool-argument", rank=0, world_size=1, slots=17) as group:
+    with fanin.connect(switch, job="pool-argument", rank=0, world_size=1, in_flight=17) as group:
         group.all_reduce(np.ones(100_000, np.float32))
         assert slots_of("pool-argument") == 17
-    monkeypatch.setenv("FANIN_SLOTS", "19")
+    monkeypatch.setenv("FANIN_IN_FLIGHT", "19")
     with fanin.connect(switch, job="pool-environment", rank=0, world_size=1):
         assert slots_of("pool-environment") == 19
-    monkeypatch.setenv("FANIN_SLOTS", "many")
-    with pytest.raises(ValueError, match="FANIN_SLOTS is 'many'"):
+    monkeypatch.setenv("FANIN_IN_FLIGHT", "many")
+    with pytest.raises(ValueError, match="FANIN_IN_FLIGHT is 'many'"):
         fanin.connect(switch, job="pool-nonsense", rank=0, world_size=1)

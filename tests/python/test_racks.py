@@ -51,7 +51,7 @@ def test_sums_are_exact_across_a_restart(
 
 def one_in_the_rack(me: Me, switches: list[str], body: Callable[..., Any], *args: Any) -> Any:
     os.environ["FANIN_SWITCH"] = me.switch = switches[me.rank]
-    os.environ["FANIN_OWN_SERVICES"] = "0"
+    os.environ["FANIN_PLAN"] = "switch"
     return body(me, *args)
 
 

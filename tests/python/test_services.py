@@ -44,7 +44,6 @@ def place(machine: int, **said: Any) -> Place:
         "rate_bps": None,
         "switches": [],
         "switch_rates": [],
-        "own_services": True,
         "plan": "auto",
         "local": None,
     }
@@ -138,7 +137,7 @@ def test_switches_are_asked_for_their_rates_where_a_plan_needs_them() -> None:
         [place(0, **named), place(0, **named)],
         [place(0), place(1)],
         [place(0, **named, plan="own"), place(1, **named)],
-        [place(0, **named, own_services=False), place(1, **named)],
+        [place(0, **named, plan=None), place(1, **named)],
         [place(0, **named), place(1, switches=["rack:4800"], switch_rates=[None])],
     ):
         assert asked(nobody) == []
@@ -201,7 +200,7 @@ def test_what_is_forced_is_done() -> None:
     places = [place(machine, **said, plan="own") for machine in range(3)]
     assert planned(places).machines == [0, 1, 2]
     assert planned(places).switch_shares == []
-    for forced in ({"plan": "switch"}, {"own_services": False}):
+    for forced in ({"plan": "switch"}, {"plan": None}):
         found = planned([place(machine, **said | forced) for machine in range(3)])
         assert found.machines == []
         assert found.switch_shares == pytest.approx([0.5, 0.5])
@@ -216,7 +215,7 @@ def test_more_machines_than_a_service_sums_for_need_racks_and_a_switch() -> None
 
 
 def test_without_a_switch_somebody_must_be_allowed_to_sum() -> None:
-    assert split([place(0, own_services=False), place(1)]) is None
+    assert split([place(0, plan=None), place(1)]) is None
     assert split([place(0, plan="switch"), place(1)]) is None
 
 
@@ -282,7 +281,7 @@ def test_switches_are_shared_with_the_ranks_own_services(launch: Launch) -> None
         both = f"{one.address},{two.address}"
         for said, services in (
             ({"rate": "1gbit"}, 4),
-            ({"rate": "1gbit", "own_services": False}, 2),
+            ({"rate": "1gbit", "plan": "switch"}, 2),
             ({"rate": "1gbit", "plan": "own"}, 2),
         ):
             results = launch(sums, 2, 2, said, at=both).results()

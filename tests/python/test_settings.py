@@ -28,15 +28,15 @@ from fanin.torch.rendezvous.membership import new_job
 from ranks import DEADLINE, Me
 from torch._C import _distributed_c10d as c10d
 
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "settings.md"
 NAMES = [row.name for row in fields(Settings)]
 
 # A value of each setting that is not its default.
 OTHER: dict[str, Any] = {
     "switch": "10.0.0.9:4800",
     "job": "gpt",
-    "slots": 17,
-    "window": 40,
+    "in_flight": 17,
     "sub_models": "1000,250000",
     "wire_dtype": "bfloat16",
     "security": "encrypt",
@@ -45,7 +45,6 @@ OTHER: dict[str, Any] = {
     "paths": 8,
     "congestion_control": False,
     "trace": "trace.json",
-    "own_services": False,
     "plan": "own",
     "rate": 2_500_000_000,
     "machine": "left",
@@ -56,8 +55,7 @@ OTHER: dict[str, Any] = {
 WRONG: dict[str, Any] = {
     "switch": "",
     "job": "a\nb",
-    "slots": "many",
-    "window": "0",
+    "in_flight": "many",
     "sub_models": "1000,0",
     "wire_dtype": "fp8",
     "security": "none",
@@ -66,7 +64,6 @@ WRONG: dict[str, Any] = {
     "paths": "17",
     "congestion_control": "off",
     "trace": "/",
-    "own_services": "no",
     "plan": "ring",
     "rate": "fast",
     "machine": "a\nb",
@@ -77,14 +74,11 @@ WRONG: dict[str, Any] = {
 
 # The settings that not every protocol knows.
 OF = {
-    "slots": ("switchml",),
     "wire_dtype": ("switchml",),
     "loss_bound": ("switchml",),
     "paths": ("switchml",),
-    "window": ("atp", "goat"),
     "sub_models": ("goat",),
     "congestion_control": ("atp", "goat"),
-    "own_services": ("switchml",),
     "plan": ("switchml",),
 }
 PROTOCOLS = ("switchml", "atp", "goat")
@@ -171,20 +165,30 @@ def test_a_setting_that_is_none_is_refused() -> None:
         Settings.of(slot=1)  # type: ignore[call-arg]
 
 
-def test_what_was_a_setting_once_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    cure = "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says otherwise"
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("exact", True, "floats travel as they are unless wire_dtype (FANIN_WIRE_DTYPE) says"),
+        ("own_services", False, "plan=switch (FANIN_PLAN=switch) is what own_services=0 was"),
+        ("slots", 17, "write in_flight (FANIN_IN_FLIGHT) instead"),
+        ("window", 17, "write in_flight (FANIN_IN_FLIGHT) instead"),
+    ],
+)
+def test_what_was_a_setting_once_is_refused_with_the_cure(
+    name: str, value: Any, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for takes in (fanin.torch.Options, partial(fanin.connect, rank=0, world_size=1)):
-        with pytest.raises(TypeError, match=f"'exact' any more: {re.escape(cure)}"):
-            takes(exact=True)  # type: ignore[call-arg]
-    called = run("--exact", "train.py")
-    assert (
-        called.returncode,
-        f"--exact/--no-exact: it is no flag any more: {cure}" in called.stderr,
-    ) == (2, True)
-    monkeypatch.setenv("FANIN_EXACT", "1")
-    with pytest.raises(ValueError, match=f"^FANIN_EXACT is '1': {re.escape(cure)}"):
+        with pytest.raises(TypeError, match=f"'{name}' any more: {re.escape(cure)}"):
+            takes(**{name: value})
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    _settings.add_flags(parser)
+    for said in (flag(name), f"--no-{flag(name)[2:]}", f"{flag(name)}=17"):
+        with pytest.raises(argparse.ArgumentError, match=f"no flag any more: {re.escape(cure)}"):
+            parser.parse_args([said])
+    monkeypatch.setenv(variable(name), "1")
+    with pytest.raises(ValueError, match=f"^{variable(name)} is '1': {re.escape(cure)}"):
         fanin.torch.Options()
-    monkeypatch.setenv("FANIN_EXACT", "")
+    monkeypatch.setenv(variable(name), "")
     assert fanin.torch.Options(wire_dtype="native").settings.travels_as == "native"
 
 
@@ -222,6 +226,17 @@ def test_connect_options_and_hook_take_every_setting() -> None:
         assert rest.annotation in ("Unpack[Said]", Unpack[_settings.Said])
 
 
+def test_a_setting_on_its_way_is_named_by_its_table_and_by_the_binding_alone() -> None:
+    files = [*(ROOT / "python").rglob("*.py*"), *(ROOT / "crates/python/src").glob("*.rs")]
+    texts = {
+        str(file.relative_to(ROOT)): file.read_text() for file in files if file.suffix != ".pyc"
+    }
+    # One that ranks agree on, and one of each rank: two that nothing in Python uses.
+    for name in ("in_flight", "congestion_control"):
+        naming = {path for path, text in texts.items() if re.search(rf"\b{name}\b", text)}
+        assert naming == {"python/fanin/_settings.py", "crates/python/src/settings.rs"}
+
+
 SHOW = """
 import os
 print({n: v for n, v in os.environ.items() if n.startswith("FANIN_")})
@@ -256,8 +271,8 @@ def test_run_refuses_what_is_wrong_with_where_it_was_said(
     assert done.returncode == 2
     assert "--wire-dtype is 'fp8': it must be" in done.stderr
     assert "write 10gbit" in run("--rate", "10gbps", "train.py").stderr
-    monkeypatch.setenv("FANIN_SLOTS", "0")
-    assert "FANIN_SLOTS is '0': it must be a number from 1 to" in run("train.py").stderr
+    monkeypatch.setenv("FANIN_IN_FLIGHT", "0")
+    assert "FANIN_IN_FLIGHT is '0': it must be a number from 1 to" in run("train.py").stderr
 
 
 def test_the_manual_lists_every_setting_with_its_default_and_its_meaning() -> None:
@@ -375,19 +390,20 @@ def test_the_doctor_says_who_decided_each_setting(
     for row in fields(Settings):
         assert row.name == "switch" or row.name in defaults["message"]
     assert "wire_dtype=native" in defaults["message"]
-    monkeypatch.setenv("FANIN_SLOTS", "17")
+    monkeypatch.setenv("FANIN_IN_FLIGHT", "17")
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "fp8")
     monkeypatch.setenv("FANIN_JOB", "gpt")
-    said = [finding["message"] for finding in doctor(switch, "--slots", "19")]
-    assert "slots=19: --slots says so, which overrules FANIN_SLOTS=17" in said
+    said = [finding["message"] for finding in doctor(switch, "--in-flight", "19")]
+    assert "in_flight=19: --in-flight says so, which overrules FANIN_IN_FLIGHT=17" in said
     assert "job=gpt: FANIN_JOB says so" in said
     assert any(text.startswith("FANIN_WIRE_DTYPE is 'fp8': it must be") for text in said)
     monkeypatch.delenv("FANIN_WIRE_DTYPE")
     monkeypatch.setenv("FANIN_EXACT", "1")
+    monkeypatch.setenv("FANIN_PATHS", "8")
     said = [finding["message"] for finding in doctor(switch, "--protocol", "atp")]
     assert any(text.startswith("FANIN_EXACT is '1': floats travel as they are") for text in said)
     assert any("wire_dtype=integers" in text for text in said), "ATP's own"
-    assert any(text.startswith("FANIN_SLOTS is '17': it is a setting of switchml") for text in said)
+    assert any(text.startswith("FANIN_PATHS is '8': it is a setting of switchml") for text in said)
 
 
 def test_the_doctor_finds_ranks_that_the_switch_would_refuse(switch: str) -> None:

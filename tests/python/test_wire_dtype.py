@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch
+from fanin._settings import Settings
 from ranks import Failure, Me
 from test_all_reduce import FLOATS
 from wire_dtypes import held_to
@@ -116,14 +117,19 @@ def test_what_is_no_wire_dtype_is_refused_with_the_cure(
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1, wire_dtype="fp8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^wire_dtype is ''"):
         fanin.torch.Options(wire_dtype="")  # type: ignore[arg-type]
+    wrong = Settings(wire_dtype="fp8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"one of shared_exponent, bfloat16, int8, native"):
-        fanin._fanin.Client([(switch, 1.0, None, None)], "wire-bad", 0, 1, wire_dtype="fp8")  # type: ignore[arg-type]
+        fanin._fanin.Client([(switch, 1.0, None, None)], "wire-bad", 0, 1, wrong)
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "float16")
     with pytest.raises(ValueError, match=r"^FANIN_WIRE_DTYPE is 'float16'"):
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1)
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "int32")
     with pytest.raises(ValueError, match=r'^FANIN_WIRE_DTYPE is .* called "shared_exponent" now'):
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1)
+    for once in ("exact", "float32"):
+        monkeypatch.setenv("FANIN_WIRE_DTYPE", once)
+        with pytest.raises(ValueError, match=r'^FANIN_WIRE_DTYPE is .* called "native"'):
+            fanin.connect(switch, job="wire-bad", rank=0, world_size=1)
 
 
 def groups(me: Me) -> dict[str, str]:

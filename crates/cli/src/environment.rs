@@ -7,28 +7,26 @@ use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this
 /// list to them.
-pub const VARIABLES: [&str; 22] = [
+pub const VARIABLES: [&str; 20] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
+    "FANIN_IN_FLIGHT",
     "FANIN_JOB",
     crate::logging::VARIABLE,
     "FANIN_LOSS_BOUND",
     "FANIN_MACHINE",
-    "FANIN_OWN_SERVICES",
     "FANIN_PATHS",
     "FANIN_PLAN",
     "FANIN_PROTOCOL",
     "FANIN_RATE",
     "FANIN_SECRET_FILE",
     "FANIN_SECURITY",
-    "FANIN_SLOTS",
     "FANIN_SUB_MODELS",
     "FANIN_SWITCH",
     "FANIN_TLS_CA",
     "FANIN_TLS_CERT",
     "FANIN_TLS_KEY",
     "FANIN_TRACE",
-    "FANIN_WINDOW",
     "FANIN_WIRE_DTYPE",
 ];
 

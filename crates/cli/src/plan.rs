@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow, ensure};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_plan::{Bound, Cluster, LoadSplit, Machine, lower_bound, one_switch, ring};
-use fanin_sim::scenario_file::{Rate, Size};
+use fanin_units::{Rate, Size};
 use fanin_wire::PLACES_MAX;
 use serde::{Deserialize, Serialize};
 

@@ -117,12 +117,8 @@ enum State<'a> {
     Running {
         id: u32,
         generation: u16,
-        /// SwitchML.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        slots: Option<u16>,
-        /// ATP and GOAT.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        window: Option<u16>,
+        /// Of a rank in a shard: SwitchML's slots, the fragments of ATP and GOAT.
+        in_flight: u16,
         elements: u16,
         wire_dtype: &'static str,
         security: &'static str,
@@ -334,8 +330,7 @@ fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
         } => State::Running {
             id: job.0,
             generation: generation.0,
-            slots: (!protocol.aggregates()).then_some(*in_flight),
-            window: protocol.aggregates().then_some(*in_flight),
+            in_flight: *in_flight,
             elements: *elements,
             wire_dtype: if protocol.aggregates() { "integers" } else { wire_dtype.name() },
             security: security.name(),
@@ -653,10 +648,10 @@ mod tests {
         }
         let text = table(&report("box:4800", &status));
         assert!(text.starts_with("switch box:4800: ATP, fanin 0.1.0"), "{text}");
-        assert!(text.contains(" WINDOW ") && !text.contains(" SLOTS "), "{text}");
+        assert!(text.contains(" IN FLIGHT "), "{text}");
         assert!(text.contains("rank 2 (12 fragments)"), "{text}");
         let json = serde_json::to_value(report("box:4800", &status)).expect("serialisable");
-        assert_eq!((&json["jobs"][0]["window"], json["jobs"][0].get("slots")), (&64.into(), None));
+        assert_eq!(json["jobs"][0]["in_flight"], 64);
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let rows: Vec<Vec<String>> = text.lines().rev().take(2).map(cells).collect();
         assert_eq!(rows[1], ["switch", "10.0.1.9:4800", "4096", "3", "gpt", "500", "7"]);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use fanin_controller::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
-use fanin_sim::scenario_file::Rate;
 use fanin_udp::OnSockets;
+use fanin_units::Rate;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

@@ -8,7 +8,7 @@ use fanin_plan::machine_topology::{
     Direction, MachineTopology, Outside, Part, PartId, PartKind, Planned, Slowest, Strategy, Wire, best,
     planned,
 };
-use fanin_sim::scenario_file::Size;
+use fanin_units::Size;
 use serde::Serialize;
 
 use crate::output;

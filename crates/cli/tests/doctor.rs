@@ -251,7 +251,7 @@ fn without_a_switch_the_machine_is_still_looked_at() {
 fn it_says_which_machine_this_is_and_what_ranks_do_there_without_a_switch() {
     let settings = |more: &str| {
         format!(
-            r#"[{{"name": "protocol", "value": "switchml"}}, {{"name": "own_services", "value": "1"}}{more}]"#
+            r#"[{{"name": "protocol", "value": "switchml"}}, {{"name": "security", "value": "tag"}}{more}]"#
         )
     };
     let of = |settings: &str, switch: &SocketAddr| {

@@ -129,7 +129,7 @@ fn mistakes_are_named() {
         (&["--machines", "8", "--rate", "fast"], "is no rate: write it as 500mbit or 1gbit"),
         (
             &["--machines", "8", "--rate", "10gbps"],
-            "\"10gbps\" may mean bits or bytes a second: write 10gbit",
+            "\"10gbps\" is no rate, as it may mean bits or bytes a second: write 10gbit",
         ),
         (&["--machines", "8", "--rate", "fastbps"], "is no rate"),
         (&["--machines", "0", "--rate", "1gbit"], "no machine trains"),

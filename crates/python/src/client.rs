@@ -8,14 +8,14 @@ use crate::local::LocalRanks;
 use crate::meeting::Meeting;
 use crate::membership::Membership;
 use crate::pending::Pending;
+use crate::settings::Settings;
 use crate::switch::Switch;
 use crate::trust::Trust;
-use fanin_controller::protocols;
 use fanin_controller::{Prediction, ServiceConfig, Session, SessionConfig, SessionError, Share, TraceConfig};
 use fanin_protocol::Reason;
 use fanin_udp::OnSockets;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
-use fanin_wire::{Dtype, LossBound, Op, PATHS_MAX, Security, WireDtype, WorkerId};
+use fanin_wire::{Dtype, Op, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -28,31 +28,26 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// A membership of one rank in one job, which one service sums or several.
 ///
-/// `services` has an address, host:port, a share, a rate and a rank for each: of all tensors
-/// together it sums its share, at that many bits a second this rank and it are to speak, or as fast
-/// as the interface is where it is None, and it is in that rank's process, or in none's. They are
-/// the same, in the same order, on all ranks.
+/// `services` has an address, host:port, a share, a rate and a rank for each. Of all tensors
+/// together a service sums its share. This rank and it are to speak at that many bits a second, or
+/// as fast as the interface is where the rate is None. It is in that rank's process, or in none's.
+/// The services are the same, in the same order, on all ranks.
 ///
-/// The constructor blocks, without the interpreter's lock, until all ranks have joined; `timeout`
-/// (seconds) bounds that, and later each all-reduce. `slots` is the number of slots a shard,
-/// `window` that of the fragments of ATP and GOAT in flight: each is computed from the path where
-/// it is None. `wire_dtype` says how large float tensors travel, "native", "shared_exponent",
-/// "bfloat16" or "int8", by default as the protocol has it, and `protocol` how they are summed,
-/// "switchml", "atp" or "goat": the same on all ranks, as is `security`, which says how packets are
-/// secured, "tag", "authenticate" or "encrypt". With GOAT, `sub_models` are the elements of the
-/// parts of the model that are planned by themselves, if it is to be cut so. Without
-/// `congestion_control`, the window of ATP and GOAT does not shrink when packets are lost. `trace`
-/// is the file of a timeline and the rank that this process has in it. `prediction` is what the
-/// plan of the shares takes, in seconds a byte, and what takes that long, `links` says what the
-/// links were told to carry, and `machine` names this machine: all are told by `fanin status`. With
-/// `local` this machine's ranks sum among themselves first, and `services` may be empty where there
-/// is no other machine. Packets to `hosted`, a switch of this process, touch no socket if it is one
-/// of `services`. A fraction of `loss_bound` of each rank's part of a float tensor may be lost:
-/// above 0, DLCP sums floats as they are, and packets take `paths` source ports in turn. The ranks
-/// of `meeting` found each other there, and are told by `BeganAnew` when one is started again
-/// before all have joined. While it blocks, `look` is called now and then: what it raises ends
-/// that. The services are known as `trust` says. Raises the errors of `fanin.errors`, and
-/// `ValueError` for another wire dtype or protocol.
+/// The constructor blocks, without the interpreter's lock, until all ranks have joined. `timeout`
+/// (seconds) bounds that, and later each all-reduce. `settings` are those of `fanin._settings`.
+///
+/// - `trace`: the file of a timeline, and the rank that this process has in it.
+/// - `prediction`: what the plan of the shares takes, in seconds a byte, and what takes that long.
+///   `links`: what the links were told to carry. `fanin status` shows both.
+/// - `local`: this machine's ranks, which sum among themselves first. If there is no other machine,
+///   `services` may be empty.
+/// - `hosted`: a switch of this process. If it is one of `services`, packets to it touch no socket.
+/// - `meeting`: where the ranks found each other. `BeganAnew` tells them when one is started again
+///   before all have joined.
+/// - `look`: called now and then while the constructor blocks. What it raises ends that.
+/// - `trust`: by what the services are known.
+///
+/// Raises the errors of `fanin.errors`, and `ValueError` for settings that no job has.
 #[pyclass(frozen, module = "fanin._fanin")]
 pub(crate) struct Client {
     membership: Arc<Membership>,
@@ -66,9 +61,8 @@ pub(crate) struct Client {
 impl Client {
     #[new]
     #[pyo3(signature = (
-        services, job, rank, world_size, *, timeout=300.0, slots=None, window=None, wire_dtype=None, security=None,
-        protocol="switchml", congestion_control=true, trace=None, prediction=None, links=None, machine=None, local=None,
-        hosted=None, meeting=None, look=None, loss_bound=0.0, paths=1, sub_models=Vec::new(), trust=None
+        services, job, rank, world_size, settings=None, *, timeout=300.0, trace=None, prediction=None, links=None,
+        local=None, hosted=None, meeting=None, look=None, trust=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -77,78 +71,36 @@ impl Client {
         job: String,
         rank: &Bound<'_, PyAny>,
         world_size: &Bound<'_, PyAny>,
+        settings: Option<Settings>,
         timeout: f64,
-        slots: Option<u16>,
-        window: Option<u16>,
-        wire_dtype: Option<&str>,
-        security: Option<&str>,
-        protocol: &str,
-        congestion_control: bool,
         trace: Option<(PathBuf, u32)>,
         prediction: Option<(f64, String)>,
         links: Option<String>,
-        machine: Option<String>,
         local: Option<&LocalRanks>,
         hosted: Option<&Switch>,
         meeting: Option<&Meeting>,
         look: Option<&Bound<'_, PyAny>>,
-        loss_bound: f64,
-        paths: u8,
-        sub_models: Vec<u64>,
         trust: Option<&Trust>,
     ) -> PyResult<Self> {
-        let loss_bound = LossBound::new(loss_bound).ok_or_else(|| {
-            PyValueError::new_err(format!("loss_bound {loss_bound}: a fraction of at least 0 and below 1"))
-        })?;
-        if !(1..=PATHS_MAX).contains(&paths) {
-            return Err(PyValueError::new_err(format!("paths {paths}: choose 1 to {PATHS_MAX}")));
-        }
-        if paths > 1 && loss_bound == LossBound::RELIABLE {
-            return Err(PyValueError::new_err(format!(
-                "{paths} paths are for a job that may lose something: unset paths (FANIN_PATHS), or set a loss bound \
-                 (loss_bound, or FANIN_LOSS_BOUND)"
-            )));
-        }
-        let wire_dtype = wire_dtype.map(|name| {
-            name.parse().map_err(|_| {
-                let names = WireDtype::ALL.map(WireDtype::name).join(", ");
-                PyValueError::new_err(format!("wire_dtype {name:?}: one of {names}"))
-            })
-        });
-        let wire_dtype: Option<WireDtype> = wire_dtype.transpose()?;
-        let security = security_of(security)?;
-        // DLCP's blocks carry floats as they are, in no slots.
-        let as_they_are = wire_dtype.is_none_or(|wire_dtype| wire_dtype == WireDtype::Native);
-        if loss_bound != LossBound::RELIABLE && !(as_they_are && slots.is_none()) {
-            return Err(PyValueError::new_err(
-                "with a loss bound floats travel as they are, and through no slots: unset loss_bound \
-                 (FANIN_LOSS_BOUND), or wire_dtype (FANIN_WIRE_DTYPE) and slots (FANIN_SLOTS)",
-            ));
-        }
-        let protocol = protocol_of(protocol)?;
         let (rank, world_size) = ranks(rank, world_size)?;
         let limit = limit(timeout)?;
-        begin_rank(rank)?;
         let usual = SessionConfig::new("", job, rank, world_size);
+        let told = match settings {
+            Some(settings) => settings.over(usual)?,
+            None => usual,
+        };
+        begin_rank(rank)?;
+        let protocol = told.protocol;
         let config = SessionConfig {
             services: ServiceConfig::all(services),
-            in_flight: if protocol.is_divided() { slots } else { window },
-            sub_models,
-            wire_dtype,
-            security,
-            loss_bound,
-            paths,
-            protocol,
-            congestion_control,
             host: hosted.and_then(Switch::threads),
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
             prediction: prediction.map(|(seconds_per_byte, bound)| Prediction { seconds_per_byte, bound }),
             links: links.unwrap_or_default(),
-            machine: machine.unwrap_or_else(|| usual.machine.clone()),
             timeout: limit,
             join_timeout: limit,
             trust: Trust::of(trust),
-            ..usual
+            ..told
         };
         let membership = Arc::new(Membership::join(
             py,
@@ -431,23 +383,6 @@ impl Drop for Client {
             self.membership.leave();
         }
     }
-}
-
-/// A protocol by its name.
-pub(crate) fn protocol_of(name: &str) -> PyResult<&'static dyn OnSockets> {
-    protocols::named(name)
-        .ok_or_else(|| PyValueError::new_err(format!("protocol {name:?}: one of {}", protocols::names())))
-}
-
-/// How packets are secured, by its name; tagged where none is said.
-pub(crate) fn security_of(name: Option<&str>) -> PyResult<Security> {
-    let Some(name) = name else { return Ok(Security::Tag) };
-    Security::from_name(name).ok_or_else(|| {
-        PyValueError::new_err(format!(
-            "security {name:?}: one of {}",
-            Security::ALL.map(Security::name).join(", ")
-        ))
-    })
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.

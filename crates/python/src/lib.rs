@@ -3,8 +3,7 @@
 //! On the way of a gradient this room turns an address and a length into a tensor for the driver,
 //! and keeps the Python object that owns the memory alive until the sum is in it. No thread that
 //! waits holds the interpreter's lock, and the I/O threads never take it: a Python thread picks up
-//! what they finish (`ledger`). The interpreter's lock is held by no thread that waits, and the I/O
-//! threads never take it: what they finish, a Python thread picks up (`ledger`).
+//! what they finish (`ledger`).
 //!
 //! Deliberately absent: torch, NumPy, the protocol, and any decision.
 
@@ -24,10 +23,12 @@ mod pending;
 mod plan;
 mod rotation;
 mod scenario;
+mod settings;
 mod simulation;
 mod summation;
 mod switch;
 mod trust;
+mod units;
 mod workload;
 
 /// The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory.
@@ -67,6 +68,8 @@ mod _fanin {
     use crate::switch::Switch;
     #[pymodule_export]
     use crate::trust::Trust;
+    #[pymodule_export]
+    use crate::units::{rate_bps, size_bytes};
     #[pymodule_export]
     use crate::workload::{Workload, participation};
 

@@ -1,8 +1,9 @@
 //! `Meeting`: the ranks of a job at a switch, before they know who is to sum.
 
-use crate::client::{limit, protocol_of};
+use crate::client::limit;
 use crate::error::to_python;
 use crate::interruptible::{lock, on_a_thread};
+use crate::settings::protocol_of;
 use crate::trust::Trust;
 use fanin_controller as controller;
 use fanin_controller::{Cancel, MeetingConfig, SessionError};

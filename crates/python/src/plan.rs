@@ -1,8 +1,9 @@
 //! `plan` and what it has to be told: who is where, and how fast the links are.
 
-use crate::client::{limit, security_of};
+use crate::client::limit;
 use crate::error::to_python;
 use crate::interruptible::on_a_thread;
+use crate::settings::security_of;
 use crate::trust::Trust;
 use fanin_controller::{Cancel, route};
 use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
@@ -90,13 +91,13 @@ pub(crate) fn switch_rate(
 /// `timeout` seconds for each; None if there is none, or it cannot be told. Packets are secured as
 /// those of the job that is to be there.
 #[pyfunction]
-#[pyo3(signature = (address, timeout, trust=None, security=None))]
+#[pyo3(signature = (address, timeout, trust=None, security="tag"))]
 pub(crate) fn cut_off(
     py: Python<'_>,
     address: String,
     timeout: f64,
     trust: Option<&Trust>,
-    security: Option<&str>,
+    security: &str,
 ) -> PyResult<Option<String>> {
     let security = security_of(security)?;
     let trust = Trust::of(trust);

@@ -1,9 +1,9 @@
 //! `Switch`: a switch inside this process.
 
-use crate::client::protocol_of;
 use crate::environment::begin_switch;
 use crate::error::setup_to_python;
 use crate::interruptible::{duration, lock};
+use crate::settings::protocol_of;
 use fanin_controller::{
     Acceptor, Fingerprint, Identity, RackServer, RackServerConfig, Secret, ServerError, SetupError,
     SwitchServer, SwitchServerConfig, Trust,

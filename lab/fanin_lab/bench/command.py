@@ -88,7 +88,7 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         help="tensors of S/B bytes, in flight at once",
     )
     made.add_argument("--dtype", choices=list(DTYPES), default="float32")
-    add_flags(made, "wire_dtype", "protocol", "loss_bound", "paths", "own_services", "plan")
+    add_flags(made, "wire_dtype", "protocol", "loss_bound", "paths", "plan")
     made.add_argument(
         "--repeat",
         type=units.positive_number,

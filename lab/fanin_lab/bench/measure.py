@@ -51,7 +51,7 @@ def measure(
                     links=links,
                     ranks_per_machine=grouped,
                     with_switch=with_switch,
-                    own_services=settings.own_services,
+                    own_services=settings.plan != "switch",
                     loss_bound=settings.loss_bound,
                     collective=args.collective,
                 )
@@ -77,16 +77,13 @@ def _check_cast(
             raise BenchError(f"{workers} ranks do not fill machines of {grouped}")
     if settings.protocol != "switchml" and not with_switch:
         raise BenchError(
-            f"{settings.protocol} sums in its switches and its server: without --own-services and "
-            "--spares"
+            f"{settings.protocol} sums in its switches and its server: without --spares"
         )
-    if not (with_switch or settings.own_services or (links and links.spares)):
-        raise BenchError("nobody is left to sum: with --own-services, or --spares")
 
 
 def has_switch(args: argparse.Namespace) -> bool:
     """Whether there is a switch with a link for every worker: where nothing else is asked for."""
-    return not (args.own_services or args.spares)
+    return not (args.plan == "own" or args.spares)
 
 
 def links_of(args: argparse.Namespace) -> Links | None:

@@ -65,7 +65,6 @@ def _play(place: Place, parent: Connection) -> None:
         alike: Said = {
             "protocol": said.protocol,
             "congestion_control": said.congestion_control,
-            "own_services": said.own_services,
             "plan": said.plan,
             "rate": place.rate_bps,
         }

@@ -277,10 +277,8 @@ def cluster(lab: Netlab, settings: Settings, with_switch: bool) -> list[Machine]
     rates = {name: bps for name, bps in lab.rates.items() if bps is not None}
     if rates.keys() != lab.rates.keys() or lab.racks > 1 or settings.protocol != "switchml":
         return None
-    own = settings.own_services
     machines = [
-        Machine(name, bps, trains=name.startswith("w"), sums=own or not name.startswith("w"))
-        for name, bps in rates.items()
+        Machine(name, bps, trains=name.startswith("w"), sums=True) for name, bps in rates.items()
     ]
     if with_switch:
         machines.append(Machine(SWITCH, _switch_bps(lab), trains=False, sums=True))

@@ -27,7 +27,7 @@ use crate::tls::Known;
 
 /// Find out why workers here do not reach a switch, or are slow
 ///
-/// Takes the settings of ranks as flags (--wire-dtype, --slots: docs/settings.md), and says of each
+/// Takes the settings of ranks as flags (--wire-dtype, --trace: docs/settings.md), and says of each
 /// who decided. Says which machine this is, whether its ranks sum in shared memory, and where their
 /// own services would listen. Checks the name, TCP and UDP by a job of one rank, which takes a few
 /// slots for a moment. Checks path MTU, segmentation offload, socket buffers, interface, heartbeat,

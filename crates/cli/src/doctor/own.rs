@@ -9,7 +9,7 @@ use fanin_controller::{
     Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address,
     machine_id, memory_of_ranks, route, switch_address,
 };
-use fanin_sim::scenario_file::Rate;
+use fanin_units::Rate;
 
 use super::finding::{Check, Finding};
 use super::machine::{self, UNTOLD};
@@ -30,8 +30,7 @@ const ANY_PORT: u16 = 9;
 pub(super) fn would_host(settings: &[Setting]) -> bool {
     let is = |name, usual: &str| value(settings, name).is_none_or(|value| value == usual);
     let switch: SocketAddr = SWITCH_DEFAULT.parse().unwrap_or(SocketAddr::from(([127, 0, 0, 1], 4800)));
-    is("own_services", "1")
-        && is("protocol", "switchml")
+    is("protocol", "switchml")
         && value(settings, "plan").is_none_or(|plan| plan != "switch")
         && TcpStream::connect_timeout(&switch, Duration::from_millis(200)).is_err()
 }
@@ -84,7 +83,6 @@ pub(super) fn rates(
     status: &SwitchStatus,
 ) -> Finding {
     let is_planned = value(settings, "plan").is_none_or(|plan| plan == "auto")
-        && value(settings, "own_services").is_none_or(|own| own != "0")
         && protocols::said(&status.protocol).is_divided()
         // If racks are named, each sums for its own ranks.
         && status.relays.is_empty();
@@ -189,7 +187,7 @@ pub(super) fn service(settings: &[Setting], switch: Option<&str>, patience: Dura
 
 /// Hosts a service for a moment.
 fn hosted(settings: &[Setting], address: IpAddr, patience: Duration) -> Finding {
-    let off = [("own_services", "0"), ("protocol", "atp"), ("plan", "switch")];
+    let off = [("protocol", "atp"), ("plan", "switch")];
     let off = off.iter().find(|(name, text)| value(settings, name).is_some_and(|value| value == *text));
     if let Some((name, text)) = off {
         return Finding::ok(Check::Service, format!("ranks here host none: {name}={text}"));
@@ -198,7 +196,7 @@ fn hosted(settings: &[Setting], address: IpAddr, patience: Duration) -> Finding 
         Finding::problem(
             Check::Service,
             format!("ranks here cannot host a service at {address}: {cause}"),
-            "export FANIN_OWN_SERVICES=0, and name a switch (fanin switch) in FANIN_SWITCH",
+            "export FANIN_PLAN=switch, and name a switch (fanin switch) in FANIN_SWITCH",
         )
     };
     let server = match SwitchServer::start(SwitchServerConfig::new((address, 0).into())) {

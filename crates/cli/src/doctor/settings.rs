@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     const SAID: &str = r#"[
-        {"name": "slots", "value": "19", "source": "--slots", "overruled": "FANIN_SLOTS=17"},
+        {"name": "in_flight", "value": "19", "source": "--in-flight", "overruled": "FANIN_IN_FLIGHT=17"},
         {"name": "wire_dtype", "value": "fp8", "source": "FANIN_WIRE_DTYPE", "wrong": "FANIN_WIRE_DTYPE is 'fp8': no"},
         {"name": "protocol", "value": "switchml"},
         {"name": "trace"}
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(
             messages,
             [
-                "slots=19: --slots says so, which overrules FANIN_SLOTS=17",
+                "in_flight=19: --in-flight says so, which overrules FANIN_IN_FLIGHT=17",
                 "FANIN_WIRE_DTYPE is 'fp8': no",
                 "by default: protocol=switchml, trace",
             ]

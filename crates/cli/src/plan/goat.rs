@@ -9,7 +9,8 @@ use fanin_plan::{
     at_servers, byteps, first_switches, krgs, slowest_link,
 };
 use fanin_sim::net;
-use fanin_sim::scenario_file::{Mistake, Size, Time, at, parse_on_network, unknown};
+use fanin_sim::scenario_file::{Mistake, at, parse_on_network, unknown};
+use fanin_units::{Size, Time};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use fanin_plan::{DroppingPort, ImpactCurve, LayerQueue, Thresholds};
-use fanin_sim::scenario_file::Size;
+use fanin_units::Size;
 use serde::{Deserialize, Serialize};
 
 use crate::output;

@@ -28,8 +28,8 @@ pub(super) fn table(report: &Report<'_>) -> String {
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let (bound, unit) = if has_fragments { ("WINDOW", "fragments") } else { ("SLOTS", "slots") };
-    table.set_header(["JOB", "RANKS", "STATE", "WIRE", bound, "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
+    let unit = if has_fragments { "fragments" } else { "slots" };
+    table.set_header(["JOB", "RANKS", "STATE", "WIRE", "IN FLIGHT", "IN USE", "SUMS", "RESENT", "WAITS FOR"]);
     for job in &report.jobs {
         let number = |number: u64| Cell::new(number).set_alignment(CellAlignment::Right);
         let mut row = vec![Cell::new(job.job), number(job.world_size.into())];
@@ -43,8 +43,7 @@ pub(super) fn table(report: &Report<'_>) -> String {
             State::Running {
                 wire_dtype,
                 security,
-                slots,
-                window,
+                in_flight,
                 in_use,
                 completed,
                 retransmitted,
@@ -56,8 +55,7 @@ pub(super) fn table(report: &Report<'_>) -> String {
                     "tag" => (*wire_dtype).to_owned(),
                     security => format!("{wire_dtype}, {security}"),
                 }));
-                let in_flight = slots.or(*window).unwrap_or_default();
-                let numbers = [u64::from(in_flight), u64::from(*in_use), *completed, *retransmitted];
+                let numbers = [u64::from(*in_flight), u64::from(*in_use), *completed, *retransmitted];
                 row.extend(numbers.map(number));
                 let alike =
                     |one: &Waiting, next: &Waiting| (one.rank + 1, one.waiting) == (next.rank, next.waiting);

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use fanin_plan::machine_topology::{
     Link, MachineError, MachineTopology, PARTS_MAX, Part, PartId, PartKind, Wire,
 };
-use fanin_sim::scenario_file::{FileError, Mistake, Rate, at, parse_file, unknown};
+use fanin_sim::scenario_file::{FileError, Mistake, at, parse_file, unknown};
+use fanin_units::Rate;
 use serde::Deserialize;
 use toml::Spanned;
 

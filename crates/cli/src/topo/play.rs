@@ -13,8 +13,9 @@ use std::time::Duration;
 use fanin_plan::machine_topology::{Flow, MachineTopology, PartId, PartKind, Wire};
 use fanin_sim::net::{
     Actor, Context, FlowId, LinkConfig, Network, NetworkConfig, NodeConfig, NodeId, Notice, Packet,
-    QueueConfig, RATE_MAX_BPS, TcpConfig, Time, Topology,
+    QueueConfig, TcpConfig, Time, Topology,
 };
+use fanin_units::RATE_MAX_BPS;
 
 /// §4.1: "small parts no larger than 4MB".
 const PARTITION_BYTES: u64 = 4_000_000;

@@ -36,7 +36,7 @@ struct Field {
 /// In the order in which they are compared.
 const FIELDS: [Field; 6] = [
     Field {
-        name: "packets in flight (window or slots, or FANIN_WINDOW or FANIN_SLOTS)",
+        name: "packets in flight (in_flight, or FANIN_IN_FLIGHT)",
         is_same: |one, other| one.in_flight.zip(other.in_flight).is_none_or(|(one, other)| one == other),
         value: |it| it.in_flight.map_or_else(|| "none".into(), |count| count.to_string()),
     },

@@ -50,5 +50,5 @@ pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueSta
 pub use time::Time;
 pub use topologies::Parts;
 pub use topology::{
-    Cost, Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, RATE_MAX_BPS, Topology, TopologyError,
+    Cost, Link, LinkConfig, Node, NodeConfig, NodeKind, Programmable, Topology, TopologyError,
 };

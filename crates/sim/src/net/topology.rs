@@ -6,9 +6,7 @@ use std::time::Duration;
 use super::ids::{LinkId, NodeId, PortId};
 use super::queue::{Buffer, PRIORITIES, QueueConfig};
 use super::time::Time;
-
-/// The fastest link: a byte takes a picosecond.
-pub const RATE_MAX_BPS: u64 = 8_000_000_000_000;
+use fanin_units::RATE_MAX_BPS;
 
 /// The treatment of packets that are not for the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -66,7 +66,7 @@ pub(super) fn transport(
         TransportName::Pfabric => Transport::Pfabric,
         TransportName::Pias => Transport::Pias { thresholds_bytes: demotion(place)? },
     };
-    let window = |given: &Option<Spanned<super::unit::Size>>, key: &str| match given {
+    let window = |given: &Option<Spanned<fanin_units::Size>>, key: &str| match given {
         Some(size) if !(1..=WINDOW_MAX_BYTES).contains(&size.get_ref().0) => {
             Err(at(size, format!("`{key}` from 1 byte to 1 GiB")))
         }

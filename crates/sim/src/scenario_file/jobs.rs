@@ -151,7 +151,7 @@ pub(super) fn workload(job: &Job) -> Result<Workload, Mistake> {
     }
 }
 
-fn all_reduce(job: &Job, bytes: u64, place: &Spanned<super::unit::Size>) -> Result<Workload, Mistake> {
+fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Result<Workload, Mistake> {
     const TRAINING: &str = "training, and this job reduces tensors of one size; it would need a `model`";
     refuse(&job.batch, "batch", TRAINING)?;
     refuse(&job.iterations, "iterations", TRAINING)?;

@@ -16,7 +16,6 @@ mod parts;
 mod schema;
 #[cfg(test)]
 mod tests;
-mod unit;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,7 +28,6 @@ use toml::de::{DeTable, Deserializer};
 pub use entry::{Entry, Kind, keys};
 pub use error::{FileError, Mistake, at, unknown};
 pub(crate) use schema::{Hosts, TransportTable};
-pub use unit::{Rate, Share, Size, Time};
 
 use crate::net::{LinkId, Multipath, Topology};
 use crate::systems;
@@ -209,7 +207,7 @@ fn losses_of(
             return Err(at(one, "bursts need both `burst_begin` and `burst_end`"));
         }
     };
-    let share = |share: Option<unit::Share>| share.map_or(0.0, |share| share.0);
+    let share = |share: Option<fanin_units::Share>| share.map_or(0.0, |share| share.0);
     if let (Some(between), None) = (&plan.loss_between, &burst) {
         return Err(at(between, "`loss_between` needs bursts: `burst_begin` and `burst_end`"));
     }

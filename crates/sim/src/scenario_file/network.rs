@@ -9,11 +9,11 @@ use super::error::{Mistake, at, unknown};
 use super::lookup::number_below;
 use super::parts;
 use super::schema::{File, OrderName, Queue, SelectiveDropping, SwitchTable, TopologyName, WhichSwitches};
-use super::unit::Size;
 use crate::net::{
     Buffer, Cost, DROP_CLASSES, LinkConfig, NodeConfig, Order, PRIORITIES, Parts, Programmable, QueueConfig,
     Time, Topology, TopologyError,
 };
+use fanin_units::Size;
 
 /// Cores of a host: more than any machine has.
 const CORES_MAX: u16 = 1024;

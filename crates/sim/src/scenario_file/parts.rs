@@ -156,7 +156,7 @@ fn change_node(
 }
 
 /// A threshold of marks takes the place of another one, and of no drops.
-fn marks_by_length(ecn: &Spanned<super::unit::Size>, queue: &QueueConfig) -> Result<(), Mistake> {
+fn marks_by_length(ecn: &Spanned<fanin_units::Size>, queue: &QueueConfig) -> Result<(), Mistake> {
     match queue.drops_unmarkable {
         true => Err(at(
             ecn,

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
-use super::unit::{CoreTime, Rate, Share, Size, Time};
 use crate::systems::dlcp::PushKeys;
 use crate::workload::Draw;
+use fanin_units::{CoreTime, Rate, Share, Size, Time};
 
 /// A whole file.
 #[derive(Clone, Debug, Deserialize)]

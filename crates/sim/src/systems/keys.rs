@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use toml::Spanned;
 
-use crate::scenario_file::{Entry, Mistake, Time, at};
+use crate::scenario_file::{Entry, Mistake, at};
+use fanin_units::Time;
 
 /// IPv4 and UDP, as the simulated network counts them.
 const IP_UDP_BYTES: usize = 28;

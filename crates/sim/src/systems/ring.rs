@@ -17,8 +17,9 @@ use toml::Spanned;
 
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, Notice, Packet, TcpConfig};
-use crate::scenario_file::{Entry, Kind, Mistake, Size, at, keys};
+use crate::scenario_file::{Entry, Kind, Mistake, at, keys};
 use crate::workload::{Gradient, mtu};
+use fanin_units::Size;
 
 /// A message's header: which tensor, which step.
 const HEADER_BYTES: u64 = 16;

@@ -21,8 +21,9 @@ use toml::Spanned;
 
 use super::{Counters, Machines, Process, Role, Site, Station, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, NodeId, Notice, Packet, TcpConfig};
-use crate::scenario_file::{Entry, Hosts, Kind, Mistake, Size, TransportTable, at, keys};
+use crate::scenario_file::{Entry, Hosts, Kind, Mistake, TransportTable, at, keys};
 use crate::workload::{Gradient, TransportPlan, Workload};
+use fanin_units::Size;
 
 /// A message's header: which tensor, which piece.
 const HEADER_BYTES: u64 = 16;

@@ -51,11 +51,11 @@ def run(lab: Lab) -> Outcome:
     ring: dict[int, list[float]] = {k: [] for k in spares}
     for round_ in lab.seeds:
         for k in spares:
-            with_ring = lab.bench(f"split-{k}-{round_}", [*_options(lab, k), "--own-services"])
+            with_ring = lab.bench(f"split-{k}-{round_}", _options(lab, k))
             split[k].append(_goodput(with_ring, "fanin"))
             ring[k].append(_goodput(with_ring, "gloo"))
         for k in servers:
-            options = [*_options(lab, k), "--no-own-services", "--baseline", "none"]
+            options = [*_options(lab, k), "--plan", "switch", "--baseline", "none"]
             servers[k].append(_goodput(lab.bench(f"servers-{k}-{round_}", options), "fanin"))
     rate = RATE_GBPS * PAYLOAD
     optimal = {k: rate / equations.optimal(MACHINES, k) for k in spares}
@@ -146,24 +146,26 @@ def why(lab: Lab) -> Sequence[Reason]:
     """Give every service windows of one length: small shares are then summed first."""
     spares, k = (SPARES_QUICK, ALIKE_QUICK) if lab.quick else (SPARES, ALIKE)
     optimal = RATE_GBPS * PAYLOAD / equations.optimal(MACHINES, k)
-    options = [*_options(lab, k), "--own-services", "--baseline", "none"]
+    options = [*_options(lab, k), "--baseline", "none"]
     below = [
         1 - _goodput(lab.bench(f"alike-{k}-{round_}", options, ONE_LENGTH), "fanin") / optimal
         for round_ in lab.seeds
     ]
-    change = f"k = {k}, and windows of one length for small shares and large ones (FANIN_SLOTS=32)"
+    change = (
+        f"k = {k}, and windows of one length for small shares and large ones (FANIN_IN_FLIGHT=32)"
+    )
     found = Spread.of([100 * one for one in below])
     what = WORST.format(", ".join(map(str, spares)))
     return [Reason(what, change, found)]
 
 
-ONE_LENGTH = {"FANIN_SLOTS": "32"}
+ONE_LENGTH = {"FANIN_IN_FLIGHT": "32"}
 
 
 def _options(lab: Lab, k: int) -> list[str]:
     size, repeat = (SIZE_QUICK, REPEAT_QUICK) if lab.quick else (SIZE, REPEAT)
     options = ["--workers", str(MACHINES), "--rate", RATE, "--size", size, "--repeat", str(repeat)]
-    return [*options, "--spares", str(k)]
+    return [*options, "--spares", str(k)] if k else [*options, "--plan", "own"]
 
 
 def _goodput(run: object, backend: str) -> float:

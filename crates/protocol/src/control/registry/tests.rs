@@ -349,7 +349,7 @@ fn each_refusal_has_its_cause() {
     let Refusal::Mismatch { rank: 1, field, asked, other_rank: 0, job_has } = reason else {
         panic!("{reason:?}")
     };
-    assert!(field.contains("FANIN_WINDOW") && (&*asked, &*job_has) == ("65", "64"), "{field}");
+    assert!(field.contains("FANIN_IN_FLIGHT") && (&*asked, &*job_has) == ("65", "64"), "{field}");
     assert_eq!(registry.jobs().count(), 0, "the ranks that waited were told");
 }
 

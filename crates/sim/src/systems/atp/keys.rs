@@ -10,7 +10,8 @@ use super::super::System;
 use super::super::aggregation::{FRAGMENTS, OverflowName, ScalingName, server, window};
 use super::super::keys::timeout;
 use super::{Atp, Help};
-use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
+use crate::scenario_file::{Entry, Kind, Mistake, at, keys};
+use fanin_units::Time;
 
 pub(crate) const ATP: Kind = kind("atp", |entry| resolve(entry, Help::Way, true));
 pub(crate) const ESA: Kind = kind("esa", |entry| resolve(entry, Help::Preemptive, true));

@@ -11,7 +11,8 @@ use toml::Spanned;
 use super::super::System;
 use super::super::keys::{PacketLengths, timeout};
 use super::{Dlcp, PushPlan, Way};
-use crate::scenario_file::{Entry, Hosts, Kind, Mistake, Share, Size, Time, at, keys};
+use crate::scenario_file::{Entry, Hosts, Kind, Mistake, at, keys};
+use fanin_units::{Share, Size, Time};
 
 pub(crate) const KIND: Kind = Kind { name: "dlcp", keys: keys::<Keys>, resolve };
 

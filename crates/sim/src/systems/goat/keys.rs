@@ -13,7 +13,8 @@ use super::super::keys::timeout;
 use super::Goat;
 use super::planners::{Asked, Nodes, PLANNERS, Planner, nearest};
 use crate::net::{NodeId, Topology};
-use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys, unknown};
+use crate::scenario_file::{Entry, Kind, Mistake, at, keys, unknown};
+use fanin_units::Time;
 
 /// The system, with this crate's planners.
 pub const KIND: Kind = Kind { name: "goat", keys: keys::<Keys>, resolve: |entry| resolve(entry, &PLANNERS) };

@@ -21,8 +21,9 @@ use super::keys::{PacketLengths, timeout};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
-use crate::scenario_file::{Entry, Kind, Mistake, Time, at, keys};
+use crate::scenario_file::{Entry, Kind, Mistake, at, keys};
 use crate::workload::Gradient;
+use fanin_units::Time;
 use placement::Pool;
 use pools::{POOL_PORT, Pools};
 
