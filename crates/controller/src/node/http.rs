@@ -29,6 +29,7 @@ use crate::proto::control_server::{Control, ControlServer};
 const HANG_UP: Duration = Duration::from_millis(500);
 /// Ports that are tried when any will do: a TCP port that is free may be taken for UDP.
 const PORT_ATTEMPTS: usize = 16;
+
 /// The metrics, or that they could not be written.
 type Scraped = Result<String, std::fmt::Error>;
 

@@ -18,8 +18,9 @@ use tokio::sync::{oneshot, watch};
 use tonic::Status;
 
 use self::preparation::{Admitted, Preparation};
-use self::table::{Asking, Table, lock};
+use self::table::{Asking, Table};
 use super::limits::{WaitingJobs, WaitingRank, reports_budget};
+use super::lock;
 use super::meetings::{Meetings, NotHeard, Present};
 use super::reports::{JobReport, Measurements, Report};
 use super::snapshots::Snapshots;

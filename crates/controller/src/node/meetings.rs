@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fanin_limits::host_of;
@@ -19,6 +19,7 @@ use prost::bytes::Bytes;
 use tokio::sync::oneshot;
 use tonic::Status;
 
+use super::lock;
 use crate::proto::{MeetRequest, meet_reply::Met};
 
 /// Bytes of a round's name.
@@ -349,10 +350,6 @@ fn check(job: &str, rank: u32, world_size: u32) -> Result<(), Refusal> {
 
 fn ranks(ranks: impl Iterator<Item = u32>) -> Ranks {
     ranks.map(|rank| Rank(rank as u16)).collect()
-}
-
-fn lock(rounds: &Mutex<Rounds>) -> MutexGuard<'_, Rounds> {
-    rounds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -15,8 +15,8 @@ mod snapshots;
 mod task_queue;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{ConfigError, Protocol, Registry, RegistryConfig};
@@ -263,6 +263,16 @@ impl Drop for SwitchServer {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// Locks, also after a panic: one in one call must not end all others, and what is locked here is consistent between its methods.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The address for which a caller counts.
+fn address_of(peer: Option<SocketAddr>) -> IpAddr {
+    peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip())
 }
 
 #[cfg(test)]

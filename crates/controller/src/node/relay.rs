@@ -8,7 +8,7 @@
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{HOPS_MAX, Memory};
@@ -26,6 +26,7 @@ use super::routes::{Route, Routes};
 use super::service::{MeetReplies, Replies, dropped, hosts, meet_replies, refused, seen_from};
 use super::snapshots::Snapshots;
 use super::task_queue::TaskQueue;
+use super::{address_of, lock};
 use crate::control_channel::{Connection, explain};
 use crate::convert::{Malformed, key, narrow};
 use crate::error::{ChainError, SessionError};
@@ -81,14 +82,10 @@ struct Relay {
     stops: watch::Sender<bool>,
 }
 
-fn lock(routes: &Mutex<Routes>) -> MutexGuard<'_, Routes> {
-    routes.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Relay {
     /// The connection to the upstream, a new one where there is none.
     async fn upstream(&self, patience: Duration) -> Result<Connection, ChainError> {
-        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = lock(&self.connection).clone();
         if let Some(connection) = known {
             return Ok(connection);
         }
@@ -102,7 +99,7 @@ impl Relay {
             let (its, own) = (&connection.protocol, self.protocol.name());
             return Err(self.unreachable(&format!("it serves {its}, and this switch {own}"), false));
         }
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        *lock(&self.connection) = Some(connection.clone());
         Ok(connection)
     }
 
@@ -127,7 +124,7 @@ impl Relay {
             }
             Err(status) => {
                 // Its name may lead elsewhere by now.
-                *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *lock(&self.connection) = None;
                 Err(Failed::Chain(self.unreachable(&explain(&status), true)))
             }
         }
@@ -138,7 +135,7 @@ impl Relay {
         if !self.address.ip().is_unspecified() {
             return self.address.to_string();
         }
-        let known = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.connection);
         let connected = known.as_ref().map(|connection| connection.address);
         // One that does not answer has an address all the same, unless it is a name.
         let upstream = connected.or_else(|| self.upstream.parse().ok());
@@ -208,7 +205,7 @@ impl Relay {
             self.tasks.send(move |driver| driver.remove_job(job));
         }
         drop(routes);
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = lock(&self.ended);
         for JobAborted { job, reason } in ended.iter().flat_map(Receiver::try_iter) {
             tracing::warn!(id = job.0, ?reason, "a job is ended");
         }
@@ -449,7 +446,7 @@ impl Relay {
 
     /// Whether one more call of who may be anybody is passed on.
     fn pass_a_stranger(&self) -> Result<(), Status> {
-        let mut calls = self.of_strangers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.of_strangers);
         calls.one_more(Instant::now(), STRANGER_COUNTS).map(drop).ok_or_else(too_many)
     }
 
@@ -557,7 +554,7 @@ impl Control for Service {
 
     async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<MeetReplies>, Status> {
         use proto::meet_reply::Outcome;
-        let address = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let address = address_of(request.remote_addr());
         let request = request.into_inner();
         let _waiting = self.0.waiting.enter(address, for_log(&request.job))?;
         match self.0.meet(request).await {
@@ -574,7 +571,7 @@ impl Control for Service {
         let message = seen_from(request)?;
         let hosts = hosts(peer, &message.host);
         let (job, rank) = (for_log(&message.job), message.rank);
-        let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let address = address_of(peer);
         let _waiting = self.0.waiting.enter(address, job.clone())?;
         self.0.pass_a_stranger()?;
         let refused =

@@ -1,7 +1,6 @@
 //! The connections of a switch behind TLS; in the clear one may ask how the switch fares, and nothing else.
 
 use std::io;
-use std::net::IpAddr;
 
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
@@ -17,6 +16,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 use tonic::transport::server::Connected;
 
+use super::address_of;
 use super::limits::{CallLimits, GREETING, HANDSHAKE_COUNTS};
 use crate::control_channel::Guarded;
 
@@ -98,7 +98,7 @@ async fn greet(connection: Connection, acceptor: &Acceptor, calls: &CallLimits) 
     if first != [HANDSHAKE] {
         return Ok(Guarded::new(Box::new(stream), caller));
     }
-    let address = caller.peer.connection.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+    let address = address_of(caller.peer.connection.remote_addr());
     if !calls.turn(address, HANDSHAKE_COUNTS).await {
         return Err(io::ErrorKind::ResourceBusy.into());
     }

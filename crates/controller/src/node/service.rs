@@ -20,6 +20,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::address_of;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
@@ -69,7 +70,7 @@ impl Control for ControlService {
 
     async fn meet(&self, request: Request<proto::MeetRequest>) -> Result<Response<MeetReplies>, Status> {
         use proto::meet_reply::Outcome;
-        let from = request.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let from = address_of(request.remote_addr());
         let request = request.into_inner();
         let patience = Duration::from_millis(request.patience_ms).min(self.jobs.config().join_timeout_max);
         // When the rank hangs up, this future is dropped, and what it said with it.
@@ -91,7 +92,7 @@ impl Control for ControlService {
         let hosts = hosts(peer, &request.host);
         // Not a byte more of it while the rank waits than is kept after that.
         let portion = request.split.as_ref().map_or(PORTION_WHOLE, portion);
-        let address = peer.map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+        let address = address_of(peer);
         let report = self.jobs.take_report(address, &mut request);
         let mut request = join_request(request, portion)?;
         // The rank knows its own end of the path. A link that is narrower at this one loses

@@ -31,31 +31,22 @@ impl RankNames {
     }
 
     /// The error, with what its ranks are called.
-    pub(super) fn error(&self, error: SessionError) -> SessionError {
-        match error {
-            SessionError::RankLost { rank } => SessionError::RankLost { rank: self.of(rank) },
-            SessionError::RankLeft { rank } => SessionError::RankLeft { rank: self.of(rank) },
-            SessionError::Expelled { rank, switch, silence } => {
-                SessionError::Expelled { rank: self.of(rank), switch, silence }
+    pub(super) fn error(&self, mut error: SessionError) -> SessionError {
+        match &mut error {
+            SessionError::RankLost { rank }
+            | SessionError::RankLeft { rank }
+            | SessionError::Expelled { rank, .. } => *rank = self.of(*rank),
+            SessionError::CollectiveMismatch { first: (first, _), second: (second, _) }
+            | SessionError::LossBoundMismatch { first: (first, _), second: (second, _) } => {
+                (*first, *second) = (self.of(*first), self.of(*second));
             }
-            SessionError::CollectiveMismatch { first, second } => SessionError::CollectiveMismatch {
-                first: (self.of(first.0), first.1),
-                second: (self.of(second.0), second.1),
-            },
-            SessionError::LossBoundMismatch { first, second } => SessionError::LossBoundMismatch {
-                first: (self.of(first.0), first.1),
-                second: (self.of(second.0), second.1),
-            },
-            SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited } => {
-                let (missing_ranks, gone) = (self.all(&missing_ranks), self.all(&gone));
-                SessionError::JoinTimeout { switch, job, missing_ranks, gone, waited }
+            SessionError::JoinTimeout { missing_ranks, gone, .. } => {
+                (*missing_ranks, *gone) = (self.all(missing_ranks), self.all(gone));
             }
-            SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor } => {
-                let missing_ranks = self.all(&missing_ranks);
-                SessionError::AllReduceTimeout { missing_ranks, waited, switch, tensor }
-            }
-            other => other,
+            SessionError::AllReduceTimeout { missing_ranks, .. } => *missing_ranks = self.all(missing_ranks),
+            _ => {}
         }
+        error
     }
 }
 

@@ -349,6 +349,16 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_whose_service_is_gone_is_named_once_in_a_column_too() {
+        // Nobody listens there.
+        let services = ServiceConfig::all(vec![("127.0.0.1:1".into(), 1.0, None, Some(0))]);
+        let (names, join_timeout) = (vec![1, 3].into(), Duration::from_millis(300));
+        let config = SessionConfig { services, names, join_timeout, ..SessionConfig::new("", "job", 0, 2) };
+        let error = Services::join(config, &Cancel::default()).map(drop);
+        assert_eq!(error, Err(SessionError::RankLost { rank: Rank(0) }));
+    }
+
+    #[test]
     fn the_end_of_a_session_is_told_once_and_a_close_is_none() {
         let switch =
             SwitchServer::start(SwitchServerConfig::new(([127, 0, 0, 1], 0).into())).expect("a port");

@@ -11,8 +11,9 @@ use fanin_protocol::control::{Admission, Planner, Ticket};
 use fanin_udp::{Clock, DataPath, Seat};
 use fanin_wire::JobId;
 
-use super::table::{Table, lock};
+use super::table::Table;
 use super::{NotAdmitted, Outcome};
+use crate::node::lock;
 use crate::node::task_queue::TaskQueue;
 
 /// By the name of the protocol, where one has a planner.

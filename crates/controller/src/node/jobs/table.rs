@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fanin_protocol::JobAborted;
 use fanin_protocol::control::{
@@ -58,11 +58,6 @@ pub struct Table {
     pub preparing: HashMap<JobId, Vec<Ticket>>,
     /// An entry goes with its job.
     pub jobs: HashMap<JobId, Running>,
-}
-
-pub fn lock<T>(table: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic in one call must not end all others: the registry's own methods leave it consistent.
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Table {

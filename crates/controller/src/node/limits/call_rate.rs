@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
@@ -14,6 +14,7 @@ use tonic::Status;
 
 use super::{ATTEND, CALLS_MAX, JOIN, JOIN_BYTES_MAX, REQUEST_BYTES_MAX};
 use crate::node::secured::Caller;
+use crate::node::{address_of, lock};
 
 /// CallRate that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs
 /// as run, for a quarter.
@@ -80,7 +81,7 @@ impl CallLimits {
 
     /// One more of somebody, as [`CallRate::one_more`] has it.
     fn one_more(&self, address: IpAddr, now: Instant, counts: u32) -> Option<Duration> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&self.made);
         let host = host_of(address);
         if !made.contains_key(&host) {
             // Who made none for long is as one who never did.
@@ -121,7 +122,7 @@ pub(in crate::node) async fn in_turn(
     let Some(Caller { peer, .. }) = request.extensions().get().cloned() else {
         return next.run(request).await;
     };
-    let address = peer.connection.remote_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip());
+    let address = address_of(peer.connection.remote_addr());
     // By this the services know from where they are called.
     request.extensions_mut().insert(peer.connection.clone());
     request.extensions_mut().insert(Toll { calls: calls.clone(), address });
@@ -186,6 +187,6 @@ mod tests {
         assert_eq!((call(1, start), call(2, start)), (Some(true), Some(true)), "each has its own");
         assert_eq!(call(1, start), None, "all connections of an address count together");
         assert_eq!(call(3, start + Duration::from_secs(60)), Some(true));
-        assert_eq!(calls.made.lock().unwrap().len(), 1);
+        assert_eq!(lock(&calls.made).len(), 1);
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fanin_limits::host_of;
 use tonic::Status;
+
+use crate::node::lock;
 
 /// By address the names of the jobs, and how many ranks of each wait.
 type Waiting = HashMap<IpAddr, BTreeMap<String, u32>>;
@@ -64,10 +66,6 @@ impl Drop for WaitingRank {
             waiting.remove(&self.address);
         }
     }
-}
-
-fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

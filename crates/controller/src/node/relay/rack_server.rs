@@ -9,14 +9,14 @@ use fanin_tls::{Acceptor, Trust};
 use fanin_udp::{OnSockets, SHARDS_MAX};
 use tokio::sync::watch;
 
-use super::super::ServerError;
 use super::super::http::{self, Served};
 use super::super::limits::WaitingJobs;
 use super::super::relay_metrics::text;
 use super::super::routes::Routes;
 use super::super::snapshots::Snapshots;
 use super::super::task_queue::TaskQueue;
-use super::{Relay, RelayFigures, Service, lock};
+use super::super::{ServerError, lock};
+use super::{Relay, RelayFigures, Service};
 use crate::control_channel::with_port;
 
 /// Aggregators unless told otherwise: eight jobs with the window of a 10 Gbit/s link.
