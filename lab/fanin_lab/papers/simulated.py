@@ -144,6 +144,8 @@ class Row:
     """Why this is no evidence, and not counted: it was fitted, or it is arithmetic."""
     over: str | None = None
     """The settings in words, if they are not those of the experiment's other rows."""
+    swept: str = ""
+    """What the formula itself is the spread over, in words: then it returns a spread."""
     usual_only: bool = False
     """Whether it is of the usual setting alone."""
 
@@ -178,7 +180,7 @@ class Simulated:
     scenario: Callable[..., Scenario]
     """Makes a scenario of a case's keys."""
     cases: Sequence[Cases]
-    rows: Sequence[Row]
+    rows: Sequence[Row] | Either[list[Row]]
     picture: Callable[[At], Picture]
     usual: Case = field(default_factory=dict)
     """What keys are where nothing else is said. A value may be an `Either`."""
@@ -195,8 +197,9 @@ class Simulated:
         plays = _Plays(lab)
         played = _Played(self, self.cases, plays, self.name)
         plays.play()
-        findings = played.findings(self.rows)
-        assert lab.quick or len(findings) == len(self.rows), "a row asks for what is not played"
+        rows = self._rows(lab)
+        findings = played.findings(rows)
+        assert lab.quick or len(findings) == len(rows), "a row asks for what is not played"
         return outcome(findings, self.picture(played.usual))
 
     def why(self, lab: Lab) -> Sequence[Reason]:
@@ -210,8 +213,11 @@ class Simulated:
         return [
             Reason(finding.what, change.words, finding.ours, change.contradicts)
             for change, played in changed
-            for finding in played.findings(self.rows if change.of is None else change.of)
+            for finding in played.findings(self._rows(lab) if change.of is None else change.of)
         ]
+
+    def _rows(self, lab: Lab) -> Sequence[Row]:
+        return self.rows.of(lab.quick) if isinstance(self.rows, Either) else self.rows
 
 
 class _Plays:
@@ -334,7 +340,7 @@ class _Played:
             Spread.over(spreads) if is_swept else spreads[0],
             row.holds,
             row.unit,
-            over if is_swept and len(spreads) > 1 and not self.quick else "",
+            row.swept or (over if is_swept and len(spreads) > 1 and not self.quick else ""),
             row.cannot_fail,
         )
 

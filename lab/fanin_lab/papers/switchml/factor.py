@@ -6,16 +6,12 @@ int32 becomes the largest or the least; a switch's sum that does not fit wraps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import PAPER, finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Level, Panel, Picture, Whiskers, outcome
 
 SMALL, LARGE = 0, 40
 BETWEEN = [16, 28]
@@ -30,21 +26,6 @@ def run(lab: Lab) -> Outcome:
     """Train with each factor."""
     ways = {f"2^{power}": _of_factor(power) for power in POWERS}
     found = training.curves(lab, {"float32": training.plainly, **ways}, PART)
-
-    def draw(figure: Figure) -> None:
-        plots = figure.subplots(1, len(found))
-        for axes, (task, of_ways) in zip(plots, found.items(), strict=True):
-            spreads = [Spread.of([100 * curve[-1] for curve in of_ways[way]]) for way in ways]
-            plain = Spread.of([100 * curve[-1] for curve in of_ways["float32"]])
-            axes.axhline(plain.median, **PAPER, label="sums of float32")
-            medians = [spread.median for spread in spreads]
-            around = [
-                [spread.median - spread.least for spread in spreads],
-                [spread.most - spread.median for spread in spreads],
-            ]
-            axes.errorbar(POWERS, medians, yerr=around, fmt="C1o-", capsize=3, label="one factor")
-            axes.set_xticks(POWERS, list(ways))
-            finish(axes, "factor", "right answers on what was held back, %", task)
 
     findings = []
     for task, of_ways in found.items():
@@ -78,7 +59,18 @@ def run(lab: Lab) -> Outcome:
                 unit="%",
             ),
         ]
-    return Outcome(findings, draw, {"accuracy": found})
+    return outcome(findings, Picture([_panel(*of_task) for of_task in found.items()]))
+
+
+def _panel(task: str, found: Mapping[str, list[list[float]]]) -> Panel:
+    names = [f"2^{power}" for power in POWERS]
+    last = {way: Spread.of([100 * one[-1] for one in curves]) for way, curves in found.items()}
+    marks = [
+        Level(last["float32"].median, "sums of float32"),
+        Whiskers(POWERS, [last[name] for name in names], "one factor", "C1o-"),
+    ]
+    y = "right answers on what was held back, %"
+    return Panel(marks, "factor", y, task, ticks=dict(zip(POWERS, names, strict=True)))
 
 
 def _of_factor(power: int) -> Callable[[str, int], training.Summed]:
