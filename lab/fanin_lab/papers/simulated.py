@@ -86,6 +86,14 @@ class At:
         """Return all values on an axis."""
         return self._played.values[axis]
 
+    def played(self, axis: str, **case: Any) -> list[Any]:
+        """Return the values on an axis with which a case was played in this setting."""
+        values = self._played.values.get(axis, [])
+        found = [v for v in values if self._played.has({**self.setting, **case, axis: v})]
+        if not found:
+            raise NotPlayedError(case)
+        return found
+
     def runs(self, **case: Any) -> Runs:
         """Return the runs of a case in this setting. NotPlayedError if there are none."""
         return self._played.runs({**self.setting, **case})
@@ -110,6 +118,13 @@ Formula = Callable[[At], Sequence[float] | Spread]
 def by(ones: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return ratios, seed by seed; a case may have been played with fewer seeds than the other."""
     return [one / other for one, other in zip(ones, others, strict=False)]
+
+
+def each(
+    choose: Callable[[Sequence[float]], float], samples: Sequence[Sequence[float]]
+) -> list[float]:
+    """Return what is chosen from several figures, for each seed."""
+    return [choose(of_seed) for of_seed in zip(*samples, strict=True)]
 
 
 def figure(read: Read, **case: Any) -> Formula:
@@ -186,7 +201,7 @@ class Simulated:
     """What keys are where nothing else is said. A value may be an `Either`."""
     over: str = ""
     """The settings in words."""
-    changes: Sequence[Change] = ()
+    changes: Sequence[Change] | Either[list[Change]] = ()
 
     def experiment(self) -> Experiment:
         """Return it for a paper's list."""
@@ -197,7 +212,7 @@ class Simulated:
         plays = _Plays(lab)
         played = _Played(self, self.cases, plays, self.name)
         plays.play()
-        rows = self._rows(lab)
+        rows = _chosen(self.rows, lab.quick)
         findings = played.findings(rows)
         assert lab.quick or len(findings) == len(rows), "a row asks for what is not played"
         return outcome(findings, self.picture(played.usual))
@@ -207,17 +222,16 @@ class Simulated:
         plays = _Plays(lab)
         changed = [
             (change, _Played(self, change.cases or self.cases, plays, f"{self.name}-{at}", change))
-            for at, change in enumerate(self.changes)
+            for at, change in enumerate(_chosen(self.changes, lab.quick))
         ]
         plays.play()
         return [
             Reason(finding.what, change.words, finding.ours, change.contradicts)
             for change, played in changed
-            for finding in played.findings(self._rows(lab) if change.of is None else change.of)
+            for finding in played.findings(
+                _chosen(self.rows if change.of is None else change.of, lab.quick)
+            )
         ]
-
-    def _rows(self, lab: Lab) -> Sequence[Row]:
-        return self.rows.of(lab.quick) if isinstance(self.rows, Either) else self.rows
 
 
 class _Plays:
@@ -286,16 +300,16 @@ class _Played:
         self._settings: list[Case] = []
         self._experiment = experiment
         self._plays = plays
-        self._usual = {key: self._chosen(value) for key, value in experiment.usual.items()}
+        self._usual = {key: _chosen(value, self.quick) for key, value in experiment.usual.items()}
         self._seen: dict[str, _Seen] = {}
         for of in cases:
             if self.quick and not of.in_quick:
                 continue
-            axes = {axis: list(self._chosen(values)) for axis, values in of.axes.items()}
+            axes = {axis: list(_chosen(values, self.quick)) for axis, values in of.axes.items()}
             for axis, values in axes.items():
                 known = self.values.setdefault(axis, [])
                 known += [value for value in values if value not in known]
-            for at, setting in enumerate(self._chosen(of.settings)):
+            for at, setting in enumerate(_chosen(of.settings, self.quick)):
                 if setting not in self._settings:
                     self._settings.append(setting)
                 seeds = of.seeds_swept if at and of.seeds_swept is not None else of.seeds
@@ -318,12 +332,15 @@ class _Played:
         """The view from the usual setting."""
         return self.settings[0]
 
+    def has(self, case: Case) -> bool:
+        """Return whether a case was played."""
+        return _key({**self._usual, **case}) in self._seen
+
     def runs(self, case: Case) -> Runs:
         """Return the runs of a case, of which what is as usual need not be given."""
-        key = _key({**self._usual, **case})
-        if key not in self._seen:
-            raise NotPlayedError(key)
-        return self._plays.runs(self._seen[key])
+        if not self.has(case):
+            raise NotPlayedError(case)
+        return self._plays.runs(self._seen[_key({**self._usual, **case})])
 
     def findings(self, rows: Sequence[Row]) -> list[Finding]:
         """Return the findings of all rows whose cases were played."""
@@ -355,8 +372,9 @@ class _Played:
             spreads.append(ours if isinstance(ours, Spread) else Spread.of(ours))
         return spreads
 
-    def _chosen(self, value: Any) -> Any:
-        return value.of(self.quick) if isinstance(value, Either) else value
+
+def _chosen(value: Any, quick: bool) -> Any:
+    return value.of(quick) if isinstance(value, Either) else value
 
 
 def _key(case: Case) -> str:

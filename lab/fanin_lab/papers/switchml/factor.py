@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import Level, Panel, Picture, Whiskers, outcome
+from fanin_lab.papers.plot import Level, Mark, Panel, Picture, Whiskers, outcome
 
 SMALL, LARGE = 0, 40
 BETWEEN = [16, 28]
@@ -65,7 +65,7 @@ def run(lab: Lab) -> Outcome:
 def _panel(task: str, found: Mapping[str, list[list[float]]]) -> Panel:
     names = [f"2^{power}" for power in POWERS]
     last = {way: Spread.of([100 * one[-1] for one in curves]) for way, curves in found.items()}
-    marks = [
+    marks: list[Mark] = [
         Level(last["float32"].median, "sums of float32"),
         Whiskers(POWERS, [last[name] for name in names], "one factor", "C1o-"),
     ]
