@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fanin_lab.papers.finding import Experiment, Outcome
-from fanin_lab.sweep.picture import finish as finish
-from fanin_lab.sweep.picture import write
+from fanin_lab.sweep.picture import finish, write
 from fanin_lab.sweep.spread import Spread
 
 if TYPE_CHECKING:
@@ -175,8 +174,7 @@ class Panel:
     """By axis, "x" or "y": up to where it is linear, and logarithmic from there on."""
     ticks: Mapping[int, str] | Mapping[float, str] | Sequence[float] | None = None
     """Where the horizontal axis has numbers, and what is there in their place."""
-    y_ticks: Sequence[str] = ()
-    """Names of 0, 1, .. of the vertical axis."""
+    y_ticks: Mapping[int, str] = field(default_factory=dict)
     least_y: float | None = None
     most_y: float | None = None
     least_x: float | None = None
@@ -207,7 +205,7 @@ class Panel:
         if "x" in self.linear_to:
             axes.minorticks_off()
         if self.y_ticks:
-            axes.set_yticks(range(len(self.y_ticks)), self.y_ticks)
+            axes.set_yticks(list(self.y_ticks), list(self.y_ticks.values()))
         if self.least_y is not None or self.most_y is not None:
             axes.set_ylim(self.least_y, self.most_y)
         if self.least_x is not None:

@@ -109,7 +109,7 @@ def picture(at: At) -> Picture:
         ]
     title = words.setting("scale", USUAL["scale"])
     x = "time until the job ends (s, unscaled)"
-    names = [words.settings(of.setting) for of in at.settings]
+    names = dict(enumerate(words.settings(of.setting) for of in at.settings))
     return Picture(
         [
             Panel(over_time, x, "goodput of a worker (Gbit/s)", title, least_y=0),

@@ -6,16 +6,13 @@ The paper's own machines and rates. What GPUs compute meanwhile it does not give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fanin_lab.papers.byteps import inside
 from fanin_lab.papers.byteps.inside import NIC_GBPS, Strategy, Told
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Bars, Line, Mark, Panel, Picture, outcome
 
 MACHINES = 8
 """§7.2: GPU machines; none more that only sums (§7.3)."""
@@ -65,24 +62,27 @@ def run(lab: Lab) -> Outcome:
     played = [it.played_s / it.time_s for found in (*pcie, *nvlink) for it in found.values()]
     roots = [told[f"nvlink-{nic:g}"].chosen for nic in NIC_GBPS]
 
-    def draw(figure: Figure) -> None:
-        for at, (title, found, names) in enumerate(
-            (
-                ("PCIe-only", pcie, ["ring", "straightforward", "assisted"]),
-                ("NVLink", nvlink, ["ring", "root=0", "root=all", "root=2,3", "root=2"]),
-            )
-        ):
-            axes = figure.add_subplot(1, 2, at + 1)
-            for which, (nic, it) in enumerate(zip(NIC_GBPS, found, strict=True)):
-                places = [place + 0.4 * which for place in range(len(names))]
-                times = [1e3 * it[name].played_s / size for name in names]
-                axes.bar(places, times, 0.38, label=f"played, NIC {nic:g} Gbit/s", alpha=0.7)
-                predicted = [1e3 * it[name].time_s / size for name in names]
-                axes.plot(places, predicted, "k_", markersize=14, markeredgewidth=2.5)
-            axes.set_xticks([place + 0.2 for place in range(len(names))], names, fontsize="small")
-            finish(axes, "", "ms for 1 GB of each GPU", f"{title}; lines: the slowest link")
+    def panel(title: str, found: Sequence[Mapping[str, Strategy]], names: Sequence[str]) -> Panel:
+        marks: list[Mark] = []
+        for which, (nic, it) in enumerate(zip(NIC_GBPS, found, strict=True)):
+            places = [place + 0.4 * which for place in range(len(names))]
+            times = [1e3 * it[name].played_s / size for name in names]
+            predicted = [1e3 * it[name].time_s / size for name in names]
+            label = f"played, NIC {nic:g} Gbit/s"
+            line = {"markersize": 14, "markeredgewidth": 2.5}
+            marks.append(Bars(places, times, label, 0.38, {"alpha": 0.7}))
+            marks.append(Line(places, predicted, "k_", look=line))
+        ticks = {place + 0.2: name for place, name in enumerate(names)}
+        y, title = "ms for 1 GB of each GPU", f"{title}; lines: the slowest link"
+        return Panel(marks, "", y, title, ticks=ticks, small_ticks=True)
 
-    return Outcome(
+    picture = Picture(
+        [
+            panel("PCIe-only", pcie, ["ring", "straightforward", "assisted"]),
+            panel("NVLink", nvlink, ["ring", "root=0", "root=all", "root=2,3", "root=2"]),
+        ]
+    )
+    return outcome(
         [
             Finding(
                 "Eqs. 8 and 9",
@@ -211,16 +211,7 @@ def run(lab: Lab) -> Outcome:
                 unit="x",
             ),
         ],
-        draw,
-        {
-            name: {
-                "chosen": it.chosen,
-                "predicted_s": {kind: found.time_s for kind, found in it.strategies.items()},
-                "played_s": {kind: found.played_s for kind, found in it.strategies.items()},
-                "slowest": {kind: found.slowest for kind, found in it.strategies.items()},
-            }
-            for name, it in told.items()
-        },
+        picture,
     )
 
 
@@ -233,7 +224,7 @@ def iteration(compute_s: float, communication_s: float, overlap: bool) -> float:
 
 def _over(settings: Sequence[float]) -> Spread:
     """Return the spread over settings, each of which came to one figure: all of it counts."""
-    return Spread.over([Spread.of([one]) for one in settings])
+    return Spread.of_each([one] for one in settings)
 
 
 def _listed(generic: Mapping[tuple[int, int], Any]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fanin_lab.papers.byteps.cluster import NIC_GBPS
 from fanin_lab.papers.byteps.inside import GPUS
@@ -38,10 +38,7 @@ from fanin_lab.papers.finding import (
     at_most,
 )
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Panel, Picture, outcome
 
 MACHINES, MACHINES_QUICK = [2, 8, 32], [2, 8]
 MODELS_QUICK = ["vgg16", "ugatit"]
@@ -265,37 +262,37 @@ def run(lab: Lab) -> Outcome:
         percents = [100 * trained.efficiency(case(model, m, SHOWN)) for m in counts]
         return Curve(percents, min(swept), max(swept))
 
-    shown = {
-        model: {
+    def marks(model: str) -> list[Line]:
+        curves = {
             system: curve(model, case)
             for system, case in of_systems.items()
             if case != cases.servers or model in with_servers
         }
+        lines = []
+        for colour, (system, of) in enumerate(curves.items()):
+            lines.append(Line(counts, of.percents, f"C{colour}o-", system, {"markersize": 4}))
+            place = n * 1.15 ** (colour + 1)
+            lines.append(Line([place, place], [of.least, of.most], f"C{colour}", look=BAR))
+        papers = PAPERS_PERCENT.get(model, [])
+        paper = Line([n] * len(papers), papers, "kx", look={"markersize": 9})
+        return [*lines, paper, Line([], [], "kx", "paper")]
+
+    panels = [
+        Panel(
+            marks(model),
+            "GPUs of 10 TFLOP/s",
+            "",
+            MODELS[model].name,
+            log_x=2,
+            ticks={count: str(count * GPUS) for count in counts},
+            least_y=0,
+            most_y=105,
+        )
         for model in models
-    }
-
-    def draw(figure: Figure) -> None:
-        rows = 2 if len(models) > 3 else 1
-        for at, (model, curves) in enumerate(shown.items()):
-            axes = figure.add_subplot(rows, len(models) // rows, at + 1)
-            for colour, (system, of) in enumerate(curves.items()):
-                axes.plot(counts, of.percents, f"C{colour}o-", markersize=4, label=system)
-                place = n * 1.15 ** (colour + 1)
-                axes.plot([place, place], [of.least, of.most], f"C{colour}", **BAR)
-            papers = PAPERS_PERCENT.get(model, [])
-            axes.plot([n] * len(papers), papers, "kx", markersize=9)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, [str(count * GPUS) for count in counts])
-            axes.set_ylim(0, 105)
-            axes.plot([], [], "kx", label="paper")
-            finish(axes, "GPUs of 10 TFLOP/s", "", MODELS[model].name)
-        figure.supylabel("% of linear scaling (bars: all settings)")
-
-    series = {
-        model: {system: asdict(of) for system, of in curves.items()}
-        for model, curves in shown.items()
-    }
-    return Outcome(findings, draw, {"machines": counts, "percent_of_linear": series})
+    ]
+    rows = 2 if len(models) > 3 else 1
+    y = "% of linear scaling (bars: all settings)"
+    return outcome(findings, Picture(panels, rows=rows, y=y))
 
 
 def why(lab: Lab) -> Sequence[Reason]:
@@ -343,8 +340,8 @@ def why(lab: Lab) -> Sequence[Reason]:
     }
     every = [*of_long, *(case for both in of_vgg.values() for case in both)]
     trained = Trained(lab, "scalability-why", every)
-    longer = Spread.over(
-        [Spread.of([100 * (1 - trained.efficiency(case))]) for case in dict.fromkeys(of_long)]
+    longer = Spread.of_each(
+        [100 * (1 - trained.efficiency(case))] for case in dict.fromkeys(of_long)
     )
     return [
         *reasons,
@@ -366,7 +363,7 @@ HIDDEN = '§7: frameworks "can overlap the DNN computation and communication"'
 
 
 def _over(of_setting: Callable[[Setting], float], settings: Sequence[Setting] = SETTINGS) -> Spread:
-    return Spread.over([Spread.of([of_setting(of)]) for of in settings])
+    return Spread.of_each([of_setting(of)] for of in settings)
 
 
 EXPERIMENT = Experiment("scalability", "Six models on up to 256 GPUs (Figures 15 and 16)", run, why)

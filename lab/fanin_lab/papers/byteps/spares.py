@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
 from fanin_lab.papers.byteps.cluster import NIC_GBPS
 from fanin_lab.papers.byteps.training import (
@@ -23,10 +22,7 @@ from fanin_lab.papers.byteps.training import (
 )
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Level, Line, Mark, Panel, Picture, outcome
 
 MACHINES = MOST = 8
 SPARES, SPARES_QUICK = [0, 2, 4, 6, 8], [0, 8]
@@ -85,7 +81,7 @@ class Pair:
 
     def over(self, figure: Callable[[Setting], float]) -> Spread:
         """Return its spread over what is swept."""
-        return Spread.over([Spread.of([figure(of)]) for of in self._settings])
+        return Spread.of_each([figure(of)] for of in self._settings)
 
     def ratios(self) -> dict[str, Spread]:
         """Return what the paper says something of, by the rows."""
@@ -116,20 +112,29 @@ def run(lab: Lab) -> Outcome:
     pair = Pair(lab, "spares", ["ugatit", "gpt2"])
     alone = OVER_OVERLAP if lab.quick else f"{OVER_COMPUTING}, {OVER_OVERLAP}"
     with_ring = f"{alone}, {OVER_RING}"
-    shown = {at: pair.shown(*at) for at in pair.places}
 
-    def draw(figure: Figure) -> None:
-        for at, model in enumerate(pair.models):
-            axes = figure.add_subplot(1, len(pair.models), at + 1)
-            for colour, (kind, name) in enumerate(KINDS.items()):
-                percents, rival = shown[kind, model]
-                axes.plot(pair.spares, percents, f"C{colour}o-", label=f"BytePS, {name}")
-                axes.axhline(rival, color=f"C{colour}", linestyle=":", label=f"all-reduce, {name}")
-            axes.set_ylim(0, 105)
-            axes.set_xticks(pair.spares)
-            title = f"{PLAYED[model].name}, GPUs of 10 TFLOP/s"
-            finish(axes, "machines that only sum, k", "% of linear scaling", title)
+    def marks(model: str, colour: str, kind: str) -> list[Mark]:
+        percents, rival = pair.shown(kind, model)
+        ring = {"color": colour, "linestyle": ":"}
+        return [
+            Line(pair.spares, percents, f"{colour}o-", f"BytePS, {KINDS[kind]}"),
+            Level(rival, f"all-reduce, {KINDS[kind]}", ring),
+        ]
 
+    picture = Picture(
+        [
+            Panel(
+                [*marks(model, "C0", "nvlink"), *marks(model, "C1", "pcie-only")],
+                "machines that only sum, k",
+                "% of linear scaling",
+                f"{PLAYED[model].name}, GPUs of 10 TFLOP/s",
+                ticks=pair.spares,
+                least_y=0,
+                most_y=105,
+            )
+            for model in pair.models
+        ]
+    )
     claims: dict[str, tuple[str, float | str, Range | None, str]] = {
         MOST_OF_NONE: ("Fig. 13", 1.20, None, alone),
         MOST_OF_NONE_GAN: ("Fig. 13", 1.20, None, alone),
@@ -140,19 +145,12 @@ def run(lab: Lab) -> Outcome:
         OF_GAN: ("§7.2", "larger: GAN is more communication intensive", MORE, alone),
     }
     ratios = pair.ratios()
-    return Outcome(
+    return outcome(
         [
             Finding(figure, what, paper, ratios[what], holds, "x", swept)
             for what, (figure, paper, holds, swept) in claims.items()
         ],
-        draw,
-        {
-            "k": pair.spares,
-            "percent_of_linear": {
-                f"{model}, {kind}": {"byteps": percents, "all-reduce": rival}
-                for (kind, model), (percents, rival) in shown.items()
-            },
-        },
+        picture,
     )
 
 

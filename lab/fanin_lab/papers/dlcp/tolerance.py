@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from fanin_lab.papers import training
-from fanin_lab.papers.dlcp.trained import SAME, Curves, Setting, curves, epochs_more, in_percent
+from fanin_lab.papers.dlcp.trained import (
+    SAME,
+    Curves,
+    Setting,
+    curves,
+    epochs_more,
+    in_percent,
+    picture_of_costs,
+)
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
+from fanin_lab.papers.plot import outcome
 from fanin_lab.profiler.drops import Losses
-from fanin_lab.profiler.picture import draw_costs
 from fanin_lab.profiler.tolerance import bound, epochs_to
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PROBABILITIES = (0.01, 0.1, 0.3, 0.5, 0.8)
 WORKERS = (training.WORKERS, 1)
@@ -40,23 +43,12 @@ def run(lab: Lab) -> Outcome:
     found = curves(lab, settings, only_to_aim=True)
     costs = {kind: {p: epochs_more(found, _with(kind, p)) for p in PROBABILITIES} for kind in kinds}
 
-    def draw(figure: Figure) -> None:
-        every = figure.subplots(1, len(tasks), squeeze=False)[0]
-        for axes, task in zip(every, tasks, strict=True):
-            lines = {f"{w} worker{'s'[: w - 1]}": costs[Setting(task, workers=w)] for w in WORKERS}
-            draw_costs(axes, lines)
-            axes.set_yscale("symlog", linthresh=10)
-            axes.yaxis.set_major_formatter("{x:g}")
-            finish(axes, "packets lost, %", "epochs more, %", task)
-
-    findings = [finding for task in tasks for finding in _findings(task, costs, found)]
-    series = {
-        f"{kind.task}, {kind.workers} workers": {
-            str(p): [spread.median, *spread.interval] for p, spread in of_one.items()
-        }
-        for kind, of_one in costs.items()
+    lines = {
+        task: {f"{w} worker{'s'[: w - 1]}": costs[Setting(task, workers=w)] for w in WORKERS}
+        for task in tasks
     }
-    return Outcome(findings, draw, {"epochs more": series})
+    findings = [finding for task in tasks for finding in _findings(task, costs, found)]
+    return outcome(findings, picture_of_costs(lines, linear_to={"y": 10}))
 
 
 def _findings(

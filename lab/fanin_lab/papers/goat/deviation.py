@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.goat.aggregation import NUMBERS, lines
 from fanin_lab.papers.goat.drawn import OVER, SCHEMES, Setting, Traffic, counts, swept
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Panel, Picture, outcome
 
 DEVIATIONS = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4]
 DEVIATIONS_QUICK = [0.0, 0.1, 0.2]
@@ -80,27 +77,19 @@ def run(lab: Lab) -> Outcome:
                 )
             )
 
-    def draw(figure: Figure) -> None:
-        rows = figure.subplots(2, 2)
-        figure.set_size_inches(10, 8)
-        for row, (topology, base) in zip(rows, bases.items(), strict=True):
-            for axes, ways in zip(row, ("each", "tree"), strict=True):
-                kind = replace(base, ways=ways)  # type: ignore[arg-type]
-                settings = [replace(kind, deviation=deviation) for deviation in deviations]
-                lines(axes, found, settings, lambda t: t.hops, ["goat", "esa", "atp"], "deviation")
-                title = f"{topology}, ways of {'each worker' if ways == 'each' else 'the job'}"
-                finish(axes, "standard deviation", "communication overhead (GB)", title)
+    def panel(topology: str, ways: Literal["each", "tree"]) -> Panel:
+        kind = replace(bases[topology], ways=ways)
+        settings = [replace(kind, deviation=deviation) for deviation in deviations]
+        marks = lines(found, settings, lambda t: t.hops, ["goat", "esa", "atp"], "deviation")
+        title = f"{topology}, ways of {'each worker' if ways == 'each' else 'the job'}"
+        x, y = "standard deviation", "communication overhead (GB)"
+        return Panel(marks, x, y, title, least_y=0)
 
-    series = {
-        topology: {
-            scheme: {str(d): _by_goat(found, base, scheme, d) for d in deviations}
-            for scheme in RIVALS
-        }
-        for topology, base in bases.items()
-    }
-    return Outcome(findings, draw, {"overhead by GOAT's": series})
+    panels = [panel(topology, ways) for topology in bases for ways in WAYS]
+    return outcome(findings, Picture(panels, (10, 8), rows=2))
 
 
+WAYS: tuple[Literal["each", "tree"], ...] = ("each", "tree")
 ALIKE = "{}, rates alike: GOAT's communication overhead by {}'s"
 CROSSING = "{}: the deviation from which on GOAT has less than {} (0: from the first; 1: never)"
 CHANGE = "all switches next to hosts sum"
