@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fanin_lab.papers.atp import setting
@@ -47,7 +48,6 @@ PAPER_IMAGES = {"on": 66.8, "off": 23.2}
 PAPER_GOODPUT_GBPS = 7.5
 PAPER_OFF_GBPS = 4.0
 """Without control the goodput of a second is between this and none."""
-IMAGES = "VGG16 with half of its aggregators, congestion control {}"
 
 
 def scenario(
@@ -118,6 +118,7 @@ def picture(at: At) -> Picture:
     )
 
 
+ROW = partial(Row, "§5.5, Fig. 15")
 EXPERIMENT = Simulated(
     "congestion",
     "Half of the aggregators, VGG16 of 8 workers, one server (Figure 15)",
@@ -129,39 +130,34 @@ EXPERIMENT = Simulated(
         )
     ],
     [
-        Row(
-            "§5.5, Fig. 15",
+        ROW(
             "VGG16 with half of its aggregators, congestion control on by off",
             PAPER_IMAGES["on"] / PAPER_IMAGES["off"],
             ratio(setting.images_per_s, {"control": "on"}, {"control": "off"}),
             "x",
         ),
         *(
-            Row(
-                "§5.5, Fig. 15",
-                IMAGES.format(control),
+            ROW(
+                f"VGG16 with half of its aggregators, congestion control {control}",
                 paper,
                 figure(setting.images_per_s, control=control),
                 "images/s",
             )
             for control, paper in PAPER_IMAGES.items()
         ),
-        Row(
-            "§5.5, Fig. 15",
+        ROW(
             "the same with congestion control: a worker's goodput",
             PAPER_GOODPUT_GBPS,
             figure(setting.goodput_gbps, control="on"),
             "Gbit/s",
         ),
-        Row(
-            "§5.5, Fig. 15",
+        ROW(
             "the same without: a worker's goodput in its best second",
             PAPER_OFF_GBPS,
             figure(lambda report: max(_seconds(report)), control="off"),
             "Gbit/s",
         ),
-        Row(
-            "§5.5, Fig. 15",
+        ROW(
             "the same without: a worker's goodput in its worst second",
             "0: less than a tenth of the best second's there",
             figure(lambda report: min(_seconds(report)), control="off"),

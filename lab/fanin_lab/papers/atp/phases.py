@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fanin_lab.papers.atp import setting
 from fanin_lab.papers.finding import at_least
 from fanin_lab.papers.lab import Report, Scenario
@@ -51,30 +53,23 @@ def picture(at: At) -> Picture:
     return Picture([Panel([Line(times, found)], x, "received by the server (Gbit/s)")])
 
 
+ROW = partial(Row, "Fig. 3", unit="%", holds=at_least(10), cannot_fail=COMPUTES)
 EXPERIMENT = Simulated(
     "phases",
     "VGG16 is on and off, one worker and one server (Figure 3)",
     scenario,
     [Cases({}, throughputs=False)],
     [
-        Row(
-            "Fig. 3",
+        ROW(
             f"VGG16: intervals of {1000 * INTERVAL_S:g} ms with less than a twentieth of the "
             "greatest rate",
             "some are off: at least 10 %",
             figure(_off),
-            "%",
-            at_least(10),
-            COMPUTES,
         ),
-        Row(
-            "Fig. 3",
+        ROW(
             "VGG16: such intervals with more than half of it",
             "some are on: at least 10 %",
             figure(_on),
-            "%",
-            at_least(10),
-            COMPUTES,
         ),
     ],
     picture,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from fanin_lab.papers.byteps import equations
 from fanin_lab.papers.byteps.plans import UNIT_S, plans
@@ -69,54 +70,37 @@ def run(lab: Lab) -> Outcome:
             Panel(split, "k", "share of each tensor (%)", f"n = {SHOWN}", least_y=0),
         ]
     )
-    return outcome(
-        [
-            Finding(
-                "Eq. 6, Theorem 1",
-                f"the plan's time, n = {_listed(counts)}, k = 0 to n: largest difference",
-                "none",
-                Spread.of([off_time]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Eqs. 1 and 2",
-                "the plan's shares, the same: largest difference",
-                "none",
-                Spread.of([off_share]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Eq. 5",
-                "the sum of all shares: largest difference from 1",
-                "none",
-                Spread.of([off_whole]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Theorem 1",
-                "t_c by t_g, 0 < k < n, where t_c = n M_SSCPU / B (Eq. 4 as printed lacks the n): "
-                "largest difference from 1",
-                "none",
-                Spread.of([max(abs(link - 1) for link in links)]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Table 1",
-                "k = 0: the plan's time by a ring's",
-                "1",
-                Spread.of(rings),
-                holds=SAME,
-            ),
-            Finding(
-                "§4.1.1",
-                "k = 5n/4: the plan's time by that of k = n",
-                "1: more machines do not help",
-                Spread.of(more),
-                holds=SAME,
-            ),
-        ],
-        picture,
-    )
+    most = partial(Finding, paper="none", holds=at_most(ROUNDING))
+    findings = [
+        most(
+            "Eq. 6, Theorem 1",
+            f"the plan's time, n = {_listed(counts)}, k = 0 to n: largest difference",
+            ours=Spread.of([off_time]),
+        ),
+        most(
+            "Eqs. 1 and 2",
+            "the plan's shares, the same: largest difference",
+            ours=Spread.of([off_share]),
+        ),
+        most(
+            "Eq. 5", "the sum of all shares: largest difference from 1", ours=Spread.of([off_whole])
+        ),
+        most(
+            "Theorem 1",
+            "t_c by t_g, 0 < k < n, where t_c = n M_SSCPU / B (Eq. 4 as printed lacks the n): "
+            "largest difference from 1",
+            ours=Spread.of([max(abs(link - 1) for link in links)]),
+        ),
+        Finding("Table 1", "k = 0: the plan's time by a ring's", "1", Spread.of(rings), SAME),
+        Finding(
+            "§4.1.1",
+            "k = 5n/4: the plan's time by that of k = n",
+            "1: more machines do not help",
+            Spread.of(more),
+            SAME,
+        ),
+    ]
+    return outcome(findings, picture)
 
 
 def _listed(counts: list[int]) -> str:

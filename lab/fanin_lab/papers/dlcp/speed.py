@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fanin_lab.papers.finding import MORE, NONE, Range
@@ -135,10 +136,15 @@ def _lost(report: Report) -> float:
     return 100 * dropped / int(report["jobs"][0]["packets_sent"])
 
 
+def by_system(at: At, model: str, one: str, other: str, workers: int = MANY) -> list[float]:
+    """Return one system's speed by another's."""
+    case = {"model": model, "workers": workers}
+    return at.by(speed(model), {"system": one, **case}, {"system": other, **case})
+
+
 def gain(at: At, model: str, workers: int, system: str) -> list[float]:
     """Return DLCP's speed by a system's."""
-    case = {"model": model, "workers": workers}
-    return at.by(speed(model), {"system": "dlcp", **case}, {"system": system, **case})
+    return by_system(at, model, "dlcp", system, workers)
 
 
 def gain_grows(at: At) -> list[float]:
@@ -153,18 +159,9 @@ def end_of_models(at: At, choose: Choose, workers: int, system: str) -> Spread:
 
 def slowest_bound(at: At) -> Spread:
     """Return DLCP's speed by ByteScheduler's, with the bound with which it is slowest."""
-    bounds = (BOUNDS[0], USUAL["loss_bound"], BOUNDS[1])
-    return end(
-        min,
-        [
-            at.by(
-                speed("resnet50"),
-                {**OF_RESNET, "system": "dlcp", "loss_bound": bound},
-                {**OF_RESNET, "system": "bytescheduler"},
-            )
-            for bound in bounds
-        ],
-    )
+    bounds = [{**OF_DLCP, "loss_bound": bound} for bound in ("1%", "10%", "30%")]
+    rival = {**OF_RESNET, "system": "bytescheduler"}
+    return end(min, [at.by(speed("resnet50"), bound, rival) for bound in bounds])
 
 
 Choose = Callable[..., Spread]
@@ -175,7 +172,8 @@ def end(choose: Choose, samples: Sequence[Sequence[float]]) -> Spread:
     return choose(map(Spread.of, samples), key=lambda spread: spread.median)
 
 
-OF_RESNET = {"model": "resnet50", "workers": MANY}
+OF_RESNET: dict[str, Any] = {"model": "resnet50", "workers": MANY}
+OF_DLCP = {"system": "dlcp", **OF_RESNET}
 
 
 def picture(at: At) -> Picture:
@@ -207,7 +205,7 @@ def _cases(
     return Cases(axes, settings, seeds=SEEDS, throughputs=False)
 
 
-RINGS = _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY])
+USUALLY = partial(Row, unit="x", usual_only=True)
 EXPERIMENT = Simulated(
     "speed",
     "Training speed (Figures 11, 13 and 15(b))",
@@ -220,7 +218,7 @@ EXPERIMENT = Simulated(
             [MANY],
             Either([{}, *SWEPT], quick=[{}]),
         ),
-        RINGS,
+        _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY]),
         _cases(["dlcp"], ["resnet50"], [MANY], loss_bound=BOUNDS),
     ],
     [
@@ -231,33 +229,28 @@ EXPERIMENT = Simulated(
             computed(gain, "resnet50", MANY, "bytescheduler"),
             "x",
         ),
-        Row(
+        USUALLY(
             "Fig. 11",
             "ResNet-50: by how much DLCP's gain over ByteScheduler is larger with 10 workers than "
             "with 2",
             "more",
             gain_grows,
-            "x",
-            MORE,
-            usual_only=True,
+            holds=MORE,
         ),
-        Row(
+        USUALLY(
             "§5.1.2",
             "packets that queues drop of ByteScheduler's, of all it sends, ResNet-50, 10 workers",
             0.53,
             figure(_lost, system="bytescheduler", **OF_RESNET),
-            "%",
-            usual_only=True,
+            unit="%",
         ),
         *(
-            Row(
+            USUALLY(
                 "Fig. 11",
                 f"of four models, {workers} workers: {which} of DLCP's speeds by "
                 f"{SYSTEMS[system]}'s",
                 paper,
                 computed(end_of_models, choose, workers, system),
-                "x",
-                usual_only=True,
             )
             for workers, which, choose, system, paper in [
                 (MANY, "the least", min, "bytescheduler", 1.457),
@@ -268,42 +261,28 @@ EXPERIMENT = Simulated(
             ]
         ),
         *(
-            Row(
+            USUALLY(
                 "Fig. 13",
                 f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
                 paper,
-                ratio(
-                    speed(model),
-                    {"system": "dlcp-ring", "model": model, "workers": MANY},
-                    {"system": "ring", "model": model, "workers": MANY},
-                ),
-                "x",
-                usual_only=True,
+                computed(by_system, model, "dlcp-ring", "ring"),
             )
             for model, paper in RING_GAINS.items()
         ),
-        Row(
+        USUALLY(
             "Fig. 15(b)",
             "ResNet-50, 10 workers: speed with a bound of 10 % by that with 1 %",
             "almost the same",
-            ratio(
-                speed("resnet50"),
-                {"system": "dlcp", **OF_RESNET},
-                {"system": "dlcp", **OF_RESNET, "loss_bound": BOUNDS[0]},
-            ),
-            "x",
-            Range(1 - NONE, 1 + NONE),
-            usual_only=True,
+            ratio(speed("resnet50"), OF_DLCP, {**OF_DLCP, "loss_bound": BOUNDS[0]}),
+            holds=Range(1 - NONE, 1 + NONE),
         ),
-        Row(
+        USUALLY(
             "Fig. 15(b)",
             "ResNet-50, 10 workers: speed with the bound of 1 %, 10 % or 30 % that is slowest, by "
             "ByteScheduler's",
             "faster",
             slowest_bound,
-            "x",
-            MORE,
-            usual_only=True,
+            holds=MORE,
         ),
     ],
     picture,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from fanin_lab.papers import training
 from fanin_lab.papers.dlcp.trained import (
@@ -60,52 +61,29 @@ def _findings(
     def at(probability: float) -> Spread:
         return in_percent(Spread.over([of_one[probability] for of_one in of_workers]))
 
+    fig_4, table_1 = (partial(Finding, of, unit="%", swept=SWEPT) for of in ("Fig. 4", "Table 1"))
+    more = f"beyond 1 % gradually more: above {SAME:g} %"
     return [
-        Finding(
-            "Fig. 4",
+        fig_4(
             f"{task}: epochs more with 1 % of the packets lost",
             f"the same epochs: at most {SAME:g} % more",
             at(0.01),
-            holds=at_most(SAME),
-            unit="%",
-            swept=SWEPT,
+            at_most(SAME),
         ),
-        Finding(
-            "Fig. 4",
-            f"{task}: epochs more with 10 % lost",
-            f"beyond 1 % gradually more: above {SAME:g} %",
-            at(0.1),
-            holds=at_least(SAME),
-            unit="%",
-            swept=SWEPT,
-        ),
-        Finding(
-            "Fig. 4",
-            f"{task}: epochs more with 50 % lost",
-            f"beyond 1 % gradually more: above {SAME:g} %",
-            at(0.5),
-            holds=at_least(SAME),
-            unit="%",
-            swept=SWEPT,
-        ),
-        Finding(
-            "Table 1",
+        fig_4(f"{task}: epochs more with 10 % lost", more, at(0.1), at_least(SAME)),
+        fig_4(f"{task}: epochs more with 50 % lost", more, at(0.5), at_least(SAME)),
+        table_1(
             f"{task}: the largest loss without more epochs (from what was shown to cost none, to "
             "what costs some)",
             f"at least {LEAST:g} %: the least of twelve models",
             bounds,
-            holds=at_least(LEAST),
-            unit="%",
-            swept=SWEPT,
+            at_least(LEAST),
         ),
-        Finding(
-            "Table 1",
+        table_1(
             f"{task}: the same, and where the twelve models are",
             f"{LEAST:g} % to {MOST:g} %",
             bounds,
-            holds=Range(LEAST, MOST),
-            unit="%",
-            swept=SWEPT,
+            Range(LEAST, MOST),
         ),
         *(
             Finding(
@@ -114,7 +92,7 @@ def _findings(
                 "other data over its own",
                 "the bounds remain similar: within a tenth",
                 _on_other_data(task, p, found),
-                holds=ALIKE,
+                ALIKE,
             )
             for p in OF_OTHER_DATA
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason
 from fanin_lab.papers.goat.epochs import Epoch, Scheme, Timing, played, throughput
@@ -33,67 +34,51 @@ Figures = Callable[[Sequence[Epoch]], float]
 
 def run(lab: Lab) -> Outcome:
     """Play the epochs of all schemes."""
-    figures: list[tuple[str, str, float, Spread, str]] = [
-        (
-            "Fig. 11(b)",
-            "throughput, GOAT-Async's by GOAT's",
+    throughput_row = partial(Finding, "Fig. 11(b)", unit="x")
+    time_row = partial(Finding, "Fig. 12(a)", unit="x")
+    bound_row = partial(Finding, "Figs. 11, 12", unit="x", swept=OVER_BOUND)
+    batches = f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}"
+    findings = [
+        throughput_row(
+            OF_16.format("throughput, GOAT-Async's by GOAT's"),
             1.497,
             _by(lab, throughput, ASYNC, [GOAT], TIMINGS),
-            OVER,
+            swept=OVER,
         ),
-        (
-            "Fig. 11(b)",
-            "throughput, GOAT-Async's by K-SGD's",
+        throughput_row(
+            OF_16.format("throughput, GOAT-Async's by K-SGD's"),
             1.147,
             _by(lab, throughput, ASYNC, K_SGD, TIMINGS),
-            f"{OVER}, {K}",
+            swept=f"{OVER}, {K}",
         ),
-        (
-            "Fig. 11(b)",
-            "throughput, K-SGD's by GOAT's",
+        throughput_row(
+            OF_16.format("throughput, K-SGD's by GOAT's"),
             round(IMAGES_A_SECOND[1] / IMAGES_A_SECOND[0], 2),
             _by(lab, throughput, K_SGD, [GOAT], TIMINGS),
-            f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
+            swept=batches,
         ),
-        (
-            "Fig. 12(a)",
-            "time of 200 epochs, GOAT's by GOAT-Async's",
+        time_row(
+            OF_16.format("time of 200 epochs, GOAT's by GOAT-Async's"),
             2.02,
             _by(lab, _seconds, [GOAT], ASYNC, TIMINGS),
-            OVER,
+            swept=OVER,
         ),
-        (
-            "Fig. 12(a)",
-            "time of 200 epochs, K-SGD's by GOAT-Async's",
+        time_row(
+            OF_16.format("time of 200 epochs, K-SGD's by GOAT-Async's"),
             round(324 / 207.7, 2),
             _by(lab, _seconds, K_SGD, ASYNC, TIMINGS),
-            f"{OVER}, {K}",
+            swept=f"{OVER}, {K}",
         ),
-        (
-            "Fig. 12(a)",
-            "time of 200 epochs, GOAT's by K-SGD's",
+        time_row(
+            OF_16.format("time of 200 epochs, GOAT's by K-SGD's"),
             round(420.4 / 324, 2),
             _by(lab, _seconds, [GOAT], K_SGD, TIMINGS),
-            f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
+            swept=batches,
         ),
-        (
-            "Figs. 11, 12",
-            BOUND_THROUGHPUT,
-            1.497,
-            _by(lab, throughput, ASYNC, [GOAT], BOUND),
-            OVER_BOUND,
+        bound_row(
+            OF_16.format(BOUND_THROUGHPUT), 1.497, _by(lab, throughput, ASYNC, [GOAT], BOUND)
         ),
-        (
-            "Figs. 11, 12",
-            BOUND_TIME,
-            2.02,
-            _by(lab, _seconds, [GOAT], ASYNC, BOUND),
-            OVER_BOUND,
-        ),
-    ]
-    findings = [
-        Finding(figure, OF_16.format(what), paper, ours, unit="x", swept=swept)
-        for figure, what, paper, ours, swept in figures
+        bound_row(OF_16.format(BOUND_TIME), 2.02, _by(lab, _seconds, [GOAT], ASYNC, BOUND)),
     ]
     findings.append(
         Finding(
