@@ -221,7 +221,10 @@ class Simulated:
         """Play what may explain where findings differ."""
         plays = _Plays(lab)
         changed = [
-            (change, _Played(self, change.cases or self.cases, plays, f"{self.name}-{at}", change))
+            (
+                change,
+                _Played(self, change.cases or self.cases, plays, f"{self.name}-why-{at}", change),
+            )
             for at, change in enumerate(_chosen(self.changes, lab.quick))
         ]
         plays.play()

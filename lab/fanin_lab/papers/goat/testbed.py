@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fanin import _fanin
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome
-from fanin_lab.papers.goat.drawn import COLOURS, DRAWINGS, SCHEMES, arrivals
+from fanin_lab.papers.goat.drawn import COLOURS, SCHEMES, arrivals, of_drawings
 from fanin_lab.papers.lab import Lab, Spread
 from fanin_lab.papers.plot import Bars, Line, Mark, Panel, Picture, outcome
 
@@ -64,12 +64,7 @@ Counted = Mapping[str, int]
 
 def counts(lab: Lab, asked: Sequence[Setting]) -> dict[Setting, list[Counted]]:
     """Count in every setting with all drawings of all seeds."""
-    drawings = [DRAWINGS * seed + each for seed in lab.seeds for each in range(DRAWINGS)]
-    if lab.quick:
-        drawings = drawings[:1]
-    runs = [(setting, drawing) for setting in asked for drawing in drawings]
-    found = iter(lab.each("plan", _counted, runs))
-    return {setting: [next(found) for _ in drawings] for setting in asked}
+    return of_drawings(lab, _counted, asked)
 
 
 @functools.cache
