@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-from fanin_lab.papers.byteps.cluster import NIC_GBPS
 from fanin_lab.papers.byteps.inside import GPUS
 from fanin_lab.papers.byteps.training import (
-    BASELINE_GBPS,
     COMPUTINGS,
     LONG,
     LONG_CHANGE,
@@ -19,12 +16,14 @@ from fanin_lab.papers.byteps.training import (
     OVER_COMPUTING,
     OVER_OVERLAP,
     OVER_RING,
-    USUAL,
+    SETTINGS,
+    SHOWN,
     Case,
-    Rates,
+    Setting,
+    Systems,
     Trained,
     computing_s,
-    rates,
+    of_lab,
     unhidden_s,
 )
 from fanin_lab.papers.finding import (
@@ -51,23 +50,6 @@ OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs 
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the paper does not give."""
-
-    computing: int
-    overlap: bool
-    """Of BytePS's passes."""
-    limited: bool
-    """Whether the rival is: all-reduce by the inside of machines, native PS by Table 2; else by its
-    NIC alone, or by what its GPUs leave of that."""
-
-
-SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
-SETTINGS_QUICK = [of for of in SETTINGS if of.computing == USUAL]
-SHOWN = Setting(USUAL, overlap=False, limited=True)
-
-
-@dataclass(frozen=True)
 class Curve:
     """A system's percents of linear scaling."""
 
@@ -78,50 +60,28 @@ class Curve:
     most: float
 
 
-class Cases:
-    """Who trains how, as far as NVLink machines let them."""
-
-    def __init__(self, lab: Lab, prefix: str, counts: Sequence[int]):
-        clusters = [(n, k) for n in counts for k in (0, n)]
-        self._rates: dict[tuple[int, int], Rates] = rates(lab, prefix, "nvlink", clusters)
-
-    def byteps(self, model: str, n: int, k: int, of: Setting) -> Case:
-        """Return BytePS's."""
-        gbps = self._rates[n, k].byteps
-        return Case(model, "byteps", n, k, gbps, of.computing, of.overlap)
-
-    def ring(self, model: str, n: int, of: Setting) -> Case:
-        """Return all-reduce's."""
-        gbps = self._rates[n, 0].ring if of.limited else NIC_GBPS
-        return Case(model, "ring", n, gbps=gbps, computing=of.computing)
-
-    def servers(self, model: str, n: int, of: Setting, system: str = "servers") -> Case:
-        """Return native PS's."""
-        gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
-        return Case(model, system, n, n, gbps, of.computing)
-
-    def every(
-        self, models: Sequence[str], counts: Sequence[int], settings: Sequence[Setting]
-    ) -> Iterator[Case]:
-        """Return all: the largest number of machines in all settings."""
-        wanted = [(counts[-1], of) for of in settings] + [(n, SHOWN) for n in counts]
-        for model in models:
-            for n, of in wanted:
-                yield self.byteps(model, n, n, of)
-                yield self.byteps(model, n, 0, of)
-                yield self.ring(model, n, of)
-                if MODELS[model].has_servers:
-                    yield self.servers(model, n, of)
+def every(
+    systems: Systems, models: Sequence[str], counts: Sequence[int], settings: Sequence[Setting]
+) -> Iterator[Case]:
+    """Return all cases: the largest number of machines in all settings."""
+    wanted = [(counts[-1], of) for of in settings] + [(n, SHOWN) for n in counts]
+    for model in models:
+        for n, of in wanted:
+            yield systems.byteps(model, n, n, of)
+            yield systems.byteps(model, n, 0, of)
+            yield systems.ring(model, n, of)
+            if MODELS[model].has_servers:
+                yield systems.servers(model, n, of)
 
 
 def run(lab: Lab) -> Outcome:
     """Train every model on every system."""
     models = MODELS_QUICK if lab.quick else list(MODELS)
     counts = MACHINES_QUICK if lab.quick else MACHINES
-    settings = SETTINGS_QUICK if lab.quick else SETTINGS
+    settings = of_lab(lab)
     n = counts[-1]
-    cases = Cases(lab, "scalability", counts)
-    trained = Trained(lab, "scalability", cases.every(models, counts, settings))
+    cases = Systems(lab, "scalability", "nvlink", [(n, k) for n in counts for k in (0, n)])
+    trained = Trained(lab, "scalability", every(cases, models, counts, settings))
 
     def gain(model: str, k: int, of: Setting) -> float:
         return trained.gain(cases.byteps(model, n, k, of), cases.ring(model, n, of))
@@ -301,7 +261,7 @@ def why(lab: Lab) -> Sequence[Reason]:
         return []
     n = MACHINES[-1]
     gpus = f"{n * GPUS} GPUs"
-    cases = Cases(lab, "scalability-why", [n])
+    cases = Systems(lab, "scalability-why", "nvlink", [(n, 0), (n, n)])
     alone = [(model, computing) for model in MODELS for computing in COMPUTINGS]
     computed = computing_s(lab, "scalability-why", alone)
 

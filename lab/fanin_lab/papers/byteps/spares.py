@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
-from fanin_lab.papers.byteps.cluster import NIC_GBPS
 from fanin_lab.papers.byteps.training import (
-    COMPUTINGS,
     LONG,
     LONG_CHANGE,
     LONG_CONTRADICTS,
@@ -15,10 +13,12 @@ from fanin_lab.papers.byteps.training import (
     OVER_OVERLAP,
     OVER_RING,
     PLAYED,
-    USUAL,
+    SHOWN,
     Case,
+    Setting,
+    Systems,
     Trained,
-    rates,
+    of_lab,
 )
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.lab import Lab, Spread
@@ -27,10 +27,6 @@ from fanin_lab.papers.plot import Level, Line, Mark, Panel, Picture, outcome
 MACHINES = MOST = 8
 SPARES, SPARES_QUICK = [0, 2, 4, 6, 8], [0, 8]
 KINDS = {"nvlink": "NVLink", "pcie-only": "PCIe-only"}
-Setting = tuple[int, bool, bool]
-"""Computing, whether BytePS's passes overlap, and whether the inside of a machine limits
-all-reduce."""
-SHOWN: Setting = (USUAL, False, True)
 
 
 class Pair:
@@ -39,22 +35,17 @@ class Pair:
     def __init__(self, lab: Lab, prefix: str, models: Sequence[str]):
         self.models = models
         self.spares = SPARES_QUICK if lab.quick else SPARES
-        computings = [USUAL] if lab.quick else list(COMPUTINGS)
-        self._settings: list[Setting] = list(product(computings, (False, True), (True, False)))
+        self._settings = of_lab(lab)
         clusters = [(MACHINES, k) for k in self.spares]
-        self._rates = {kind: rates(lab, prefix, kind, clusters) for kind in KINDS}
+        self._of = {kind: Systems(lab, prefix, kind, clusters) for kind in KINDS}
         self._trained = Trained(lab, prefix, self._cases())
         self.places = list(product(KINDS, models))
 
     def _byteps(self, kind: str, model: str, k: int, of: Setting) -> Case:
-        computing, overlap, _ = of
-        gbps = self._rates[kind][MACHINES, k].byteps
-        return Case(model, "byteps", MACHINES, k, gbps, computing, overlap)
+        return self._of[kind].byteps(model, MACHINES, k, of)
 
     def _ring(self, kind: str, model: str, of: Setting) -> Case:
-        computing, _, limited = of
-        gbps = self._rates[kind][MACHINES, 0].ring if limited else NIC_GBPS
-        return Case(model, "ring", MACHINES, gbps=gbps, computing=computing)
+        return self._of[kind].ring(model, MACHINES, of)
 
     def _cases(self) -> Iterator[Case]:
         for kind, model in product(KINDS, self.models):
