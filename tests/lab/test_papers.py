@@ -20,7 +20,6 @@ from fanin_lab.papers.simulated import (
     computed,
     each,
     figure,
-    only,
     ratio,
 )
 from fanin_lab.sweep.spread import Spread
@@ -129,7 +128,9 @@ def test_a_row_of_what_is_never_played_is_a_mistake_that_is_noticed() -> None:
 
 
 def test_a_change_is_played_for_its_rows_and_for_no_others() -> None:
-    slower = Change("a queue of 10 for the slow", only(["slow"], queue=10.0), of=[FASTER])
+    slower = Change(
+        "a queue of 10 for the slow", {"queue": 10.0}, of=[FASTER], where={"system": ["slow"]}
+    )
     forbidden = replace(
         slower, contradicts="§1", cases=[Cases({"system": ["fast", "slow"]}, seeds=1)]
     )

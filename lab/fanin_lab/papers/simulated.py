@@ -8,7 +8,7 @@ what the paper does not give, and each row is its spread over all settings.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -44,7 +44,7 @@ class Cases:
     """Cases to play: every combination of values on the axes, in every setting."""
 
     axes: Mapping[str, Any]
-    """By key, a sequence of values, or two with `Either`."""
+    """By key, a value or several; two of these with `Either`."""
     settings: Any = ({},)
     """A sequence of settings, or two with `Either`. The first one is the usual setting."""
     seeds: int | None = None
@@ -171,19 +171,22 @@ class Change:
 
     words: str
     """All that is different."""
-    change: Callable[[Case], Case]
-    """Returns the keys that are other than in this case."""
+    keys: Case
+    """The keys that are other than usual. A value may be an `Either`."""
     contradicts: str = ""
     """The paper's section and words that this contradicts, if any."""
     of: Sequence[Row] | None = None
     """Rows for which it may be a reason; None for all."""
+    where: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    """By axis, the values with which a case is changed; any other case is played as it is."""
     cases: Sequence[Cases] | None = None
     """Cases to play, if not all."""
 
-
-def only(system: Collection[str], **keys: Any) -> Callable[[Case], Case]:
-    """Return a change of these keys, in the cases of some systems."""
-    return lambda case: keys if case["system"] in system else {}
+    def of_case(self, case: Case, quick: bool) -> Case:
+        """Return the case with what is changed in it."""
+        if any(case[axis] not in values for axis, values in self.where.items()):
+            return case
+        return {**case, **{key: _chosen(value, quick) for key, value in self.keys.items()}}
 
 
 @dataclass(frozen=True)
@@ -308,7 +311,9 @@ class _Played:
         for of in cases:
             if self.quick and not of.in_quick:
                 continue
-            axes = {axis: list(_chosen(values, self.quick)) for axis, values in of.axes.items()}
+            axes = {
+                axis: _several(_chosen(of_axis, self.quick)) for axis, of_axis in of.axes.items()
+            }
             for axis, values in axes.items():
                 known = self.values.setdefault(axis, [])
                 known += [value for value in values if value not in known]
@@ -319,7 +324,7 @@ class _Played:
                 for point in itertools.product(*axes.values()):
                     given = {**dict(zip(axes, point, strict=True)), **setting}
                     case = {**self._usual, **given}
-                    changed = {**case, **change.change(case)} if change else case
+                    changed = change.of_case(case, self.quick) if change else case
                     scenario = experiment.scenario(**changed)
                     seen = plays.add(_name(name, given), scenario, of, seeds)
                     before = self._seen.get(_key(case), seen)
@@ -378,6 +383,11 @@ class _Played:
 
 def _chosen(value: Any, quick: bool) -> Any:
     return value.of(quick) if isinstance(value, Either) else value
+
+
+def _several(values: Any) -> list[Any]:
+    is_one = isinstance(values, str) or not isinstance(values, Iterable)
+    return [values] if is_one else list(values)
 
 
 def _key(case: Case) -> str:

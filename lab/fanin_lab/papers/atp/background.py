@@ -132,8 +132,8 @@ EXPERIMENT = Simulated(
     scenario,
     # Settings differ by more than seeds do, and one run of VGG16 alone is the baseline of all.
     [
-        *(Cases({"work": [work]}, swept, seeds_swept=1) for work, swept in SWEPT.items()),
-        Cases({"work": ["vgg16"], "beside": [False]}, SWEPT["vgg16"], seeds=1),
+        *(Cases({"work": work}, swept, seeds_swept=1) for work, swept in SWEPT.items()),
+        Cases({"work": "vgg16", "beside": False}, SWEPT["vgg16"], seeds=1),
     ],
     [
         Row(

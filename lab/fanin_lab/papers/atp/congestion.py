@@ -171,7 +171,7 @@ EXPERIMENT = Simulated(
     changes=[
         Change(
             "no aggregator at all: every fragment goes to the server",
-            lambda _: {"aggregators": 0},
+            {"aggregators": 0},
             '§5.5: "We reserve only 50% of the switch aggregators"',
             cases=[Cases({"control": PAPER_IMAGES}, FEW, unfinished=True)],
         )

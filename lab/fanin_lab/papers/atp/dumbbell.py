@@ -16,7 +16,6 @@ from fanin_lab.papers.simulated import (
     Row,
     Simulated,
     figure,
-    only,
     ratio,
 )
 from fanin_lab.sweep import words
@@ -136,7 +135,7 @@ EXPERIMENT = Simulated(
     usual={"cost": None, **setting.CONTENDED},
     over=setting.CONTENDED_OVER,
     changes=[
-        Change(RDMA_AS_ATP, only(PAPER_GAIN, cost=setting.HOSTS), of=GAINS),
-        Change(ATP_FREE, only(["atp"], cost=setting.HOSTS_FREE), of=GAINS),
+        Change(RDMA_AS_ATP, {"cost": setting.HOSTS}, of=GAINS, where={"system": PAPER_GAIN}),
+        Change(ATP_FREE, {"cost": setting.HOSTS_FREE}, of=GAINS, where={"system": ["atp"]}),
     ],
 ).experiment()

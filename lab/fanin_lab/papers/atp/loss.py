@@ -105,19 +105,17 @@ EXPERIMENT = Simulated(
     scenario,
     # Nothing is random without loss, and settings differ by more than seeds do.
     [
-        Cases({"work": ["micro"], "system": SYSTEMS, "loss": [WORST]}, WINDOWS, seeds_swept=1),
-        Cases({"work": ["micro"], "system": SYSTEMS, "loss": [0.0]}, WINDOWS, seeds=1),
-        Cases({"work": ["micro"], "system": SYSTEMS, "loss": LOSSES}, seeds=1),
+        Cases({"work": "micro", "system": SYSTEMS, "loss": WORST}, WINDOWS, seeds_swept=1),
+        Cases({"work": "micro", "system": SYSTEMS, "loss": 0.0}, WINDOWS, seeds=1),
+        Cases({"work": "micro", "system": SYSTEMS, "loss": LOSSES}, seeds=1),
         Cases(
-            {"work": ["vgg16"], "system": SYSTEMS, "loss": [WORST]},
+            {"work": "vgg16", "system": SYSTEMS, "loss": WORST},
             WINDOWS,
             seeds_swept=1,
             in_quick=False,
         ),
-        Cases(
-            {"work": ["vgg16"], "system": SYSTEMS, "loss": [0.0]}, WINDOWS, seeds=1, in_quick=False
-        ),
-        Cases({"work": ["vgg16"], "system": ["atp"], "loss": [LITTLE]}, seeds=1, in_quick=False),
+        Cases({"work": "vgg16", "system": SYSTEMS, "loss": 0.0}, WINDOWS, seeds=1, in_quick=False),
+        Cases({"work": "vgg16", "system": "atp", "loss": LITTLE}, seeds=1, in_quick=False),
     ],
     [
         Row(

@@ -71,7 +71,7 @@ EXPERIMENT = Simulated(
     "What hosts move by the length of packets (Figure 19)",
     scenario,
     # Nothing in it is random: every seed would give the same.
-    [Cases({"system": [one], "elements": lengths}, seeds=1) for one, lengths in LENGTHS.items()],
+    [Cases({"system": one, "elements": lengths}, seeds=1) for one, lengths in LENGTHS.items()],
     [
         Row(
             "§5.5, Fig. 19",

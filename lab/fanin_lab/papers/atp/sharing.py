@@ -66,6 +66,7 @@ INTERVAL_S = 0.1
 SERVED = 16
 """By how much more a server takes, where that is changed: more than all workers send."""
 DYNAMIC, STATIC = {"hashing": "hash"}, {"hashing": "partition"}
+DYNAMIC_ALONE = {"hashing": ["hash"]}
 
 
 def scenario(
@@ -263,7 +264,7 @@ HALF = Row(
 BOTH = {"hashing": ["hash", "partition"]}
 PAIRS = [
     Cases({**BOTH, "share": SHARES}, SWEPT, seeds=SEEDS),
-    Cases({**BOTH, "share": [SHARE_OF_FIRST]}, FIRST, seeds=SEEDS, in_quick=False),
+    Cases({**BOTH, "share": SHARE_OF_FIRST}, FIRST, seeds=SEEDS, in_quick=False),
 ]
 PAIRS_OF_TWO = [
     Cases({**BOTH, "share": SHARES}, Either(TWO_WORKERS, quick=QUICKLY), seeds=SEEDS),
@@ -276,10 +277,8 @@ EXPERIMENT = Simulated(
     # Take aggregators away from what fills the link with the paper's round trip.
     [
         *PAIRS,
-        Cases({"hashing": ["hash"], "share": [33], "pauses": [True]}, FIRST, seeds=SEEDS),
-        Cases(
-            {"hashing": ["partition"], "share": [100], "aggregators": CANDIDATES}, FIRST, seeds=1
-        ),
+        Cases({**DYNAMIC, "share": 33, "pauses": True}, FIRST, seeds=SEEDS),
+        Cases({**STATIC, "share": 100, "aggregators": CANDIDATES}, FIRST, seeds=1),
     ],
     [
         Row(
@@ -315,20 +314,21 @@ EXPERIMENT = Simulated(
     usual=USUAL,
     over=OVER,
     changes=[
-        Change("jobs of 2 workers only", lambda _: {}, of=[*GAINS, HALF], cases=PAIRS_OF_TWO),
+        Change("jobs of 2 workers only", {}, of=[*GAINS, HALF], cases=PAIRS_OF_TWO),
         # What contradicts the paper is no reason: once is enough.
         Change(
             f"a server that takes {SERVED} times as much, over a link {SERVED} times as fast",
-            lambda _: {"room": SERVED},
+            {"room": SERVED},
             "§5.1: links of 100 Gbit/s",
             of=[OF_HALF],
-            cases=[Cases({**BOTH, "share": [50]}, SWEPT, seeds=1, in_quick=False)],
+            cases=[Cases({**BOTH, "share": 50}, SWEPT, seeds=1, in_quick=False)],
         ),
         # With one aggregator a fragment, much of the table is free while others collide.
         Change(
             setting.WITH_WAYS,
-            lambda case: {"ways": setting.WAYS} if case["hashing"] == "hash" else {},
+            {"ways": setting.WAYS},
             setting.ONE_WAY,
+            where=DYNAMIC_ALONE,
             of=[*GAINS, HALF],
             cases=PAIRS,
         ),

@@ -17,7 +17,6 @@ from fanin_lab.papers.simulated import (
     Row,
     Simulated,
     computed,
-    only,
     ratio,
 )
 from fanin_lab.sweep import words
@@ -145,7 +144,7 @@ BY_MODEL = [
 
 def _as_another(system: str, words: str, cost: Mapping[str, Any], of: list[Row]) -> Change:
     cases = Cases({"model": MODELS_OF_REASONS, "system": ["atp", system]}, SWEPT, seeds=SEEDS)
-    return Change(words, only([system], cost=cost), of=of, cases=[cases])
+    return Change(words, {"cost": cost}, of=of, where={"system": [system]}, cases=[cases])
 
 
 RDMA_AS_ATP = "hosts that RDMA costs as ATP's packets do"

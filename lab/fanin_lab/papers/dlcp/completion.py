@@ -18,7 +18,6 @@ from fanin_lab.papers.simulated import (
     Simulated,
     computed,
     each,
-    only,
 )
 
 MODELS = {"resnet50": "ResNet-50", "inception-v3": "Inception-v3"}
@@ -206,8 +205,9 @@ BY_RIVAL = {
 def _as_its_own_paper(workers: int) -> Change:
     return Change(
         f"pFabric with a window of 1,065 kB and timeouts of 0.25 ms, {workers} workers",
-        only(["pfabric"], **SHORT),
+        SHORT,
         '§5.2.1: "TCP initial window is 10", "RTomin is 10ms"',
+        where={"system": ["pfabric"]},
         of=[row for (_, _, rival), row in BY_RIVAL.items() if rival == "pfabric"],
         cases=[_cases(["dlcp", "pfabric"], [workers])],
     )

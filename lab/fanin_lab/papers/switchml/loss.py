@@ -20,7 +20,6 @@ from fanin_lab.papers.simulated import (
     by,
     computed,
     figure,
-    only,
 )
 from fanin_lab.papers.switchml import setting
 
@@ -185,7 +184,8 @@ ROWS = [*LITTLE_MORE.values(), *FASTER, *OVER_TIME]
 
 
 def _of_ring(words: str, **keys: str) -> Change:
-    return Change(words, only(["ring"], **keys), of=[LITTLE_MORE["ring"], *FASTER])
+    rows = [LITTLE_MORE["ring"], *FASTER]
+    return Change(words, keys, of=rows, where={"system": ["ring"]})
 
 
 EXPERIMENT = Simulated(

@@ -115,7 +115,7 @@ EXPERIMENT = Simulated(
         # The ring's steps, and the round trips between them, are then of less weight.
         Change(
             "parameters and times divided by a quarter of the scale",
-            lambda case: {"scale": case["scale"] / 4},
+            {"scale": Either(SCALE.full / 4, quick=SCALE.quick / 4)},
             of=[ROWS[SHORT]],
             cases=[Cases({"of": [SHORT], "system": SYSTEMS}, throughputs=False)],
         )

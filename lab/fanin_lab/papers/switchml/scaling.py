@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fanin_lab.papers.finding import at_least, at_most
@@ -15,7 +16,6 @@ from fanin_lab.papers.simulated import (
     Row,
     Simulated,
     computed,
-    only,
     ratio,
 )
 from fanin_lab.papers.switchml import setting
@@ -35,6 +35,7 @@ SLOTS_OF_SHORT = [1, 2, 4]
 times as many carry as much."""
 SHORT_BY_LONG = 0.77 / 0.93
 """§5: "a 64-element configuration with 77% goodput, and a 256-element one with 93%"."""
+SWITCHML: dict[str, Any] = {"system": "switchml", "workers": 8}
 MARKERS = {1: "v", 2: "s", 4: "^"}
 USUAL: dict[str, Any] = {
     "elements": setting.ELEMENTS,
@@ -86,13 +87,13 @@ def _goodput_gbps(report: Report) -> float:
 def of_link(at: At, gbps: int, more: Case) -> list[float]:
     """Return SwitchML's goodput with 8 workers, in percent of what headers leave of the link."""
     share = setting.PAYLOAD_BYTES / setting.WIRE_BYTES
-    found = at.samples(_goodput_gbps, system="switchml", gbps=gbps, workers=8, **more)
+    found = at.samples(_goodput_gbps, **SWITCHML, gbps=gbps, **more)
     return [100 * goodput / (gbps * share) for goodput in found]
 
 
 def of_short(at: At, gbps: int) -> Spread:
     """Return the goodput of short packets by that of long ones, over their slots."""
-    long: dict[str, Any] = {"system": "switchml", "gbps": gbps, "workers": 8}
+    long = {**SWITCHML, "gbps": gbps}
     shorts = [{**long, "elements": SHORT, "slots": slots} for slots in SLOTS_OF_SHORT]
     return Spread.over([Spread.of(at.by(_goodput_gbps, short, long)) for short in shorts])
 
@@ -123,7 +124,7 @@ def picture(at: At) -> Picture:
             )
             for number, (system, name) in enumerate(SYSTEMS.items())
         ]
-        short = {"system": "switchml", "gbps": gbps, "workers": 8, "elements": SHORT}
+        short = {**SWITCHML, "gbps": gbps, "elements": SHORT}
         shorts = [
             Line(
                 [8],
@@ -194,10 +195,11 @@ RING = Row(
     "§1", "100 Gbit/s: SwitchML by a ring, the most with 4, 8 and 16 workers", 2.9, by_ring, "x"
 )
 ON_CORES: dict[str, Any] = {"slots": 2, "cost": True}
-OF_REASONS = [
-    Cases({"system": [system], "gbps": [100], "workers": WORKERS}, seeds=1, throughputs=False)
-    for system in ("switchml", "ring")
-]
+OF_REASONS = Cases(
+    {"system": ["switchml", "ring"], "gbps": 100, "workers": WORKERS}, seeds=1, throughputs=False
+)
+OF_RING = partial(Change, of=[RING], where={"system": ["ring"]}, cases=[OF_REASONS])
+SHORTS = {**SWITCHML, "gbps": RATES, "elements": SHORT, "slots": SLOTS_OF_SHORT}
 EXPERIMENT = Simulated(
     "scaling",
     "Elements summed as workers become more (Figure 3)",
@@ -205,27 +207,9 @@ EXPERIMENT = Simulated(
     # Nothing in it is random: every seed would give the same.
     [
         Cases({"system": ["switchml", "ps-n-to-n"], "gbps": RATES, "workers": WORKERS}, seeds=1),
-        Cases(
-            {
-                "system": ["switchml"],
-                "gbps": RATES,
-                "workers": [8],
-                "elements": [SHORT],
-                "slots": SLOTS_OF_SHORT,
-            },
-            seeds=1,
-        ),
-        Cases(
-            {
-                "system": ["switchml"],
-                "gbps": [100],
-                "workers": [8],
-                "slots": [2],
-                "cost": [True],
-            },
-            seeds=1,
-        ),
-        Cases({"system": ["ring"], "gbps": RATES, "workers": WORKERS}, seeds=1, throughputs=False),
+        Cases(SHORTS, seeds=1),
+        Cases({**SWITCHML, "gbps": 100, **ON_CORES}, seeds=1),
+        Cases({"system": "ring", "gbps": RATES, "workers": WORKERS}, seeds=1, throughputs=False),
     ],
     [
         *(row for gbps in RATES for row in _rows(gbps)),
@@ -244,18 +228,11 @@ EXPERIMENT = Simulated(
     picture,
     usual=USUAL,
     changes=[
-        Change(
-            "a ring whose hosts take 17.5 ns a packet and 0.076 ns a byte",
-            only(["ring"], cost=True),
-            of=[RING],
-            cases=OF_REASONS,
-        ),
-        Change(
+        OF_RING("a ring whose hosts take 17.5 ns a packet and 0.076 ns a byte", {"cost": True}),
+        OF_RING(
             "a ring with tensors of 8 MB",
-            only(["ring"], tensor_mb=8),
+            {"tensor_mb": 8},
             '§6.1: "results for 100 MB tensors only"',
-            of=[RING],
-            cases=OF_REASONS,
         ),
     ],
 ).experiment()
