@@ -1,12 +1,14 @@
 """Experiments that are tables: which scenarios are played, and what a row reads of them.
 
-A *case* is the keys with which an experiment makes a scenario. Keys have a usual value; axes and
-settings change it. An axis has the values that the paper compares, as `system`. A setting changes
-what the paper does not give, and each row is its spread over all settings.
+A *case* is the keys with which an experiment makes a scenario: the parameters of a function. A key
+may have a usual value, the parameter's default; axes and settings change it. An axis has the values
+that the paper compares, as `system`. A setting changes what the paper does not give, and each row
+is its spread over all settings.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -196,12 +198,12 @@ class Simulated:
     name: str
     title: str
     scenario: Callable[..., Scenario]
-    """Makes a scenario of a case's keys."""
+    """Makes a scenario of a case's keys. A key is as usual where it has its parameter's default."""
     cases: Sequence[Cases]
     rows: Sequence[Row] | Either[list[Row]]
     picture: Callable[[At], Picture]
     usual: Case = field(default_factory=dict)
-    """What keys are where nothing else is said. A value may be an `Either`."""
+    """More keys that have a usual value, or a usual value with `--quick`."""
     over: str = ""
     """The settings in words."""
     changes: Sequence[Change] | Either[list[Change]] = ()
@@ -306,7 +308,8 @@ class _Played:
         self._settings: list[Case] = []
         self._experiment = experiment
         self._plays = plays
-        self._usual = {key: _chosen(value, self.quick) for key, value in experiment.usual.items()}
+        usual = {**_defaults(experiment.scenario), **experiment.usual}
+        self._usual = {key: _chosen(value, self.quick) for key, value in usual.items()}
         self._seen: dict[str, _Seen] = {}
         for of in cases:
             if self.quick and not of.in_quick:
@@ -383,6 +386,11 @@ class _Played:
 
 def _chosen(value: Any, quick: bool) -> Any:
     return value.of(quick) if isinstance(value, Either) else value
+
+
+def _defaults(scenario: Callable[..., Scenario]) -> Case:
+    parameters = inspect.signature(scenario).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}
 
 
 def _several(values: Any) -> list[Any]:

@@ -24,12 +24,7 @@ PAYLOAD_SHARE = setting.PAYLOAD_BYTES / setting.WIRE_BYTES
 FAIR_GBPS = RATE_GBPS / 2 * PAYLOAD_SHARE
 BDP_ROUND_TRIP_US = 4.8
 """§3.7 has 60 kB as the bandwidth-delay product of 100 Gbit/s."""
-USUAL = {
-    "scale": 50.0,
-    "ecn": "100kB",
-    "round_trip_us": setting.ROUND_TRIP_US,
-    "beside": True,
-}
+ECN, SCALE = "100kB", 50.0
 SWEPT: dict[str, Either[list[dict[str, Any]]]] = {
     "vgg16": Either(
         [
@@ -51,14 +46,20 @@ NAMES = {"vgg16": "VGG16", "micro": "micro-benchmark"}
 LETTERS = {"vgg16": "a", "micro": "b"}
 
 
-def scenario(work: str, beside: bool, scale: float, ecn: str, round_trip_us: float) -> Scenario:
+def scenario(
+    work: str,
+    beside: bool = True,
+    scale: float = SCALE,
+    ecn: str = ECN,
+    round_trip_us: float = setting.ROUND_TRIP_US,
+) -> Scenario:
     """Return a job and a flow from one of its workers, or the job alone, where nothing marks."""
     if work == "vgg16":
         job = setting.training("vgg16", scale, workers=6)
     else:
         job = setting.job(workers=6, tensor="250kB", in_flight=12)
     if not beside:
-        ecn = str(USUAL["ecn"])
+        ecn = ECN
     delay = setting.delay("rack", round_trip_us)
     start = Between(START_MS / 2, START_MS * 3 / 2)
     return {
@@ -119,7 +120,7 @@ def picture(at: At) -> Picture:
             Line(times, both, "C2:", "together"),
             Level(fair_gbps(usual, work), label),
         ]
-        title = f"{NAMES[work]}, marks from {USUAL['ecn']} on"
+        title = f"{NAMES[work]}, marks from {ECN} on"
         y = "goodput over the uplink (Gbit/s)"
         return Panel(marks, "time (ms)", y, title, least_y=0, most_y=105)
 
@@ -165,5 +166,4 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual=USUAL,
 ).experiment()

@@ -16,18 +16,7 @@ ITERATIONS = 10
 """As many as in the paper. Times and figures include everything from an empty network on."""
 LIMIT_S = 30.0
 """Of the unscaled time: what is not done by then is not measured."""
-USUAL: dict[str, Any] = {
-    "scale": 200.0,
-    "delay": setting.DELAY,
-    "windows": 1,
-    "nic": "1MB",
-    "queue": "1MB",
-    "ecn": "100kB",
-    "aggregators": None,
-}
-"""`windows`: how long those are, by what fills a host. `nic`: what waits for the server's cores at
-most; nothing of it is marked. `queue` and `ecn`: of the switch's queues. `aggregators`: None for
-half of what peak throughput needs."""
+SCALE = 200.0
 SWEPT: list[dict[str, Any]] = [
     {},
     {"delay": setting.PAPER_DELAY},
@@ -52,15 +41,20 @@ PAPER_OFF_GBPS = 4.0
 
 def scenario(
     control: str,
-    scale: float,
-    delay: str,
-    windows: int,
-    nic: str,
-    queue: str,
-    ecn: str,
-    aggregators: int | None,
+    scale: float = SCALE,
+    delay: str = setting.DELAY,
+    windows: int = 1,
+    nic: str = "1MB",
+    queue: str = "1MB",
+    ecn: str = "100kB",
+    aggregators: int | None = None,
 ) -> Scenario:
-    """Return ten iterations of VGG16, with control or without."""
+    """Return ten iterations of VGG16, with control or without.
+
+    `windows`: how long those are, by what fills a host. `nic`: what waits for the server's cores
+    at most; nothing of it is marked. `queue` and `ecn`: of the switch's queues. `aggregators`:
+    None for half of what peak throughput needs.
+    """
     fills = setting.FILLS[delay]
     work = setting.training(
         "vgg16",
@@ -107,7 +101,7 @@ def picture(at: At) -> Picture:
                 along="y",
             ),
         ]
-    title = words.setting("scale", USUAL["scale"])
+    title = words.setting("scale", SCALE)
     x = "time until the job ends (s, unscaled)"
     names = dict(enumerate(words.settings(of.setting) for of in at.settings))
     return Picture(
@@ -166,7 +160,6 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual=USUAL,
     over=OVER,
     changes=[
         Change(

@@ -36,10 +36,10 @@ JOBS = [("l0", "r0", "r1", "r4"), ("l1", "r2", "r3", "r5")]
 
 def scenario(
     system: str,
-    cost: Mapping[str, Any] | None,
     scale: float,
     round_trip_us: float,
     aggregators: int,
+    cost: Mapping[str, Any] | None = None,
 ) -> Scenario:
     """Return both jobs on one system; `cost` is what packets cost hosts, if not as usual."""
     delay = setting.delay("dumbbell", round_trip_us)
@@ -132,7 +132,7 @@ EXPERIMENT = Simulated(
     ],
     [*GAINS, *EQUAL],
     picture,
-    usual={"cost": None, **setting.CONTENDED},
+    usual=setting.CONTENDED,
     over=setting.CONTENDED_OVER,
     changes=[
         Change(RDMA_AS_ATP, {"cost": setting.HOSTS}, of=GAINS, where={"system": PAPER_GAIN}),

@@ -20,7 +20,7 @@ FEWER = Either([1, 4], quick=[])
 """Jobs."""
 TIME_MS = 50.0
 WARM_UP_MS = 10.0
-USUAL = {"workers": 2, "window": setting.PAPER_PTA // 3, "ways": 1}
+WORKERS, WINDOW = 2, setting.PAPER_PTA // 3
 """Workers of a job, and packets that each has on the way at most. The window is Figure 13's: there
 it is a third of the peak-throughput aggregators."""
 SWEPT: Either[list[dict[str, Any]]] = Either(
@@ -35,7 +35,9 @@ SEEDS = 3
 OVER = "jobs of 2 or 4 workers, windows of 247, 660 or 1,980 packets"
 
 
-def scenario(scheme: str, count: int, workers: int, window: int, ways: int) -> Scenario:
+def scenario(
+    scheme: str, count: int, workers: int = WORKERS, window: int = WINDOW, ways: int = 1
+) -> Scenario:
     """Return micro-benchmarks whose servers share a host."""
     job = setting.job(
         workers=workers,
@@ -78,7 +80,7 @@ def picture(at: At) -> Picture:
     shares = [setting.HOST_GOODPUT_GBPS / count for count in counts]
     label = "equal shares of the server's host"
     equal = Line(counts, shares, ":", label, {"color": "grey"})
-    title = f"{USUAL['workers']} workers a job, windows of {USUAL['window']} packets"
+    title = f"{WORKERS} workers a job, windows of {WINDOW} packets"
     y = "aggregation throughput of a job (Gbit/s)"
     return Picture([Panel([*lines, equal], "jobs", y, title, least_y=0)])
 
@@ -108,7 +110,6 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual=USUAL,
     over=OVER,
     changes=[
         Change(

@@ -34,7 +34,12 @@ PAPER_GAIN = 1.34
 
 
 def scenario(
-    work: str, system: str, loss: float, window: int, lossy_ms: float, lossless_ms: float
+    work: str,
+    system: str,
+    loss: float,
+    lossy_ms: float,
+    lossless_ms: float,
+    window: int = setting.WINDOW,
 ) -> Scenario:
     """Return the micro-benchmark or VGG16, with one worker that loses packets."""
     name, keys = SYSTEMS[system]
@@ -144,6 +149,6 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual={"window": setting.WINDOW, "lossy_ms": LOSSY_MS, "lossless_ms": LOSSLESS_MS},
+    usual={"lossy_ms": LOSSY_MS, "lossless_ms": LOSSLESS_MS},
     over=OVER,
 ).experiment()

@@ -31,7 +31,7 @@ PAPER_IMAGES = [145.6, 159.3]
 
 
 def scenario(
-    pair: str, servers: str, scale: float, round_trip_us: float, aggregators: int
+    pair: str, scale: float, round_trip_us: float, aggregators: int, servers: str = "together"
 ) -> Scenario:
     """Return both jobs of a pair, or one of them alone."""
     jobs = PAIRS[pair] if pair in PAIRS else [ALONE[pair]]
@@ -152,6 +152,6 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual={"servers": "together", **setting.CONTENDED},
+    usual=setting.CONTENDED,
     over=OVER,
 ).experiment()

@@ -24,21 +24,10 @@ from fanin_lab.sweep import words
 
 JOBS = 3
 WINDOW = setting.PAPER_PTA // JOBS
-USUAL: dict[str, Any] = {
-    "workers": 2,
-    "scale": 25.0,
-    "ecn": setting.ECN,
-    "aggregators": setting.PAPER_PTA,
-    "pauses": False,
-    "ways": 1,
-    "room": 1,
-}
+WORKERS, SCALE = 2, 25.0
 """The paper's eight GPUs hold no third worker of each of three jobs; it does not say how many. A
 window that was halved grows by a frame a round trip, whatever the scale: at 200 an iteration takes
-2 to 4 ms, and a window of 330 packets needs 7 to be 660 again.
-
-`aggregators`: how many are all, of which jobs have a share. `pauses`: whether a job pauses now and
-then. `room`: by how much more a server takes."""
+2 to 4 ms, and a window of 330 packets needs 7 to be 660 again."""
 TWO_WORKERS: list[dict[str, Any]] = [{}, {"ecn": "300kB"}]
 MORE_WORKERS: list[dict[str, Any]] = [
     {"workers": 4, "scale": 50.0},
@@ -72,15 +61,18 @@ DYNAMIC_ALONE = {"hashing": ["hash"]}
 def scenario(
     hashing: str,
     share: int,
-    workers: int,
-    scale: float,
-    ecn: str,
-    aggregators: int,
-    pauses: bool,
-    ways: int,
-    room: int,
+    workers: int = WORKERS,
+    scale: float = SCALE,
+    ecn: str = setting.ECN,
+    aggregators: int = setting.PAPER_PTA,
+    pauses: bool = False,
+    ways: int = 1,
+    room: int = 1,
 ) -> Scenario:
-    """Return three jobs, and a share of the aggregators."""
+    """Return three jobs, and a share of the aggregators.
+
+    `pauses`: whether a job pauses now and then. `room`: by how much more a server takes.
+    """
     job = ("vgg16", workers, {"hashing": hashing, "window": WINDOW})
     jobs = setting.sharing([job] * JOBS, scale)
     if pauses:
@@ -229,7 +221,7 @@ def _throughput(at: At) -> Panel:
 
 def _label(at: At) -> str:
     ecn = f", {words.setting('ecn', at.setting['ecn'])}" if "ecn" in at.setting else ""
-    return f"{at.setting.get('workers', USUAL['workers'])} workers{ecn}"
+    return f"{at.setting.get('workers', WORKERS)} workers{ecn}"
 
 
 def _coarse(series: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -311,7 +303,6 @@ EXPERIMENT = Simulated(
         HALF,
     ],
     picture,
-    usual=USUAL,
     over=OVER,
     changes=[
         Change("jobs of 2 workers only", {}, of=[*GAINS, HALF], cases=PAIRS_OF_TWO),

@@ -37,13 +37,7 @@ PAPER_MAX = {"switchml": 1.5, "ring": 1.24, "ps-n-to-n": 1.5}
 PAPER_BY_MODEL = {"resnet50": 1.02, "resnet101": 1.01, "vgg16": 1.25, "vgg19": 1.2, "alexnet": 2.39}
 """ATP by BytePS NtoN over RDMA: §5.3.1 and §D.3 (AlexNet's is more than the most of §5.2.1)."""
 COMPUTES = "at the published speed it computes for longer than it sends, on any system"
-USUAL: dict[str, Any] = {
-    "scale": 200.0,
-    "packet": "1,344",
-    "batch": setting.BATCH,
-    "cost": None,
-}
-"""`packet`: the bytes of an RDMA packet. `batch`: the samples of a worker in an iteration."""
+SCALE, PACKET = 200.0, "1,344"
 SWEPT: Either[list[dict[str, Any]]] = Either(
     [{}, {"packet": "4,096"}, {"scale": 100.0}, {"batch": 16}, {"batch": 64}],
     quick=[{"scale": 400.0}],
@@ -58,12 +52,16 @@ LINKS_ALONE = {"host_byte_cost": "0.114ns"}
 def scenario(
     model: str,
     system: str,
-    scale: float,
-    packet: str,
-    batch: int,
-    cost: Mapping[str, Any] | None,
+    scale: float = SCALE,
+    packet: str = PACKET,
+    batch: int = setting.BATCH,
+    cost: Mapping[str, Any] | None = None,
 ) -> Scenario:
-    """Return a training; `cost` is what packets cost hosts, if not as usual."""
+    """Return a training.
+
+    `packet`: the bytes of an RDMA packet. `batch`: the samples of a worker in an iteration.
+    `cost`: what packets cost hosts, if not as usual.
+    """
     more: dict[str, Any] = {"system": system, "batch": batch}
     if system in RDMA:
         network = setting.rdma("rack", packet, hosts=9, **(cost or setting.HOSTS_FREE))
@@ -111,11 +109,8 @@ def picture(at: At) -> Picture:
         )
         for number, (system, name) in enumerate(SYSTEMS.items())
     ]
-    of = {**USUAL, **at.setting}
-    title = (
-        f"{words.setting('scale', of['scale'])}, RDMA packets of {of['packet']} bytes, "
-        f"batches of {of['batch']}"
-    )
+    scale = words.setting("scale", at.setting.get("scale", SCALE))
+    title = f"{scale}, RDMA packets of {PACKET} bytes, batches of {setting.BATCH}"
     return Picture([Panel(bars, "", "images/s and worker", title, ticks=dict(enumerate(models)))])
 
 
@@ -155,7 +150,6 @@ EXPERIMENT = Simulated(
     [Cases({"model": MODELS, "system": SYSTEMS}, SWEPT, seeds=SEEDS)],
     [*MOST.values(), *BY_MODEL],
     picture,
-    usual=USUAL,
     over=OVER,
     changes=[
         _as_another("switchml", "hosts that count bytes alone", LINKS_ALONE, [MOST["switchml"]]),

@@ -47,16 +47,6 @@ SEEDS = 1
 """A run has up to 73,000 flows: the tails of three seeds of DLCP at 72 workers differ by 2 %."""
 FLOPS = 1e13
 """Of a V100; the paper has the times from its testbed."""
-USUAL: dict[str, Any] = {
-    "draw": "each-worker",
-    "batch": 128,
-    "core": "100Gbit",
-    "threshold": "30kB",
-    "demotion": ["67kB", "500kB", "1.6MB"],
-    "rto": "10ms",
-    "initial_window": None,
-    "compression": Either(None, quick=16.0),
-}
 SWEPT: list[dict[str, Any]] = [
     {"draw": "once"},
     {"batch": 32},
@@ -76,14 +66,14 @@ def scenario(
     system: str,
     model: str,
     workers: int,
-    draw: str,
-    batch: int,
-    core: str,
-    threshold: str,
-    demotion: Sequence[str],
-    rto: str,
-    initial_window: str | None,
     compression: float | None,
+    draw: str = "each-worker",
+    batch: int = 128,
+    core: str = "100Gbit",
+    threshold: str = "30kB",
+    demotion: Sequence[str] = ("67kB", "500kB", "1.6MB"),
+    rto: str = "10ms",
+    initial_window: str | None = None,
 ) -> Scenario:
     """Return workers that push one iteration's gradients to a quarter as many servers."""
     network: dict[str, Any] = {
@@ -257,7 +247,7 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual=USUAL,
+    usual={"compression": Either(None, quick=16.0)},
     over=OVER,
     changes=Either([_as_its_own_paper(SWEPT_AT.full)], quick=[_as_its_own_paper(SWEPT_AT.quick)]),
 ).experiment()

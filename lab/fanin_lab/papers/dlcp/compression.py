@@ -29,7 +29,9 @@ SWEPT: list[dict[str, Any]] = [
 OVER = "16 MB shared with alpha 1 or 8 or split among ports, links of 1 or 5 us"
 
 
-def scenario(factor: int, alpha: float, port_buffer: str | None, delay: str) -> Scenario:
+def scenario(
+    factor: int, alpha: float = 1.0, port_buffer: str | None = None, delay: str = "1us"
+) -> Scenario:
     """Return 80 workers that send to 80 servers beside them, all at once."""
     shared = {"shared_buffer": "16MB", "alpha": alpha}
     memory = {"port_buffer": port_buffer} if port_buffer else shared
@@ -124,6 +126,5 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual={"alpha": 1.0, "port_buffer": None, "delay": "1us"},
     over=OVER,
 ).experiment()

@@ -40,15 +40,8 @@ MANY, FEW = 10, 2
 """Workers."""
 ITERATIONS = 4
 SEEDS = 3
-USUAL: dict[str, Any] = {
-    "flops": 1e13,
-    "partition": "4MB",
-    "threshold": "30kB",
-    "divide_above": None,
-    "loss_bound": "10%",
-    # Usually nothing is scaled down: how long a flow is beside a timeout is what counts.
-    "scale": Either(1.0, quick=16.0),
-}
+SCALE = Either(1.0, quick=16.0)
+"""Usually nothing is scaled down: how long a flow is beside a timeout is what counts."""
 SWEPT: list[dict[str, Any]] = [
     {"flops": 5e12},
     {"flops": 2e13},
@@ -69,12 +62,12 @@ def scenario(
     system: str,
     model: str,
     workers: int,
-    flops: float,
-    partition: str,
-    threshold: str,
-    divide_above: str | None,
-    loss_bound: str,
     scale: float,
+    flops: float = 1e13,
+    partition: str = "4MB",
+    threshold: str = "30kB",
+    divide_above: str | None = None,
+    loss_bound: str = "10%",
 ) -> Scenario:
     """Return a training whose servers are beside the workers, half of them on each rack."""
     network: dict[str, Any] = {
@@ -286,6 +279,6 @@ EXPERIMENT = Simulated(
         ),
     ],
     picture,
-    usual=USUAL,
+    usual={"scale": SCALE},
     over=OVER,
 ).experiment()

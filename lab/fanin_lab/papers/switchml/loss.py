@@ -36,7 +36,11 @@ WORKER = ("h0", "s0")
 
 
 def scenario(
-    system: str, loss: float, pieces: int, delay: str | None, receive_window: str | None
+    system: str,
+    loss: float,
+    pieces: int,
+    delay: str | None = None,
+    receive_window: str | None = None,
 ) -> Scenario:
     """Return one tensor's sum, in pieces; `delay` is a link's."""
     network = setting.rack(WORKERS, RATE_GBPS)
@@ -195,7 +199,7 @@ EXPERIMENT = Simulated(
     [Cases({"system": SYSTEMS, "loss": [0.0, *LOSSES]}, throughputs=False)],
     Either([*ROWS, WHOLE], quick=ROWS),
     picture,
-    usual={"pieces": PIECES, "delay": None, "receive_window": None},
+    usual={"pieces": PIECES},
     # Less of the ring waits behind a lost packet, which its TCP, without SACK, sends again.
     changes=[
         # 160 us are what SwitchML's 128 slots fill the links with, here: a ring need not take it.

@@ -37,25 +37,21 @@ SHORT_BY_LONG = 0.77 / 0.93
 """§5: "a 64-element configuration with 77% goodput, and a 256-element one with 93%"."""
 SWITCHML: dict[str, Any] = {"system": "switchml", "workers": 8}
 MARKERS = {1: "v", 2: "s", 4: "^"}
-USUAL: dict[str, Any] = {
-    "elements": setting.ELEMENTS,
-    "slots": 1,
-    "cost": False,
-    "tensor_mb": TENSOR_MB,
-}
-"""`slots`: times as many as the paper's. `cost`: whether packets cost hosts what ATP's do."""
 
 
 def scenario(
     system: str,
     gbps: int,
     workers: int,
-    elements: int,
-    slots: int,
-    cost: bool,
-    tensor_mb: int,
+    elements: int = setting.ELEMENTS,
+    slots: int = 1,
+    cost: bool = False,
+    tensor_mb: int = TENSOR_MB,
 ) -> Scenario:
-    """Return tensors that are summed continuously; of a ring a single tensor's sum."""
+    """Return tensors that are summed continuously; of a ring a single tensor's sum.
+
+    `slots`: times as many as the paper's. `cost`: whether packets cost hosts what ATP's do.
+    """
     hosts = setting.HOSTS_OF_ATP if cost else {}
     scenario: dict[str, Any] = {
         "title": f"Figure 3: {SYSTEMS[system]}, {workers} workers at {gbps} Gbit/s",
@@ -226,7 +222,6 @@ EXPERIMENT = Simulated(
         RING,
     ],
     picture,
-    usual=USUAL,
     changes=[
         OF_RING("a ring whose hosts take 17.5 ns a packet and 0.076 ns a byte", {"cost": True}),
         OF_RING(
