@@ -92,21 +92,10 @@ def why(lab: Lab) -> Sequence[Reason]:
     alike, and what is large with all of them does overflow. Its overflows are of 8 workers.
     """
     found = _counted(lab)
-    fewer = [
-        Reason(
-            LATE.format(task),
-            "32 workers",
-            _overflows_late(by_workers[32]),
-        )
-        for task, by_workers in found.items()
-    ]
-    return fewer + [
-        Reason(
-            GROWS.format(task),
-            "the second half of the iterations alone",
-            _grows(by_workers, late=True),
-        )
-        for task, by_workers in found.items()
+    half = "the second half of the iterations alone"
+    return [
+        *(Reason(LATE.format(of), "32 workers", _overflows_late(found[of][32])) for of in found),
+        *(Reason(GROWS.format(of), half, _grows(found[of], late=True)) for of in found),
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fanin_lab.papers.dlcp.setting import flow_time_ms, flow_time_s
-from fanin_lab.papers.finding import at_least
+from fanin_lab.papers.finding import at_least, by_lower
 from fanin_lab.papers.lab import Scenario
 from fanin_lab.papers.plot import Panel, Picture, Whiskers
 from fanin_lab.papers.simulated import (
@@ -174,16 +174,12 @@ def picture(at: At) -> Picture:
     return Picture(panels, (10, 4.4 * len(models)), rows=len(models))
 
 
-def _ratio(percent: float) -> float:
-    return round(1 / (1 - percent / 100), 2)
-
-
 BY_RIVAL = {
     (model, of, rival): Row(
         "Fig. 14",
         f"{MODELS[model]}: {TIMES[of]} completion time, {RIVALS[rival]}'s by DLCP's at most "
         f"({percent} % lower)",
-        _ratio(percent),
+        by_lower(percent),
         computed(most, model, of, rival),
         "x",
     )
@@ -237,7 +233,7 @@ EXPERIMENT = Simulated(
                 "Fig. 16",
                 f"{MODELS[model]}: tail with timeouts of {rto} ms, others' at most by DLCP's "
                 f"({percent} % lower)",
-                _ratio(percent),
+                by_lower(percent),
                 computed(most_by_rto, model, rto),
                 "x",
                 usual_only=True,

@@ -89,39 +89,37 @@ def run(lab: Lab) -> Outcome:
 
         return Spread.over([of(scheme, timing) for scheme in late for timing in timings])
 
+    row = functools.partial(Finding, swept=OVER)
     findings = [
         finding
         for momentum in momenta
         for finding in (
-            Finding(
+            row(
                 "Fig. 12",
                 f"16 workers{MOMENTA[momentum]}: accuracy after 200 epochs, GOAT-Async's less "
                 "GOAT's",
                 "some 5 % less, and no more",
                 over(_after_all, momentum),
-                holds=at_least(BELOW),
-                unit="%",
-                swept=OVER,
+                at_least(BELOW),
+                "%",
             ),
-            Finding(
+            row(
                 "Fig. 12(a)",
                 f"16 workers{MOMENTA[momentum]}: accuracy when GOAT-Async's 200 epochs are over, "
                 "less GOAT's then",
                 "greater (5.78 %)",
                 over(_meanwhile, momentum),
-                holds=at_least(0),
-                unit="%",
-                swept=OVER,
+                at_least(0),
+                "%",
             ),
-            Finding(
+            row(
                 "Fig. 12",
                 f"16 workers{MOMENTA[momentum]}: epochs' time to {AIM} % right answers, GOAT's by "
                 "GOAT-Async's (0: not reached)",
                 "faster",
                 over(_earlier, momentum),
-                holds=MORE,
-                unit="x",
-                swept=OVER,
+                MORE,
+                "x",
             ),
         )
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.goat.aggregation import NUMBERS, lines
@@ -39,43 +40,39 @@ def run(lab: Lab) -> Outcome:
     ]
     found = counts(lab, asked)
 
-    findings = []
-    for topology, of_one in kinds.items():
-        for scheme in RIVALS:
-            name = SCHEMES[scheme]
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    ALIKE.format(topology, name),
-                    f"{name} has less",
-                    Spread.over([_alike(found, kind, scheme) for kind in of_one]),
-                    holds=MORE,
-                    unit="x",
-                    swept=OVER_ALL,
-                )
-            )
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    f"{topology}: {name}'s communication overhead at a deviation of 0.2 by that "
-                    "without",
-                    "increases",
-                    Spread.over([Spread.of(_grows(found, kind, scheme)) for kind in of_one]),
-                    holds=MORE,
-                    unit="x",
-                    swept=OVER_ALL,
-                )
-            )
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    CROSSING.format(topology, name),
-                    "between 0 and 0.2",
-                    Spread.over([_crossing(found, kind, scheme, deviations) for kind in of_one]),
-                    holds=Range(0.01, 0.2),
-                    swept=OVER_ALL,
-                )
-            )
+    row = partial(Finding, "Fig. 16", swept=OVER_ALL)
+
+    def over(kinds: Sequence[Setting], figure: Callable[..., Spread], *given: Any) -> Spread:
+        return Spread.over([figure(found, kind, *given) for kind in kinds])
+
+    findings = [
+        finding
+        for topology, of_one in kinds.items()
+        for scheme in RIVALS
+        for finding in (
+            row(
+                ALIKE.format(topology, SCHEMES[scheme]),
+                f"{SCHEMES[scheme]} has less",
+                over(of_one, _alike, scheme),
+                MORE,
+                "x",
+            ),
+            row(
+                f"{topology}: {SCHEMES[scheme]}'s communication overhead at a deviation of 0.2 by "
+                "that without",
+                "increases",
+                over(of_one, _grows, scheme),
+                MORE,
+                "x",
+            ),
+            row(
+                CROSSING.format(topology, SCHEMES[scheme]),
+                "between 0 and 0.2",
+                over(of_one, _crossing, scheme, deviations),
+                Range(0.01, 0.2),
+            ),
+        )
+    ]
 
     def panel(topology: str, ways: Literal["each", "tree"]) -> Panel:
         kind = replace(bases[topology], ways=ways)
@@ -122,9 +119,10 @@ def _alike(found: Found, kind: Setting, scheme: str) -> Spread:
     return Spread.of([1 / ratio for ratio in _by_goat(found, kind, scheme, 0.0)])
 
 
-def _grows(found: Found, kind: Setting, scheme: str) -> list[float]:
+def _grows(found: Found, kind: Setting, scheme: str) -> Spread:
     alike, apart = (found[replace(kind, deviation=deviation)] for deviation in (0.0, 0.2))
-    return [b[scheme].hops / a[scheme].hops for a, b in zip(alike, apart, strict=True)]
+    pairs = zip(alike, apart, strict=True)
+    return Spread.of([b[scheme].hops / a[scheme].hops for a, b in pairs])
 
 
 def _crossing(found: Found, kind: Setting, scheme: str, deviations: Sequence[float]) -> Spread:

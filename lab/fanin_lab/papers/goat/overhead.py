@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason, by_lower
 from fanin_lab.papers.goat.aggregation import curves, lines, mark, worst
 from fanin_lab.papers.goat.drawn import GB, OVER, SCHEMES, SIZE, Setting, Traffic, counts, swept
 from fanin_lab.papers.lab import Lab, Spread
@@ -55,7 +55,7 @@ def run(lab: Lab) -> Outcome:
             "Fig. 15",
             f"leaf-spine, 35 workers: {SCHEMES[scheme]}'s communication overhead by GOAT's "
             f"({percent} % lower)",
-            round(1 / (1 - percent / 100), 2),
+            by_lower(percent),
             Spread.over(ratios(scheme, 0) + ratios(scheme, own)),
             unit="x",
             swept=f"{OVER}, {OWN}",

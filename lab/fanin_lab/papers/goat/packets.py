@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most, by_lower
 from fanin_lab.papers.goat import testbed
 from fanin_lab.papers.goat.aggregation import PARTS
 from fanin_lab.papers.goat.drawn import (
@@ -164,6 +164,53 @@ def run(lab: Lab) -> Outcome:
     def shares(scheme: str, each: Sequence[Of]) -> Spread:
         return Spread.of_each(share(scheme, of, window) for of in each for window in WINDOWS)
 
+    def of_rates_alike(setting: Setting, where: str) -> list[Finding]:
+        what = f"{where}, rates alike: bytes times links, GOAT's by ATP's"
+        ours = hops("goat", "atp", setting)
+        return [Finding("Fig. 16", what, "ATP has less", ours, MORE, "x", OVER)]
+
+    def of_setting(setting: Setting, where: str) -> list[Finding]:
+        parts = PARTS[setting.topology]
+        return [
+            *(
+                Finding(
+                    "Figs. 13, 14",
+                    f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
+                    parts[scheme],
+                    shares(scheme, [setting]),
+                    unit="%",
+                    swept=OVER,
+                )
+                for scheme in SHARING
+                if scheme in parts
+            ),
+            *(
+                Finding(
+                    "Fig. 15",
+                    f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({percent} % "
+                    "lower)",
+                    by_lower(percent),
+                    hops(scheme, "goat", setting),
+                    unit="x",
+                    swept=OVER,
+                )
+                for scheme, percent in LOWER.items()
+            ),
+            *(
+                Finding(
+                    "none",
+                    f"{where}, {NAMES[window]}: packets that GOAT's workers send again, of all "
+                    "they send",
+                    "(not the paper's) none, as nothing is lost",
+                    Spread.of([100 * played[setting, s, "goat", window].again for s in lab.seeds]),
+                    at_most(1),
+                    "%",
+                    cannot_fail="not the paper's",
+                )
+                for window in WINDOWS
+            ),
+        ]
+
     findings = [
         Finding(
             "Fig. 10",
@@ -178,60 +225,8 @@ def run(lab: Lab) -> Outcome:
     ]
     for setting in settings:
         where = f"{setting.topology}, {setting.workers} workers, packet by packet"
-        if not setting.deviation:
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    f"{where}, rates alike: bytes times links, GOAT's by ATP's",
-                    "ATP has less",
-                    hops("goat", "atp", setting),
-                    holds=MORE,
-                    unit="x",
-                    swept=OVER,
-                )
-            )
-            continue
-        findings += [
-            Finding(
-                "Figs. 13, 14",
-                f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
-                PARTS[setting.topology][scheme],
-                shares(scheme, [setting]),
-                unit="%",
-                swept=OVER,
-            )
-            for scheme in SHARING
-            if scheme in PARTS[setting.topology]
-        ]
-        findings += [
-            Finding(
-                "Fig. 15",
-                f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({LOWER[scheme]} % "
-                "lower)",
-                round(1 / (1 - LOWER[scheme] / 100), 2),
-                hops(scheme, "goat", setting),
-                unit="x",
-                swept=OVER,
-            )
-            for scheme in LOWER
-        ]
-        again = {
-            window: [100 * played[setting, seed, "goat", window].again for seed in lab.seeds]
-            for window in WINDOWS
-        }
-        findings += [
-            Finding(
-                "none",
-                f"{where}, {NAMES[window]}: packets that GOAT's workers send again, of all they "
-                "send",
-                "(not the paper's) none, as nothing is lost",
-                Spread.of(again[window]),
-                holds=at_most(1),
-                unit="%",
-                cannot_fail="not the paper's",
-            )
-            for window in WINDOWS
-        ]
+        found_there = of_setting if setting.deviation else of_rates_alike
+        findings += found_there(setting, where)
 
     def drawn_panel(setting: Setting) -> Panel:
         marks: list[Mark] = []

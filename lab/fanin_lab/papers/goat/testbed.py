@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fanin import _fanin
 
-from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, by_lower
 from fanin_lab.papers.goat.drawn import COLOURS, SCHEMES, arrivals, of_drawings
 from fanin_lab.papers.lab import Lab, Spread
 from fanin_lab.papers.plot import Bars, Line, Mark, Panel, Picture, outcome
@@ -125,7 +125,7 @@ def run(lab: Lab) -> Outcome:
         Finding(
             "Fig. 10",
             f"ResNet-18, 16 workers: {SCHEMES[scheme]}'s by GOAT's ({percent} % lower)",
-            round(1 / (1 - percent / 100), 2),
+            by_lower(percent),
             at_most(scheme, "goat"),
             unit="x",
             swept=OVER,

@@ -7,6 +7,7 @@ int32 becomes the largest or the least; a switch's sum that does not fit wraps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
@@ -33,30 +34,28 @@ def run(lab: Lab) -> Outcome:
             power: training.differs(of_ways[f"2^{power}"], of_ways["float32"]) for power in POWERS
         }
         between = Spread.over([differs[power] for power in BETWEEN])
+        row = partial(Finding, unit="%")
         findings += [
-            Finding(
+            row(
                 "App. E, Theorem 1",
                 f"{task}: accuracy with the factor 1, less that with float32",
                 "worse: the error is up to n / f; below -1 %",
                 differs[SMALL],
-                holds=at_most(-1),
-                unit="%",
+                at_most(-1),
             ),
-            Finding(
+            row(
                 "App. E, Theorem 2",
                 f"{task}: accuracy with factors of 2^16 and 2^28, less that with float32",
                 "the error is negligible: within 1 %",
                 between,
-                holds=Range(-1, 1),
-                unit="%",
+                Range(-1, 1),
             ),
-            Finding(
+            row(
                 "App. E, Assumptions 1, 2",
                 f"{task}: accuracy with the factor 2^40, less that with float32",
                 "worse, where integers overflow: below -1 %",
                 differs[LARGE],
-                holds=at_most(-1),
-                unit="%",
+                at_most(-1),
             ),
         ]
     return outcome(findings, Picture([_panel(*of_task) for of_task in found.items()]))
