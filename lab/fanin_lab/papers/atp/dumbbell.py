@@ -8,16 +8,7 @@ from typing import Any
 from fanin_lab.papers.atp import setting
 from fanin_lab.papers.lab import Between, Report, Scenario
 from fanin_lab.papers.plot import Bars, Panel, Picture
-from fanin_lab.papers.simulated import (
-    At,
-    Cases,
-    Change,
-    Either,
-    Row,
-    Simulated,
-    figure,
-    ratio,
-)
+from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, figure, ratio
 from fanin_lab.sweep import words
 
 TIME_S = 4.0

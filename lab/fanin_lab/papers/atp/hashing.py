@@ -10,11 +10,7 @@ from fanin_lab.papers.lab import Between, Report, Scenario
 from fanin_lab.papers.plot import Line, Panel, Picture, Whiskers
 from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, ratio
 
-SCHEMES = {
-    "hash": "hash (ATP)",
-    "linear": "sequence number (linear)",
-    "partition": "static parts",
-}
+SCHEMES = {"hash": "hash (ATP)", "linear": "sequence number (linear)", "partition": "static parts"}
 MOST = 8
 FEWER = Either([1, 4], quick=[])
 """Jobs."""

@@ -138,11 +138,7 @@ def _of(task: str, found: Mapping[int, list[list[Iteration]]]) -> list[Finding]:
             unit="x",
         ),
         Finding(
-            "§5.3.1",
-            LATE.format(task),
-            "none: only the first few have any",
-            late,
-            holds=at_most(0),
+            "§5.3.1", LATE.format(task), "none: only the first few have any", late, holds=at_most(0)
         ),
         Finding(
             "§5.3.1",

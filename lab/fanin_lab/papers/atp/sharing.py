@@ -10,16 +10,7 @@ from fanin_lab.papers.atp import setting
 from fanin_lab.papers.finding import MORE, Range, at_least, at_most
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import Line, Mark, Panel, Picture, Whiskers
-from fanin_lab.papers.simulated import (
-    At,
-    Cases,
-    Change,
-    Either,
-    Row,
-    Simulated,
-    figure,
-    ratio,
-)
+from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, figure, ratio
 from fanin_lab.sweep import words
 
 JOBS = 3
@@ -29,10 +20,7 @@ WORKERS, SCALE = 2, 25.0
 window that was halved grows by a frame a round trip, whatever the scale: at 200 an iteration takes
 2 to 4 ms, and a window of 330 packets needs 7 to be 660 again."""
 TWO_WORKERS: list[dict[str, Any]] = [{}, {"ecn": "300kB"}]
-MORE_WORKERS: list[dict[str, Any]] = [
-    {"workers": 4, "scale": 50.0},
-    {"workers": 8, "scale": 50.0},
-]
+MORE_WORKERS: list[dict[str, Any]] = [{"workers": 4, "scale": 50.0}, {"workers": 8, "scale": 50.0}]
 """More workers send more packets: they are scaled down further."""
 QUICKLY: list[dict[str, Any]] = [{"scale": 200.0}]
 SWEPT = Either([*TWO_WORKERS, *MORE_WORKERS], quick=QUICKLY)
@@ -100,10 +88,7 @@ def _with_room(server: str, room: int) -> dict[str, Any]:
         for name, cost in setting.HOSTS.items()
     }
     rate = f"{room * int(setting.RATE.removesuffix('Gbit'))}Gbit"
-    return {
-        "node": [{"name": server, **costs}],
-        "link": [{"link": [server, "s0"], "rate": rate}],
-    }
+    return {"node": [{"name": server, **costs}], "link": [{"link": [server, "s0"], "rate": rate}]}
 
 
 def _images(report: Report) -> float:

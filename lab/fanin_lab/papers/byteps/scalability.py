@@ -135,7 +135,7 @@ def run(lab: Lab) -> Outcome:
             1.84,
             lambda of: gain("ugatit", n, of),
             ring,
-        ),
+        )
     ]
     for words, k, least, most in (("with", n, 1.10, 1.84), ("without", 0, 1.09, 1.53)):
         for which, end, paper in (("most", max, most), ("least", min, least)):
@@ -168,13 +168,7 @@ def run(lab: Lab) -> Outcome:
             f"{computing}{OVER_RING}, and at once {OVER_SERVERS}",
             MORE,
         ),
-        ratio(
-            "§7.4",
-            VGG,
-            1.52,
-            lambda of: by_servers("vgg16", of),
-            servers,
-        ),
+        ratio("§7.4", VGG, 1.52, lambda of: by_servers("vgg16", of), servers),
         ratio(
             "abstract",
             "BytePS with CPU machines by native PS, the most of all models that have it",

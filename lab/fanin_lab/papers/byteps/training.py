@@ -13,13 +13,7 @@ from itertools import product
 from typing import Any
 
 from fanin_lab.papers.byteps import equations, inside
-from fanin_lab.papers.byteps.cluster import (
-    NIC_GBPS,
-    PARTITION_BYTES,
-    RING,
-    Cluster,
-    finished_s,
-)
+from fanin_lab.papers.byteps.cluster import NIC_GBPS, PARTITION_BYTES, RING, Cluster, finished_s
 from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.lab import Lab, Report, Scenario
 

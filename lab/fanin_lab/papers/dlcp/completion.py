@@ -9,16 +9,7 @@ from fanin_lab.papers.dlcp.setting import flow_time_ms, flow_time_s
 from fanin_lab.papers.finding import at_least, by_lower
 from fanin_lab.papers.lab import Scenario
 from fanin_lab.papers.plot import Panel, Picture, Whiskers
-from fanin_lab.papers.simulated import (
-    At,
-    Cases,
-    Change,
-    Either,
-    Row,
-    Simulated,
-    computed,
-    each,
-)
+from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, computed, each
 
 MODELS = {"resnet50": "ResNet-50", "inception-v3": "Inception-v3"}
 PLAYED = Either(list(MODELS), quick=["resnet50"])

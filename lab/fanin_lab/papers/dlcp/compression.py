@@ -19,12 +19,7 @@ FACTORS = Either([1, 2, 4, 8, 16], quick=[2, 16])
 MEAN_MS = {2: 4.19, 16: 0.78}
 TAIL_MS = 10.0
 """The paper's, with every factor: about one shortest retransmission timeout."""
-SWEPT: list[dict[str, Any]] = [
-    {},
-    {"alpha": 8.0},
-    {"port_buffer": "200kB"},
-    {"delay": "5us"},
-]
+SWEPT: list[dict[str, Any]] = [{}, {"alpha": 8.0}, {"port_buffer": "200kB"}, {"delay": "5us"}]
 """The paper gives neither the switch's way to share its memory nor the links' delay."""
 OVER = "16 MB shared with alpha 1 or 8 or split among ports, links of 1 or 5 us"
 
@@ -38,13 +33,7 @@ def scenario(
     return {
         "title": f"Figure 2: compressed by {factor}",
         "until": "5s",
-        "network": {
-            "topology": "rack",
-            "hosts": HOSTS,
-            "queue": "16MB",
-            "delay": delay,
-            **memory,
-        },
+        "network": {"topology": "rack", "hosts": HOSTS, "queue": "16MB", "delay": delay, **memory},
         "parameter_server": [
             {
                 "name": "googlenet",

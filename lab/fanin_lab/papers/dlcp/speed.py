@@ -205,12 +205,7 @@ EXPERIMENT = Simulated(
     scenario,
     [
         _cases(list(SYSTEMS), MODELS, [MANY, FEW]),
-        _cases(
-            ["bytescheduler", "dlcp"],
-            ["resnet50"],
-            [MANY],
-            Either([{}, *SWEPT], quick=[{}]),
-        ),
+        _cases(["bytescheduler", "dlcp"], ["resnet50"], [MANY], Either([{}, *SWEPT], quick=[{}])),
         _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY]),
         _cases(["dlcp"], ["resnet50"], [MANY], loss_bound=BOUNDS),
     ],

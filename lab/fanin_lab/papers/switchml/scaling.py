@@ -8,16 +8,7 @@ from typing import Any
 from fanin_lab.papers.finding import at_least, at_most
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import Level, Line, Panel, Picture
-from fanin_lab.papers.simulated import (
-    At,
-    Case,
-    Cases,
-    Change,
-    Row,
-    Simulated,
-    computed,
-    ratio,
-)
+from fanin_lab.papers.simulated import At, Case, Cases, Change, Row, Simulated, computed, ratio
 from fanin_lab.papers.switchml import setting
 
 WORKERS = [4, 8, 16]
