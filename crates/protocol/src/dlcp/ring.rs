@@ -492,8 +492,4 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
     fn statistics(&self) -> WorkerStatistics {
         WorkerStatistics { smoothed_rtt: self.to_right.smoothed(), ..self.core.statistics() }
     }
-
-    fn progress(&self) -> u64 {
-        self.core.progress()
-    }
 }

@@ -618,8 +618,4 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
     fn statistics(&self) -> WorkerStatistics {
         self.core.statistics()
     }
-
-    fn progress(&self) -> u64 {
-        self.core.progress()
-    }
 }

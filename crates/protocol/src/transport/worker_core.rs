@@ -139,11 +139,6 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         self.events.pop_front()
     }
 
-    /// Packets that had an effect.
-    pub(crate) const fn progress(&self) -> u64 {
-        self.statistics.received.counted()
-    }
-
     pub(crate) fn statistics(&self) -> WorkerStatistics {
         WorkerStatistics { smoothed_rtt: self.round_trip.smoothed(), ..self.statistics }
     }

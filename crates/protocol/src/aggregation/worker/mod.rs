@@ -619,10 +619,6 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
     fn statistics(&self) -> WorkerStatistics {
         self.core.statistics()
     }
-
-    fn progress(&self) -> u64 {
-        self.core.progress()
-    }
 }
 
 /// A packet that is to be sent.
