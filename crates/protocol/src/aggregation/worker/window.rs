@@ -126,7 +126,8 @@ impl Window {
     }
 
     pub(super) fn standing(&self, sequence: u64) -> Standing {
-        let fragment = self.fragment(sequence);
+        let place = self.place(sequence);
+        let fragment = &self.places[place];
         if fragment.finished == Some(sequence) {
             Standing::Finished
         } else if sequence >= self.next {
@@ -134,7 +135,7 @@ impl Window {
         } else if sequence < self.expected {
             Standing::Stale
         } else {
-            let sent = self.order.sent(self.place(sequence));
+            let sent = self.order.sent(place);
             Standing::Sent { since: (!fragment.sent_again).then_some(sent) }
         }
     }
@@ -147,8 +148,9 @@ impl Window {
 
     /// Counts the next fragment as sent, on a lane.
     pub(super) fn send_next(&mut self, now: Instant, lane: u16) {
-        self.fragment_mut(self.next).lane = lane;
-        self.leave(self.next, now, false);
+        let place = self.place(self.next);
+        self.places[place].lane = lane;
+        self.leave(place, now, false);
         self.next += 1;
         self.in_flight += 1;
     }
@@ -165,22 +167,22 @@ impl Window {
     /// Whether a packet of this place is to be sent again, from now on; false when it was to be
     /// already.
     pub(super) fn queue(&mut self, sequence: u64) -> bool {
-        let fragment = self.fragment_mut(sequence);
+        let place = self.place(sequence);
+        let fragment = &mut self.places[place];
         let first = !core::mem::replace(&mut fragment.queued, true);
         if first && fragment.finished != Some(sequence) {
-            self.order.remove(self.place(sequence));
+            self.order.remove(place);
         }
         first
     }
 
     /// Notes that what was queued leaves.
     pub(super) fn send_again(&mut self, sequence: u64, now: Instant) {
-        self.leave(sequence, now, true);
+        self.leave(self.place(sequence), now, true);
     }
 
-    /// Puts a fragment at the end of those on the way.
-    fn leave(&mut self, sequence: u64, now: Instant, sent_again: bool) {
-        let place = self.place(sequence);
+    /// Puts a place's fragment at the end of those on the way.
+    fn leave(&mut self, place: usize, now: Instant, sent_again: bool) {
         let fragment = &mut self.places[place];
         (fragment.sent_again, fragment.queued) = (sent_again, false);
         self.order.push(place, fragment.lane.into(), now);
@@ -194,7 +196,8 @@ impl Window {
     /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be
     /// sent again for that. Whether it was overtaken.
     pub(super) fn finish(&mut self, sequence: u64, mended: bool) -> bool {
-        let fragment = self.fragment_mut(sequence);
+        let place = self.place(sequence);
+        let fragment = &mut self.places[place];
         let overtaken = core::mem::take(&mut fragment.overtaken);
         let lane = usize::from(fragment.lane);
         // If a fragment was sent again for nothing, its first packet was answered, which is of no
@@ -203,7 +206,6 @@ impl Window {
         fragment.finished = Some(sequence);
         fragment.queued = false;
         fragment.originals = false;
-        let place = self.place(sequence);
         self.order.remove(place);
         self.doubtful -= u32::from(overtaken);
         self.in_flight -= 1;
