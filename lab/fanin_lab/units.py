@@ -38,10 +38,7 @@ def size_bytes(text: str) -> int:
 
 def rate_bps(text: str) -> int:
     """Parse "500mbit", "1gbit", "1gibit": bits per second."""
-    rate = _parsed(_fanin.rate_bps, text)
-    if rate < 1000:
-        raise ArgumentTypeError(f"{text!r} is less than 1kbit")
-    return rate
+    return _parsed(_fanin.rate_bps, text)
 
 
 def _parsed(parse: Callable[[str], int], text: str) -> int:

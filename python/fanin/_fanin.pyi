@@ -14,6 +14,8 @@ assertions: bool
 """Whether this was compiled for tests (`make checked`): its figures are no release's."""
 variables: list[str]
 """Every environment variable that some part of fanin reads."""
+former_variables: list[tuple[str, str]]
+"""The variables that were settings once, each with the one in its place."""
 
 class LocalRanks:
     """The ranks of this machine, which sum in shared memory. For one `Client`.
@@ -145,9 +147,10 @@ class JobPlan(TypedDict):
 class Client:
     """A rank's membership in a job, which one or several services sum.
 
-    `services` are address, share, rate in bits a second and hosting rank of each. Some of the
-    settings, such as `job`, are read from the other arguments instead. The constructor
-    blocks, without the GIL, until all ranks have joined.
+    `services` are address, share, rate in bits a second and hosting rank of each. The client reads
+    these of the settings: `in_flight`, `sub_models`, `wire_dtype`, `security`, `protocol`,
+    `loss_bound`, `paths`, `congestion_control` and `machine`. The other arguments say the rest. The
+    constructor blocks, without the GIL, until all ranks have joined.
     """
 
     def __new__(

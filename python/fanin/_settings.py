@@ -123,9 +123,8 @@ def _sub_models(text: str) -> str:
 def _rate(text: str) -> int:
     from fanin import _fanin
 
-    # A number alone is bits a second, as it is written when it is handed on.
     try:
-        return _fanin.rate_bps(f"{text}bit" if text.isdecimal() else text)
+        return _fanin.rate_bps(text)
     except ValueError as error:
         raise ValueError(f"it must be a rate, and {error}") from None
 
@@ -307,7 +306,8 @@ class Settings:
     def encode(self) -> str:
         """Return a text from which `decode` makes these settings again, on any machine."""
         values = ((row.name, getattr(self, row.name)) for row in fields(self))
-        return json.dumps({name: _text(value) for name, value in values if value is not None})
+        texts = {name: _text(name, value) for name, value in values if value is not None}
+        return json.dumps(texts)
 
     @classmethod
     def decode(cls, text: str) -> Settings:
@@ -347,7 +347,7 @@ def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
     for row in fields(Settings):
         if names and row.name not in names:
             continue
-        usual = "" if row.default is None else f", else {_text(row.default)}"
+        usual = "" if row.default is None else f", else {_text(row.name, row.default)}"
         form: dict[str, Any] = {"metavar": row.metadata["form"]}
         if isinstance(row.default, bool):
             form = {"action": argparse.BooleanOptionalAction}
@@ -362,7 +362,7 @@ def add_flags(parser: argparse._ActionsContainer, *names: str) -> None:
 def exported(flags: argparse.Namespace) -> dict[str, str]:
     """Return the flags that were given as environment variables, for the ranks to inherit."""
     said = ((row.name, getattr(flags, row.name)) for row in fields(Settings))
-    return {variable(name): _text(value) for name, value in said if value is not None}
+    return {variable(name): _text(name, value) for name, value in said if value is not None}
 
 
 def for_doctor(argv: list[str]) -> list[str]:
@@ -399,7 +399,7 @@ def _told(choice: Choice, protocol: Protocol | None) -> dict[str, str | None]:
         usual = Settings(protocol=protocol or Settings().protocol)
         is_wire = choice.name == "wire_dtype"
         default = usual.travels_as if is_wire else getattr(usual, choice.name)
-        return told | {"value": None if default is None else _text(default)}
+        return told | {"value": None if default is None else _text(choice.name, default)}
     told |= {"value": choice.text, "source": choice.source}
     try:
         _held_to(protocol, choice)
@@ -417,9 +417,9 @@ def _choices(said: Mapping[str, object], called: Callable[[str], str]) -> Iterat
         raise TypeError(f"there is no setting {min(unknown)!r}")
     for row in fields(Settings):
         name, value = row.name, said.get(row.name)
-        environment = os.environ.get(variable(name), "").strip()
+        environment = _text(name, os.environ.get(variable(name), ""))
         if value is not None:
-            text = _text(value)
+            text = _text(name, value)
             other = f"{variable(name)}={environment}" if environment not in ("", text) else None
             yield Choice(name, text, called(name), other)
         elif environment:
@@ -441,7 +441,8 @@ class _Gone(NamedTuple):
         return flag(self.name), flag(f"no_{self.name}")
 
     def refuse(self, _: str) -> NoReturn:
-        raise argparse.ArgumentTypeError(f"it is no flag any more: {self.cure}")
+        now = "leave it out" if self.name == "exact" else f"write {flag(self.now)}"
+        raise argparse.ArgumentTypeError(f"it is no flag any more, {now}: {self.cure}")
 
 
 _GONE: Final = (
@@ -454,8 +455,8 @@ _GONE: Final = (
     _Gone(
         "own_services",
         "plan",
-        "plan=switch (FANIN_PLAN=switch) is what own_services=0 was, and own_services=1 is the "
-        "default",
+        "plan=switch (FANIN_PLAN=switch) is what own_services=0 was, own_services=1 is the "
+        "default, and --own-services of fanin bench is --plan own",
     ),
     _Gone("slots", "in_flight", "write in_flight (FANIN_IN_FLIGHT) instead"),
     _Gone("window", "in_flight", "write in_flight (FANIN_IN_FLIGHT) instead"),
@@ -501,10 +502,12 @@ def _held_to(protocol: Protocol | None, choice: Choice) -> Any:
     )
 
 
-def _text(value: object) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
-    return str(value).strip()
+    text = str(value).strip()
+    # A number alone is bits a second; the one grammar of rates has a unit.
+    return f"{text}bit" if name == "rate" and text.isdecimal() else text
 
 
 def as_backend(explicit: str | None = None) -> Literal["gloo"] | None:

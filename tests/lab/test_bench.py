@@ -21,7 +21,9 @@ from fanin import _fanin
 from fanin._settings import Settings
 from fanin_lab import units
 from fanin_lab.bench import BenchError, command, machine, message, rank
+from fanin_lab.bench.measure import has_switch
 from fanin_lab.bench.plan import Machine, planned
+from fanin_lab.bench.report import title
 from fanin_lab.bench.result import Setting, error_allowed, figures
 from fanin_lab.bench.stage import Links, Sample, background
 from fanin_lab.netlab import INTERFACE, Netlab
@@ -249,6 +251,37 @@ def test_the_plan_of_a_bench_is_the_planners() -> None:
     assert forced.bound == "the link out of s0"
     with pytest.raises(BenchError, match="no machine may sum"):
         planned(workers, 1000, "switch")
+
+
+def test_a_title_names_a_plan_where_another_was_possible() -> None:
+    workers = [Machine(f"w{i}", 10**9, trains=True, sums=True) for i in range(2)]
+    plan = planned(workers, 1000, "own")
+    links = Links(rate_bps=10**9)
+    alone = Setting(
+        workers=2,
+        size_bytes=1000,
+        dtype="float32",
+        wire_dtype="native",
+        element_bytes=4,
+        buckets=1,
+        calls=1,
+        links=links,
+        with_switch=False,
+        plan=plan,
+    )
+    assert ", own services: 1 kB" in title(alone)
+    with_spare = replace(alone, links=replace(links, spares=1))
+    assert ", own services, plan own: 1 kB" in title(with_spare)
+    assert ", plan own: 1 kB" in title(replace(alone, with_switch=True))
+
+
+@pytest.mark.parametrize("said", ["flag", "variable"])
+def test_a_bench_of_own_services_has_no_switch(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if said == "variable":
+        monkeypatch.setenv("FANIN_PLAN", "own")
+    args = command.parser().parse_args(["--plan", "own"] if said == "flag" else [])
+    command.resolve(args)
+    assert not has_switch(args)
 
 
 def test_figures_follow_from_the_samples() -> None:

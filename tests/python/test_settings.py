@@ -160,6 +160,19 @@ def test_a_setting_that_the_protocol_does_not_know_is_refused(
         Settings.of()
 
 
+def test_a_rate_is_text_with_a_unit_or_a_number_of_bits_a_second(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for said, bps in (("1gbit", 10**9), (" 1000000000 ", 10**9), (10**9, 10**9), ("1000", 1000)):
+        assert Settings.of(rate=said).rate == bps
+    for said in ("10", 10, "999bit"):
+        with pytest.raises(ValueError, match=r"^rate is .*: it must .*at least 1kbit"):
+            Settings.of(rate=said)
+    monkeypatch.setenv("FANIN_RATE", " 1000000000")
+    told = [finding["message"] for finding in doctor(switch)]
+    assert "rate=1000000000bit: FANIN_RATE says so" in told
+
+
 def test_a_setting_that_is_none_is_refused() -> None:
     with pytest.raises(TypeError, match="no setting 'slot'"):
         Settings.of(slot=1)  # type: ignore[call-arg]
@@ -183,7 +196,10 @@ def test_what_was_a_setting_once_is_refused_with_the_cure(
     parser = argparse.ArgumentParser(exit_on_error=False)
     _settings.add_flags(parser)
     for said in (flag(name), f"--no-{flag(name)[2:]}", f"{flag(name)}=17"):
-        with pytest.raises(argparse.ArgumentError, match=f"no flag any more: {re.escape(cure)}"):
+        now = "write --|leave it out: "
+        with pytest.raises(
+            argparse.ArgumentError, match=f"no flag any more, ({now}).*{re.escape(cure)}"
+        ):
             parser.parse_args([said])
     monkeypatch.setenv(variable(name), "1")
     with pytest.raises(ValueError, match=f"^{variable(name)} is '1': {re.escape(cure)}"):
@@ -234,7 +250,8 @@ def test_a_setting_on_its_way_is_named_by_its_table_and_by_the_binding_alone() -
     # One that ranks agree on, and one of each rank: two that nothing in Python uses.
     for name in ("in_flight", "congestion_control"):
         naming = {path for path, text in texts.items() if re.search(rf"\b{name}\b", text)}
-        assert naming == {"python/fanin/_settings.py", "crates/python/src/settings.rs"}
+        of_binding = {"crates/python/src/settings.rs", "python/fanin/_fanin.pyi"}
+        assert naming == {"python/fanin/_settings.py", *of_binding}
 
 
 SHOW = """
@@ -260,7 +277,8 @@ def test_run_takes_every_setting_and_hands_it_on(tmp_path: Path, protocol: str) 
     done = run(*flags, "--nproc-per-node", "1", str(tmp_path / "show.py"))
     assert done.returncode == 0, done.stderr
     assert ast.literal_eval(done.stdout) == {
-        variable(name): text(value) for name, value in others(protocol).items()
+        variable(name): text(value) + ("bit" if name == "rate" else "")
+        for name, value in others(protocol).items()
     }
 
 
@@ -416,6 +434,8 @@ def test_every_variable_is_in_the_manual_and_known_to_who_warns() -> None:
     of_switches = {"FANIN_TLS_CERT", "FANIN_TLS_KEY"}
     read = {variable(name) for name in NAMES} | {_settings.AS_VARIABLE, "FANIN_LOG", *of_switches}
     assert set(fanin._fanin.variables) == read
+    former = {variable(gone.name): variable(gone.now) for gone in _settings._GONE}
+    assert dict(fanin._fanin.former_variables) == former
     assert set(re.findall(r"^\| `(FANIN_\w+)` \|", DOCS.read_text(), re.M)) == read - {
         variable(name) for name in NAMES
     }

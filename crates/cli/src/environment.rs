@@ -30,6 +30,15 @@ pub const VARIABLES: [&str; 20] = [
     "FANIN_WIRE_DTYPE",
 ];
 
+/// Those that were a setting once, and the one in its place. The cures are Python's; a test there
+/// holds this list to them.
+pub const FORMER: [(&str, &str); 4] = [
+    ("FANIN_EXACT", "FANIN_WIRE_DTYPE"),
+    ("FANIN_OWN_SERVICES", "FANIN_PLAN"),
+    ("FANIN_SLOTS", "FANIN_IN_FLIGHT"),
+    ("FANIN_WINDOW", "FANIN_IN_FLIGHT"),
+];
+
 /// Says on stderr, once a process, which variables look like ours and are not. They change nothing,
 /// but who set one thinks so.
 pub fn warn_of_unknown() {
@@ -53,6 +62,9 @@ fn nearest(name: &str) -> Option<&'static str> {
     if !name.starts_with("FANIN_") || VARIABLES.contains(&name) || of_kubernetes {
         return None;
     }
+    if let Some((_, now)) = FORMER.iter().find(|(former, _)| *former == name) {
+        return Some(now);
+    }
     let similarity = |known: &str| strsim::jaro_winkler(name, known);
     VARIABLES.into_iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
 }
@@ -66,6 +78,8 @@ mod tests {
         assert_eq!(nearest("FANIN_SWTICH"), Some("FANIN_SWITCH"));
         assert_eq!(nearest("FANIN_WIREDTYPE"), Some("FANIN_WIRE_DTYPE"));
         assert_eq!(nearest("FANIN_LOGS"), Some("FANIN_LOG"));
+        assert_eq!(nearest("FANIN_SLOTS"), Some("FANIN_IN_FLIGHT"));
+        assert_eq!(nearest("FANIN_OWN_SERVICES"), Some("FANIN_PLAN"));
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(crate) struct Arguments {
     join_timeout_max: Option<Duration>,
     /// Rate of this machine's link in each direction, for the ranks' plan [default: what the
     /// interface tells]
-    #[arg(long, env = "FANIN_RATE")]
+    #[arg(long, env = "FANIN_RATE", value_parser = said_rate)]
     rate: Option<Rate>,
     #[command(flatten)]
     own: Own,
@@ -152,6 +152,13 @@ fn rack(arguments: &Arguments, upstream: &str) -> anyhow::Result<RackServerConfi
     Ok(config)
 }
 
+/// A rate, as a rank takes FANIN_RATE: without the blanks around it, and a number alone is bits.
+fn said_rate(text: &str) -> Result<Rate, String> {
+    let text = text.trim();
+    let is_bits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_bits { format!("{text}bit").parse() } else { text.parse() }
+}
+
 /// Options of another role or protocol are a mistake, not a wish to be ignored.
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
     let (protocol, is_root) = (arguments.protocol, arguments.upstream.is_none());
@@ -212,4 +219,19 @@ pub(crate) fn wait(signals: &mut Signals) {
 pub(crate) fn log(filter: &str) -> anyhow::Result<()> {
     logging::start(filter, "")
         .map_err(|error| anyhow!("--log ({}) is {filter:?}: {error}", logging::VARIABLE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_read_as_a_rank_reads_it() {
+        for text in ["1gbit", " 1gbit\t", "1000000000", " 1000000000 "] {
+            assert_eq!(said_rate(text), Ok(Rate(1_000_000_000)), "{text:?}");
+        }
+        for text in ["10", "", "1 gbit", "fast"] {
+            assert!(said_rate(text).is_err(), "{text:?}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use fanin_controller::SessionError;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-pub(crate) use fanin_cli::environment::VARIABLES;
+pub(crate) use fanin_cli::environment::{FORMER, VARIABLES};
 
 /// torchrun's: unlike the rank in a job, it is another one in every process of a run.
 const RANK: &str = "RANK";

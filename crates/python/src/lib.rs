@@ -76,6 +76,7 @@ mod _fanin {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("variables", crate::environment::VARIABLES)?;
+        module.add("former_variables", crate::environment::FORMER)?;
         module.add("assertions", cfg!(debug_assertions))?;
         module.add("version", env!("CARGO_PKG_VERSION"))
     }

@@ -46,7 +46,7 @@ impl Settings {
         if !is_reliable && (wire_dtype.is_some_and(|it| it != WireDtype::Native) || self.in_flight.is_some())
         {
             return refused(
-                "with a loss bound floats travel as they are, at a rate and in no window: unset loss_bound \
+                "with a loss bound, floats travel in their own type, and a rate replaces the window: unset loss_bound \
                  (FANIN_LOSS_BOUND), or wire_dtype (FANIN_WIRE_DTYPE) and in_flight (FANIN_IN_FLIGHT)"
                     .into(),
             );

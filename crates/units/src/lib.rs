@@ -1,8 +1,9 @@
 //! Rates, sizes, times and shares as people write them: `"100Gbit"`, `"4MB"`, `"10us"`, `"0.1%"`.
 //!
 //! Scenario files, flags of `fanin` and a rank's settings have this one grammar: a number, and a
-//! unit right behind it, in any case. Rates are in bits, as `tc` writes them. Another spelling is
-//! refused. If its number can be read, the error says what to write.
+//! unit right behind it, in any case. A number is digits, with at most one dot and any `_` between
+//! them. Rates are in bits, as `tc` writes them. Another spelling is refused, and the error says
+//! what to write.
 //!
 //! Deliberately absent: how quantities are shown, and quantities without a unit.
 
@@ -33,6 +34,8 @@ pub struct CoreTime(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share(pub f64);
 
+/// The lowest rate: a smaller number lacks its prefix.
+const RATE_MIN_BPS: u64 = 1000;
 /// The highest rate: at 8 Tbit/s, a byte takes a picosecond.
 pub const RATE_MAX_BPS: u64 = 8_000_000_000_000;
 const SIZE_MAX_BYTES: f64 = 1e15;
@@ -69,11 +72,9 @@ impl FromStr for Rate {
                 (None, None) => format!("{text:?} is no rate: write it as 500mbit or 1gbit"),
             });
         };
-        if !(1.0..=RATE_MAX_BPS as f64).contains(&bps) {
-            let most = RATE_MAX_BPS / 1_000_000_000_000;
-            return Err(format!(
-                "{text:?} is an impossible rate: at least 1 bit, at most {most} Tbit a second"
-            ));
+        if !(RATE_MIN_BPS as f64..=RATE_MAX_BPS as f64).contains(&bps) {
+            let (least, most) = (RATE_MIN_BPS / 1000, RATE_MAX_BPS / 1_000_000_000_000);
+            return Err(format!("{text:?} is an impossible rate: at least {least}kbit, at most {most}Tbit"));
         }
         Ok(Self(bps.round() as u64))
     }
@@ -83,12 +84,14 @@ impl FromStr for Size {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let bytes =
-            prefixed(text, "b").filter(|bytes| *bytes <= SIZE_MAX_BYTES).ok_or_else(|| {
-                match spelled(text, "b").or_else(|| spelled(text, "")) {
-                    Some(number) => format!("{text:?} is no size: write {number}B"),
-                    None => format!("{text:?} is no size: write it as 4KB, 25MB or 100MiB"),
-                }
+            prefixed(text, "b").ok_or_else(|| match spelled(text, "b").or_else(|| spelled(text, "")) {
+                Some(number) => format!("{text:?} is no size: write {number}B"),
+                None => format!("{text:?} is no size: write it as 4KB, 25MB or 100MiB"),
             })?;
+        if bytes > SIZE_MAX_BYTES || bytes > 0.0 && bytes < 1.0 {
+            let most = SIZE_MAX_BYTES / 1e12;
+            return Err(format!("{text:?} is an impossible size: 0B, or at least 1B, at most {most}TB"));
+        }
         Ok(Self(bytes.round() as u64))
     }
 }
@@ -97,9 +100,13 @@ impl FromStr for Time {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let units = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
-        let seconds = number(text, &units)
-            .filter(|seconds| *seconds <= TIME_MAX_S)
-            .ok_or_else(|| format!("{text:?} is no time: a number with ns, us, ms or s, as in \"10us\""))?;
+        let seconds = number(text, &units).ok_or_else(|| {
+            let form = "a number with ns, us, ms or s, as in \"10us\"";
+            format!("{text:?} is no time: {}", closed::<Self>(text).unwrap_or(form.into()))
+        })?;
+        if seconds > TIME_MAX_S {
+            return Err(format!("{text:?} is an impossible time: at most {TIME_MAX_S}s"));
+        }
         Ok(Self(Duration::from_nanos((seconds * 1e9).round() as u64)))
     }
 }
@@ -108,9 +115,14 @@ impl FromStr for CoreTime {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let units = [("ps", 1.0), ("ns", 1e3), ("us", 1e6), ("ms", 1e9)];
-        let picos = number(text, &units).filter(|picos| *picos <= CORE_TIME_MAX_PS).ok_or_else(|| {
-            format!("{text:?} is no time of a core: a number with ps, ns, us or ms, as in \"17.5ns\"")
+        let picos = number(text, &units).ok_or_else(|| {
+            let form = "a number with ps, ns, us or ms, as in \"17.5ns\"";
+            format!("{text:?} is no time of a core: {}", closed::<Self>(text).unwrap_or(form.into()))
         })?;
+        if picos > CORE_TIME_MAX_PS {
+            let most = CORE_TIME_MAX_PS / 1e9;
+            return Err(format!("{text:?} is an impossible time of a core: at most {most}ms"));
+        }
         Ok(Self(picos.round() as u64))
     }
 }
@@ -118,9 +130,10 @@ impl FromStr for CoreTime {
 impl FromStr for Share {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        number(text, &[("%", 0.01)])
-            .and_then(Self::new)
-            .ok_or_else(|| format!("{text:?} is no share: \"0%\" to \"100%\", or a number from 0 to 1"))
+        number(text, &[("%", 0.01)]).and_then(Self::new).ok_or_else(|| {
+            let form = "\"0%\" to \"100%\", or a number from 0 to 1";
+            format!("{text:?} is no share: {}", closed::<Self>(text).unwrap_or(form.into()))
+        })
     }
 }
 
@@ -130,13 +143,23 @@ impl Share {
     }
 }
 
-/// The number before one of `units`, in that unit; not negative.
+/// The number before one of `units`, in that unit.
 fn number(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let lower = text.to_ascii_lowercase();
     let (digits, factor) =
         units.iter().find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, *factor)))?;
+    let bytes = digits.as_bytes();
+    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    let is_part = |at| match bytes[at] {
+        b'_' | b'.' => at > 0 && is_digit(at - 1) && is_digit(at + 1),
+        _ => is_digit(at),
+    };
+    if !(0..bytes.len()).all(is_part) {
+        return None;
+    }
+    // Refuses none, and two dots.
     let number: f64 = digits.replace('_', "").parse().ok()?;
-    (number.is_finite() && number >= 0.0).then_some(number * factor)
+    number.is_finite().then_some(number * factor)
 }
 
 /// [`number`], before `unit` with or without a prefix.
@@ -150,6 +173,12 @@ fn spelled(text: &str, unit: &str) -> Option<String> {
     let mut close: String = text.split_whitespace().collect();
     close.truncate(close.to_ascii_lowercase().strip_suffix(unit)?.len());
     prefixed(&close, "").map(|_| close)
+}
+
+/// The cure of a quantity with blanks, if it has no other fault.
+fn closed<T: FromStr>(text: &str) -> Option<String> {
+    let close: String = text.split_whitespace().collect();
+    (close != text && close.parse::<T>().is_ok()).then(|| format!("write {close}"))
 }
 
 macro_rules! deserialized_from_text {
@@ -242,14 +271,49 @@ mod tests {
             assert_eq!(read::<Size>(text), Err(format!("{text:?} is no size: write {size}")));
             assert!(read::<Size>(size).is_ok());
         }
+        assert_eq!(read::<Time>("10 us"), Err("\"10 us\" is no time: write 10us".into()));
+        assert_eq!(read::<CoreTime>("2 ns"), Err("\"2 ns\" is no time of a core: write 2ns".into()));
+        assert_eq!(read::<Share>(" 1%"), Err("\" 1%\" is no share: write 1%".into()));
+    }
+
+    #[test]
+    fn a_number_is_digits_with_one_dot_between_them() {
+        for number in ["1e3", "+1", "-1", ".5", "1.", "1_", "_1", "1__0", "1._5", "1.2.3", "1,5", "nan", ""] {
+            assert!(read::<Rate>(&format!("{number}gbit")).is_err(), "{number}");
+            assert!(read::<Size>(&format!("{number}GB")).is_err(), "{number}");
+            assert!(read::<Time>(&format!("{number}s")).is_err(), "{number}");
+            assert!(read::<Share>(&format!("{number}%")).is_err(), "{number}");
+        }
+        assert_eq!(read("1_000.2_5kbit"), Ok(Rate(1_000_250)));
     }
 
     #[test]
     fn impossible_quantities_are_refused() {
         assert_eq!(read("8Tbit"), Ok(Rate(RATE_MAX_BPS)));
-        for text in
-            ["8.001Tbit", "0bit", "-1Gbit", "nanGbit", "1e99Gbit", "100", "fast", "", "Gbit", "fastbps"]
-        {
+        assert_eq!(read("1kbit"), Ok(Rate(RATE_MIN_BPS)));
+        assert_eq!(read("1000TB"), Ok(Size(1_000_000_000_000_000)));
+        for text in ["2000TB", "1000.1TB", "0.4B", "0.0009KB"] {
+            let told = format!("{text:?} is an impossible size: 0B, or at least 1B, at most 1000TB");
+            assert_eq!(read::<Size>(text), Err(told));
+        }
+        let told = "\"40000000s\" is an impossible time: at most 32000000s";
+        assert_eq!(read::<Time>("40000000s"), Err(told.into()));
+        let told = "\"1001ms\" is an impossible time of a core: at most 1000ms";
+        assert_eq!(read::<CoreTime>("1001ms"), Err(told.into()));
+        for text in [
+            "8.001Tbit",
+            "0bit",
+            "10bit",
+            "999bit",
+            "-1Gbit",
+            "nanGbit",
+            "1e99Gbit",
+            "100",
+            "fast",
+            "",
+            "Gbit",
+            "fastbps",
+        ] {
             assert!(read::<Rate>(text).is_err(), "{text}");
         }
         for text in ["-4MB", "4", "1e30GB", "MB"] {

@@ -83,7 +83,7 @@ def _check_cast(
 
 def has_switch(args: argparse.Namespace) -> bool:
     """Whether there is a switch with a link for every worker: where nothing else is asked for."""
-    return not (args.plan == "own" or args.spares)
+    return not (args.settings.plan == "own" or args.spares)
 
 
 def links_of(args: argparse.Namespace) -> Links | None:

@@ -20,7 +20,9 @@ def title(setting: Setting) -> str:
         where = f"{setting.ranks_per_machine} on each machine, {where}"
     if not setting.with_switch:
         where += ", own services" if setting.own_services else ", no service of their own"
-    if setting.plan is not None and setting.plan.asked != "auto":
+    # Without switches and spare machines, no other plan is possible.
+    is_chosen = setting.with_switch or (links is not None and links.spares > 0)
+    if is_chosen and setting.plan is not None and setting.plan.asked != "auto":
         where += f", plan {setting.plan.asked}"
     tensors = f" in {setting.buckets} tensors" if setting.buckets > 1 else ""
     usual = setting.wire_dtype in ("native", "integers")

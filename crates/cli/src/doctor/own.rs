@@ -28,9 +28,8 @@ const ANY_PORT: u16 = 9;
 /// Whether ranks with these settings would host services where no switch is named, and nobody is
 /// where one is looked for.
 pub(super) fn would_host(settings: &[Setting]) -> bool {
-    let is = |name, usual: &str| value(settings, name).is_none_or(|value| value == usual);
     let switch: SocketAddr = SWITCH_DEFAULT.parse().unwrap_or(SocketAddr::from(([127, 0, 0, 1], 4800)));
-    is("protocol", "switchml")
+    value(settings, "protocol").is_none_or(|protocol| protocol == "switchml")
         && value(settings, "plan").is_none_or(|plan| plan != "switch")
         && TcpStream::connect_timeout(&switch, Duration::from_millis(200)).is_err()
 }
@@ -187,8 +186,9 @@ pub(super) fn service(settings: &[Setting], switch: Option<&str>, patience: Dura
 
 /// Hosts a service for a moment.
 fn hosted(settings: &[Setting], address: IpAddr, patience: Duration) -> Finding {
-    let off = [("protocol", "atp"), ("plan", "switch")];
-    let off = off.iter().find(|(name, text)| value(settings, name).is_some_and(|value| value == *text));
+    let said = |name| value(settings, name).map(|text| (name, text));
+    let protocol = said("protocol").filter(|(_, text)| *text != "switchml");
+    let off = protocol.or_else(|| said("plan").filter(|(_, text)| *text == "switch"));
     if let Some((name, text)) = off {
         return Finding::ok(Check::Service, format!("ranks here host none: {name}={text}"));
     }

@@ -279,6 +279,8 @@ fn address_of(peer: Option<SocketAddr>) -> IpAddr {
 mod tests {
     use std::io::{Read, Write};
 
+    use fanin_protocol::control::Agreed;
+
     use super::*;
     use crate::control_channel::control_calls;
     use crate::proto::{HeartbeatRequest, JoinRequest, join_reply::Outcome};
@@ -313,6 +315,7 @@ mod tests {
             mtu_bytes: 1500,
             patience_ms: 1000,
             protocol: "switchml".into(),
+            settings: Agreed::default().values().into_iter().map(Into::into).collect(),
             ..JoinRequest::default()
         };
         let reply = runtime.block_on(client.join(join(0))).expect("an answer").into_inner();

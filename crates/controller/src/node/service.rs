@@ -349,8 +349,10 @@ fn portion(split: &proto::Split) -> u16 {
 }
 
 fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest, Malformed> {
+    let is_ours = message.wire_version == u32::from(VERSION) && !message.protocol.is_empty();
     let settings = message.settings.iter().map(|setting| (setting.number, setting.value.as_slice()));
-    let agreed = Agreed::read(settings)?;
+    // A rank of another version says its settings otherwise: the registry refuses it by its version.
+    let agreed = if is_ours { Agreed::read(settings)? } else { Agreed::default() };
     Ok(JoinRequest {
         job: message.job,
         rank: message.rank,
@@ -448,6 +450,23 @@ mod tests {
         assert_eq!(hosts(peer("[::ffff:10.0.0.1]:7"), "10.0.0.1"), [ip("10.0.0.1")], "the same one");
         for told in ["", "0.0.0.0", "anywhere"] {
             assert_eq!(hosts(peer("[fd00::1]:7"), told), [ip("fd00::1")], "{told:?} is none");
+        }
+    }
+
+    #[test]
+    fn a_rank_of_another_version_reaches_the_registry_without_settings() {
+        let ours = proto::JoinRequest {
+            wire_version: VERSION.into(),
+            protocol: "switchml".into(),
+            ..proto::JoinRequest::default()
+        };
+        assert!(join_request(ours.clone(), PORTION_WHOLE).is_err(), "its settings are missing");
+        let older = proto::JoinRequest { wire_version: u32::from(VERSION) - 1, ..ours.clone() };
+        let nameless = proto::JoinRequest { protocol: String::new(), ..ours };
+        for other in [older, nameless] {
+            let told = (other.wire_version, other.protocol.clone());
+            let request = join_request(other, PORTION_WHOLE).expect("a request to refuse");
+            assert_eq!((u32::from(request.wire_version), request.protocol), told);
         }
     }
 

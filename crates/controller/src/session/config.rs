@@ -86,7 +86,8 @@ pub struct SessionConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub world_size: u32,
-    /// The settings that are the same on every rank. `wire_dtype` and `plan` of it are filled in.
+    /// The settings that are the same on every rank. A value of `wire_dtype` or `plan` here is ignored:
+    /// `wire_dtype` below and the service's plan replace them.
     pub agreed: Agreed,
     /// How the job's gradients are summed; the same on every rank. With a loss bound, one takes its
     /// place that may lose something.

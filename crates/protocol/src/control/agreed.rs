@@ -40,17 +40,20 @@ macro_rules! agreed {
             /// What another process wrote with [`Self::values`].
             ///
             /// # Errors
-            /// When a setting is missing, is out of range, or is none that this build knows: it
-            /// must not be ignored.
+            /// When a setting is missing, is there twice, is out of range, or is none that this
+            /// build knows: it must not be ignored.
             pub fn read<'a>(
                 values: impl IntoIterator<Item = (u32, &'a [u8])>,
             ) -> Result<Self, Malformed> {
                 $(let mut $field = None;)*
                 for (number, value) in values {
                     match number {
-                        $($number => $field = Some(
-                            Setting::read(value).ok_or(Malformed(stringify!($field)))?
-                        ),)*
+                        $($number => {
+                            let value = Setting::read(value).ok_or(Malformed(stringify!($field)))?;
+                            if $field.replace(value).is_some() {
+                                return Err(Malformed(stringify!($field)));
+                            }
+                        })*
                         _ => return Err(Malformed("settings")),
                     }
                 }
@@ -60,6 +63,8 @@ macro_rules! agreed {
     };
 }
 
+// A row's number is never changed, nor used again. A new row makes old and new processes refuse each
+// other.
 agreed! {
     /// Packets of a rank that may be in flight in a shard, where the user overrides what is
     /// computed. A rank that says nothing agrees with any number.
@@ -217,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_is_missing_unknown_or_out_of_range_is_not_taken_for_the_default() {
+    fn a_setting_that_is_missing_unknown_twice_there_or_out_of_range_is_refused() {
         let values = Agreed::default().values();
         for index in 0..values.len() {
             let mut others = values.clone();
@@ -226,6 +231,8 @@ mod tests {
             others.push((number, [7; 3].into()));
             assert!(read(&others).is_err(), "{number} of three bytes");
         }
+        let twice = [values.clone(), values[..1].to_vec()].concat();
+        assert_eq!(read(&twice), Err(Malformed("in_flight")));
         let unknown = [values, [(99, Vec::new())].into()].concat();
         assert_eq!(read(&unknown), Err(Malformed("settings")));
         let whole = (4, 1_000_000_u32.to_le_bytes().to_vec());

@@ -219,7 +219,7 @@ fn an_unknown_name_is_answered_with_the_nearest_one() {
 fn impossible_rates_and_times_are_refused() {
     refused("[network]\ntopology = \"rack\"\nhosts = 2\nrate = \"0Gbit\"\n", 4, &["impossible rate"]);
     refused("[network]\ntopology = \"rack\"\nhosts = 2\nrate = \"-1Gbit\"\n", 4, &["no rate"]);
-    refused(&format!("[network]\ntopology = \"rack\"\nhosts = 9\nrate = \"9Tbit\"\n{JOB}"), 4, &["8 Tbit"]);
+    refused(&format!("[network]\ntopology = \"rack\"\nhosts = 9\nrate = \"9Tbit\"\n{JOB}"), 4, &["8Tbit"]);
     refused(&format!("until = \"0s\"\n{RACK}{JOB}"), 1, &["`until`"]);
     refused(&format!("interval = \"0s\"\n{RACK}{JOB}"), 1, &["`interval`"]);
     refused(

@@ -202,6 +202,7 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
                 mtu_bytes: 1500,
                 wire_version: fanin_wire::VERSION.into(),
                 protocol: "switchml".into(),
+                settings: Agreed::default().values().into_iter().map(Into::into).collect(),
                 ..proto::JoinRequest::default()
             };
             tokio::spawn(async move { client.join(request).await })
