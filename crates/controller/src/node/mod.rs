@@ -1,10 +1,12 @@
-//! A switch's side of control: it admits ranks to jobs, tells them how these are, and tells people.
+//! A switch's side of control: it admits ranks to jobs, tells them how their jobs are, and answers
+//! people who ask.
 //!
-//! A node is one of two. A [`SwitchServer`] is the root of its jobs: it decides (`jobs`) and keeps
-//! what ranks report (`reports`) and say to each other before they join (`meetings`). A
-//! [`RackServer`] is a relay: it passes calls on to its upstream, and keeps the way of each job
-//! that goes through it (`routes`). Both answer the same calls (`service`, `relay`) on one port
-//! (`http`), behind TLS (`secured`), and let no caller take all of what they have (`limits`).
+//! A node is one of two. A [`SwitchServer`] is the root of its jobs: it carries out what is decided
+//! (`jobs`), and keeps what ranks report (`reports`) and say to each other before they join
+//! (`meetings`). A [`RackServer`] is a relay: it passes calls on to its upstream, and keeps the way
+//! of each job that goes through it (`routes`). Both answer the same calls (`service`, `relay`) on
+//! one port (`http`), behind TLS (`secured`), and let no caller take all of what they have
+//! (`limits`).
 //!
 //! Deliberately absent: the decisions, which are `fanin_protocol::control`'s; the sums, which the
 //! data path has; and the other end of each call, which is `session`'s.

@@ -263,7 +263,8 @@ impl Session {
     }
 
     /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns
-    /// no tensor is touched. A second call has no effect.
+    /// no tensor is touched. If a `done` closes the session, the rest fails after that `done` has
+    /// returned. A second call has no effect.
     pub fn close(&mut self) {
         self.is_closed = true;
         if let Some(local) = &self.local {
