@@ -341,8 +341,9 @@ def test_what_is_missing_is_named_before_anything_is_measured(tmp_path: Path) ->
     program = """
 import importlib.util, sys
 find = importlib.util.find_spec
+from fanin_lab import commands
 from fanin_lab.bench import command
-command.find_spec = lambda name: None if name == "matplotlib" else find(name)
+commands.find_spec = lambda name: None if name == "matplotlib" else find(name)
 sys.exit(command.main("allreduce", ["--plot", "time.png"]))
 """
     done = subprocess.run(

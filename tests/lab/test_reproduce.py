@@ -244,7 +244,7 @@ def test_losses_cost_epochs_as_in_dlcp(tmp_path: Path, monkeypatch: pytest.Monke
     assert ours(found, "speed", "10 % or 30 % that is slowest, by ByteScheduler's") > 1.05
     assert 0.1 < ours(found, "speed", "packets that queues drop of ByteScheduler's") < 5
     document = json.loads((tmp_path / "results.json").read_text())
-    curves = document["experiments"]["accuracy"]["series"]["accuracy"]["digits"]
+    curves = document["experiments"]["accuracy"]["series"]["digits"]
     assert curves["without loss"] != curves["1 % lost"] != curves["10 % lost"]
     page = (tmp_path / "README.md").read_text()
     for name in found:

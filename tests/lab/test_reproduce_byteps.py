@@ -168,7 +168,7 @@ def test_reasons_are_of_rows_that_there_are(monkeypatch: pytest.MonkeyPatch) -> 
         return dict.fromkeys(asked[-1], 1.0)
 
     monkeypatch.setattr(scalability, "Trained", Alike)
-    monkeypatch.setattr(scalability, "rates", told)
+    monkeypatch.setattr(training, "rates", told)
     monkeypatch.setattr(scalability, "computing_s", computed)
     lab = cast(Lab, Measured(1.0))
     rows = {one.what: one for one in scalability.run(lab).findings}

@@ -65,6 +65,12 @@ pub(crate) fn ranks(words: &[u64], field: &'static str) -> Result<Ranks, Malform
     Ranks::from_words(words).ok_or(Malformed(field))
 }
 
+impl From<(u32, Vec<u8>)> for proto::Setting {
+    fn from((number, value): (u32, Vec<u8>)) -> Self {
+        Self { number, value }
+    }
+}
+
 impl From<WireDtype> for proto::WireDtype {
     fn from(wire_dtype: WireDtype) -> Self {
         match wire_dtype {

@@ -14,9 +14,9 @@ use fanin_protocol::control::{
     Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms, read,
 };
 use fanin_protocol::{
-    Address, Elements, Endpoint, Instant, JobAborted, JobIdentity, JobProgress, Machines, OwnChoices, Peers,
-    Reason, Received, RetransmissionConfig, Summer, Tensor, TensorTimes, Transmit, Verdict, WorkerEvent,
-    WorkerMachine, WorkerStatistics, WorkerTerms,
+    Address, Elements, Endpoint, Instant, JobAborted, JobIdentity, JobProgress, Machines, OwnChoices, Packet,
+    Peers, Reason, Received, RetransmissionConfig, Summer, Tensor, TensorTimes, Transmit, Verdict,
+    WorkerEvent, WorkerMachine, WorkerStatistics, WorkerTerms,
 };
 use fanin_udp::{RawTensor, Submission};
 use fanin_wire::{
@@ -182,16 +182,15 @@ fn written(terms: &RankTerms, shard: ShardId, at: (u32, u32), values: &[i32]) ->
     bytes
 }
 
-/// A packet's preamble, place and integers.
-type Parsed = (Preamble, (u32, u32), Vec<i32>);
+/// A packet's place and integers.
+type Parsed = ((u32, u32), Vec<i32>);
 
-fn parsed(packet: &[u8]) -> Result<Parsed, Reason> {
-    let preamble = Preamble::parse(packet)?;
-    let words = packet.get(PREAMBLE_BYTES..).ok_or(Reason::Malformed)?.chunks_exact(4);
+fn parsed(packet: &Packet<'_>) -> Result<Parsed, Reason> {
+    let words = packet.bytes.get(PREAMBLE_BYTES..).ok_or(Reason::Malformed)?.chunks_exact(4);
     let words: Vec<i32> =
         words.map(|word| i32::from_le_bytes(word.try_into().expect("four bytes"))).collect();
     let [tensor, chunk, values @ ..] = &words[..] else { return Err(Reason::Malformed) };
-    Ok((preamble, (*tensor as u32, *chunk as u32), values.to_vec()))
+    Ok(((*tensor as u32, *chunk as u32), values.to_vec()))
 }
 
 // 2. The worker: one chunk of one tensor is on its way.
@@ -254,8 +253,8 @@ impl<A, T: Tensor> Worker<A, T> {
         self.due = (!self.tensors.is_empty() && !self.is_suspended).then_some(Instant(0));
     }
 
-    fn take(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let (preamble, at, sums) = parsed(packet)?;
+    fn take(&mut self, now: Instant, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let (preamble, (at, sums)) = (packet.preamble, parsed(packet)?);
         if (preamble.job, preamble.generation) != (self.terms.job.id, self.terms.job.generation) {
             return Err(Reason::UnknownJob);
         }
@@ -275,8 +274,12 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
-    fn handle_packet(&mut self, now: Instant, _: A, packet: &[u8]) -> Verdict {
-        self.take(now, packet).unwrap_or_else(Verdict::Drop)
+    fn receive(&mut self, now: Instant, _: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        self.take(now, packet)
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.statistics.received.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -381,8 +384,8 @@ impl std::fmt::Display for Never {
 impl std::error::Error for Never {}
 
 impl<A: Copy> Server<A> {
-    fn take(&mut self, from: A, packet: &[u8]) -> Result<Verdict, Reason> {
-        let (preamble, at, values) = parsed(packet)?;
+    fn take(&mut self, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let (preamble, (at, values)) = (packet.preamble, parsed(packet)?);
         let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
         job.peers.insert(preamble.worker.0, from);
         let (present, sum) = job.sums.entry(at).or_insert_with(|| (0, vec![0; values.len()]));
@@ -410,9 +413,12 @@ impl<A: Copy> Endpoint for Server<A> {
     type Address = A;
     type Event = JobAborted;
 
-    fn handle_packet(&mut self, _: Instant, from: A, packet: &[u8]) -> Verdict {
-        self.received.packets += 1;
-        self.take(from, packet).unwrap_or_else(Verdict::Drop)
+    fn receive(&mut self, _: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        self.take(*from, packet)
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.received.count(verdict)
     }
 
     fn handle_timeout(&mut self, _: Instant) {}

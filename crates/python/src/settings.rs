@@ -1,6 +1,7 @@
 //! The settings of a rank, as Python's table has them.
 
 use fanin_controller::{SessionConfig, protocols};
+use fanin_protocol::control::Agreed;
 use fanin_udp::OnSockets;
 use fanin_wire::{LossBound, PATHS_MAX, Security, WireDtype};
 use pyo3::exceptions::PyValueError;
@@ -58,12 +59,15 @@ impl Settings {
             .as_deref()
             .map_or(Ok(Vec::new()), |parts| parts.split(',').map(elements).collect());
         Ok(SessionConfig {
-            in_flight: self.in_flight,
-            sub_models: sub_models?,
+            agreed: Agreed {
+                in_flight: self.in_flight,
+                security: security_of(&self.security)?,
+                loss_bound,
+                sub_models: sub_models?,
+                ..usual.agreed
+            },
             wire_dtype,
-            security: security_of(&self.security)?,
             protocol: protocol_of(&self.protocol)?,
-            loss_bound,
             paths,
             congestion_control: self.congestion_control,
             machine: self.machine.unwrap_or(usual.machine),

@@ -9,6 +9,7 @@ use crate::socket::{bind, receive_buffer_bytes};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::{IoStatistics, Offload, ThreadEnded};
 use fanin_protocol::Endpoint;
+use fanin_wire::JobId;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -186,8 +187,8 @@ impl<M: Endpoint<Address = Peer>> Shard for HostShard<M> {
         &mut self.machine
     }
 
-    fn takes(&mut self, from: &Peer, packet: &[u8]) -> bool {
-        self.registered.takes(from, packet)
+    fn takes(&mut self, from: &Peer, job: JobId) -> bool {
+        self.registered.takes(from, job)
     }
 
     fn command(&mut self, command: Command<M>, ports: &mut Ports) -> ControlFlow<()> {

@@ -9,8 +9,8 @@ use crate::mailbox::{Bell, Mailbox};
 use crate::ports::Ports;
 use crate::seal::Seals;
 use crate::train_socket::{Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
-use fanin_protocol::{Endpoint, Instant, Verdict};
-use fanin_wire::PATHS_MAX;
+use fanin_protocol::{Endpoint, Instant, Packet, Verdict};
+use fanin_wire::{JobId, PATHS_MAX, Preamble};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -44,8 +44,8 @@ pub(crate) trait Shard {
     type Command;
 
     fn machine(&mut self) -> &mut Self::Machine;
-    /// Whether a packet that a socket brought is for the machine.
-    fn takes(&mut self, _from: &Peer, _packet: &[u8]) -> bool {
+    /// Whether a packet of this job that a socket brought is for the machine.
+    fn takes(&mut self, _from: &Peer, _job: JobId) -> bool {
         true
     }
     /// Carries out a command; `Break` ends the machine.
@@ -246,12 +246,16 @@ fn receive<S: Shard>(
         let now = clock.now();
         more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
-            if shard.takes(peer, packet)
-                && let Some(packet) = seals.open(packet)
-                && !matches!(shard.machine().handle_packet(now, *peer, packet), Verdict::Drop(_))
-            {
-                counted = true;
-            }
+            // Its preamble is read here, for all who ask what job it is of.
+            let verdict = match Preamble::parse(packet) {
+                Err(error) => shard.machine().count(Verdict::Drop(error.into())),
+                Ok(preamble) if shard.takes(peer, preamble.job) => {
+                    let Some(bytes) = seals.open(preamble.job, packet) else { return };
+                    shard.machine().handle_parsed(now, *peer, &Packet { preamble, bytes })
+                }
+                Ok(_) => return,
+            };
+            counted |= !matches!(verdict, Verdict::Drop(_));
         });
     }
     if counted {
@@ -304,16 +308,19 @@ mod tests {
     use fanin_protocol::{Reason, Transmit};
     use std::net::{Ipv4Addr, SocketAddr};
 
-    /// Counts packets, and drops them.
+    /// Counts datagrams.
     struct Counter(usize);
 
     impl Endpoint for Counter {
         type Address = Peer;
         type Event = ();
 
-        fn handle_packet(&mut self, _: Instant, _: Peer, _: &[u8]) -> Verdict {
+        fn receive(&mut self, _: Instant, _: &Peer, _: &Packet<'_>) -> Result<Verdict, Reason> {
+            unreachable!("none is a packet of ours")
+        }
+        fn count(&mut self, verdict: Verdict) -> Verdict {
             self.0 += 1;
-            Verdict::Drop(Reason::Malformed)
+            verdict
         }
         fn handle_timeout(&mut self, _: Instant) {}
         fn poll_transmit(&mut self, _: Instant, _: &mut [u8]) -> Option<Transmit<'_, Peer>> {

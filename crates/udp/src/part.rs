@@ -3,7 +3,7 @@
 use crate::{CollectiveKind, Done, Failure, RawTensor};
 use fanin_protocol::{Elements, Tensor, TensorTimes};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// When one lane was at work on its part of an all-reduce, by [`crate::Clock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +17,16 @@ pub struct PartTimes {
 /// An all-reduce, or another collective, that waits for its parts. It calls `done` when the last part is gone, whatever became of the parts: from
 /// then on nobody here can reach the tensor's memory.
 pub(crate) struct AllReduce {
-    failure: Mutex<Option<Failure>>,
-    /// Of the lanes that are done.
-    times: Mutex<Vec<PartTimes>>,
-    done: Mutex<Option<Done>>,
+    ledger: Mutex<Ledger>,
     counts: Arc<Counts>,
     kind: CollectiveKind,
+}
+
+struct Ledger {
+    /// The times of the lanes that are done, or the first failure.
+    outcome: Result<Vec<PartTimes>, Failure>,
+    /// Taken when it is called.
+    done: Option<Done>,
 }
 
 /// How many all-reduces of a driver are under way, and how many came out well.
@@ -38,17 +42,16 @@ impl AllReduce {
     /// Counted as outstanding until `done` was called.
     pub(crate) fn new(kind: CollectiveKind, done: Done, counts: Arc<Counts>) -> Arc<Self> {
         counts.outstanding.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self {
-            failure: Mutex::new(None),
-            times: Mutex::default(),
-            done: Mutex::new(Some(done)),
-            counts,
-            kind,
-        })
+        let ledger = Mutex::new(Ledger { outcome: Ok(Vec::new()), done: Some(done) });
+        Arc::new(Self { ledger, counts, kind })
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, lane: usize, times: TensorTimes) {
-        let mut all = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(all) = &mut self.ledger().outcome else { return };
         match all.iter_mut().find(|part| part.lane == lane) {
             Some(PartTimes { times: whole, .. }) => {
                 whole.first_sent = whole.first_sent.min(times.first_sent);
@@ -60,17 +63,19 @@ impl AllReduce {
     }
 
     pub(crate) fn fail(&self, failure: Failure) {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        let outcome = &mut self.ledger().outcome;
+        if outcome.is_ok() {
+            *outcome = Err(failure);
+        }
     }
 }
 
 impl Drop for AllReduce {
     fn drop(&mut self) {
-        let failure = self.failure.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let times = std::mem::take(self.times.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let done = self.done.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Ledger { outcome, done } = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (outcome, done) = (std::mem::replace(outcome, Ok(Vec::new())), done.take());
         // Before the callback: who was told that it is done must not count it any more.
-        if failure.is_none() {
+        if outcome.is_ok() {
             let completed = match self.kind {
                 CollectiveKind::AllReduce => &self.counts.completed,
                 _ => &self.counts.others_completed,
@@ -79,7 +84,7 @@ impl Drop for AllReduce {
         }
         self.counts.outstanding.fetch_sub(1, Ordering::Release);
         if let Some(done) = done {
-            done(failure.map_or(Ok(times), Err));
+            done(outcome);
         }
     }
 }

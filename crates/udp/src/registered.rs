@@ -7,7 +7,7 @@
 //! something new came.)
 
 use crate::train_socket::Peer;
-use fanin_wire::{JobId, Preamble, RANKS_MAX};
+use fanin_wire::{JobId, RANKS_MAX};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -45,10 +45,9 @@ impl Registered {
         self.last = None;
     }
 
-    /// Whether a packet is for the machine: what is wrong with it otherwise, that one says.
-    pub(crate) fn takes(&mut self, from: &Peer, packet: &[u8]) -> bool {
+    /// Whether a packet of this job is for the machine, which says itself what else is wrong with it.
+    pub(crate) fn takes(&mut self, from: &Peer, job: JobId) -> bool {
         let Peer::At { remote, .. } = from else { return true };
-        let Ok(Preamble { job, .. }) = Preamble::parse(packet) else { return true };
         if self.last == Some((job, remote.ip())) {
             return true;
         }
@@ -66,19 +65,14 @@ impl Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanin_wire::{Generation, Kind, ShardId, WorkerId};
     use std::net::SocketAddr;
 
     #[test]
     fn the_packets_of_a_job_are_taken_from_its_members_hosts() {
         let (job, other) = (JobId(1), JobId(2));
-        let packet = |job| {
-            let (kind, generation) = (Kind::Update, Generation(0));
-            Preamble { kind, job, generation, worker: WorkerId(0), shard: ShardId(0) }.to_bytes()
-        };
         let from = |address: &str| Peer::from(address.parse::<SocketAddr>().unwrap());
         let mut registered = Registered::default();
-        assert!(registered.takes(&from("10.0.0.1:7"), &packet(job)), "nobody is registered");
+        assert!(registered.takes(&from("10.0.0.1:7"), job), "nobody is registered");
         registered.register(job, "10.0.0.2".parse().unwrap());
         for (address, job, is_taken) in [
             ("10.0.0.2:7", job, true),
@@ -89,13 +83,12 @@ mod tests {
             ("10.0.0.1:7", other, true),
             ("10.0.0.1:7", job, false),
         ] {
-            assert_eq!(registered.takes(&from(address), &packet(job)), is_taken, "{address} {job:?}");
+            assert_eq!(registered.takes(&from(address), job), is_taken, "{address} {job:?}");
         }
         assert_eq!(registered.foreign, 3);
-        assert!(registered.takes(&Peer::Guest(0), &packet(job)));
-        assert!(registered.takes(&from("10.0.0.1:7"), &[]), "the machine counts it");
+        assert!(registered.takes(&Peer::Guest(0), job));
         registered.forget(job);
-        assert!(registered.takes(&from("10.0.0.1:7"), &packet(job)), "another job");
+        assert!(registered.takes(&from("10.0.0.1:7"), job), "another job");
     }
 
     #[test]

@@ -101,13 +101,12 @@ impl Seals {
         Some((&self.sealed, sealed_bytes))
     }
 
-    /// A packet that came as its sender wrote it; `None`, and counted, where it is of a secured job and not authentic.
-    pub(crate) fn open<'packet>(&mut self, packet: &'packet mut [u8]) -> Option<&'packet [u8]> {
+    /// A packet of this job that came, as its sender wrote it; `None`, and counted, where the job is secured and the packet not authentic.
+    pub(crate) fn open<'packet>(&mut self, job: JobId, packet: &'packet mut [u8]) -> Option<&'packet [u8]> {
         if !self.is_any_secured {
             return Some(packet);
         }
-        let seal = job_of(packet).and_then(|job| self.jobs.get(&job));
-        let Some(Seal { key, aead: Some(aead) }) = seal else { return Some(packet) };
+        let Some(Seal { key, aead: Some(aead) }) = self.jobs.get(&job) else { return Some(packet) };
         let opened = check(aead, key.security(), packet).ok().and_then(|()| end_sealed(*key, packet));
         if opened.is_none() {
             self.forged += 1;
@@ -224,7 +223,7 @@ mod tests {
                     let mut on_the_way = sealed(&mut here, &packet);
                     assert_eq!(on_the_way.len(), packet.len() + security.extra_bytes());
                     assert_eq!(on_the_way[..12], packet[..12], "what steers is readable");
-                    assert_eq!(there.open(&mut on_the_way), Some(&packet[..]), "{security:?}");
+                    assert_eq!(there.open(JOB, &mut on_the_way), Some(&packet[..]), "{security:?}");
                 }
             }
             assert_eq!(there.forged, 0);
@@ -260,8 +259,10 @@ mod tests {
         let train = [longer.repeat(3), packet.clone()].concat();
         let (sealed, segment_bytes) = here.seal(&train, longer.len()).unwrap();
         let mut sealed = sealed.to_vec();
-        let opened: Vec<_> =
-            sealed.chunks_mut(segment_bytes).map(|packet| there.open(packet).unwrap().to_vec()).collect();
+        let opened: Vec<_> = sealed
+            .chunks_mut(segment_bytes)
+            .map(|packet| there.open(JOB, packet).unwrap().to_vec())
+            .collect();
         assert_eq!(opened, [longer.clone(), longer.clone(), longer, packet.clone()]);
     }
 
@@ -296,18 +297,18 @@ mod tests {
                 if job_of(&other) != Some(JOB) {
                     continue; // Of no job that is known: the machine drops it.
                 }
-                assert_eq!(there.open(&mut other), None, "bit {bit}");
+                assert_eq!(there.open(JOB, &mut other), None, "bit {bit}");
                 changed += 1;
             }
             for length in 12..on_the_way.len() {
-                assert_eq!(there.open(&mut on_the_way.clone()[..length]), None, "{length} bytes");
+                assert_eq!(there.open(JOB, &mut on_the_way.clone()[..length]), None, "{length} bytes");
                 changed += 1;
             }
             // Not secured at all, under another key, or otherwise.
-            assert_eq!(there.open(&mut packet.clone()), None);
+            assert_eq!(there.open(JOB, &mut packet.clone()), None);
             let mut other = Seals::new();
             other.add(JOB, Key::new(SECRET ^ 1).with(security));
-            assert_eq!(other.open(&mut on_the_way.clone()), None);
+            assert_eq!(other.open(JOB, &mut on_the_way.clone()), None);
             let [weaker] = Security::ALL
                 .into_iter()
                 .filter(|other| ![security, Security::Tag].contains(other))
@@ -315,9 +316,9 @@ mod tests {
             else {
                 unreachable!("two are left out");
             };
-            assert_eq!(seals(weaker).open(&mut on_the_way.clone()), None);
+            assert_eq!(seals(weaker).open(JOB, &mut on_the_way.clone()), None);
             assert_eq!(there.forged, changed + 1);
-            assert_eq!(there.open(&mut on_the_way.clone()), Some(&packet[..]));
+            assert_eq!(there.open(JOB, &mut on_the_way.clone()), Some(&packet[..]));
         }
     }
 
@@ -342,9 +343,9 @@ mod tests {
         let mut seals = Seals::new();
         assert!(seals.seal(&packet, packet.len()).is_none());
         let before = packet.clone();
-        assert_eq!(seals.open(&mut packet), Some(&before[..]));
+        assert_eq!(seals.open(JOB, &mut packet), Some(&before[..]));
         seals.add(JOB, Key::new(SECRET).with(Security::Encrypt));
-        assert_eq!(seals.open(&mut packet), None);
+        assert_eq!(seals.open(JOB, &mut packet), None);
         seals.add(JobId(1), Key::new(SECRET));
         let mut other = packet.clone();
         other[4..8].copy_from_slice(&1u32.to_le_bytes());

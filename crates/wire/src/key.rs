@@ -102,8 +102,9 @@ impl Key {
         }
     }
 
-    /// Offset of a packet's tag.
-    pub(crate) fn tag_offset(packet: &[u8]) -> Option<usize> {
+    /// Offset of a packet's tag, which a packet that was cut may lack.
+    #[must_use]
+    pub fn tag_offset(packet: &[u8]) -> Option<usize> {
         Self::tag_offset_in(*packet.get(Kind::OFFSET)?, packet.len())
     }
 

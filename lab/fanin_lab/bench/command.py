@@ -5,19 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 from fanin import _signals
-from fanin._cures import to_install
 from fanin._settings import Settings, add_flags
-from fanin.errors import FaninError
 
-from fanin_lab import units
+from fanin_lab import commands, units
 from fanin_lab.bench import COLLECTIVES, DTYPES, BenchError
 from fanin_lab.bench.progress import progress
 from fanin_lab.netlab.command import add_link_arguments, add_machine_arguments
@@ -161,19 +157,13 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
 def main(name: str, argv: list[str]) -> int:
     """Run `fanin bench NAME ARGV` and return its exit status."""
     args = parser(name).parse_args(argv)
-    try:
-        return _run(args, ["fanin", "bench", name, *argv])
-    except FaninError as error:
-        print(f"fanin bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    command = ["fanin", "bench", name, *argv]
+    return commands.status("fanin bench", lambda: _run(args, command))
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
     plot_path: Path | None = args.plot or (Path("bench.png") if args.sweep else None)
-    # Now, and not after minutes of measuring.
-    _require("numpy", "torch", *(["matplotlib"] if plot_path else []))
+    commands.require(BenchError, "numpy", "torch", *(["matplotlib"] if plot_path else []))
     from fanin_lab.bench import machine
     from fanin_lab.bench.measure import backends, measure
     from fanin_lab.bench.report import LEGEND, table
@@ -218,12 +208,6 @@ def resolve(args: argparse.Namespace) -> None:
         args.settings = Settings.of_flags(args)
     except ValueError as error:
         raise BenchError(str(error)) from None
-
-
-def _require(*modules: str) -> None:
-    missing = [module for module in modules if find_spec(module) is None]
-    if missing:
-        raise BenchError(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
 
 
 def _listed(parse: Callable[[str], _T]) -> Callable[[str], list[_T]]:

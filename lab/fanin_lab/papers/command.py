@@ -7,21 +7,18 @@ import json
 import math
 import os
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import fanin
 from fanin import _signals
-from fanin._cures import nearest, to_install
-from fanin.errors import FaninError
+from fanin._cures import nearest
 
-from fanin_lab import units
+from fanin_lab import commands, units
 from fanin_lab.papers import ReproduceError, atp, byteps, dlcp, goat, plot, switchml
 from fanin_lab.papers.finding import (
     Experiment,
@@ -36,7 +33,7 @@ from fanin_lab.papers.lab import Lab
 from fanin_lab.sweep.progress import progress
 from fanin_lab.sweep.spread import in_brackets
 
-FORMAT = 3
+FORMAT = 4
 """The JSON's version. A field may be added without a new number."""
 
 SEEDS_OF_REASONS = 3
@@ -141,20 +138,12 @@ def main(argv: list[str]) -> int:
     if unknown := [name for name in args.only or () if name not in names]:
         near = nearest(unknown[0], names)
         options.error(f"{args.paper} has no {', '.join(unknown)}{near} ({', '.join(names)})")
-    try:
-        return _run(args, ["fanin", "reproduce", *argv])
-    except FaninError as error:
-        print(f"fanin reproduce: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    command = ["fanin", "reproduce", *argv]
+    return commands.status("fanin reproduce", lambda: _run(args, command))
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
-    missing = [module for module in ("matplotlib", "numpy", "rich") if find_spec(module) is None]
-    if missing:
-        text = f"missing: {', '.join(missing)}; install with: {to_install(*missing)}"
-        raise ReproduceError(text)
+    commands.require(ReproduceError, "matplotlib", "numpy", "rich")
     from fanin_lab.bench import machine
 
     began = time.monotonic()

@@ -80,6 +80,11 @@ MORE, LESS = at_least(1 + NONE), at_most(1 - NONE)
 """A ratio that is above 1, or below it, by some effect."""
 
 
+def by_lower(percent: float) -> float:
+    """Return what others are by something that is so many percent lower, to two digits."""
+    return round(1 / (1 - percent / 100), 2)
+
+
 def like(paper: float, unit: str) -> Range:
     """Return where a figure agrees with the paper's number.
 

@@ -21,14 +21,13 @@ from fanin._cures import to_install
 
 from fanin_lab.papers import ReproduceError
 from fanin_lab.papers.lab import Lab, own_tables
-from fanin_lab.papers.plot import draw_seeds, finish
+from fanin_lab.papers.plot import Panel, Picture, Seeds
 from fanin_lab.sweep.runs import Report
 from fanin_lab.sweep.scenario import toml
 from fanin_lab.sweep.spread import Spread
 
 if TYPE_CHECKING:
     import numpy as np
-    from matplotlib.figure import Figure
     from torch import Generator, Tensor, nn, optim
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -149,19 +148,27 @@ def later(one: list[list[float]], other: list[list[float]], aim: float) -> Sprea
     return Spread.of([epochs(a) - epochs(b) for a, b in zip(one, other, strict=True)])
 
 
-def draw_curves(figure: Figure, found: Curves, names: Mapping[str, str]) -> None:
-    """Draw each way that has a name, median and single seeds, one plot for each task."""
-    every = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (task, of_ways) in zip(every, found.items(), strict=True):
-        for at, (way, name) in enumerate(names.items()):
-            curves = [
-                (range(1, len(curve) + 1), [100 * right for right in curve])
-                for curve in of_ways[way]
-            ]
-            # The first way is what the others should be like: they lie on it.
-            draw_seeds(axes, curves, f"C{at}", name, width=2 if at else 6)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        finish(axes, "epochs", "right answers on what was held back, %", task)
+def picture(found: Curves, names: Mapping[str, str]) -> Picture:
+    """Show each way that has a name, median and single seeds, a panel for each task."""
+
+    def seeds(curves: list[list[float]], at: int, name: str) -> Seeds:
+        points = [(range(1, len(one) + 1), [100 * right for right in one]) for one in curves]
+        # The first way is what the others should be like: they lie on it.
+        return Seeds(points, f"C{at}", name, width=2 if at else 6)
+
+    y = "right answers on what was held back, %"
+    return Picture(
+        [
+            Panel(
+                [seeds(of_ways[way], at, name) for at, (way, name) in enumerate(names.items())],
+                "epochs",
+                y,
+                task,
+                whole_x=True,
+            )
+            for task, of_ways in found.items()
+        ]
+    )
 
 
 def train(

@@ -7,18 +7,14 @@ import json
 import math
 import os
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from fanin import _signals
-from fanin._cures import to_install
-from fanin.errors import FaninError
 
-from fanin_lab import units
+from fanin_lab import commands, units
 from fanin_lab.profiler import ProfileError, picture
 from fanin_lab.profiler.drops import AMONG, LAYERS, MAGNITUDES, Among, Losses
 from fanin_lab.profiler.tolerance import MARGIN, bound, cost, verdict
@@ -122,13 +118,8 @@ def main(argv: list[str]) -> int:
     args = options.parse_args(argv)
     if not os.path.isfile(args.script):
         options.error(f"there is no file {args.script}")
-    try:
-        return _run(args, ["fanin", "profile", "loss-tolerance", *argv])
-    except FaninError as error:
-        print(f"fanin profile: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    command = ["fanin", "profile", "loss-tolerance", *argv]
+    return commands.status("fanin profile", lambda: _run(args, command))
 
 
 @dataclass(frozen=True)
@@ -217,10 +208,7 @@ def refuse_without_use(without_loss: Sequence[Training]) -> None:
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:
-    missing = [name for name in ("matplotlib", "rich", "torch") if find_spec(name) is None]
-    if missing:
-        text = f"missing: {', '.join(missing)}; install with: {to_install(*missing)}"
-        raise ProfileError(text)
+    commands.require(ProfileError, "matplotlib", "rich", "torch")
     args.out.mkdir(parents=True, exist_ok=True)
     script = [args.script, *args.arguments]
     trials = Trials(script, args.nproc_per_node, args.target, args.jobs, args.out)

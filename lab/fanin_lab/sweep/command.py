@@ -11,16 +11,13 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import as_completed
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
 from fanin import _fanin, _signals
-from fanin._cures import to_install
 from fanin._simulation import Processes
-from fanin.errors import FaninError
 
-from fanin_lab import units
+from fanin_lab import commands, units
 from fanin_lab.sweep import SweepError, plot
 from fanin_lab.sweep.cluster import Cluster
 from fanin_lab.sweep.figures import figures_of
@@ -66,20 +63,13 @@ def main(argv: list[str]) -> int:
         )
     if args.ray == "":  # Ray would start a cluster of its own
         options.error("--ray needs the address of a cluster, as 10.0.0.9:6379")
-    try:
-        return _run(args, shlex.join(["fanin", "sim", *argv]))
-    except FaninError as error:
-        print(f"fanin sim: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("fanin sim: stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    command = shlex.join(["fanin", "sim", *argv])
+    stopped = "stopped; the same command goes on from here"
+    return commands.status("fanin sim", lambda: _run(args, command), stopped=stopped)
 
 
 def _run(args: argparse.Namespace, command: str) -> int:
-    missing = [module for module in ("matplotlib", "rich") if find_spec(module) is None]
-    if missing:
-        raise SweepError(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
+    commands.require(SweepError, "matplotlib", "rich")
     began = time.monotonic()
     parameters = [Parameter.parse(text) for text in args.sweep]
     out: Path = args.out or Path(f"{args.file.stem}-sweep")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BOUNDING = 6
@@ -46,6 +46,11 @@ class Spread:
         # NaN, if one is, whatever its place.
         interval = cls.of(lows).least, cls.of(highs).most
         return cls(found.median, found.least, found.most, interval)
+
+    @classmethod
+    def of_each(cls, samples: Iterable[Sequence[float]]) -> Spread:
+        """Return the spread over what is swept, of the samples with each value."""
+        return cls.over([cls.of(of_value) for of_value in samples])
 
 
 def in_brackets(seeds: int) -> str:

@@ -25,7 +25,7 @@ use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhe
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
 use super::reports::Measurements;
-use crate::convert::{Malformed, loss_bound, narrow, security, wire_dtype};
+use crate::convert::{Malformed, narrow};
 use crate::path::{mtu_at, rate_bps_at};
 use crate::proto::{self, control_server::Control};
 
@@ -351,14 +351,8 @@ fn portion(split: &proto::Split) -> u16 {
 }
 
 fn join_request(message: proto::JoinRequest, portion: u16) -> Result<JoinRequest, Malformed> {
-    let agreed = Agreed {
-        in_flight: message.in_flight.map(|asked| narrow(asked, "in_flight")).transpose()?,
-        wire_dtype: wire_dtype(message.wire_dtype)?,
-        security: security(message.security)?,
-        loss_bound: loss_bound(message.loss_bound_millionths)?,
-        plan: message.plan,
-        sub_models: message.sub_models,
-    };
+    let settings = message.settings.iter().map(|setting| (setting.number, setting.value.as_slice()));
+    let agreed = Agreed::read(settings)?;
     Ok(JoinRequest {
         job: message.job,
         rank: message.rank,

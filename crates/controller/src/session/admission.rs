@@ -67,7 +67,7 @@ pub(super) async fn join(
     let mtu = mtu
         .map_err(|error| SessionError::Local { what: "finding the path's MTU", cause: error.to_string() })?;
     let here = config.services.iter().position(|other| other.switch == service.switch);
-    let agreed = config.agreed(service.plan);
+    let agreed = config.agreed_at(service.plan);
     let request = proto::JoinRequest {
         wire_version: VERSION.into(),
         job: config.job.clone(),
@@ -78,18 +78,13 @@ pub(super) async fn join(
         rtt_ns: u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX),
         resume: memory.map(proto::Resume::from),
         patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
-        wire_dtype: proto::WireDtype::from(agreed.wire_dtype).into(),
-        security: proto::Security::from(agreed.security).into(),
         hops: Vec::new(),
-        plan: agreed.plan,
         split: Some(Split::of(config).told(here.unwrap_or_default())),
         place: Some(place(config, connection)),
         host: crate::path::host(connection.address),
-        loss_bound_millionths: agreed.loss_bound.millionths(),
         paths: config.paths.into(),
         protocol: config.protocol().name().into(),
-        in_flight: agreed.in_flight.map(u32::from),
-        sub_models: agreed.sub_models,
+        settings: agreed.values().into_iter().map(Into::into).collect(),
     };
     let began = Instant::now();
     let (mut asking, mut client) = (connection.client.clone(), connection.client.clone());
@@ -192,9 +187,9 @@ fn taken(
     }
     let own = OwnChoices { congestion_control: config.congestion_control };
     let admitted = Admitted::new(asked, &admission, Rank(config.rank as u16), own).map_err(wrong)?;
-    let unsecured = admitted.job.key().security() != config.security;
-    let unsecured = unsecured.then(|| format!("security {}", config.security.name()));
-    let unknown = unsecured.or_else(|| admitted.job.lacks(&config.agreed(0), config.paths));
+    let unsecured = admitted.job.key().security() != config.agreed.security;
+    let unsecured = unsecured.then(|| format!("security {}", config.agreed.security.name()));
+    let unknown = unsecured.or_else(|| admitted.job.lacks(&config.agreed_at(0), config.paths));
     if let Some(unknown) = unknown {
         let cause = format!("it does not know {unknown}; install the same fanin on both");
         return Err(not_a_switch(switch, cause));

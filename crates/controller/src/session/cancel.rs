@@ -6,8 +6,8 @@ use tokio::sync::Notify;
 
 use crate::error::SessionError;
 
-/// Ends what is under way on another thread: a
-/// [`Session::connect_unless`](super::Session::connect_unless), say.
+/// Ends what is under way on another thread: a [`connect_unless`](super::Session::connect_unless),
+/// say.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<(Notify, OnceLock<SessionError>)>);
 

@@ -6,7 +6,7 @@ use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::control::Agreed;
 use fanin_tls::Trust;
 use fanin_udp::{HostThreads, OnSockets};
-use fanin_wire::{LossBound, Rank, Security, WireDtype};
+use fanin_wire::{Rank, WireDtype};
 
 use super::rank_names::RankNames;
 use super::split::Prediction;
@@ -86,21 +86,13 @@ pub struct SessionConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub world_size: u32,
-    /// Packets that may be in flight in a shard; computed from the path, and the plan, where it is `None`.
-    pub in_flight: Option<u16>,
-    /// Elements of each part of the model that is to be planned by itself; with none, the stream is
-    /// cut into equal parts. The same on every rank.
-    pub sub_models: Vec<u64>,
+    /// The settings that are the same on every rank. `wire_dtype` and `plan` of it are filled in.
+    pub agreed: Agreed,
     /// How the job's gradients are summed; the same on every rank. With a loss bound, one takes its
     /// place that may lose something.
     pub protocol: &'static dyn OnSockets,
     /// How the elements of large float tensors travel, the same on every rank; the protocol's own where it is `None`.
     pub wire_dtype: Option<WireDtype>,
-    /// How packets are secured; the same on every rank.
-    pub security: Security,
-    /// What each rank's part of a float tensor may lose; the same on every rank. Above nothing,
-    /// they travel as they are.
-    pub loss_bound: LossBound,
     /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most
     /// [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a job have as many as the one that asks
     /// for most.
@@ -139,20 +131,13 @@ impl SessionConfig {
     }
 
     /// What all ranks must ask for alike, at a service with this fingerprint of the plan.
-    pub(super) fn agreed(&self, plan: u64) -> Agreed {
-        Agreed {
-            in_flight: self.in_flight,
-            wire_dtype: self.travels_as(),
-            security: self.security,
-            loss_bound: self.loss_bound,
-            plan,
-            sub_models: self.sub_models.clone(),
-        }
+    pub(super) fn agreed_at(&self, plan: u64) -> Agreed {
+        Agreed { wire_dtype: self.travels_as(), plan, ..self.agreed.clone() }
     }
 
     /// The protocol that sums the job.
     pub(super) fn protocol(&self) -> &'static dyn OnSockets {
-        protocols::with_bound(self.protocol, self.loss_bound)
+        protocols::with_bound(self.protocol, self.agreed.loss_bound)
     }
 
     /// A session at one switch, with the usual time limits.
@@ -168,12 +153,9 @@ impl SessionConfig {
             job: job.into(),
             rank,
             world_size,
-            in_flight: None,
-            sub_models: Vec::new(),
+            agreed: Agreed::default(),
             protocol: protocols::usual(),
             wire_dtype: None,
-            security: Security::Tag,
-            loss_bound: LossBound::RELIABLE,
             paths: 1,
             congestion_control: true,
             timeout: Duration::from_secs(300),

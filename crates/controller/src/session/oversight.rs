@@ -267,7 +267,7 @@ impl Oversight {
 
     /// Looks whether one of these is cut off, the first of them.
     fn look_at(&mut self, suspects: Vec<Suspect>) {
-        let security = self.shared.config.security;
+        let security = self.shared.config.agreed.security;
         let look = move || {
             suspects.into_iter().find_map(|suspect| {
                 let here = route(suspect.address).map(|route| route.local.to_string()).unwrap_or_default();
@@ -318,7 +318,7 @@ impl Oversight {
         }
         for service in 0..self.shared.members.len() {
             let Suspect { switch, address, elements, .. } = self.suspect(service);
-            let extra = self.shared.config.security.extra_bytes();
+            let extra = self.shared.config.agreed.security.extra_bytes();
             let bytes = packet_bytes(usize::from(elements)) + extra;
             let carried = path_mtu(address).unwrap_or_default();
             if self.shared.members.len() == 1 || carried < bytes + IP_UDP_BYTES {

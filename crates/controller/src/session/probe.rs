@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerStatistics;
+use fanin_protocol::control::Agreed;
 use fanin_tls::Trust;
 use fanin_udp::{IoStatistics, Membership, Service, WorkerConfig, WorkerDriver};
 use fanin_wire::{IP_UDP_BYTES, Op, Rank, Security, WireDtype, packet_bytes};
@@ -259,13 +260,12 @@ async fn all_reduce(
     let need = |elements: u16| protocol.packet_bytes(elements.into(), WireDtype::SharedExponent) + beside;
     let name = format!("fanin-doctor-{:016x}", rand::random::<u64>());
     let config = SessionConfig {
-        // Else the probe of a switch takes all the memory that there is for planned sums.
-        in_flight: Some(SLOTS),
+        // Without `in_flight` the probe takes all the memory that a switch has for planned sums.
+        agreed: Agreed { in_flight: Some(SLOTS), security, ..Agreed::default() },
         protocol,
         // Its exponents are agreed on in packets without payload first: where only long packets are
         // lost, it shows.
         wire_dtype: Some(WireDtype::SharedExponent),
-        security,
         mtu: elements.map(need),
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
     };

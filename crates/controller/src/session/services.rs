@@ -161,7 +161,7 @@ async fn join_all(
             in_flight = admitted.job.in_flight(),
             elements = admitted.job.elements(),
             wire_dtype = config.travels_as().name(),
-            security = config.security.name(),
+            security = config.agreed.security.name(),
             "joined"
         );
     }

@@ -116,7 +116,8 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
         let others = (0..WORLD_SIZE - 1).flat_map(|rank| ["a", "b", "c", "d"].map(|job| (job, rank)));
         for (job, rank) in others.chain(["a", "b", "c", "d"].map(|job| (job, WORLD_SIZE - 1))) {
             let mut client = client.clone();
-            let request = JoinRequest { in_flight: Some(1), ..request(job, rank, WORLD_SIZE, HANG) };
+            let one = settings(&Agreed { in_flight: Some(1), ..Agreed::default() });
+            let request = JoinRequest { settings: one, ..request(job, rank, WORLD_SIZE, HANG) };
             calls.spawn(async move { client.join(request).await.expect("an answer").into_inner() });
         }
         while let Some(reply) = calls.join_next().await {
@@ -129,7 +130,8 @@ fn one_connection_carries_the_calls_of_hundreds_of_ranks() {
 #[test]
 fn an_exhausted_pool_says_asked_and_free() {
     let switch = switch_with(|config| config.pool_units = 1000);
-    let greedy = SessionConfig { in_flight: Some(512), ..config(&switch, "greedy", 0, 1) };
+    let mut greedy = config(&switch, "greedy", 0, 1);
+    greedy.agreed.in_flight = Some(512);
     // The loopback interface carries chunks of 2048 elements, eight units of 256 each for two sums,
     // and four for a contribution.
     assert_eq!(refused(greedy), Refusal::PoolExhausted { asked: 6144, free: 1000 });
@@ -325,7 +327,7 @@ fn limits_are_checked_when_the_switch_starts() {
 #[test]
 fn the_status_shows_a_running_job() {
     let switch = switch();
-    let sessions = connect_all(&switch, "shown", 2, |config| config.in_flight = Some(64));
+    let sessions = connect_all(&switch, "shown", 2, |config| config.agreed.in_flight = Some(64));
     let waiting = submit(&sessions[0], vec![1_i32; 10_000], Op::Sum);
     let address = switch.address().to_string();
     let waited_for = loop {

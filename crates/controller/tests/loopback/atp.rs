@@ -81,7 +81,7 @@ fn a_window_is_as_long_as_it_was_asked_for() {
     let server = server();
     for in_flight in [40, 41] {
         let mut config = config(&server, "own", 0, 1);
-        (config.protocol, config.in_flight) = (protocol("atp"), Some(in_flight));
+        (config.protocol, config.agreed.in_flight) = (protocol("atp"), Some(in_flight));
         let session = Session::connect(config).expect("admitted");
         let job = session.job().expect("it runs");
         assert_eq!((job.in_flight(), terms::<RankTerms>(&session).config.window_max), (in_flight, in_flight));

@@ -13,7 +13,7 @@ const NEARLY_NONE: u32 = 1;
 const WORKERS: u32 = 4;
 
 fn losing(config: &mut SessionConfig, millionths: u32) {
-    config.loss_bound = LossBound::from_millionths(millionths).expect("below one");
+    config.agreed.loss_bound = LossBound::from_millionths(millionths).expect("below one");
     config.wire_dtype = Some(WireDtype::Native);
 }
 
@@ -172,10 +172,9 @@ fn a_job_with_a_bound_ends_with_its_switch_and_says_how_it_goes_on() {
 fn a_rank_that_dies_is_named_to_the_others() {
     let switch = switch();
     let job = "dies";
-    let loss_bound_millionths = 10_000;
-    let wire_dtype = fanin_controller::proto::WireDtype::Native.into();
-    let protocol = "dlcp".into();
-    let asks = JoinRequest { protocol, loss_bound_millionths, wire_dtype, ..request(job, 1, 2, HANG) };
+    let loss_bound = LossBound::from_millionths(10_000).expect("below one");
+    let settings = settings(&Agreed { loss_bound, ..Agreed::default() });
+    let asks = JoinRequest { protocol: "dlcp".into(), settings, ..request(job, 1, 2, HANG) };
     let address = switch.address();
     let dies = thread::spawn(move || drop(super::faults::Process::join(address, asks)));
     let mut config = config(&switch, job, 0, 2);

@@ -369,7 +369,8 @@ fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionE
         thread::spawn(move || {
             tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
                 let mut client = control(alive);
-                let request = JoinRequest { plan, ..request("dies", rank, 3, HANG) };
+                let settings = settings(&Agreed { plan, ..Agreed::default() });
+                let request = JoinRequest { settings, ..request("dies", rank, 3, HANG) };
                 let reply = client.join(request).await.expect("an answer").into_inner();
                 let Some(Outcome::Admission(Admission { job_id, key, .. })) = reply.outcome else {
                     panic!("{reply:?}")
@@ -468,7 +469,8 @@ fn ranks_that_one_service_has_admitted_live_there_however_late_another_one_comes
 fn a_rank_that_dies_at_one_service_is_named_to_those_who_wait_for_another() {
     let first = switch();
     let config = shared_by_two(&first, not_there_yet(), "dies", 0);
-    let one = JoinRequest { plan: config.services[0].plan, ..request("dies", 1, 2, HANG) };
+    let settings = settings(&Agreed { plan: config.services[0].plan, ..Agreed::default() });
+    let one = JoinRequest { settings, ..request("dies", 1, 2, HANG) };
     let zero = thread::spawn(move || Session::connect(config));
     drop(Process::join(first.address(), one));
     let error = zero.join().expect("no panic").expect_err("nobody else is there");

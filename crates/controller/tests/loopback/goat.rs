@@ -150,7 +150,7 @@ fn two_jobs_share_a_switch_and_the_third_finds_it_full() {
     let root = root();
     let rack = rack_of(root.address(), 128);
     let jobs = ["a", "b", "c"]
-        .map(|job| ranks_with(job, &[rack.address(); 2], |config| config.in_flight = Some(64)));
+        .map(|job| ranks_with(job, &[rack.address(); 2], |config| config.agreed.in_flight = Some(64)));
     thread::scope(|scope| {
         for (seed, sessions) in (10..).zip(&jobs) {
             scope.spawn(move || (0..3).for_each(|round| sums_are_exact(sessions, 2 * seed + round)));
@@ -271,7 +271,7 @@ fn ranks_that_name_different_sub_models_are_refused_and_told_what_to_set() {
         .zip(0..)
         .map(|(sub_models, rank)| {
             let mut config = asking(rack.address(), "models", rank, 2);
-            config.sub_models = sub_models;
+            config.agreed.sub_models = sub_models;
             thread::spawn(move || Session::connect(config).expect_err("two plans"))
         })
         .collect();
@@ -285,7 +285,7 @@ fn ranks_that_name_different_sub_models_are_refused_and_told_what_to_set() {
         assert!(reason.to_string().contains("FANIN_SUB_MODELS"), "{reason}");
     }
     let mut none = asking(rack.address(), "models", 0, 1);
-    none.sub_models = vec![5, 0];
+    none.agreed.sub_models = vec![5, 0];
     assert_eq!(refusal(Session::connect(none).expect_err("an empty part")), Refusal::SubModels { count: 2 });
 }
 
@@ -295,7 +295,7 @@ fn named_sub_models_are_planned_one_by_one() {
     let rack = rack_of(root.address(), 4096);
     let sub_models = vec![40_000, 50_000, 10_003];
     let sessions =
-        ranks_with("named", &[rack.address(); 2], |config| config.sub_models.clone_from(&sub_models));
+        ranks_with("named", &[rack.address(); 2], |config| config.agreed.sub_models.clone_from(&sub_models));
     for seed in 0..3 {
         sums_are_exact(&sessions, seed);
     }

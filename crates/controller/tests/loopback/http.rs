@@ -38,7 +38,7 @@ pub(super) fn metric(text: &str, name: &str) -> u64 {
 fn health_and_metrics_are_served_beside_grpc() {
     let switch = switch();
     assert!(fetch(switch.address(), "/healthz").ends_with("\r\n\r\nok\n"));
-    let sessions = connect_all(&switch, "metrics", 2, |config| config.in_flight = Some(32));
+    let sessions = connect_all(&switch, "metrics", 2, |config| config.agreed.in_flight = Some(32));
     let sums: Vec<_> = sessions.iter().map(|session| submit(session, vec![1_i32; 20_480], Op::Sum)).collect();
     assert!(sums.into_iter().all(|sum| sum.wait().is_ok()));
     let text = fetch(switch.address(), "/metrics");
@@ -158,7 +158,7 @@ fn a_late_rank_is_seen_in_its_own_series_which_go_when_it_leaves() {
     const SLOTS: u16 = 32;
     let switch = switch_with(|config| config.heartbeat_timeout = Duration::from_secs(1));
     let address = switch.address();
-    let mut sessions = connect_all(&switch, "late", 3, |config| config.in_flight = Some(SLOTS));
+    let mut sessions = connect_all(&switch, "late", 3, |config| config.agreed.in_flight = Some(SLOTS));
     // One exchange in each slot, without a probe.
     let chunk = usize::from(sessions[0].job().expect("open").elements());
     let tensor = || vec![1_i32; usize::from(SLOTS) * chunk];
@@ -251,7 +251,7 @@ fn noise_on_both_ports_changes_no_sum_and_is_counted() {
 fn every_reason_to_drop_a_packet_is_counted_and_changes_no_sum() {
     let switch = switch();
     let sessions = connect_all(&switch, "dropped", 2, |config| {
-        config.in_flight = Some(32);
+        config.agreed.in_flight = Some(32);
         config.wire_dtype = Some(WireDtype::Bfloat16);
     });
     let job = terms::<RankTerms>(&sessions[0]).config;

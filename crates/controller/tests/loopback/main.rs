@@ -23,13 +23,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::WorkerTerms;
+use fanin_protocol::control::Agreed;
 use fanin_tls::Trust;
 use fanin_udp::{OnSockets, RawTensor, Submission};
 use fanin_wire::{Collective, Dtype, Op, Pattern, WireDtype};
 use tonic::transport::Channel;
 
-use fanin_controller::proto::JoinRequest;
 use fanin_controller::proto::control_client::ControlClient;
+use fanin_controller::proto::{JoinRequest, Setting};
 use fanin_controller::{
     Session, SessionConfig, SessionError, SwitchServer, SwitchServerConfig, SwitchStatus, control_calls,
     protocols, switch_status,
@@ -101,15 +102,20 @@ fn request(job: &str, rank: u32, world_size: u32, patience: Duration) -> JoinReq
         patience_ms: patience.as_millis() as u64,
         protocol: "switchml".into(),
         // As a session asks that is told nothing.
-        wire_dtype: fanin_controller::proto::WireDtype::Native.into(),
+        settings: settings(&Agreed::default()),
         ..JoinRequest::default()
     }
 }
 
 /// What a rank asks of a protocol that makes integers of floats by a factor of its own.
 fn request_of(protocol: &str, job: &str, rank: u32, world_size: u32) -> JoinRequest {
-    let wire_dtype = fanin_controller::proto::WireDtype::SharedExponent.into();
-    JoinRequest { protocol: protocol.into(), wire_dtype, ..request(job, rank, world_size, HANG) }
+    let agreed = Agreed { wire_dtype: WireDtype::SharedExponent, ..Agreed::default() };
+    let settings = settings(&agreed);
+    JoinRequest { protocol: protocol.into(), settings, ..request(job, rank, world_size, HANG) }
+}
+
+fn settings(agreed: &Agreed) -> Vec<Setting> {
+    agreed.values().into_iter().map(Into::into).collect()
 }
 
 /// Connects all ranks at once, as their processes would.

@@ -71,13 +71,13 @@ fn asking(way: &Way, name: &str, rank: u32, security: Security) -> SessionConfig
     let at = way.at[rank as usize].to_string();
     let mut config = SessionConfig::new(at, format!("{name} {security:?}"), rank, way.at.len() as u32);
     config.protocol = protocol_of(name);
-    config.security = security;
+    config.agreed.security = security;
     match name {
         "bfloat16" => config.wire_dtype = Some(WireDtype::Bfloat16),
         "int8" => config.wire_dtype = Some(WireDtype::Int8),
         "shared_exponent" => config.wire_dtype = Some(WireDtype::SharedExponent),
         "dlcp" => {
-            config.loss_bound = LossBound::from_millionths(10_000).expect("below one");
+            config.agreed.loss_bound = LossBound::from_millionths(10_000).expect("below one");
             config.paths = 2;
         }
         _ => {}
@@ -191,7 +191,7 @@ fn no_nonce_is_used_twice_under_a_key_also_when_a_switch_is_started_again() {
     let connecting: Vec<_> = (0..2)
         .map(|rank| {
             let mut config = SessionConfig::new(between.address.to_string(), "again", rank, 2);
-            config.security = Security::Encrypt;
+            config.agreed.security = Security::Encrypt;
             thread::spawn(move || Session::connect(config))
         })
         .collect();
@@ -220,7 +220,7 @@ fn ranks_that_ask_for_another_security_are_all_told() {
     let switch = switch();
     let ask = |rank, security| {
         let mut config = config(&switch, "unlike", rank, 2);
-        config.security = security;
+        config.agreed.security = security;
         thread::spawn(move || Session::connect(config))
     };
     let asked = [ask(0, Security::Encrypt), ask(1, Security::Authenticate)];

@@ -328,7 +328,7 @@ fn a_switch_full_of_jobs_that_tell_a_lot_still_says_how_it_fares() {
     let switch = switch_with(|config| config.heartbeat_timeout = HANG);
     let share = Share { service: "s".repeat(100), share: 0.5, host: None };
     let ask = |job: &str, rank, shares| JoinRequest {
-        in_flight: Some(1),
+        settings: settings(&Agreed { in_flight: Some(1), ..Agreed::default() }),
         mtu_bytes: 1500,
         split: Some(Split { shares: vec![share.clone(); shares], ..Split::default() }),
         place: Some(Place { ranks: vec![u32::MAX; 1024], ..Place::default() }),

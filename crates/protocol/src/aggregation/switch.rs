@@ -1,24 +1,25 @@
 //! The programmable switch of a rack, or of a higher level: a table of aggregators, and for each
 //! job the way up and down.
 
-use alloc::collections::{BTreeMap, VecDeque};
+mod job;
+
+use alloc::collections::BTreeMap;
 use core::time::Duration;
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader,
-    JobId, Key, Kind, Label, Preamble, ShardId, WorkerId, fragment_packet_bytes, is_fragment,
+    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, JobId, Key, Kind, Label, ShardId,
+    is_fragment,
 };
 
-use super::aggregator_table::{
-    Aggregate, AggregatorTable, Bits, Freed, Identifier, Outcome, Part, ResendOutcome,
-};
+use self::job::Job;
+use super::aggregator_table::{AggregatorTable, Bits, Freed, Identifier, Outcome, Part, ResendOutcome};
 use super::children::Children;
 use super::config::AGGREGATOR_ELEMENTS_MAX;
-use super::passing::{Passing, PassingPacket};
+use super::passing::Passing;
 use super::{AGGREGATORS_MAX, ConfigError, JOBS_MAX, WAYS_MAX};
 use crate::machine::{
-    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, TableStatistics, Transmit, Verdict,
+    Abortion, Endpoint, Instant, JobAborted, JobProgress, JobTable, Packet, Reason, Received, Summer,
+    TableJob, TableStatistics, Transmit, Verdict,
 };
-use crate::transport::{Run, Sender, Turns};
 
 /// The settings of a switch when it starts; jobs change none of it (ATP §3.2, static infrastructure
 /// setup).
@@ -145,16 +146,6 @@ pub struct SwitchProgress {
     pub forwards: u64,
 }
 
-/// The packets that wait to go on towards the server, or to a neighbour.
-#[derive(Debug)]
-enum Upward<L> {
-    /// The sum of a fragment, which is in its aggregator, under the header of the packet that came
-    /// last.
-    Sum(u32, FragmentHeader<L>),
-    Passing(PassingPacket),
-    Relayed(u16, PassingPacket),
-}
-
 /// A sum that waits in an aggregator and may be taken from it.
 #[derive(Clone, Copy, Debug)]
 struct Occupant<L> {
@@ -162,20 +153,6 @@ struct Occupant<L> {
     priority: u64,
     /// The header of the packet that came last.
     header: FragmentHeader<L>,
-}
-
-#[derive(Debug)]
-struct Job<A, R: Route<A>> {
-    route: R,
-    /// By bit.
-    children: Children<A>,
-    up: VecDeque<Upward<R::Label>>,
-    down: VecDeque<PassingPacket>,
-    aborted: Option<AbortReason>,
-    /// Whether the children are to be told so: one packet between two drains is enough.
-    abort_pending: bool,
-    in_line: bool,
-    progress: SwitchProgress,
 }
 
 /// A switch. `A` names a peer's address; `R` is a job's route.
@@ -186,9 +163,7 @@ pub struct Switch<A, R: Route<A>> {
     /// By aggregator: only of those that fragments with a priority wait in, or waited.
     occupants: BTreeMap<usize, Occupant<R::Label>>,
     passing: Passing,
-    jobs: BTreeMap<JobId, Job<A, R>>,
-    turns: Turns,
-    events: VecDeque<JobAborted>,
+    jobs: JobTable<Job<A, R>>,
     statistics: SwitchStatistics,
 }
 
@@ -205,9 +180,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             table: AggregatorTable::new(config.aggregators, config.elements, config.ways),
             occupants: BTreeMap::new(),
             passing: Passing::default(),
-            jobs: BTreeMap::new(),
-            turns: Turns::default(),
-            events: VecDeque::new(),
+            jobs: JobTable::new(ShardId(0)),
             statistics: SwitchStatistics::default(),
         }
     }
@@ -215,64 +188,44 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
     /// The events since the start.
     #[must_use]
     pub const fn statistics(&self) -> SwitchStatistics {
-        SwitchStatistics { in_use: self.table.in_use(), ..self.statistics }
+        SwitchStatistics { in_use: self.table.in_use(), received: self.jobs.received(), ..self.statistics }
     }
 
     /// How a job fares here.
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<SwitchProgress> {
         let children = |job: &Job<A, R>| job.children.addresses().len() as u32;
-        self.jobs.get(&job).map(|job| SwitchProgress { children: children(job), ..job.progress })
+        self.jobs.get(job).map(|job| SwitchProgress { children: children(job), ..job.progress })
     }
 
     /// Control says that a child of a job, counted as the route counts them, is elsewhere from now
     /// on.
     pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
-        if let Some(job) = self.jobs.get_mut(&job) {
+        if let Some(job) = self.jobs.get_mut(job) {
             job.children.learn(child, to);
         }
     }
 
-    fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes)?;
-        let verdict = self.receive_parsed(now, from, preamble, bytes);
-        if let Some(job) = self.jobs.get_mut(&preamble.job) {
-            self.turns.line_up(preamble.job, job);
-        }
-        verdict
-    }
-
-    fn receive_parsed(
-        &mut self,
-        now: Instant,
-        from: A,
-        preamble: Preamble,
-        bytes: &[u8],
-    ) -> Result<Verdict, Reason> {
-        if preamble.shard != ShardId(0) {
-            return Err(Reason::OutOfRange);
-        }
-        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+    fn take(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let Packet { preamble, bytes } = *packet;
+        let job = self.jobs.of(packet)?;
         match preamble.kind {
             kind if kind == R::Label::KIND => {}
             Kind::Abort => {
                 let abort = Abort::parse(preamble, bytes)?;
-                job.authenticate(preamble, bytes)?;
                 if from != *job.route.upstream() {
                     return Err(Reason::Foreign);
                 }
-                if job.aborted.is_some() {
+                if !job.abortion.is_none() {
                     return Err(Reason::Aborted);
                 }
-                job.abort(abort.reason, &mut self.passing);
+                job.abort(Abortion::New(abort.reason), &mut self.passing);
                 self.table.forget(preamble.job);
-                self.events.push_back(JobAborted { job: preamble.job, reason: abort.reason });
                 return Ok(Verdict::Multicast);
             }
             _ => return Err(Reason::Unexpected),
         }
         let packet = FragmentPacket::parse(preamble, bytes)?;
-        job.authenticate(preamble, bytes)?;
         if packet.header.flags.is_ack {
             return self.parameters(now, from, &packet, bytes);
         }
@@ -283,9 +236,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         if let Some(child) = job.route.sender(from, &packet.header.directions)? {
             job.children.learn(child, from);
         }
-        if job.aborted.is_some() {
-            job.abort_pending = true;
-            return Err(Reason::Aborted);
+        if !job.abortion.is_none() {
+            return Err(job.refuse());
         }
         self.fragment(now, &packet, bytes)
     }
@@ -299,11 +251,11 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         packet: &FragmentPacket<'_, R::Label>,
         bytes: &[u8],
     ) -> Result<Verdict, Reason> {
-        let job = self.jobs.get_mut(&packet.preamble.job).ok_or(Reason::UnknownJob)?;
+        let job = self.jobs.get_mut(packet.preamble.job).ok_or(Reason::UnknownJob)?;
         if from != *job.route.upstream() {
             return Err(Reason::Foreign);
         }
-        if job.aborted.is_some() {
+        if !job.abortion.is_none() {
             return Err(Reason::Aborted);
         }
         if let Some(index) = job.route.freed_by(&packet.header) {
@@ -314,19 +266,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                 Freed::Stale => self.statistics.freed_stale += 1,
             }
         }
-        // A switch that lost its memory knows no children: they send again, and ask the server.
-        if job.children.addresses().is_empty() {
-            return Err(Reason::Unexpected);
-        }
-        let mark = self.config.is_congested(job.down.len());
-        let waiting = self.passing.push(bytes.len(), |out| {
-            out.copy_from_slice(bytes);
-            if mark {
-                GradientHeader::mark_ecn(out);
-            }
-        });
-        job.down.push_back(waiting.ok_or(Reason::OutboxFull)?);
-        Ok(Verdict::Multicast)
+        job.multicast(&self.config, &mut self.passing, bytes)
     }
 
     /// Frees an aggregator of a set in which something less important than `priority` waits, the
@@ -340,14 +280,14 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         let least = self.table.set(index).filter_map(waits).min();
         let Some((_, at)) = least.filter(|(least, _)| *least < priority) else { return false };
         let Some(Occupant { identifier, mut header, .. }) = self.occupants.remove(&at) else { return false };
-        let Some(job) = self.jobs.get_mut(&identifier.job) else { return false };
+        let Some(job) = self.jobs.get_mut(identifier.job) else { return false };
         (header.flags.resend, header.flags.collision) = (true, true);
         if let Some((sum, _)) = self.table.held(at as u32, &identifier) {
             // Without room to pass it on it is lost, as a packet is.
             let _ = job.forward_partial(&self.config, &mut self.passing, header, &sum, false);
         }
         self.table.discard(at as u32, &identifier);
-        self.turns.line_up(identifier.job, job);
+        self.jobs.settle(identifier.job);
         self.statistics.evicted += 1;
         true
     }
@@ -360,7 +300,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         bytes: &[u8],
     ) -> Result<Verdict, Reason> {
         let FragmentPacket { preamble, header, .. } = packet;
-        let mut job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+        let mut job = self.jobs.get_mut(preamble.job).ok_or(Reason::UnknownJob)?;
         let identifier = Identifier::of(preamble, header);
         let (part, shows) = match job.route.treatment(header) {
             Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, bytes, to),
@@ -404,7 +344,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                     _ => drop(self.occupants.remove(&at)),
                 }
             }
-            job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
+            job = self.jobs.get_mut(preamble.job).ok_or(Reason::UnknownJob)?;
         }
         if matches!(outcome, Outcome::Held | Outcome::Complete) {
             self.statistics.aggregations += 1;
@@ -478,264 +418,37 @@ impl SwitchConfig {
     }
 }
 
-impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
-    /// Whether a packet was written by a member of the job, of this generation.
-    #[inline]
-    fn authenticate(&self, preamble: Preamble, packet: &[u8]) -> Result<(), Reason> {
-        let (_, key, generation) = self.route.job();
-        if preamble.generation != generation {
-            return Err(Reason::Generation);
-        }
-        if key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
-    }
-
-    /// Sends a fragment on to a neighbour as it came, but for the mark of a queue that is too long.
-    fn relay(
-        &mut self,
-        config: &SwitchConfig,
-        passing: &mut Passing,
-        bytes: &[u8],
-        to: u16,
-    ) -> Result<Verdict, Reason> {
-        let mark = config.is_congested(self.up.len());
-        let waiting = passing.push(bytes.len(), |out| {
-            out.copy_from_slice(bytes);
-            if mark {
-                GradientHeader::mark_ecn(out);
-            }
-        });
-        self.up.push_back(Upward::Relayed(to, waiting.ok_or(Reason::OutboxFull)?));
-        self.progress.forwards += 1;
-        Ok(Verdict::Forward)
-    }
-
-    /// Sends a fragment on as it is, but for its level and for what `more` flags it has.
-    fn forward(
-        &mut self,
-        config: &SwitchConfig,
-        passing: &mut Passing,
-        packet: &FragmentPacket<'_, R::Label>,
-        more: Flags,
-    ) -> Result<Verdict, Reason> {
-        let mut header = packet.header;
-        header.flags.resend |= more.resend;
-        header.flags.collision |= more.collision;
-        self.pass(config, passing, header, packet.payload.len() / 4, |out| {
-            out.copy_from_slice(packet.payload);
-        })
-    }
-
-    /// Sends what an aggregator holds by now in place of a packet's own value and bitmap (Figure
-    /// 17, box 7).
-    fn forward_partial(
-        &mut self,
-        config: &SwitchConfig,
-        passing: &mut Passing,
-        header: FragmentHeader<R::Label>,
-        sum: &Aggregate<'_, R::Bits>,
-        stalled: bool,
-    ) -> Result<Verdict, Reason> {
-        let mut header = self.header_of_sum(header, sum);
-        header.flags.stalled = stalled;
-        self.pass(config, passing, header, sum.value.len(), |out| fanin_quant::write_le(sum.value, out))
-    }
-
-    /// Sends what the fragment's aggregator holds in place of its own value and bitmap (Figure 7,
-    /// box 6).
-    fn forward_sum(
-        &mut self,
-        config: &SwitchConfig,
-        index: u32,
-        header: &FragmentHeader<R::Label>,
-    ) -> Verdict {
-        let header = self.marked(config, self.onward(*header));
-        self.up.push_back(Upward::Sum(index, header));
-        self.progress.forwards += 1;
-        Verdict::Forward
-    }
-
-    fn pass(
-        &mut self,
-        config: &SwitchConfig,
-        passing: &mut Passing,
-        header: FragmentHeader<R::Label>,
-        elements: usize,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> Result<Verdict, Reason> {
-        let ((_, key, _), preamble) = (self.route.job(), self.preamble(R::Label::KIND));
-        let header = self.marked(config, self.onward(header));
-        let waiting = passing.push(fragment_packet_bytes(elements), |out| {
-            FragmentPacket::write(out, key, &preamble, &header, elements, fill);
-        });
-        self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
-        self.progress.forwards += 1;
-        Ok(Verdict::Forward)
-    }
-
-    fn header_of_sum(
-        &self,
-        mut header: FragmentHeader<R::Label>,
-        sum: &Aggregate<'_, R::Bits>,
-    ) -> FragmentHeader<R::Label> {
-        header.directions = self.route.of_sum(header.directions, sum.bitmap);
-        header.flags.ecn |= sum.ecn;
-        header.next_exponent = sum.next_exponent;
-        header
-    }
-
-    fn onward(&self, header: FragmentHeader<R::Label>) -> FragmentHeader<R::Label> {
-        FragmentHeader { directions: self.route.onward(header.directions), ..header }
-    }
-
-    /// With the mark of a queue that is too long.
-    fn marked(
-        &self,
-        config: &SwitchConfig,
-        mut header: FragmentHeader<R::Label>,
-    ) -> FragmentHeader<R::Label> {
-        header.flags.ecn |= config.is_congested(self.up.len());
-        header
-    }
-
-    fn preamble(&self, kind: Kind) -> Preamble {
-        let (job, _, generation) = self.route.job();
-        Preamble { kind, job, generation, worker: WorkerId::ALL, shard: ShardId(0) }
-    }
-
-    fn abort(&mut self, reason: AbortReason, passing: &mut Passing) {
-        self.aborted = Some(reason);
-        self.abort_pending = true;
-        self.forget_waiting(passing);
-    }
-
-    fn forget_waiting(&mut self, passing: &mut Passing) {
-        for waiting in self.up.drain(..) {
-            if let Upward::Passing(packet) | Upward::Relayed(_, packet) = waiting {
-                passing.take(packet);
-            }
-        }
-        for packet in self.down.drain(..) {
-            passing.take(packet);
-        }
-    }
-
-    /// Writes what goes to the children next into `train`, as long as it has one size.
-    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> Run {
-        let mut run = Run::default();
-        if let Some(reason) = self.aborted {
-            let abort = Abort { preamble: self.preamble(Kind::Abort), reason };
-            run.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes(self.route.job().1));
-            self.abort_pending = false;
-            return run;
-        }
-        while self.down.front().is_some_and(|packet| run.takes(packet.len(), train))
-            && let Some(packet) = self.down.pop_front()
-        {
-            run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
-        }
-        run
-    }
-
-    /// Writes what goes up next into `train`, as long as it has one size and one way: sums straight
-    /// from their aggregators. Says which neighbour it goes to, if it does not go towards the
-    /// server.
-    fn write_up(
-        &mut self,
-        table: &AggregatorTable<R::Bits>,
-        passing: &mut Passing,
-        train: &mut [u8],
-    ) -> (Run, Option<u16>) {
-        let mut run = Run::default();
-        let preamble = self.preamble(R::Label::KIND);
-        let key = self.route.job().1;
-        let mut to = None;
-        while let Some(next) = self.up.front() {
-            let way = if let Upward::Relayed(neighbour, _) = next { Some(*neighbour) } else { None };
-            if !run.is_empty() && way != to {
-                break;
-            }
-            to = way;
-            match next {
-                Upward::Sum(index, header) => {
-                    let identifier = Identifier::of(&preamble, header);
-                    // Freed meanwhile, by a resend that took the sum along, or by parameters that
-                    // made it worthless.
-                    if let Some(sum) = table.sum(*index, &identifier) {
-                        let elements = sum.value.len();
-                        let bytes = fragment_packet_bytes(elements);
-                        if !run.takes(bytes, train) {
-                            break;
-                        }
-                        let header = self.header_of_sum(*header, &sum);
-                        let out = run.packet(bytes, train);
-                        FragmentPacket::write(out, key, &preamble, &header, elements, |out| {
-                            fanin_quant::write_le(sum.value, out);
-                        });
-                    }
-                    self.up.pop_front();
-                }
-                Upward::Passing(packet) | Upward::Relayed(_, packet) => {
-                    if !run.takes(packet.len(), train) {
-                        break;
-                    }
-                    if let Some(Upward::Passing(packet) | Upward::Relayed(_, packet)) = self.up.pop_front() {
-                        run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
-                    }
-                }
-            }
-        }
-        (run, to)
-    }
-}
-
-impl<A: Copy + PartialEq, R: Route<A>> Sender for Job<A, R> {
-    fn in_line(&mut self) -> &mut bool {
-        &mut self.in_line
-    }
-
-    fn has_pending(&mut self) -> bool {
-        !self.up.is_empty()
-            || !self.down.is_empty()
-            || self.abort_pending && !self.children.addresses().is_empty()
-    }
-}
-
 impl<A: Copy + PartialEq, R: Route<A>> Endpoint for Switch<A, R> {
     type Address = A;
     type Event = JobAborted;
 
-    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
-        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        self.statistics.received.count(verdict)
+    fn receive(&mut self, now: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let verdict = self.take(now, *from, packet);
+        self.jobs.settle(packet.preamble.job);
+        verdict
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.jobs.count(verdict)
     }
 
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+        let Self { jobs, table, passing, .. } = self;
         loop {
-            let job = self.turns.next(&mut self.jobs)?;
+            let job = jobs.next()?;
             let id = job.route.job().0;
-            // Parameters first: they free workers, and aggregators further down.
-            let goes_down = job.abort_pending || !job.down.is_empty();
-            let (run, neighbour) = if goes_down {
-                (job.write_down(&mut self.passing, train), None)
-            } else {
-                job.write_up(&self.table, &mut self.passing, train)
-            };
+            let (run, to) = job.write(table, passing, train);
             if run.is_empty() && !job.has_pending() {
                 continue; // None of its sums was still there.
             }
-            let job = self.jobs.get(&id)?;
-            return run.to(match neighbour {
-                _ if goes_down => job.children.addresses(),
-                Some(neighbour) => job.route.neighbour(neighbour),
-                None => core::slice::from_ref(job.route.upstream()),
-            });
+            return run.to(jobs.get(id)?.addresses(to));
         }
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {
-        self.events.pop_front()
+        self.jobs.poll_event()
     }
 
     /// Never: aggregators that were left behind are found by parameters whose set has no room
@@ -757,43 +470,30 @@ impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
     fn add_job(&mut self, route: R) -> Result<(), ConfigError> {
         route.check()?;
         let id = route.job().0;
-        if self.jobs.len() >= JOBS_MAX && !self.jobs.contains_key(&id) {
+        if !self.jobs.has_room(id, JOBS_MAX) {
             return Err(ConfigError::Jobs);
         }
         self.remove_job(id);
-        self.jobs.insert(
-            id,
-            Job {
-                children: route.children(),
-                route,
-                up: VecDeque::new(),
-                down: VecDeque::new(),
-                aborted: None,
-                abort_pending: false,
-                in_line: false,
-                progress: SwitchProgress::default(),
-            },
-        );
+        self.jobs.insert(id, Job::new(route));
         Ok(())
     }
 
     /// Its aggregators are free.
     fn remove_job(&mut self, job: JobId) {
-        if let Some(mut removed) = self.jobs.remove(&job) {
+        if let Some(mut removed) = self.jobs.remove(job) {
             removed.forget_waiting(&mut self.passing);
             self.table.forget(job);
-            self.turns.remove(job);
         }
     }
 
     fn abort_job(&mut self, id: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&id)
-            && job.aborted.is_none()
-        {
-            job.abort(reason, &mut self.passing);
-            self.table.forget(id);
-            self.turns.line_up(id, job);
-        }
+        let Self { jobs, table, passing, .. } = self;
+        jobs.at(id, |job| {
+            if job.abortion.is_none() {
+                job.abort(Abortion::Known(reason), passing);
+                table.forget(id);
+            }
+        });
     }
 
     fn job_progress(&self, job: JobId) -> Option<JobProgress> {
@@ -802,7 +502,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
     }
 
     fn received(&self) -> Received {
-        self.statistics.received
+        self.jobs.received()
     }
 
     fn table(&self) -> Option<TableStatistics> {

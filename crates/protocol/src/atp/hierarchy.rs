@@ -51,21 +51,9 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    fn hop(instance: u64) -> Hop {
-        Hop {
-            instance,
-            address: ([10, 0, 0, instance as u8], 4800).into(),
-            aggregators: 100 + instance as u32,
-            elements: 2048,
-            receive_buffer_bytes: 16 << 20,
-            mtu: 1500,
-            rate_bps: None,
-        }
-    }
-
     fn of(paths: &[&[u64]]) -> Result<Hierarchy, Refusal> {
         let hops: Vec<Vec<Hop>> =
-            paths.iter().map(|path| path.iter().map(|instance| hop(*instance)).collect()).collect();
+            paths.iter().map(|path| path.iter().map(|instance| Hop::numbered(*instance)).collect()).collect();
         hierarchy(&hops.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
@@ -120,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_switch_that_leads_two_ways_is_refused() {
-        let address = hop(7).address;
+        let address = Hop::numbered(7).address;
         let disagree = |rank, other_rank| Refusal::PathsDisagree { rank, other_rank, switch: address };
         assert_eq!(of(&[&[7, 9], &[8, 9], &[7]]), Err(disagree(2, 0)));
         assert_eq!(of(&[&[7, 8, 7]]), Err(disagree(0, 0)), "a loop");
@@ -134,7 +122,7 @@ mod tests {
         let crowd = |path: &'static [u64]| of(&vec![path; 33]);
         assert_eq!(of(&vec![&[7][..]; 32]).map(|found| found.directions[31].bitmaps[0]), Ok(1 << 31));
         let full = |switch| Err(Refusal::TooManyChildren { switch, children: 33 });
-        assert_eq!(crowd(&[7]), full(Some(hop(7).address)));
+        assert_eq!(crowd(&[7]), full(Some(Hop::numbered(7).address)));
         assert_eq!(crowd(&[]), full(None));
     }
 }

@@ -62,6 +62,22 @@ pub struct Hop {
     pub rate_bps: Option<u64>,
 }
 
+#[cfg(test)]
+impl Hop {
+    /// A switch of that number, for tests.
+    pub(crate) fn numbered(instance: u64) -> Self {
+        Self {
+            instance,
+            address: ([10, 0, 0, instance as u8], 4800).into(),
+            aggregators: 100 + instance as u32,
+            elements: 2048,
+            receive_buffer_bytes: 16 << 20,
+            mtu: 1500,
+            rate_bps: None,
+        }
+    }
+}
+
 /// A rank's wish to join a job, as it came from the network: nothing in it is trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinRequest {

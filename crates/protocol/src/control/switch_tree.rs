@@ -79,15 +79,7 @@ impl SwitchTree {
 impl SwitchTree {
     /// A tree of ranks that reach the root through these switches. A switch's number is also how many aggregators it has.
     pub(crate) fn by_number(paths: &[&[u64]]) -> Result<Self, Refusal> {
-        let hop = |instance: &u64| Hop {
-            instance: *instance,
-            address: ([10, 0, 0, *instance as u8], 4800).into(),
-            aggregators: *instance as u32,
-            elements: 2048,
-            receive_buffer_bytes: 16 << 20,
-            mtu: 1500,
-            rate_bps: None,
-        };
+        let hop = |instance: &u64| Hop { aggregators: *instance as u32, ..Hop::numbered(*instance) };
         let hops: Vec<Vec<Hop>> = paths.iter().map(|path| path.iter().map(hop).collect()).collect();
         let ways: Vec<&[Hop]> = hops.iter().map(Vec::as_slice).collect();
         Self::of_ways(&ways, paths.iter().map(|_| None))

@@ -24,7 +24,8 @@ use super::flow::Waiting;
 use super::rate::Pacer;
 use super::tags;
 use crate::machine::{
-    Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Endpoint, Instant, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
+    WorkerStatistics,
 };
 use crate::transport::{Run, Stream, WorkerCore};
 
@@ -121,31 +122,6 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
 
     fn flow_of(first: u32, steps: Steps, place: usize, step: u32) -> FlowId {
         FlowId(first.wrapping_add(place as u32).wrapping_mul(steps.count()).wrapping_add(step))
-    }
-
-    fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(packet)?;
-        self.core.check(&self.preamble(Kind::Block), self.config.key, &preamble, packet)?;
-        let from = u32::from(preamble.worker.0);
-        match preamble.kind {
-            Kind::Block if from == self.steps.left() => {
-                self.take_block(now, &BlockPacket::parse(preamble, packet)?)?;
-            }
-            Kind::Signal => {
-                let packet = SignalPacket::parse(preamble, packet)?;
-                let is_of_sender = matches!(packet.signal, Signal::Start(_) | Signal::Stop | Signal::Confirm);
-                let sender = if is_of_sender { self.steps.left() } else { self.steps.right() };
-                if from != sender {
-                    return Err(Reason::OutOfRange);
-                }
-                self.take_signal(now, &packet)?;
-            }
-            Kind::Abort => self.core.abort(preamble, packet)?,
-            Kind::Block => return Err(Reason::OutOfRange),
-            _ => return Err(Reason::Unexpected),
-        }
-        self.end_parts(now);
-        Ok(Verdict::Absorb)
     }
 
     fn take_block(&mut self, now: Instant, packet: &BlockPacket<'_>) -> Result<(), Reason> {
@@ -361,10 +337,34 @@ impl<A: Copy, T: Tensor> Endpoint for Ring<A, T> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
-    fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
+    fn receive(&mut self, now: Instant, _from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let now = self.clock.read(now);
-        let outcome = self.receive(now, packet);
-        self.core.count(outcome)
+        self.core.check(&self.preamble(Kind::Block), self.config.key, packet)?;
+        let Packet { preamble, bytes } = *packet;
+        let from = u32::from(preamble.worker.0);
+        match preamble.kind {
+            Kind::Block if from == self.steps.left() => {
+                self.take_block(now, &BlockPacket::parse(preamble, bytes)?)?;
+            }
+            Kind::Signal => {
+                let signal = SignalPacket::parse(preamble, bytes)?;
+                let is_of_sender = matches!(signal.signal, Signal::Start(_) | Signal::Stop | Signal::Confirm);
+                let sender = if is_of_sender { self.steps.left() } else { self.steps.right() };
+                if from != sender {
+                    return Err(Reason::OutOfRange);
+                }
+                self.take_signal(now, &signal)?;
+            }
+            Kind::Abort => self.core.abort(packet)?,
+            Kind::Block => return Err(Reason::OutOfRange),
+            _ => return Err(Reason::Unexpected),
+        }
+        self.end_parts(now);
+        Ok(Verdict::Absorb)
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.core.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -491,9 +491,5 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
 
     fn statistics(&self) -> WorkerStatistics {
         WorkerStatistics { smoothed_rtt: self.to_right.smoothed(), ..self.core.statistics() }
-    }
-
-    fn progress(&self) -> u64 {
-        self.core.progress()
     }
 }

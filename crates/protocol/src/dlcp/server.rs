@@ -1,7 +1,6 @@
 //! The server: a table of jobs. A machine is one shard.
 
-use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{AbortReason, BlockPacket, JobId, Key, Kind, Preamble, ShardId, SignalPacket};
+use fanin_wire::{AbortReason, JobId, Key, ShardId};
 
 mod addresses;
 mod flow;
@@ -11,58 +10,23 @@ use self::job::Job;
 use super::clock::Clock;
 use super::config::{ConfigError, JobConfig, ServerJob};
 use crate::machine::{
-    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
+    Endpoint, Instant, JobAborted, JobProgress, JobTable, Packet, Reason, Received, Summer, Transmit, Verdict,
 };
 
 /// A shard of a server: every job's flows in it. `A` names a worker's address.
 #[derive(Debug)]
 pub struct Server<A> {
-    shard: ShardId,
-    jobs: BTreeMap<JobId, Job<A>>,
+    jobs: JobTable<Job<A>>,
     /// The job whose turn it is to send.
     turn: JobId,
     clock: Clock,
-    events: VecDeque<JobAborted>,
-    received: Received,
 }
 
 impl<A: Copy> Server<A> {
     /// A shard without jobs.
     #[must_use]
     pub fn new(shard: ShardId) -> Self {
-        Self {
-            shard,
-            jobs: BTreeMap::new(),
-            turn: JobId(0),
-            clock: Clock::default(),
-            events: VecDeque::new(),
-            received: Received::default(),
-        }
-    }
-
-    fn receive(&mut self, now: Instant, from: A, packet: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(packet)?;
-        if preamble.shard != self.shard {
-            return Err(Reason::OutOfRange);
-        }
-        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
-        let verdict = match preamble.kind {
-            Kind::Block => {
-                let block = BlockPacket::parse(preamble, packet)?;
-                job.authenticate(from, &preamble, packet)?;
-                job.take_block(now, from, &block)
-            }
-            Kind::Signal => {
-                let signal = SignalPacket::parse(preamble, packet)?;
-                job.authenticate(from, &preamble, packet)?;
-                job.take_signal(now, from, &signal)
-            }
-            _ => return Err(Reason::Unexpected),
-        };
-        if let Some(reason) = job.take_new_abort() {
-            self.events.push_back(JobAborted { job: preamble.job, reason });
-        }
-        verdict
+        Self { jobs: JobTable::new(shard), turn: JobId(0), clock: Clock::default() }
     }
 }
 
@@ -70,42 +34,38 @@ impl<A: Copy> Endpoint for Server<A> {
     type Address = A;
     type Event = JobAborted;
 
-    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
+    fn receive(&mut self, now: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let now = self.clock.read(now);
-        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        self.received.count(verdict)
+        self.jobs.receive(packet, |job| job.receive(now, *from, packet))
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.jobs.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.read(now);
-        for (id, job) in &mut self.jobs {
-            job.handle_timeout(now);
-            if let Some(reason) = job.take_new_abort() {
-                self.events.push_back(JobAborted { job: *id, reason });
-            }
-        }
+        self.jobs.at_each(|job| job.handle_timeout(now));
     }
 
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let now = self.clock.read(now);
         for _ in 0..self.jobs.len() {
-            let next = self.jobs.range(self.turn..).next().or_else(|| self.jobs.iter().next());
-            let id = *next?.0;
+            let (id, job) = self.jobs.from(self.turn)?;
             self.turn = JobId(id.0.wrapping_add(1));
-            let written = self.jobs.get_mut(&id)?.write(now, train);
-            if let Some(written) = written {
-                return self.jobs.get_mut(&id)?.transmit(written);
+            if let Some(written) = job.write(now, train) {
+                return self.jobs.get_mut(id)?.transmit(written);
             }
         }
         None
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {
-        self.events.pop_front()
+        self.jobs.poll_event()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let due = self.jobs.values().filter_map(Job::poll_timeout).min();
+        let due = self.jobs.iter().filter_map(Job::poll_timeout).min();
         due.map(|due| self.clock.due(due))
     }
 }
@@ -120,7 +80,7 @@ impl<A: Copy> Summer for Server<A> {
 
     fn add_job(&mut self, job: ServerJob) -> Result<(), ConfigError> {
         // As all its shards are told of it: each puts its own number in.
-        let config = JobConfig { shard: self.shard, ..job.config }.check()?;
+        let config = JobConfig { shard: self.jobs.shard(), ..job.config }.check()?;
         let job = ServerJob { config, ..job };
         if job.ranks.len() != usize::from(config.workers) {
             return Err(ConfigError::Ranks(job.ranks.len()));
@@ -130,20 +90,18 @@ impl<A: Copy> Summer for Server<A> {
     }
 
     fn remove_job(&mut self, job: JobId) {
-        self.jobs.remove(&job);
+        self.jobs.remove(job);
     }
 
     fn abort_job(&mut self, job: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&job) {
-            job.abort(reason);
-        }
+        self.jobs.at(job, |job| job.abort(reason));
     }
 
     fn job_progress(&self, job: JobId) -> Option<JobProgress> {
-        self.jobs.get(&job).map(Job::progress)
+        self.jobs.get(job).map(Job::progress)
     }
 
     fn received(&self) -> Received {
-        self.received
+        self.jobs.received()
     }
 }

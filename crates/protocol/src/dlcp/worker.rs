@@ -21,7 +21,8 @@ use super::rate::Pacer;
 use super::tags;
 use super::turns::Turns;
 use crate::machine::{
-    Endpoint, Instant, Loss, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Endpoint, Instant, Loss, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
+    WorkerStatistics,
 };
 use crate::transport::{Run, Stream, WorkerCore};
 
@@ -157,27 +158,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 let seed = u64::from(first.0) + number as u64;
                 let range = begin..begin + flow.start.elements as usize;
                 flow.median = tags::median_magnitude(&place.elements(), range, seed);
-            }
-        }
-    }
-
-    fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(packet)?;
-        self.core.check(&self.preamble(Kind::Block), self.config.key, &preamble, packet)?;
-        // A sum is for all. A packet of this worker's own is no sum, should it come back.
-        let whose = if preamble.kind == Kind::Block { WorkerId::ALL } else { self.worker };
-        if preamble.worker != whose {
-            return Err(Reason::OutOfRange);
-        }
-        match preamble.kind {
-            Kind::Block => self.take_block(now, &BlockPacket::parse(preamble, packet)?),
-            Kind::Signal => self.take_signal(now, &SignalPacket::parse(preamble, packet)?),
-            Kind::Abort => {
-                self.core.abort(preamble, packet)?;
-                Ok(Verdict::Absorb)
-            }
-            Kind::Update | Kind::Result | Kind::Restore | Kind::Gradient | Kind::Query | Kind::Planned => {
-                Err(Reason::Unexpected)
             }
         }
     }
@@ -449,10 +429,30 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
-    fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
+    fn receive(&mut self, now: Instant, _from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let now = self.clock.read(now);
-        let outcome = self.receive(now, packet);
-        self.core.count(outcome)
+        self.core.check(&self.preamble(Kind::Block), self.config.key, packet)?;
+        let Packet { preamble, bytes } = *packet;
+        // A sum is for all. A packet of this worker's own is no sum, should it come back.
+        let whose = if preamble.kind == Kind::Block { WorkerId::ALL } else { self.worker };
+        if preamble.worker != whose {
+            return Err(Reason::OutOfRange);
+        }
+        match preamble.kind {
+            Kind::Block => self.take_block(now, &BlockPacket::parse(preamble, bytes)?),
+            Kind::Signal => self.take_signal(now, &SignalPacket::parse(preamble, bytes)?),
+            Kind::Abort => {
+                self.core.abort(packet)?;
+                Ok(Verdict::Absorb)
+            }
+            Kind::Update | Kind::Result | Kind::Restore | Kind::Gradient | Kind::Query | Kind::Planned => {
+                Err(Reason::Unexpected)
+            }
+        }
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.core.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {

@@ -1,13 +1,14 @@
 //! Two machines that sum on one port: jobs of two protocols, which ranks need not tell apart by where they are.
 
 use alloc::vec::Vec;
-use fanin_wire::{AbortReason, JobId, Key, Preamble};
+use fanin_wire::{AbortReason, JobId, Key};
 
 use super::{
-    Endpoint, Instant, JobAborted, JobProgress, Received, Summer, TableStatistics, Transmit, Verdict,
+    Endpoint, Instant, JobAborted, JobProgress, Packet, Reason, Received, Summer, TableStatistics, Transmit,
+    Verdict,
 };
 
-/// One shard of both. A packet is its job's machine's; a packet of no job is the first one's to count.
+/// One shard of both. A packet is its job's machine's; a packet of no job is the first one's.
 #[derive(Debug)]
 pub struct Both<F, S> {
     first: F,
@@ -32,10 +33,8 @@ impl<F, S> Both<F, S> {
         Self { first, second, of_second: Vec::new() }
     }
 
-    fn is_of_second(&self, packet: &[u8]) -> bool {
-        !self.of_second.is_empty()
-            && Preamble::parse(packet)
-                .is_ok_and(|preamble| self.of_second.binary_search(&preamble.job).is_ok())
+    fn is_of_second(&self, job: JobId) -> bool {
+        !self.of_second.is_empty() && self.of_second.binary_search(&job).is_ok()
     }
 }
 
@@ -47,11 +46,16 @@ where
     type Address = F::Address;
     type Event = JobAborted;
 
-    fn handle_packet(&mut self, now: Instant, from: F::Address, packet: &[u8]) -> Verdict {
-        match self.is_of_second(packet) {
-            false => self.first.handle_packet(now, from, packet),
-            true => self.second.handle_packet(now, from, packet),
+    fn receive(&mut self, now: Instant, from: &F::Address, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        match self.is_of_second(packet.preamble.job) {
+            false => self.first.receive(now, from, packet),
+            true => self.second.receive(now, from, packet),
         }
+    }
+
+    /// The first one counts for both.
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.first.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -116,9 +120,7 @@ impl<F: Summer, S: Summer<Address = F::Address>> Summer for Both<F, S> {
     }
 
     fn received(&self) -> Received {
-        let mut sum = self.first.received();
-        sum += self.second.received();
-        sum
+        self.first.received()
     }
 
     fn table(&self) -> Option<TableStatistics> {

@@ -2,7 +2,7 @@
 //!
 //! A machine owns no socket, no clock and no thread. Its driver calls it in this order, forever:
 //!
-//! 1. [`Endpoint::handle_packet`] for each packet that came, [`Endpoint::handle_timeout`] when
+//! 1. [`Endpoint::handle_packet`] for each datagram that came, [`Endpoint::handle_timeout`] when
 //!    [`Endpoint::poll_timeout`] has passed, and the machine's own mutations (submit, abort, ...)
 //!    as they come;
 //! 2. then drain: [`Endpoint::poll_transmit`] until it returns `None`, [`Endpoint::poll_event`]
@@ -13,6 +13,8 @@
 
 use core::time::Duration;
 use fanin_wire::WireError;
+
+use super::Packet;
 
 /// A point in time as the driver counts it: nanoseconds since an origin of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -173,8 +175,26 @@ pub trait Endpoint {
     /// An event that the machine tells its owner.
     type Event;
 
-    /// Takes one packet as it came from the network.
-    fn handle_packet(&mut self, now: Instant, from: Self::Address, packet: &[u8]) -> Verdict;
+    /// The door: takes one datagram as it came from the network. Nothing else reads its preamble, so
+    /// that a machine is never handed what is no packet of ours.
+    #[inline]
+    fn handle_packet(&mut self, now: Instant, from: Self::Address, bytes: &[u8]) -> Verdict {
+        match Packet::parse(bytes) {
+            Ok(packet) => self.handle_parsed(now, from, &packet),
+            Err(reason) => self.count(Verdict::Drop(reason)),
+        }
+    }
+    /// The same, for a driver that has read the preamble already.
+    #[inline]
+    fn handle_parsed(&mut self, now: Instant, from: Self::Address, packet: &Packet<'_>) -> Verdict {
+        let verdict = self.receive(now, &from, packet).unwrap_or_else(Verdict::Drop);
+        self.count(verdict)
+    }
+    /// Does what a packet is for; or says why it has no effect. The door calls this.
+    fn receive(&mut self, now: Instant, from: &Self::Address, packet: &Packet<'_>)
+    -> Result<Verdict, Reason>;
+    /// Counts what became of a datagram, and hands the verdict through. The door calls this.
+    fn count(&mut self, verdict: Verdict) -> Verdict;
     /// Acts on what is due at `now`.
     fn handle_timeout(&mut self, now: Instant);
     /// Writes the next train into `train` (64 KiB always suffice; not less than one packet) and

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use fanin_wire::{JobId, Preamble, ShardId};
 
-use super::{Endpoint, Instant, Reason, Transmit, Verdict};
+use super::{Endpoint, Instant, Packet, Reason, Transmit, Verdict};
 
 /// A machine, and whose packets it takes.
 pub struct Lane<M: Endpoint> {
@@ -53,12 +53,12 @@ impl<M: Endpoint> Lanes<M> {
 impl<M: Endpoint<Address: PartialEq>> Lanes<M> {
     /// Which lane a packet is for, or why it is for none. The address is not copied: to move it
     /// about would wait until the sums of the packet before are in the cache.
-    fn lane_of(&self, from: &M::Address, packet: &[u8]) -> Result<usize, Reason> {
+    fn lane_of(&self, from: &M::Address, packet: &Packet<'_>) -> Result<usize, Reason> {
         // A machine that is alone judges for itself.
         if self.lanes.len() == 1 {
             return Ok(0);
         }
-        let Preamble { job, shard, .. } = Preamble::parse(packet)?;
+        let Preamble { job, shard, .. } = packet.preamble;
         let is_of = |lane: &Lane<M>| lane.job == job && lane.shard == shard && lane.peer == *from;
         if self.lanes.get(self.last).is_some_and(is_of) {
             return Ok(self.last);
@@ -72,14 +72,14 @@ impl<M: Endpoint<Address: PartialEq>> Endpoint for Lanes<M> {
     /// With the lane's place in the list.
     type Event = (usize, M::Event);
 
-    fn handle_packet(&mut self, now: Instant, from: M::Address, packet: &[u8]) -> Verdict {
-        match self.lane_of(&from, packet) {
-            Ok(lane) => {
-                self.last = lane;
-                self.lanes[lane].machine.handle_packet(now, from, packet)
-            }
-            Err(reason) => Verdict::Drop(reason),
-        }
+    fn receive(&mut self, now: Instant, from: &M::Address, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        self.last = self.lane_of(from, packet)?;
+        self.lanes[self.last].machine.receive(now, from, packet)
+    }
+
+    /// The lane whose packet came last counts it; also what came for none.
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.lanes.get_mut(self.last).map_or(verdict, |lane| lane.machine.count(verdict))
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -133,9 +133,13 @@ mod tests {
         type Address = u8;
         type Event = ();
 
-        fn handle_packet(&mut self, _: Instant, _: u8, _: &[u8]) -> Verdict {
+        fn receive(&mut self, _: Instant, _: &u8, _: &Packet<'_>) -> Result<Verdict, Reason> {
             self.taken += 1;
-            Verdict::Absorb
+            Ok(Verdict::Absorb)
+        }
+
+        fn count(&mut self, verdict: Verdict) -> Verdict {
+            verdict
         }
 
         fn handle_timeout(&mut self, _: Instant) {

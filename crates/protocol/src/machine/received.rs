@@ -28,7 +28,7 @@ impl Received {
 
     /// Counts a packet, and hands the verdict on it through.
     #[inline]
-    pub(crate) const fn count(&mut self, verdict: Verdict) -> Verdict {
+    pub const fn count(&mut self, verdict: Verdict) -> Verdict {
         self.packets += 1;
         match verdict {
             Verdict::Absorb => self.absorb += 1,

@@ -81,21 +81,9 @@ pub(super) fn racks(paths: &[&[Hop]]) -> Result<Racks, Refusal> {
 mod tests {
     use super::*;
 
-    fn hop(instance: u64) -> Hop {
-        Hop {
-            instance,
-            address: ([10, 0, 0, instance as u8], 4800).into(),
-            aggregators: 100 + instance as u32,
-            elements: 2048,
-            receive_buffer_bytes: 16 << 20,
-            mtu: 1500,
-            rate_bps: None,
-        }
-    }
-
     fn racks_of(paths: &[&[u64]]) -> Result<Racks, Refusal> {
         let hops: Vec<Vec<Hop>> =
-            paths.iter().map(|path| path.iter().map(|instance| hop(*instance)).collect()).collect();
+            paths.iter().map(|path| path.iter().map(|instance| Hop::numbered(*instance)).collect()).collect();
         racks(&hops.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 

@@ -17,16 +17,16 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Kind, PLACES_MAX, Pattern, Preamble, SlotHeader,
-    SlotIndex, SlotPacket, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
+    ABORT_BYTES, Abort, AbortReason, Collective, Generation, Key, Kind, PLACES_MAX, Pattern, Preamble,
+    SlotHeader, SlotIndex, SlotPacket, WireDtype, WorkerId, begin_bfloat16_payload, bfloat16_payload,
 };
 
 use self::upstream::Upward;
 use super::config::{Contributions, JobConfig, SwitchJob};
 use super::exchange::{is_after, packet_bytes};
 use super::native_sums::NativeSums;
-use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
-use crate::transport::{Run, Sender};
+use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
+use crate::transport::Run;
 
 /// A version of a slot; a slot has two.
 #[derive(Clone, Copy, Debug)]
@@ -95,15 +95,6 @@ impl Version {
     }
 }
 
-/// Whether the job can go on.
-#[derive(Clone, Copy, Debug)]
-enum Abortion {
-    None,
-    /// Found here; the owner has not heard of it.
-    New(AbortReason),
-    Known(AbortReason),
-}
-
 #[derive(Debug)]
 pub(super) struct SlotPool<A> {
     config: JobConfig,
@@ -141,7 +132,6 @@ pub(super) struct SlotPool<A> {
     abortion: Abortion,
     /// Bitmap of workers to be told of the abortion.
     abort_pending: u64,
-    in_line: bool,
     completed: u64,
     retransmitted: u64,
     /// [`JobProgress::lateness`] in nanoseconds. It wraps, which a reader of counters takes for a
@@ -171,24 +161,32 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             replies: VecDeque::with_capacity(2 * slots),
             abortion: Abortion::None,
             abort_pending: 0,
-            in_line: false,
             completed: 0,
             retransmitted: 0,
             lateness_ns: [0; PLACES_MAX as usize],
         }
     }
 
-    /// Whether a packet was written by a member of the job, of this generation.
-    #[inline]
-    pub(super) fn authenticate(&self, generation: Generation, packet: &[u8]) -> Result<(), Reason> {
-        if generation != self.config.generation {
-            return Err(Reason::Generation);
+    /// Takes a packet that is authentic.
+    pub(super) fn receive(&mut self, now: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let Packet { preamble, bytes } = *packet;
+        match preamble.kind {
+            Kind::Update | Kind::Restore | Kind::Query => {
+                // Not moved out: see `Worker::receive`.
+                let parsed = SlotPacket::parse(preamble, bytes);
+                self.take_contribution(now, from, parsed.as_ref().map_err(|error| *error)?)
+            }
+            Kind::Result if self.is_rack() => self.take_result(*from, &SlotPacket::parse(preamble, bytes)?),
+            Kind::Abort if self.is_rack() || self.has_racks() => {
+                self.take_abort(*from, &Abort::parse(preamble, bytes)?)
+            }
+            Kind::Result | Kind::Abort | Kind::Gradient | Kind::Block | Kind::Signal | Kind::Planned => {
+                Err(Reason::Unexpected)
+            }
         }
-        if self.config.key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
     }
 
-    /// Takes a packet that is authentic.
-    pub(super) fn receive(
+    fn take_contribution(
         &mut self,
         now: Instant,
         from: &A,
@@ -201,7 +199,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         }
         self.check(packet)?;
         self.remember_address(worker, from);
-        if !matches!(self.abortion, Abortion::None) {
+        if !self.abortion.is_none() {
             self.abort_pending |= worker.bit();
             self.tell_abort_upward();
             return Err(Reason::Aborted);
@@ -459,7 +457,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     }
 
     pub(super) fn abort(&mut self, reason: AbortReason) {
-        if matches!(self.abortion, Abortion::None) {
+        if self.abortion.is_none() {
             self.stop(Abortion::Known(reason));
         }
     }
@@ -481,28 +479,17 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         self.native.forget();
     }
 
-    /// The reason, once, if the data path itself found that the job cannot go on.
-    pub(super) fn take_new_abort(&mut self) -> Option<AbortReason> {
-        let Abortion::New(reason) = self.abortion else { return None };
-        self.abortion = Abortion::Known(reason);
-        Some(reason)
-    }
-
     pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        match self.abortion {
-            Abortion::None => {}
-            Abortion::New(reason) | Abortion::Known(reason) => {
-                if let Some(upward) = self.upward.as_mut().filter(|upward| upward.has_abort()) {
-                    return upward.poll_abort(&self.config, reason, train);
-                }
-                let worker = self.abort_pending.trailing_zeros() as usize;
-                self.abort_pending &= self.abort_pending.wrapping_sub(1);
-                let mut run = Run::default();
-                write_abort(&self.config, reason, WorkerId::ALL, run.packet(ABORT_BYTES, train));
-                return run.to(self.addresses.get(worker)?.as_slice());
-            }
-        }
         let mut run = Run::default();
+        if let Some(reason) = self.abortion.reason() {
+            if let Some(upward) = self.upward.as_mut().filter(|upward| upward.has_abort()) {
+                return upward.poll_abort(&self.config, reason, train);
+            }
+            let worker = self.abort_pending.trailing_zeros() as usize;
+            self.abort_pending &= self.abort_pending.wrapping_sub(1);
+            write_abort(&self.config, reason, WorkerId::ALL, run.packet(ABORT_BYTES, train));
+            return run.to(self.addresses.get(worker)?.as_slice());
+        }
         let mut sole_receiver = None;
         // A root's own results right behind those of the others: what comes in another order than
         // it was asked for in looks lost.
@@ -586,9 +573,14 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     }
 }
 
-impl<A: Copy + PartialEq> Sender for SlotPool<A> {
-    fn in_line(&mut self) -> &mut bool {
-        &mut self.in_line
+impl<A: Copy + PartialEq> TableJob for SlotPool<A> {
+    #[inline]
+    fn membership(&self) -> (Generation, Key) {
+        (self.config.generation, self.config.key)
+    }
+
+    fn abortion(&mut self) -> &mut Abortion {
+        &mut self.abortion
     }
 
     /// Whether [`SlotPool::poll_transmit`] would return something. Forgets what is no longer worth

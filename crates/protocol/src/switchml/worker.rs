@@ -28,7 +28,8 @@ use super::exchange::{Rounder, is_after, packet_bytes, rounding_seed};
 use super::in_flight::InFlight;
 use super::window::{ANEW, Answered, Cause, Window};
 use crate::machine::{
-    Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Endpoint, Instant, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
+    WorkerStatistics,
 };
 use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 
@@ -197,34 +198,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         slot.phase = if slot.chunk < self.core.stream.end() { Phase::Ready } else { Phase::Idle };
         if slot.phase == Phase::Ready {
             self.queue(index);
-        }
-    }
-
-    fn receive(&mut self, now: Instant, packet: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(packet)?;
-        self.core.check(&self.preamble(), self.config.key, &preamble, packet)?;
-        if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
-            return Err(Reason::OutOfRange);
-        }
-        match preamble.kind {
-            Kind::Result => {
-                // Not moved out: a move reads what was just written, and waits until the sums of
-                // the packet before are in the cache.
-                let packet = SlotPacket::parse(preamble, packet);
-                self.take_result(now, packet.as_ref().map_err(|error| *error)?)
-            }
-            Kind::Abort => {
-                self.core.abort(preamble, packet)?;
-                self.stop();
-                Ok(Verdict::Absorb)
-            }
-            Kind::Update
-            | Kind::Restore
-            | Kind::Query
-            | Kind::Gradient
-            | Kind::Block
-            | Kind::Signal
-            | Kind::Planned => Err(Reason::Unexpected),
         }
     }
 
@@ -480,9 +453,36 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
-    fn handle_packet(&mut self, now: Instant, _from: A, packet: &[u8]) -> Verdict {
-        let outcome = self.receive(now, packet);
-        self.core.count(outcome)
+    fn receive(&mut self, now: Instant, _from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        self.core.check(&self.preamble(), self.config.key, packet)?;
+        let Packet { preamble, bytes } = *packet;
+        if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
+            return Err(Reason::OutOfRange);
+        }
+        match preamble.kind {
+            Kind::Result => {
+                // Not moved out: a move reads what was just written, and waits until the sums of
+                // the packet before are in the cache.
+                let parsed = SlotPacket::parse(preamble, bytes);
+                self.take_result(now, parsed.as_ref().map_err(|error| *error)?)
+            }
+            Kind::Abort => {
+                self.core.abort(packet)?;
+                self.stop();
+                Ok(Verdict::Absorb)
+            }
+            Kind::Update
+            | Kind::Restore
+            | Kind::Query
+            | Kind::Gradient
+            | Kind::Block
+            | Kind::Signal
+            | Kind::Planned => Err(Reason::Unexpected),
+        }
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.core.count(verdict)
     }
 
     /// Algorithm 4, lines 20 to 22.
@@ -617,9 +617,5 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
 
     fn statistics(&self) -> WorkerStatistics {
         self.core.statistics()
-    }
-
-    fn progress(&self) -> u64 {
-        self.core.progress()
     }
 }

@@ -1,20 +1,19 @@
 //! The code shared by every protocol's sender. It has the stream that tensors are cut into, facts
-//! known of the network between, how much may be on the way, whose turn it is where jobs share a
-//! machine, and whatever else all workers do alike.
+//! known of the network between, how much may be on the way, and whatever else all workers do alike.
 
 mod congestion;
 mod retransmission;
 mod run;
+mod send_order;
 mod stream;
-mod turns;
 mod worker_core;
 
 pub(crate) use congestion::CongestionWindow;
 pub use retransmission::RetransmissionConfig;
 pub(crate) use retransmission::RoundTrip;
 pub(crate) use run::Run;
+pub(crate) use send_order::SendOrder;
 pub(crate) use stream::{Chunk, Stream};
-pub(crate) use turns::{Sender, Turns};
 pub(crate) use worker_core::WorkerCore;
 
 /// A hash that every bit of the input reaches every bit of: the finalizer of SplitMix64 (Steele,

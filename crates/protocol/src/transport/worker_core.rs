@@ -8,7 +8,7 @@ use fanin_wire::{Abort, AbortReason, Key, Operation, Preamble};
 
 use super::retransmission::{RetransmissionConfig, RoundTrip};
 use super::stream::Stream;
-use crate::machine::{Reason, Tensor, TensorTimes, Verdict, WorkerEvent, WorkerStatistics};
+use crate::machine::{Packet, Reason, Tensor, TensorTimes, Verdict, WorkerEvent, WorkerStatistics};
 
 #[derive(Debug)]
 pub(crate) struct WorkerCore<A, T> {
@@ -99,36 +99,26 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         self.stream.drain()
     }
 
-    /// Whether a packet with this preamble is for this worker, and now, and of its job, whose key
-    /// is `key`; or why it is not. The worker's own packets have the preamble `own`.
+    /// Whether a packet is for this worker, and now, and of its job, whose key is `key`; or why it
+    /// is not. The worker's own packets have the preamble `own`.
     #[inline]
-    pub(crate) fn check(
-        &self,
-        own: &Preamble,
-        key: Key,
-        preamble: &Preamble,
-        packet: &[u8],
-    ) -> Result<(), Reason> {
-        if preamble.job != own.job {
+    pub(crate) fn check(&self, own: &Preamble, key: Key, packet: &Packet<'_>) -> Result<(), Reason> {
+        if packet.preamble.job != own.job {
             return Err(Reason::UnknownJob);
         }
-        if preamble.generation != own.generation {
-            return Err(Reason::Generation);
-        }
-        if preamble.shard != own.shard {
+        if packet.preamble.shard != own.shard {
             return Err(Reason::OutOfRange);
         }
         match self.state {
-            State::Running if key.authenticates(packet) => Ok(()),
-            State::Running => Err(Reason::Forged),
+            State::Running => packet.authenticate(own.generation, key),
             State::Suspended => Err(Reason::Unexpected),
             State::Aborted => Err(Reason::Aborted),
         }
     }
 
     /// Ends with an abort packet, and tells the owner.
-    pub(crate) fn abort(&mut self, preamble: Preamble, packet: &[u8]) -> Result<(), Reason> {
-        let abort = Abort::parse(preamble, packet)?;
+    pub(crate) fn abort(&mut self, packet: &Packet<'_>) -> Result<(), Reason> {
+        let abort = Abort::parse(packet.preamble, packet.bytes)?;
         self.end(abort.reason);
         Ok(())
     }
@@ -139,19 +129,14 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         self.events.push_back(WorkerEvent::Aborted(reason));
     }
 
-    /// Counts a packet by what came of it.
+    /// Counts a packet, and hands the verdict on it through.
     #[inline]
-    pub(crate) fn count(&mut self, outcome: Result<Verdict, Reason>) -> Verdict {
-        self.statistics.received.count(outcome.unwrap_or_else(Verdict::Drop))
+    pub(crate) const fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.statistics.received.count(verdict)
     }
 
     pub(crate) fn poll_event(&mut self) -> Option<WorkerEvent<T>> {
         self.events.pop_front()
-    }
-
-    /// Packets that had an effect.
-    pub(crate) const fn progress(&self) -> u64 {
-        self.statistics.received.counted()
     }
 
     pub(crate) fn statistics(&self) -> WorkerStatistics {

@@ -71,9 +71,17 @@ impl Endpoint for Rank {
     type Address = Place;
     type Event = WorkerEvent<Numbered>;
 
-    fn handle_packet(&mut self, now: Instant, from: Place, packet: &[u8]) -> Verdict {
-        let Some(lanes) = &mut self.lanes else { return Verdict::Drop(Reason::UnknownJob) };
-        lanes.handle_packet(now, from, packet)
+    fn receive(
+        &mut self,
+        now: Instant,
+        from: &Place,
+        packet: &fanin_protocol::Packet<'_>,
+    ) -> Result<Verdict, Reason> {
+        self.lanes.as_mut().ok_or(Reason::UnknownJob)?.receive(now, from, packet)
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.lanes.as_mut().map_or(verdict, |lanes| lanes.count(verdict))
     }
 
     fn handle_timeout(&mut self, now: Instant) {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,9 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fanin import _signals
-from fanin.errors import FaninError
 
-from fanin_lab import units
+from fanin_lab import commands, units
 from fanin_lab.bench import BenchError
 from fanin_lab.bench.compression.gradients import MODELS, Gradients, learned, read
 from fanin_lab.bench.compression.methods import (
@@ -127,13 +125,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run `fanin bench compression ARGV` and return its exit status."""
     args = parser().parse_args(argv)
-    try:
-        return _run(args, ["fanin", "bench", "compression", *argv])
-    except FaninError as error:
-        print(f"fanin bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    command = ["fanin", "bench", "compression", *argv]
+    return commands.status("fanin bench", lambda: _run(args, command))
 
 
 def _run(args: argparse.Namespace, command: list[str]) -> int:

@@ -7,14 +7,11 @@ ratio of throughputs, which Figure 8 has.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import outcome
 
 NAMES = {"float32": "sums of float32", "atp": "ATP: integers, scaled by 10^8"}
 ELEMENTS = 64
@@ -45,9 +42,6 @@ def run(lab: Lab) -> Outcome:
         return summed
 
     found = training.curves(lab, {"float32": training.plainly, "atp": atp})
-
-    def draw(figure: Figure) -> None:
-        training.draw_curves(figure, found, NAMES)
 
     findings = []
     for task, ways in found.items():
@@ -81,7 +75,7 @@ def run(lab: Lab) -> Outcome:
                 unit="%",
             ),
         ]
-    return Outcome(findings, draw, {"accuracy": found})
+    return outcome(findings, training.picture(found, NAMES))
 
 
 EXPERIMENT = Experiment("accuracy", "Training with ATP's sums (Figures 11 and 18)", run)

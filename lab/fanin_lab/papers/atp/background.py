@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from fanin_lab.papers.atp import setting
-from fanin_lab.papers.finding import Experiment, Finding, Outcome
-from fanin_lab.papers.lab import Between, Lab, Report, Runs, Spread
-from fanin_lab.papers.plot import PAPER, finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.lab import Between, Report, Scenario
+from fanin_lab.papers.plot import Level, Line, Mark, Panel, Picture
+from fanin_lab.papers.simulated import At, Cases, Either, Row, Simulated, computed, figure
 
 RATE_GBPS = 100.0
 """Of the uplink, which is the bottleneck here: its hosts' cores are left out."""
@@ -27,123 +24,43 @@ PAYLOAD_SHARE = setting.PAYLOAD_BYTES / setting.WIRE_BYTES
 FAIR_GBPS = RATE_GBPS / 2 * PAYLOAD_SHARE
 BDP_ROUND_TRIP_US = 4.8
 """§3.7 has 60 kB as the bandwidth-delay product of 100 Gbit/s."""
-USUAL = {"scale": 50.0, "ecn": "100kB", "round_trip_us": setting.ROUND_TRIP_US}
-SWEPT: dict[str, list[dict[str, Any]]] = {
-    "vgg16": [
-        {},
-        {"ecn": "300kB"},
-        {"scale": 20.0},
-        {"round_trip_us": BDP_ROUND_TRIP_US, "scale": 20.0},
-    ],
-    "micro": [{}, {"ecn": "300kB"}, {"round_trip_us": BDP_ROUND_TRIP_US}],
+ECN, SCALE = "100kB", 50.0
+SWEPT: dict[str, Either[list[dict[str, Any]]]] = {
+    "vgg16": Either(
+        [
+            {},
+            {"ecn": "300kB"},
+            {"scale": 20.0},
+            {"round_trip_us": BDP_ROUND_TRIP_US, "scale": 20.0},
+        ],
+        quick=[{"scale": 200.0}],
+    ),
+    "micro": Either([{}, {"ecn": "300kB"}, {"round_trip_us": BDP_ROUND_TRIP_US}], quick=[{}]),
 }
-SWEPT_QUICK = {"vgg16": [{"scale": 200.0}], "micro": SWEPT["micro"][:1]}
 OVER = {
     "vgg16": "round trips of 24 or 4.8 us, marks at the uplink from 100 or 300 kB on, "
     "scales of 50 or 20",
     "micro": "round trips of 24 or 4.8 us, marks at the uplink from 100 or 300 kB on",
 }
 NAMES = {"vgg16": "VGG16", "micro": "micro-benchmark"}
-WHATS = {
-    "vgg16": "VGG16 beside a flow, by VGG16 alone",
-    "micro": "micro-benchmark beside a flow, by its fair share of the link",
-}
+LETTERS = {"vgg16": "a", "micro": "b"}
 
 
-def run(lab: Lab) -> Outcome:
-    """Let each job run alone where nothing marks, and beside a flow from one of its workers."""
-    swept = SWEPT_QUICK if lab.quick else SWEPT
-    few = {work: settings[1:] for work, settings in swept.items()}
-    runs = lab.play(_beside({work: settings[:1] for work, settings in swept.items()}))
-    # Settings differ by more than seeds do.
-    runs |= lab.play(_beside(few) | _alone(swept["vgg16"]), once=True)
-    by = {work: _over(runs, work, settings) for work, settings in swept.items()}
-    together = {
-        work: Spread.over([runs[_name(work, more)].spread(_wire) for more in settings])
-        for work, settings in swept.items()
-    }
-    alone = _goodput_alone(runs, swept["vgg16"][0])
-
-    def draw(figure: Figure) -> None:
-        many = figure.subplots(1, 2, sharey=True)
-        for axes, work in zip(many, NAMES, strict=True):
-            report = runs[_name(work, swept[work][0])].reports[0]
-            job = report["jobs"][0]["series"]["aggregation_gbps"]
-            other = report["background"][0]["delivered_gbps"]
-            width = DRAWN_OVER_MS[work]
-            means = [_running_mean(series, width) for series in (job, other)]
-            both = [one + two for one, two in zip(*means, strict=False)]
-            times = [at + width / 2 for at in range(len(both))]
-            axes.plot(times, means[0][: len(times)], "C0-", label="ATP")
-            axes.plot(times, means[1][: len(times)], "C1-", label="other flow")
-            axes.plot(times, both, "C2:", label="together")
-            label = "paper: what the job gets alone" if work == "vgg16" else "paper: fair share"
-            axes.axhline(alone if work == "vgg16" else FAIR_GBPS, **PAPER, label=label)
-            axes.set_ylim(0, 105)
-            title = f"{NAMES[work]}, marks from {USUAL['ecn']} on"
-            finish(axes, "time (ms)", "goodput over the uplink (Gbit/s)", title)
-
-    over = dict.fromkeys(OVER, "") if lab.quick else OVER
-    letters = (("a", "vgg16"), ("b", "micro"))
-    return Outcome(
-        [
-            *(
-                Finding(f"Fig. 16{letter}", WHATS[work], 1.0, by[work], unit="x", swept=over[work])
-                for letter, work in letters
-            ),
-            *(
-                Finding(
-                    f"Fig. 16{letter}",
-                    f"{NAMES[work]} and flow together, of the uplink's rate",
-                    100.0,
-                    together[work],
-                    unit="%",
-                    swept=over[work],
-                )
-                for letter, work in letters
-            ),
-        ],
-        draw,
-        {"alone_gbps": alone, "fair_gbps": FAIR_GBPS, "settings": swept},
-    )
-
-
-def _beside(swept: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    return {
-        _name(work, more): _scenario(work, more)
-        for work, settings in swept.items()
-        for more in settings
-    }
-
-
-def _alone(settings: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return VGG16 alone at each scale and round trip: one baseline, in which nothing marks."""
-    return {
-        _name_alone(more): _scenario("vgg16", {**more, "ecn": USUAL["ecn"]}, beside=False)
-        for more in settings
-    }
-
-
-def _over(runs: Mapping[str, Runs], work: str, settings: Sequence[Mapping[str, Any]]) -> Spread:
-    def by(more: Mapping[str, Any]) -> Spread:
-        fair = _goodput_alone(runs, more) if work == "vgg16" else FAIR_GBPS
-        return runs[_name(work, more)].spread(lambda report: setting.goodput_gbps(report) / fair)
-
-    return Spread.over([by(more) for more in settings])
-
-
-def _goodput_alone(runs: Mapping[str, Runs], more: Mapping[str, Any]) -> float:
-    (report,) = runs[_name_alone(more)].reports
-    return setting.goodput_gbps(report)
-
-
-def _scenario(work: str, more: Mapping[str, Any], *, beside: bool = True) -> dict[str, Any]:
-    of = {**USUAL, **more}
+def scenario(
+    work: str,
+    beside: bool = True,
+    scale: float = SCALE,
+    ecn: str = ECN,
+    round_trip_us: float = setting.ROUND_TRIP_US,
+) -> Scenario:
+    """Return a job and a flow from one of its workers, or the job alone, where nothing marks."""
     if work == "vgg16":
-        job = setting.training("vgg16", of["scale"], workers=6)
+        job = setting.training("vgg16", scale, workers=6)
     else:
         job = setting.job(workers=6, tensor="250kB", in_flight=12)
-    flow = {"kind": "tcp", "from": "h0", "to": "h7"}
+    if not beside:
+        ecn = ECN
+    delay = setting.delay("rack", round_trip_us)
     start = Between(START_MS / 2, START_MS * 3 / 2)
     return {
         "title": f"Figure 16: {work} {'beside a flow' if beside else 'alone'}",
@@ -151,31 +68,26 @@ def _scenario(work: str, more: Mapping[str, Any], *, beside: bool = True) -> dic
         "warm_up": setting.ms(SETTLED_MS),
         "interval": "1ms",
         "payload": "sample",
-        "network": setting.rack(
-            8,
-            setting.HOSTS_FREE,
-            ecn=of["ecn"],
-            delay=setting.delay("rack", of["round_trip_us"]),
-        ),
+        "network": setting.rack(8, setting.HOSTS_FREE, ecn=ecn, delay=delay),
         # The worker's own NIC is where its job and the flow meet: it marks, or neither hears of it.
-        "node": [{"name": "h0", "ecn": of["ecn"]}] if beside else [],
+        "node": [{"name": "h0", "ecn": ecn}] if beside else [],
         "switch": setting.switch(4096),
         "job": [{**job, "server": "h6", "start": start}],
-        "background": [flow] if beside else [],
+        "background": [{"kind": "tcp", "from": "h0", "to": "h7"}] if beside else [],
     }
 
 
-def _name(work: str, more: Mapping[str, Any]) -> str:
-    return "-".join(["background", work, *(f"{key}-{value}" for key, value in more.items())])
+def fair_gbps(at: At, work: str) -> float:
+    """Return what the job is to get: what VGG16 gets alone, or half of the link."""
+    if work == "micro":
+        return FAIR_GBPS
+    (alone,) = at.samples(setting.goodput_gbps, work=work, beside=False)
+    return alone
 
 
-def _name_alone(more: Mapping[str, Any]) -> str:
-    of = {**USUAL, **more}
-    return f"background-alone-{of['scale']:g}-{of['round_trip_us']:g}"
-
-
-def _running_mean(series: Sequence[float], width: int) -> list[float]:
-    return [sum(series[at : at + width]) / width for at in range(len(series) - width + 1)]
+def by_fair(at: At, work: str) -> list[float]:
+    """Return the job's goodput by what it is to get."""
+    return [one / fair_gbps(at, work) for one in at.samples(setting.goodput_gbps, work=work)]
 
 
 def _wire(report: Report) -> float:
@@ -185,6 +97,73 @@ def _wire(report: Report) -> float:
     return setting.goodput_gbps(report) / PAYLOAD_SHARE + flow * 1538 / 1460
 
 
-EXPERIMENT = Experiment(
-    "background", "Beside a flow that fills one worker's uplink (Figure 16)", run
-)
+def _running_mean(series: Sequence[float], width: int) -> list[float]:
+    return [sum(series[at : at + width]) / width for at in range(len(series) - width + 1)]
+
+
+def picture(at: At) -> Picture:
+    """Show the goodput of job and flow over time, in the usual setting."""
+
+    def panel(work: str) -> Panel:
+        usual = at.at(SWEPT[work].of(at.quick)[0])
+        report = usual.runs(work=work).reports[0]
+        job = report["jobs"][0]["series"]["aggregation_gbps"]
+        other = report["background"][0]["delivered_gbps"]
+        width = DRAWN_OVER_MS[work]
+        one, two = (_running_mean(series, width) for series in (job, other))
+        both = [ours + theirs for ours, theirs in zip(one, two, strict=False)]
+        times = [place + width / 2 for place in range(len(both))]
+        label = "paper: what the job gets alone" if work == "vgg16" else "paper: fair share"
+        marks: list[Mark] = [
+            Line(times, one[: len(times)], "C0-", "ATP"),
+            Line(times, two[: len(times)], "C1-", "other flow"),
+            Line(times, both, "C2:", "together"),
+            Level(fair_gbps(usual, work), label),
+        ]
+        title = f"{NAMES[work]}, marks from {ECN} on"
+        y = "goodput over the uplink (Gbit/s)"
+        return Panel(marks, "time (ms)", y, title, least_y=0, most_y=105)
+
+    return Picture([panel(work) for work in NAMES], share_y=True)
+
+
+EXPERIMENT = Simulated(
+    "background",
+    "Beside a flow that fills one worker's uplink (Figure 16)",
+    scenario,
+    # Settings differ by more than seeds do, and one run of VGG16 alone is the baseline of all.
+    [
+        *(Cases({"work": work}, swept, seeds_swept=1) for work, swept in SWEPT.items()),
+        Cases({"work": "vgg16", "beside": False}, SWEPT["vgg16"], seeds=1),
+    ],
+    [
+        Row(
+            "Fig. 16a",
+            "VGG16 beside a flow, by VGG16 alone",
+            1.0,
+            computed(by_fair, "vgg16"),
+            "x",
+            over=OVER["vgg16"],
+        ),
+        Row(
+            "Fig. 16b",
+            "micro-benchmark beside a flow, by its fair share of the link",
+            1.0,
+            computed(by_fair, "micro"),
+            "x",
+            over=OVER["micro"],
+        ),
+        *(
+            Row(
+                f"Fig. 16{LETTERS[work]}",
+                f"{name} and flow together, of the uplink's rate",
+                100.0,
+                figure(_wire, work=work),
+                "%",
+                over=OVER[work],
+            )
+            for work, name in NAMES.items()
+        ),
+    ],
+    picture,
+).experiment()

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from fanin_lab.papers.atp import setting
-from fanin_lab.papers.finding import Experiment, Finding, Outcome, Reason, at_most
-from fanin_lab.papers.lab import Between, Lab, Report, Runs, Spread
-from fanin_lab.papers.plot import finish
+from fanin_lab.papers.finding import at_most
+from fanin_lab.papers.lab import Between, Report, Scenario
+from fanin_lab.papers.plot import Level, Line, Mark, Panel, Picture
+from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, figure, ratio
 from fanin_lab.sweep import words
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ITERATIONS = 10
 """As many as in the paper. Times and figures include everything from an empty network on."""
 LIMIT_S = 30.0
 """Of the unscaled time: what is not done by then is not measured."""
-USUAL: dict[str, Any] = {
-    "scale": 200.0,
-    "delay": setting.DELAY,
-    "windows": 1,
-    "nic": "1MB",
-    "queue": "1MB",
-    "ecn": "100kB",
-}
-"""`windows`: how long those are, by what fills a host. `nic`: what waits for the server's cores at
-most; nothing of it is marked. `queue` and `ecn`: of the switch's queues."""
+SCALE = 200.0
 SWEPT: list[dict[str, Any]] = [
     {},
     {"delay": setting.PAPER_DELAY},
@@ -37,7 +26,7 @@ SWEPT: list[dict[str, Any]] = [
     {"ecn": "300kB"},
     {"scale": 100.0},
 ]
-SWEPT_QUICK = SWEPT[:2]
+FEW = SWEPT[:2]
 SEEDS = 3
 """Of those that there are, with every setting but the first."""
 OVER = (
@@ -48,107 +37,44 @@ PAPER_IMAGES = {"on": 66.8, "off": 23.2}
 PAPER_GOODPUT_GBPS = 7.5
 PAPER_OFF_GBPS = 4.0
 """Without control the goodput of a second is between this and none."""
-RATIO = "VGG16 with half of its aggregators, congestion control on by off"
-IMAGES = "VGG16 with half of its aggregators, congestion control {}"
-GOODPUT = "the same with congestion control: a worker's goodput"
-GREATEST = "the same without: a worker's goodput in its best second"
-LEAST = "the same without: a worker's goodput in its worst second"
 
 
-def run(lab: Lab) -> Outcome:
-    """Train for ten iterations with every setting, with and without control."""
-    swept = SWEPT_QUICK if lab.quick else SWEPT
-    runs = _play(lab, swept[:1]) | _play(lab.with_seeds(lab.seeds[:SEEDS]), swept[1:])
-    over = "" if lab.quick else OVER
-    figures = _figures(runs, swept)
+def scenario(
+    control: str,
+    scale: float = SCALE,
+    delay: str = setting.DELAY,
+    windows: int = 1,
+    nic: str = "1MB",
+    queue: str = "1MB",
+    ecn: str = "100kB",
+    aggregators: int | None = None,
+) -> Scenario:
+    """Return ten iterations of VGG16, with control or without.
 
-    def draw(figure: Figure) -> None:
-        one, two = figure.subplots(1, 2)
-        for case, colour in (("on", "C0"), ("off", "C3")):
-            seconds = _seconds(runs[_name(case, {})].reports[0])
-            times = [at + 0.5 for at in range(len(seconds))]
-            one.plot(times, seconds, f"{colour}o-", label=f"control {case}")
-            shown = [runs[_name(case, more)].spread(setting.images_per_s) for more in swept]
-            label = f"control {case}"
-            two.plot([s.median for s in shown], range(len(swept)), f"{colour}o", label=label)
-            paper = f"paper, control {case}"
-            two.axvline(PAPER_IMAGES[case], color=colour, linestyle="--", label=paper)
-        one.set_ylim(0)
-        title = words.setting("scale", USUAL["scale"])
-        finish(one, "time until the job ends (s, unscaled)", "goodput of a worker (Gbit/s)", title)
-        names = [words.settings(more) for more in swept]
-        two.set_yticks(range(len(swept)), names)
-        two.set_xlim(0)
-        finish(two, "images/s and worker", "")
-
-    papers = {
-        RATIO: (PAPER_IMAGES["on"] / PAPER_IMAGES["off"], "x"),
-        IMAGES.format("on"): (PAPER_IMAGES["on"], "images/s"),
-        IMAGES.format("off"): (PAPER_IMAGES["off"], "images/s"),
-        GOODPUT: (PAPER_GOODPUT_GBPS, "Gbit/s"),
-        GREATEST: (PAPER_OFF_GBPS, "Gbit/s"),
-    }
-    return Outcome(
-        [
-            *(
-                Finding("§5.5, Fig. 15", what, paper, figures[what], unit=unit, swept=over)
-                for what, (paper, unit) in papers.items()
-            ),
-            Finding(
-                "§5.5, Fig. 15",
-                LEAST,
-                "0: less than a tenth of the best second's there",
-                figures[LEAST],
-                holds=at_most(PAPER_OFF_GBPS / 10),
-                unit="Gbit/s",
-                swept=over,
-            ),
-        ],
-        draw,
-        {
-            "settings": [USUAL | more for more in swept],
-            "images_per_s": {
-                case: [runs[_name(case, m)].samples(setting.images_per_s) for m in swept]
-                for case in PAPER_IMAGES
-            },
-        },
+    `windows`: how long those are, by what fills a host. `nic`: what waits for the server's cores
+    at most; nothing of it is marked. `queue` and `ecn`: of the switch's queues. `aggregators`:
+    None for half of what peak throughput needs.
+    """
+    fills = setting.FILLS[delay]
+    work = setting.training(
+        "vgg16",
+        scale,
+        window=windows * fills,
+        iterations=ITERATIONS,
+        congestion_control=control == "on",
+        start=Between(0, 1),
     )
-
-
-def why(lab: Lab) -> Sequence[Reason]:
-    """Take away all of the aggregators."""
-    change = "no aggregator at all: every fragment goes to the server"
-    half = '§5.5: "We reserve only 50% of the switch aggregators"'
-    settings = [{**more, "aggregators": 0} for more in SWEPT[:2]]
-    runs = _play(lab, settings)
-    return [Reason(what, change, ours, half) for what, ours in _figures(runs, settings).items()]
-
-
-def _play(lab: Lab, settings: Sequence[dict[str, Any]]) -> dict[str, Runs]:
-    scenarios = {
-        _name(case, more): _scenario(case, more) for case in PAPER_IMAGES for more in settings
+    return {
+        "title": f"Figure 15: congestion control {control}",
+        "until": setting.ms(1000 * LIMIT_S / scale),
+        "interval": setting.ms(1000 / scale),
+        "payload": "sample",
+        "network": setting.rack(9, delay=delay, queue=queue, ecn=ecn),
+        # What peak throughput needs with all of it aggregated in the switch: what fills a host.
+        "switch": setting.switch(fills // 2 if aggregators is None else aggregators),
+        "node": [{"name": "h8", "queue": nic}],
+        "job": [{**work, "server": "h8"}],
     }
-    # Without control it may take for ever, and that is the finding.
-    return lab.play(scenarios, unfinished=True)
-
-
-def _figures(runs: Mapping[str, Runs], settings: Sequence[dict[str, Any]]) -> dict[str, Spread]:
-    """Return all of the figures, over the settings."""
-
-    def by(more: dict[str, Any]) -> Spread:
-        both = (runs[_name(case, more)].samples(setting.images_per_s) for case in ("on", "off"))
-        return Spread.of([on / off for on, off in zip(*both, strict=True)])
-
-    found = {RATIO: [by(more) for more in settings]}
-    for what, case, figure in (
-        (IMAGES.format("on"), "on", setting.images_per_s),
-        (IMAGES.format("off"), "off", setting.images_per_s),
-        (GOODPUT, "on", setting.goodput_gbps),
-        (GREATEST, "off", lambda report: max(_seconds(report))),
-        (LEAST, "off", lambda report: min(_seconds(report))),
-    ):
-        found[what] = [runs[_name(case, more)].spread(figure) for more in settings]
-    return {what: Spread.over(spreads) for what, spreads in found.items()}
 
 
 def _seconds(report: Report) -> list[float]:
@@ -157,38 +83,90 @@ def _seconds(report: Report) -> list[float]:
     return series[:-1] or series
 
 
-def _scenario(case: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    of = {**USUAL, **more}
-    scale = of["scale"]
-    fills = setting.FILLS[of["delay"]]
-    work = setting.training(
-        "vgg16",
-        scale,
-        window=of["windows"] * fills,
-        iterations=ITERATIONS,
-        congestion_control=case == "on",
-        start=Between(0, 1),
+def picture(at: At) -> Picture:
+    """Show goodput over time in the usual setting, and images a second in every setting."""
+    over_time: list[Mark] = []
+    images: list[Mark] = []
+    for control, colour in (("on", "C0"), ("off", "C3")):
+        seconds = _seconds(at.runs(control=control).reports[0])
+        times = [second + 0.5 for second in range(len(seconds))]
+        over_time.append(Line(times, seconds, f"{colour}o-", f"control {control}"))
+        shown = [of.spread(setting.images_per_s, control=control).median for of in at.settings]
+        images += [
+            Line(shown, range(len(shown)), f"{colour}o", f"control {control}"),
+            Level(
+                PAPER_IMAGES[control],
+                f"paper, control {control}",
+                {"color": colour, "linestyle": "--"},
+                along="y",
+            ),
+        ]
+    title = words.setting("scale", SCALE)
+    x = "time until the job ends (s, unscaled)"
+    names = dict(enumerate(words.settings(of.setting) for of in at.settings))
+    return Picture(
+        [
+            Panel(over_time, x, "goodput of a worker (Gbit/s)", title, least_y=0),
+            Panel(images, "images/s and worker", "", y_ticks=names, least_x=0),
+        ]
     )
-    return {
-        "title": f"Figure 15: congestion control {case}",
-        "until": setting.ms(1000 * LIMIT_S / scale),
-        "interval": setting.ms(1000 / scale),
-        "payload": "sample",
-        "network": setting.rack(9, delay=of["delay"], queue=of["queue"], ecn=of["ecn"]),
-        # What peak throughput needs with all of it aggregated in the switch: what fills a host.
-        "switch": setting.switch(of.get("aggregators", fills // 2)),
-        "node": [{"name": "h8", "queue": of["nic"]}],
-        "job": [{**work, "server": "h8"}],
-    }
 
 
-def _name(case: str, more: Mapping[str, Any]) -> str:
-    return "-".join(["congestion", case, *(f"{key}-{value}" for key, value in more.items())])
-
-
-EXPERIMENT = Experiment(
+ROW = partial(Row, "§5.5, Fig. 15")
+EXPERIMENT = Simulated(
     "congestion",
     "Half of the aggregators, VGG16 of 8 workers, one server (Figure 15)",
-    run,
-    why,
-)
+    scenario,
+    # Without control it may take for ever, and that is the finding.
+    [
+        Cases(
+            {"control": PAPER_IMAGES}, Either(SWEPT, quick=FEW), seeds_swept=SEEDS, unfinished=True
+        )
+    ],
+    [
+        ROW(
+            "VGG16 with half of its aggregators, congestion control on by off",
+            PAPER_IMAGES["on"] / PAPER_IMAGES["off"],
+            ratio(setting.images_per_s, {"control": "on"}, {"control": "off"}),
+            "x",
+        ),
+        *(
+            ROW(
+                f"VGG16 with half of its aggregators, congestion control {control}",
+                paper,
+                figure(setting.images_per_s, control=control),
+                "images/s",
+            )
+            for control, paper in PAPER_IMAGES.items()
+        ),
+        ROW(
+            "the same with congestion control: a worker's goodput",
+            PAPER_GOODPUT_GBPS,
+            figure(setting.goodput_gbps, control="on"),
+            "Gbit/s",
+        ),
+        ROW(
+            "the same without: a worker's goodput in its best second",
+            PAPER_OFF_GBPS,
+            figure(lambda report: max(_seconds(report)), control="off"),
+            "Gbit/s",
+        ),
+        ROW(
+            "the same without: a worker's goodput in its worst second",
+            "0: less than a tenth of the best second's there",
+            figure(lambda report: min(_seconds(report)), control="off"),
+            "Gbit/s",
+            at_most(PAPER_OFF_GBPS / 10),
+        ),
+    ],
+    picture,
+    over=OVER,
+    changes=[
+        Change(
+            "no aggregator at all: every fragment goes to the server",
+            {"aggregators": 0},
+            '§5.5: "We reserve only 50% of the switch aggregators"',
+            cases=[Cases({"control": PAPER_IMAGES}, FEW, unfinished=True)],
+        )
+    ],
+).experiment()

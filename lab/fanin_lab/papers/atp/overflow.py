@@ -10,15 +10,12 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Panel, Picture, outcome
 
 TABLE_1 = {8: 37_002, 16: 231_528, 32: 1_156_126, 64: 14_602_998}
 LEAST = min(TABLE_1[2 * workers] / TABLE_1[workers] for workers in (8, 16, 32))
@@ -63,31 +60,29 @@ def run(lab: Lab) -> Outcome:
     """Train with each number of workers, and count."""
     found = _counted(lab)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        shares = [100 * count / PACKETS for count in TABLE_1.values()]
-        axes.plot(list(TABLE_1), shares, "ks--", label="paper: ResNet50 (Table 1), if of 32 images")
-        for at, (task, by_workers) in enumerate(found.items()):
-            medians = {
-                workers: Spread.of([100 * _share(of_seed) for of_seed in of_seeds]).median
-                for workers, of_seeds in by_workers.items()
-            }
-            seen = {workers: median for workers, median in medians.items() if median > 0}
-            axes.plot(list(seen), list(seen.values()), f"C{at}o-", label=f"ours: {task}")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(list(TABLE_1), [str(workers) for workers in TABLE_1])
-        finish(axes, "workers", "false positives, % of an epoch's packets")
-
-    series = {
-        task: {
-            workers: [[vars(each) for each in of_seed] for of_seed in of_seeds]
-            for workers, of_seeds in by_workers.items()
+    def line(at: int, task: str) -> Line:
+        medians = {
+            workers: Spread.of([100 * _share(of_seed) for of_seed in of_seeds]).median
+            for workers, of_seeds in found[task].items()
         }
-        for task, by_workers in found.items()
-    }
+        seen = {workers: median for workers, median in medians.items() if median > 0}
+        return Line(list(seen), list(seen.values()), f"C{at}o-", f"ours: {task}")
+
+    shares = [100 * count / PACKETS for count in TABLE_1.values()]
+    label = "paper: ResNet50 (Table 1), if of 32 images"
+    panel = Panel(
+        [
+            Line(list(TABLE_1), shares, "ks--", label),
+            *(line(at, task) for at, task in enumerate(found)),
+        ],
+        "workers",
+        "false positives, % of an epoch's packets",
+        log_x=2,
+        log_y=10,
+        ticks={workers: str(workers) for workers in TABLE_1},
+    )
     findings = [finding for task, by_workers in found.items() for finding in _of(task, by_workers)]
-    return Outcome(findings, draw, series)
+    return outcome(findings, Picture([panel]))
 
 
 def why(lab: Lab) -> Sequence[Reason]:
@@ -97,21 +92,10 @@ def why(lab: Lab) -> Sequence[Reason]:
     alike, and what is large with all of them does overflow. Its overflows are of 8 workers.
     """
     found = _counted(lab)
-    fewer = [
-        Reason(
-            LATE.format(task),
-            "32 workers",
-            _overflows_late(by_workers[32]),
-        )
-        for task, by_workers in found.items()
-    ]
-    return fewer + [
-        Reason(
-            GROWS.format(task),
-            "the second half of the iterations alone",
-            _grows(by_workers, late=True),
-        )
-        for task, by_workers in found.items()
+    half = "the second half of the iterations alone"
+    return [
+        *(Reason(LATE.format(of), "32 workers", _overflows_late(found[of][32])) for of in found),
+        *(Reason(GROWS.format(of), half, _grows(found[of], late=True)) for of in found),
     ]
 
 
@@ -154,11 +138,7 @@ def _of(task: str, found: Mapping[int, list[list[Iteration]]]) -> list[Finding]:
             unit="x",
         ),
         Finding(
-            "§5.3.1",
-            LATE.format(task),
-            "none: only the first few have any",
-            late,
-            holds=at_most(0),
+            "§5.3.1", LATE.format(task), "none: only the first few have any", late, holds=at_most(0)
         ),
         Finding(
             "§5.3.1",

@@ -6,15 +6,10 @@ follows from the line is compared with what the paper says elsewhere.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from fanin_lab.papers.atp import setting
-from fanin_lab.papers.finding import Experiment, Finding, Outcome
-from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.lab import Scenario, Spread
+from fanin_lab.papers.plot import Line, Panel, Picture
+from fanin_lab.papers.simulated import At, Cases, Row, Simulated, by, computed, ratio
 
 LENGTHS = {"switchml": [32, 64, 256, 352], "atp": [64, 256, 336]}
 """In elements. The first of each is the paper's."""
@@ -28,83 +23,8 @@ PAPER_MOST = 1.5
 FITTED = "hosts are a line through this point and another"
 
 
-def run(lab: Lab) -> Outcome:
-    """Sum continuously on each system with packets of each length."""
-    runs = lab.play(
-        {
-            _name(system, elements): _scenario(system, elements)
-            for system, lengths in LENGTHS.items()
-            for elements in lengths
-        },
-        # Nothing in it is random: every seed would give the same.
-        once=True,
-    )
-    goodputs = {
-        (system, elements): runs[_name(system, elements)].samples(setting.goodput_gbps)
-        for system, lengths in LENGTHS.items()
-        for elements in lengths
-    }
-
-    def moved(system: str, elements: int) -> list[float]:
-        """Return what hosts move of the paper's frames, in Gbit/s."""
-        share = 4 * elements / _frame(system, elements)
-        return [goodput / share for goodput in goodputs[system, elements]]
-
-    def by(ours: list[float], theirs: list[float]) -> Spread:
-        return Spread.of([one / other for one, other in zip(ours, theirs, strict=True)])
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        lengths = range(64, 1501, 4)
-        line = [8 * length / (17.5 + 0.076 * length) for length in lengths]
-        axes.plot(lengths, line, "k:", label="17.5 ns a packet and 0.076 ns a byte")
-        for at, (system, of_system) in enumerate(LENGTHS.items()):
-            frames = [_frame(system, elements) for elements in of_system]
-            rates = [Spread.of(moved(system, elements)).median for elements in of_system]
-            axes.plot(frames, rates, f"C{at}o", label=NAMES[system])
-        axes.plot([180, 306], [PAPER_GBPS / PAPER_TWO_PASSES, PAPER_GBPS], "kx", label="paper")
-        axes.set_ylim(0)
-        finish(axes, "bytes of a frame", "moved by a host in each direction (Gbit/s)")
-
-    one_pass, two_passes = moved("switchml", 32), moved("atp", 64)
-    return Outcome(
-        [
-            Finding(
-                "§5.5, Fig. 19",
-                "frames of 306 bytes (two passes): what a host moves",
-                PAPER_GBPS,
-                Spread.of(two_passes),
-                unit="Gbit/s",
-                cannot_fail=FITTED,
-            ),
-            Finding(
-                "§D.1, Fig. 19",
-                "throughput, two passes (306 bytes) by one (180 bytes)",
-                PAPER_TWO_PASSES,
-                by(two_passes, one_pass),
-                unit="x",
-                cannot_fail=FITTED,
-            ),
-            Finding(
-                "§5.2.1 by §D.1",
-                "elements a second, two passes by one: what ATP can be faster than SwitchML in any "
-                "model",
-                PAPER_MOST,
-                by(goodputs["atp", 64], goodputs["switchml", 32]),
-                unit="x",
-                cannot_fail=FITTED,
-            ),
-        ],
-        draw,
-        {f"{system}, {n} elements": found for (system, n), found in goodputs.items()},
-    )
-
-
-def _frame(system: str, elements: int) -> int:
-    return FRAME_BYTES[system] + 4 * elements
-
-
-def _scenario(system: str, elements: int) -> dict[str, Any]:
+def scenario(system: str, elements: int) -> Scenario:
+    """Return tensors that are summed continuously in packets of one length."""
     return {
         "title": f"Figure 19: {NAMES[system]}, {elements} elements a packet",
         "until": "2ms",
@@ -115,8 +35,73 @@ def _scenario(system: str, elements: int) -> dict[str, Any]:
     }
 
 
-def _name(system: str, elements: int) -> str:
-    return f"packets-{system}-{elements}"
+def frame(system: str, elements: int) -> int:
+    """Return the bytes of a frame of the paper's."""
+    return FRAME_BYTES[system] + 4 * elements
 
 
-EXPERIMENT = Experiment("packets", "What hosts move by the length of packets (Figure 19)", run)
+def moved(at: At, system: str, elements: int) -> list[float]:
+    """Return what hosts move of the paper's frames, in Gbit/s."""
+    share = 4 * elements / frame(system, elements)
+    found = at.samples(setting.goodput_gbps, system=system, elements=elements)
+    return [goodput / share for goodput in found]
+
+
+def picture(at: At) -> Picture:
+    """Show the line, what was played, and the paper's two points."""
+    lengths = range(64, 1501, 4)
+    line = [8 * length / (17.5 + 0.076 * length) for length in lengths]
+
+    def dots(number: int, system: str) -> Line:
+        frames = [frame(system, elements) for elements in LENGTHS[system]]
+        rates = [Spread.of(moved(at, system, elements)).median for elements in LENGTHS[system]]
+        return Line(frames, rates, f"C{number}o", NAMES[system])
+
+    marks = [
+        Line(lengths, line, "k:", "17.5 ns a packet and 0.076 ns a byte"),
+        *(dots(number, system) for number, system in enumerate(LENGTHS)),
+        Line([180, 306], [PAPER_GBPS / PAPER_TWO_PASSES, PAPER_GBPS], "kx", "paper"),
+    ]
+    y = "moved by a host in each direction (Gbit/s)"
+    return Picture([Panel(marks, "bytes of a frame", y, least_y=0)])
+
+
+EXPERIMENT = Simulated(
+    "packets",
+    "What hosts move by the length of packets (Figure 19)",
+    scenario,
+    # Nothing in it is random: every seed would give the same.
+    [Cases({"system": one, "elements": lengths}, seeds=1) for one, lengths in LENGTHS.items()],
+    [
+        Row(
+            "§5.5, Fig. 19",
+            "frames of 306 bytes (two passes): what a host moves",
+            PAPER_GBPS,
+            computed(moved, "atp", 64),
+            "Gbit/s",
+            cannot_fail=FITTED,
+        ),
+        Row(
+            "§D.1, Fig. 19",
+            "throughput, two passes (306 bytes) by one (180 bytes)",
+            PAPER_TWO_PASSES,
+            lambda at: by(moved(at, "atp", 64), moved(at, "switchml", 32)),
+            "x",
+            cannot_fail=FITTED,
+        ),
+        Row(
+            "§5.2.1 by §D.1",
+            "elements a second, two passes by one: what ATP can be faster than SwitchML in any "
+            "model",
+            PAPER_MOST,
+            ratio(
+                setting.goodput_gbps,
+                {"system": "atp", "elements": 64},
+                {"system": "switchml", "elements": 32},
+            ),
+            "x",
+            cannot_fail=FITTED,
+        ),
+    ],
+    picture,
+).experiment()

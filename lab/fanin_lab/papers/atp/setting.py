@@ -10,7 +10,7 @@ Accelerators compute each model at a published throughput of an RTX 2080 Ti, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fanin_lab.papers.lab import Between, Report, throughput
@@ -107,14 +107,9 @@ def rack(hosts: int, cost: Mapping[str, Any] = HOSTS, **more: Any) -> dict[str, 
     return network("rack", cost, hosts=hosts, **more)
 
 
-def switch(aggregators: int = 8192) -> dict[str, Any]:
+def switch(aggregators: int = 8192, ways: int = 1) -> dict[str, Any]:
     """Return the paper's switches: a fragment has one aggregator, and no others (§3.5)."""
-    return {"aggregators": aggregators, "ways": 1}
-
-
-def with_ways(scenario: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scenario with fanin's own switches."""
-    return {**scenario, "switch": {**scenario["switch"], "ways": WAYS}}
+    return {"aggregators": aggregators, "ways": ways}
 
 
 def delay(topology: str, round_trip_us: float) -> str:
@@ -191,6 +186,21 @@ def sharing(jobs: list[tuple[str, int, dict[str, Any]]], scale: float) -> list[d
 def ms(time_ms: float) -> str:
     """Write a time for a scenario."""
     return f"{time_ms:.6f}ms"
+
+
+def measured(time_s: float, scale: float) -> dict[str, Any]:
+    """Return how long a scenario is played, of unscaled time; the first quarter is warm-up."""
+    return {"until": ms(1000 * time_s / scale), "warm_up": ms(1000 * time_s / 4 / scale)}
+
+
+def images_of_jobs(report: Report) -> list[float]:
+    """Return the throughput of each training job."""
+    return [images_per_s(report, job) for job in range(len(report["jobs"]))]
+
+
+def images_of(job: int) -> Callable[[Report], float]:
+    """Return what reads the throughput of one of several jobs."""
+    return lambda report: images_per_s(report, job)
 
 
 def images_per_s(report: Report, job: int = 0) -> float:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from fanin_lab.papers.byteps import equations
 from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Panel, Picture, outcome
 
 MACHINES, SPARES = 32, 16
 """The paper's example."""
@@ -23,6 +20,9 @@ EQUAL = 256
 """As many machines that train as that only sum."""
 STEPS = [1, 2, 4, 8, 12, 16, 20, 24, 28, 32]
 STEPS_QUICK = [1, 8, 16, 32]
+BIG = {"markersize": 12}
+Of = Callable[[int, int], float]
+"""A formula of n and k."""
 
 
 def run(lab: Lab) -> Outcome:
@@ -36,28 +36,35 @@ def run(lab: Lab) -> Outcome:
     equal = plans(lab, [(EQUAL, EQUAL)])[EQUAL, EQUAL]
     limit = equal.ring_s / equal.time_s
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
+    def marks(
+        colour: str, of: Of, found: Mapping[int, float], name: str, printed: float
+    ) -> list[Line]:
         ks = range(1, MACHINES + 1)
-        for at, (name, of, found, printed) in enumerate(
-            (
-                ("a ring", equations.by_ring, by_ring, BY_RING),
-                ("k parameter servers", equations.by_parameter_server, by_servers, BY_SERVERS),
-            )
-        ):
-            axes.plot(ks, [of(MACHINES, k) for k in ks], color=f"C{at}")
-            axes.plot(steps, [found[k] for k in steps], f"C{at}o", label=f"by {name}")
-            axes.plot([SPARES], [printed], "kx", markersize=12, label=None if at else "paper")
-        axes.set_yscale("log", base=2)
-        axes.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-        finish(axes, "k", "times faster", "Eq. 7 (lines) and fanin plan (dots)")
+        return [
+            Line(ks, [of(MACHINES, k) for k in ks], look={"color": colour}),
+            Line(steps, [found[k] for k in steps], f"{colour}o", f"by {name}"),
+            Line([SPARES], [printed], "kx", "paper" if name == "a ring" else None, BIG),
+        ]
+
+    servers_of = equations.by_parameter_server
+    panel = Panel(
+        [
+            *marks("C0", equations.by_ring, by_ring, "a ring", BY_RING),
+            *marks("C1", servers_of, by_servers, "k parameter servers", BY_SERVERS),
+        ],
+        "k",
+        "times faster",
+        "Eq. 7 (lines) and fanin plan (dots)",
+        log_y=2,
+        y_ticks={2**power: f"{2**power}" for power in range(5)},
+    )
 
     def example(name: str, printed: float, value: float) -> Finding:
         what = f"n = {MACHINES}, k = {SPARES}: {name}"
         holds = Range(printed - PRINTED, printed + PRINTED)
         return Finding("§4.1.1", what, f"{printed}", Spread.of([value]), holds=holds, unit="x")
 
-    return Outcome(
+    return outcome(
         [
             example("times as fast as a ring (gamma_a)", BY_RING, by_ring[SPARES]),
             example("times as fast as servers (gamma_p)", BY_SERVERS, by_servers[SPARES]),
@@ -70,8 +77,7 @@ def run(lab: Lab) -> Outcome:
                 unit="x",
             ),
         ],
-        draw,
-        {"by_ring": by_ring, "by_parameter_servers": by_servers},
+        Picture([panel]),
     )
 
 

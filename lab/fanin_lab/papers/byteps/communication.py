@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fanin_lab.papers.byteps import equations
 from fanin_lab.papers.byteps.cluster import NIC_GBPS, PAYLOAD, RING, Cluster, finished_s, listed
 from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.finding import Experiment, Finding, Outcome
 from fanin_lab.papers.lab import Lab, Scenario, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Panel, Picture, outcome
 
 MACHINES, MACHINES_QUICK = 8, 4
 """As in the paper's Figure 12."""
@@ -75,24 +72,29 @@ def run(lab: Lab) -> Outcome:
     between = [k for k in ks if 0 < k < n]
     example = f"n = {many}, k = {some}, played: "
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for at, (system, name) in enumerate(SYSTEMS.items()):
-            there = [k for k in ks if k or system != "servers"]
-            axes.plot(there, [_formula(system, n, k) for k in there], color=f"C{at}")
-            # All-reduce takes as long with whatever more machines.
-            played = [times[system, n, 0 if system == "ring" else k].median for k in there]
-            axes.plot(there, played, f"C{at}o", label=name)
-        axes.set_ylim(0, 1.2 * n / 2)
-        axes.set_xticks(list(ks))
-        title = f"Table 1 and Eq. 6 (lines), played (dots); n = {n}"
-        finish(axes, "machines that only sum, k", "time (M / B)", title)
+    def marks(at: int, system: str) -> list[Line]:
+        there = [k for k in ks if k or system != "servers"]
+        # All-reduce takes as long with whatever more machines.
+        played = [times[system, n, 0 if system == "ring" else k].median for k in there]
+        formula = [_formula(system, n, k) for k in there]
+        look = {"color": f"C{at}"}
+        return [Line(there, formula, look=look), Line(there, played, f"C{at}o", SYSTEMS[system])]
+
+    panel = Panel(
+        [mark for at, system in enumerate(SYSTEMS) for mark in marks(at, system)],
+        "machines that only sum, k",
+        "time (M / B)",
+        f"Table 1 and Eq. 6 (lines), played (dots); n = {n}",
+        ticks=list(ks),
+        least_y=0,
+        most_y=1.2 * n / 2,
+    )
 
     def row(figure: str, what: str, ours: Spread, paper: float = 1.0) -> Finding:
         return Finding(figure, what, paper, ours, unit="x")
 
     of_formula = "time played by the formula's, B less headers"
-    return Outcome(
+    return outcome(
         [
             row("Table 1", f"all-reduce, n = {n}: {of_formula}", off("ring", [0])),
             row(
@@ -128,14 +130,7 @@ def run(lab: Lab) -> Outcome:
                 round(equations.by_parameter_server(many, some), 2),
             ),
         ],
-        draw,
-        {
-            "unit_s": unit_s,
-            "times": [
-                {"system": system, "n": count, "k": k, "time": spread.median}
-                for (system, count, k), spread in times.items()
-            ],
-        },
+        Picture([panel]),
     )
 
 

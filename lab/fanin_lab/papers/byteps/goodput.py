@@ -6,18 +6,14 @@ The paper has 8 machines at 100 Gbit/s over RDMA; here 4 network namespaces with
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from fanin_lab.netlab.kernel import NetlabError, require_root, require_tools
 from fanin_lab.papers import ReproduceError
 from fanin_lab.papers.byteps import equations
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Reason, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import PAPER, finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import PAPER, Line, Panel, Picture, Whiskers, outcome
 
 MACHINES = 4
 RATE = "1gbit"
@@ -63,36 +59,26 @@ def run(lab: Lab) -> Outcome:
     def by(one: list[float], other: list[float]) -> Spread:
         return Spread.of([ours / theirs for ours, theirs in zip(one, other, strict=True)])
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        axes.plot(spares, list(optimal.values()), **PAPER, label="optimal (Eq. 6), less headers")
-        for colour, (name, found) in enumerate(
-            (
-                ("fanin: the split (BytePS)", split),
-                ("fanin: the k machines alone (PS)", servers),
-                ("Gloo: a ring", ring),
-            )
-        ):
-            medians = {k: statistics.median(samples) for k, samples in found.items()}
-            low = [median - min(found[k]) for k, median in medians.items()]
-            high = [max(found[k]) - median for k, median in medians.items()]
-            axes.errorbar(
-                list(medians),
-                list(medians.values()),
-                yerr=[low, high],
-                fmt="o-",
-                color=f"C{colour}",
-                capsize=3,
-                label=name,
-            )
-        axes.set_ylim(0)
-        axes.set_xticks(spares)
-        finish(axes, "machines that only sum, k", "goodput of each machine that trains (Gbit/s)")
+    def line(colour: str, name: str, found: Mapping[int, list[float]]) -> Whiskers:
+        spreads = [Spread.of(samples) for samples in found.values()]
+        return Whiskers(list(found), spreads, name, look={"color": colour})
 
+    panel = Panel(
+        [
+            Line(spares, list(optimal.values()), "", "optimal (Eq. 6), less headers", PAPER),
+            line("C0", "fanin: the split (BytePS)", split),
+            line("C1", "fanin: the k machines alone (PS)", servers),
+            line("C2", "Gloo: a ring", ring),
+        ],
+        "machines that only sum, k",
+        "goodput of each machine that trains (Gbit/s)",
+        ticks=spares,
+        least_y=0,
+    )
     below = {k: [1 - found / optimal[k] for found in split[k]] for k in spares}
     worst = max(below.values(), key=statistics.median)
     flat = [min(found) / max(found) for found in zip(*ring.values(), strict=True)]
-    return Outcome(
+    return outcome(
         [
             Finding(
                 "Fig. 12",
@@ -130,15 +116,7 @@ def run(lab: Lab) -> Outcome:
                 holds=at_least(0.9),
             ),
         ],
-        draw,
-        {
-            "machines": MACHINES,
-            "rate_gbps": RATE_GBPS,
-            "optimal_gbps": optimal,
-            "split_gbps": split,
-            "servers_gbps": servers,
-            "ring_gbps": ring,
-        },
+        Picture([panel]),
     )
 
 

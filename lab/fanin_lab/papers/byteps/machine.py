@@ -6,16 +6,14 @@ The paper's own machines and rates. What GPUs compute meanwhile it does not give
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from fanin_lab.papers.byteps import inside
 from fanin_lab.papers.byteps.inside import NIC_GBPS, Strategy, Told
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Bars, Line, Mark, Panel, Picture, outcome
 
 MACHINES = 8
 """§7.2: GPU machines; none more that only sums (§7.3)."""
@@ -65,163 +63,123 @@ def run(lab: Lab) -> Outcome:
     played = [it.played_s / it.time_s for found in (*pcie, *nvlink) for it in found.values()]
     roots = [told[f"nvlink-{nic:g}"].chosen for nic in NIC_GBPS]
 
-    def draw(figure: Figure) -> None:
-        for at, (title, found, names) in enumerate(
-            (
-                ("PCIe-only", pcie, ["ring", "straightforward", "assisted"]),
-                ("NVLink", nvlink, ["ring", "root=0", "root=all", "root=2,3", "root=2"]),
-            )
-        ):
-            axes = figure.add_subplot(1, 2, at + 1)
-            for which, (nic, it) in enumerate(zip(NIC_GBPS, found, strict=True)):
-                places = [place + 0.4 * which for place in range(len(names))]
-                times = [1e3 * it[name].played_s / size for name in names]
-                axes.bar(places, times, 0.38, label=f"played, NIC {nic:g} Gbit/s", alpha=0.7)
-                predicted = [1e3 * it[name].time_s / size for name in names]
-                axes.plot(places, predicted, "k_", markersize=14, markeredgewidth=2.5)
-            axes.set_xticks([place + 0.2 for place in range(len(names))], names, fontsize="small")
-            finish(axes, "", "ms for 1 GB of each GPU", f"{title}; lines: the slowest link")
+    def panel(title: str, found: Sequence[Mapping[str, Strategy]], names: Sequence[str]) -> Panel:
+        marks: list[Mark] = []
+        for which, (nic, it) in enumerate(zip(NIC_GBPS, found, strict=True)):
+            places = [place + 0.4 * which for place in range(len(names))]
+            times = [1e3 * it[name].played_s / size for name in names]
+            predicted = [1e3 * it[name].time_s / size for name in names]
+            label = f"played, NIC {nic:g} Gbit/s"
+            line = {"markersize": 14, "markeredgewidth": 2.5}
+            marks.append(Bars(places, times, label, 0.38, {"alpha": 0.7}))
+            marks.append(Line(places, predicted, "k_", look=line))
+        ticks = {place + 0.2: name for place, name in enumerate(names)}
+        y, title = "ms for 1 GB of each GPU", f"{title}; lines: the slowest link"
+        return Panel(marks, "", y, title, ticks=ticks, small_ticks=True)
 
-    return Outcome(
+    picture = Picture(
         [
-            Finding(
-                "Eqs. 8 and 9",
-                "what links carry, counted, for p switches of n GPUs "
-                f"({_listed(generic)}): largest difference",
-                "none",
-                Spread.of([off_equations]),
-                holds=at_most(EXACT),
-            ),
-            Finding(
-                "§4.2.1",
-                "x* of the example",
-                0.2,
-                Spread.of([example["best x"].brute_force]),
-            ),
-            Finding(
-                "§4.2.1",
-                "J(0) by J*: CPU-assisted aggregation by the optimum",
-                1.09,
-                Spread.of([example["assisted"].time_s / example["best x"].time_s]),
-                unit="x",
-            ),
-            Finding(
-                "§4.2.1",
-                "J(0), M = 1 GB",
-                0.141,
-                Spread.of([example["assisted"].time_s / size]),
-                unit="s",
-            ),
-            Finding(
-                "§4.2.1",
-                "J*, M = 1 GB",
-                0.129,
-                Spread.of([example["best x"].time_s / size]),
-                unit="s",
-            ),
-            Finding(
-                "§4.2.1",
-                "J_ca below J_ar, a ring over the GPUs of one machine",
-                23.7,
-                Spread.of([100 * (1 - example["assisted"].time_s / example["ring"].time_s)]),
-                unit="%",
-            ),
-            Finding(
-                "§4.2.1",
-                "bytes from switch to CPU, by M: a collective over eight GPUs",
-                1.75,
-                Spread.of([example["ring"].bytes["pcie0", "cpu0"]]),
-            ),
-            Finding(
-                "Fig. 14(a), §7.3",
-                "communication of the strawman by the optimal strategy's",
-                "1.2 and more: end to end it is up to 1.2",
-                by(pcie, "straightforward", "assisted"),
-                holds=at_least(1.2),
-                unit="x",
-                swept="a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "Fig. 14(a), §7.3",
-                "iteration with the strawman by one with the optimal strategy",
-                1.2,
-                _over(computed),
-                unit="x",
-                swept="computing for 0.25 to 1.5 times as long as optimal communication, which "
-                "it hides or not, and a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "Fig. 14(a), §7.3",
-                "communication of all-reduce (a ring) by the strawman's",
-                "slower: without any optimization BytePS still outperforms it",
-                by(pcie, "ring", "straightforward"),
-                holds=MORE,
-                unit="x",
-                swept="a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "Fig. 14(b), §4.2.2",
-                "GPU that the planner reduces to",
-                "2",
-                Spread.of([float(root.removeprefix("root=")) for root in roots]),
-                holds=Range(2, 2),
-            ),
-            Finding(
-                "Fig. 14(b), §7.3",
-                "communication with root = 2, 3 by that with root = 2",
-                "almost the same",
-                by(nvlink, "root=2,3", "root=2"),
-                holds=Range(0.95, 1.05),
-                unit="x",
-                swept="a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "Fig. 14(b), §7.3",
-                "communication with root = all by that with root = 2",
-                "poorer",
-                by(nvlink, "root=all", "root=2"),
-                holds=MORE,
-                unit="x",
-                swept="a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "Fig. 14(b), §7.3",
-                "communication with root = 0 by that with root = all",
-                "root = 0 is the worst",
-                by(nvlink, "root=0", "root=all"),
-                holds=MORE,
-                unit="x",
-                swept="a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "Fig. 14(b), §7.3",
-                "communication of all-reduce (a ring) by that with root = 0",
-                "slower: without any optimization BytePS still outperforms it",
-                by(nvlink, "ring", "root=0"),
-                holds=MORE,
-                unit="x",
-                swept="a NIC of 100 or 90 Gbit/s",
-            ),
-            Finding(
-                "§4.2, §6.1",
-                "played in a pipeline of 4 MB, by the time of the slowest link, all strategies",
-                "stages overlap, so that the slowest link decides",
-                _over(played),
-                holds=Range(1 - EXACT, 1.2 if lab.quick else 1.05),
-                unit="x",
-            ),
-        ],
-        draw,
-        {
-            name: {
-                "chosen": it.chosen,
-                "predicted_s": {kind: found.time_s for kind, found in it.strategies.items()},
-                "played_s": {kind: found.played_s for kind, found in it.strategies.items()},
-                "slowest": {kind: found.slowest for kind, found in it.strategies.items()},
-            }
-            for name, it in told.items()
-        },
+            panel("PCIe-only", pcie, ["ring", "straightforward", "assisted"]),
+            panel("NVLink", nvlink, ["ring", "root=0", "root=all", "root=2,3", "root=2"]),
+        ]
     )
+    nic = "a NIC of 100 or 90 Gbit/s"
+    example_row = partial(Finding, "§4.2.1")
+    pcie_row = partial(Finding, "Fig. 14(a), §7.3", unit="x", swept=nic)
+    nvlink_row = partial(Finding, "Fig. 14(b), §7.3", unit="x", swept=nic)
+
+    def one(value: float) -> Spread:
+        return Spread.of([value])
+
+    findings = [
+        Finding(
+            "Eqs. 8 and 9",
+            "what links carry, counted, for p switches of n GPUs "
+            f"({_listed(generic)}): largest difference",
+            "none",
+            one(off_equations),
+            at_most(EXACT),
+        ),
+        example_row("x* of the example", 0.2, one(example["best x"].brute_force)),
+        example_row(
+            "J(0) by J*: CPU-assisted aggregation by the optimum",
+            1.09,
+            one(example["assisted"].time_s / example["best x"].time_s),
+            unit="x",
+        ),
+        example_row("J(0), M = 1 GB", 0.141, one(example["assisted"].time_s / size), unit="s"),
+        example_row("J*, M = 1 GB", 0.129, one(example["best x"].time_s / size), unit="s"),
+        example_row(
+            "J_ca below J_ar, a ring over the GPUs of one machine",
+            23.7,
+            one(100 * (1 - example["assisted"].time_s / example["ring"].time_s)),
+            unit="%",
+        ),
+        example_row(
+            "bytes from switch to CPU, by M: a collective over eight GPUs",
+            1.75,
+            one(example["ring"].bytes["pcie0", "cpu0"]),
+        ),
+        pcie_row(
+            "communication of the strawman by the optimal strategy's",
+            "1.2 and more: end to end it is up to 1.2",
+            by(pcie, "straightforward", "assisted"),
+            at_least(1.2),
+        ),
+        pcie_row(
+            "iteration with the strawman by one with the optimal strategy",
+            1.2,
+            _over(computed),
+            swept="computing for 0.25 to 1.5 times as long as optimal communication, which it "
+            f"hides or not, and {nic}",
+        ),
+        pcie_row(
+            "communication of all-reduce (a ring) by the strawman's",
+            "slower: without any optimization BytePS still outperforms it",
+            by(pcie, "ring", "straightforward"),
+            MORE,
+        ),
+        Finding(
+            "Fig. 14(b), §4.2.2",
+            "GPU that the planner reduces to",
+            "2",
+            Spread.of([float(root.removeprefix("root=")) for root in roots]),
+            Range(2, 2),
+        ),
+        nvlink_row(
+            "communication with root = 2, 3 by that with root = 2",
+            "almost the same",
+            by(nvlink, "root=2,3", "root=2"),
+            Range(0.95, 1.05),
+        ),
+        nvlink_row(
+            "communication with root = all by that with root = 2",
+            "poorer",
+            by(nvlink, "root=all", "root=2"),
+            MORE,
+        ),
+        nvlink_row(
+            "communication with root = 0 by that with root = all",
+            "root = 0 is the worst",
+            by(nvlink, "root=0", "root=all"),
+            MORE,
+        ),
+        nvlink_row(
+            "communication of all-reduce (a ring) by that with root = 0",
+            "slower: without any optimization BytePS still outperforms it",
+            by(nvlink, "ring", "root=0"),
+            MORE,
+        ),
+        Finding(
+            "§4.2, §6.1",
+            "played in a pipeline of 4 MB, by the time of the slowest link, all strategies",
+            "stages overlap, so that the slowest link decides",
+            _over(played),
+            Range(1 - EXACT, 1.2 if lab.quick else 1.05),
+            "x",
+        ),
+    ]
+    return outcome(findings, picture)
 
 
 def iteration(compute_s: float, communication_s: float, overlap: bool) -> float:
@@ -233,7 +191,7 @@ def iteration(compute_s: float, communication_s: float, overlap: bool) -> float:
 
 def _over(settings: Sequence[float]) -> Spread:
     """Return the spread over settings, each of which came to one figure: all of it counts."""
-    return Spread.over([Spread.of([one]) for one in settings])
+    return Spread.of_each([one] for one in settings)
 
 
 def _listed(generic: Mapping[tuple[int, int], Any]) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from fanin_lab.papers.byteps.cluster import NIC_GBPS
 from fanin_lab.papers.byteps.inside import GPUS
 from fanin_lab.papers.byteps.training import (
-    BASELINE_GBPS,
     COMPUTINGS,
     LONG,
     LONG_CHANGE,
@@ -19,12 +16,14 @@ from fanin_lab.papers.byteps.training import (
     OVER_COMPUTING,
     OVER_OVERLAP,
     OVER_RING,
-    USUAL,
+    SETTINGS,
+    SHOWN,
     Case,
-    Rates,
+    Setting,
+    Systems,
     Trained,
     computing_s,
-    rates,
+    of_lab,
     unhidden_s,
 )
 from fanin_lab.papers.finding import (
@@ -38,10 +37,7 @@ from fanin_lab.papers.finding import (
     at_most,
 )
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Panel, Picture, outcome
 
 MACHINES, MACHINES_QUICK = [2, 8, 32], [2, 8]
 MODELS_QUICK = ["vgg16", "ugatit"]
@@ -51,23 +47,6 @@ PAPERS_PERCENT = {"resnet50": [97.5, 88.0], "ugatit": [74.0]}
 """BytePS's with as many CPU machines, and all-reduce's, as far as §7.4 says them in words."""
 BAR: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "butt"}
 OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the paper does not give."""
-
-    computing: int
-    overlap: bool
-    """Of BytePS's passes."""
-    limited: bool
-    """Whether the rival is: all-reduce by the inside of machines, native PS by Table 2; else by its
-    NIC alone, or by what its GPUs leave of that."""
-
-
-SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
-SETTINGS_QUICK = [of for of in SETTINGS if of.computing == USUAL]
-SHOWN = Setting(USUAL, overlap=False, limited=True)
 
 
 @dataclass(frozen=True)
@@ -81,50 +60,28 @@ class Curve:
     most: float
 
 
-class Cases:
-    """Who trains how, as far as NVLink machines let them."""
-
-    def __init__(self, lab: Lab, prefix: str, counts: Sequence[int]):
-        clusters = [(n, k) for n in counts for k in (0, n)]
-        self._rates: dict[tuple[int, int], Rates] = rates(lab, prefix, "nvlink", clusters)
-
-    def byteps(self, model: str, n: int, k: int, of: Setting) -> Case:
-        """Return BytePS's."""
-        gbps = self._rates[n, k].byteps
-        return Case(model, "byteps", n, k, gbps, of.computing, of.overlap)
-
-    def ring(self, model: str, n: int, of: Setting) -> Case:
-        """Return all-reduce's."""
-        gbps = self._rates[n, 0].ring if of.limited else NIC_GBPS
-        return Case(model, "ring", n, gbps=gbps, computing=of.computing)
-
-    def servers(self, model: str, n: int, of: Setting, system: str = "servers") -> Case:
-        """Return native PS's."""
-        gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
-        return Case(model, system, n, n, gbps, of.computing)
-
-    def every(
-        self, models: Sequence[str], counts: Sequence[int], settings: Sequence[Setting]
-    ) -> Iterator[Case]:
-        """Return all: the largest number of machines in all settings."""
-        wanted = [(counts[-1], of) for of in settings] + [(n, SHOWN) for n in counts]
-        for model in models:
-            for n, of in wanted:
-                yield self.byteps(model, n, n, of)
-                yield self.byteps(model, n, 0, of)
-                yield self.ring(model, n, of)
-                if MODELS[model].has_servers:
-                    yield self.servers(model, n, of)
+def every(
+    systems: Systems, models: Sequence[str], counts: Sequence[int], settings: Sequence[Setting]
+) -> Iterator[Case]:
+    """Return all cases: the largest number of machines in all settings."""
+    wanted = [(counts[-1], of) for of in settings] + [(n, SHOWN) for n in counts]
+    for model in models:
+        for n, of in wanted:
+            yield systems.byteps(model, n, n, of)
+            yield systems.byteps(model, n, 0, of)
+            yield systems.ring(model, n, of)
+            if MODELS[model].has_servers:
+                yield systems.servers(model, n, of)
 
 
 def run(lab: Lab) -> Outcome:
     """Train every model on every system."""
     models = MODELS_QUICK if lab.quick else list(MODELS)
     counts = MACHINES_QUICK if lab.quick else MACHINES
-    settings = SETTINGS_QUICK if lab.quick else SETTINGS
+    settings = of_lab(lab)
     n = counts[-1]
-    cases = Cases(lab, "scalability", counts)
-    trained = Trained(lab, "scalability", cases.every(models, counts, settings))
+    cases = Systems(lab, "scalability", "nvlink", [(n, k) for n in counts for k in (0, n)])
+    trained = Trained(lab, "scalability", every(cases, models, counts, settings))
 
     def gain(model: str, k: int, of: Setting) -> float:
         return trained.gain(cases.byteps(model, n, k, of), cases.ring(model, n, of))
@@ -178,7 +135,7 @@ def run(lab: Lab) -> Outcome:
             1.84,
             lambda of: gain("ugatit", n, of),
             ring,
-        ),
+        )
     ]
     for words, k, least, most in (("with", n, 1.10, 1.84), ("without", 0, 1.09, 1.53)):
         for which, end, paper in (("most", max, most), ("least", min, least)):
@@ -211,13 +168,7 @@ def run(lab: Lab) -> Outcome:
             f"{computing}{OVER_RING}, and at once {OVER_SERVERS}",
             MORE,
         ),
-        ratio(
-            "§7.4",
-            VGG,
-            1.52,
-            lambda of: by_servers("vgg16", of),
-            servers,
-        ),
+        ratio("§7.4", VGG, 1.52, lambda of: by_servers("vgg16", of), servers),
         ratio(
             "abstract",
             "BytePS with CPU machines by native PS, the most of all models that have it",
@@ -265,37 +216,37 @@ def run(lab: Lab) -> Outcome:
         percents = [100 * trained.efficiency(case(model, m, SHOWN)) for m in counts]
         return Curve(percents, min(swept), max(swept))
 
-    shown = {
-        model: {
+    def marks(model: str) -> list[Line]:
+        curves = {
             system: curve(model, case)
             for system, case in of_systems.items()
             if case != cases.servers or model in with_servers
         }
+        lines = []
+        for colour, (system, of) in enumerate(curves.items()):
+            lines.append(Line(counts, of.percents, f"C{colour}o-", system, {"markersize": 4}))
+            place = n * 1.15 ** (colour + 1)
+            lines.append(Line([place, place], [of.least, of.most], f"C{colour}", look=BAR))
+        papers = PAPERS_PERCENT.get(model, [])
+        paper = Line([n] * len(papers), papers, "kx", look={"markersize": 9})
+        return [*lines, paper, Line([], [], "kx", "paper")]
+
+    panels = [
+        Panel(
+            marks(model),
+            "GPUs of 10 TFLOP/s",
+            "",
+            MODELS[model].name,
+            log_x=2,
+            ticks={count: str(count * GPUS) for count in counts},
+            least_y=0,
+            most_y=105,
+        )
         for model in models
-    }
-
-    def draw(figure: Figure) -> None:
-        rows = 2 if len(models) > 3 else 1
-        for at, (model, curves) in enumerate(shown.items()):
-            axes = figure.add_subplot(rows, len(models) // rows, at + 1)
-            for colour, (system, of) in enumerate(curves.items()):
-                axes.plot(counts, of.percents, f"C{colour}o-", markersize=4, label=system)
-                place = n * 1.15 ** (colour + 1)
-                axes.plot([place, place], [of.least, of.most], f"C{colour}", **BAR)
-            papers = PAPERS_PERCENT.get(model, [])
-            axes.plot([n] * len(papers), papers, "kx", markersize=9)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, [str(count * GPUS) for count in counts])
-            axes.set_ylim(0, 105)
-            axes.plot([], [], "kx", label="paper")
-            finish(axes, "GPUs of 10 TFLOP/s", "", MODELS[model].name)
-        figure.supylabel("% of linear scaling (bars: all settings)")
-
-    series = {
-        model: {system: asdict(of) for system, of in curves.items()}
-        for model, curves in shown.items()
-    }
-    return Outcome(findings, draw, {"machines": counts, "percent_of_linear": series})
+    ]
+    rows = 2 if len(models) > 3 else 1
+    y = "% of linear scaling (bars: all settings)"
+    return outcome(findings, Picture(panels, rows=rows, y=y))
 
 
 def why(lab: Lab) -> Sequence[Reason]:
@@ -304,7 +255,7 @@ def why(lab: Lab) -> Sequence[Reason]:
         return []
     n = MACHINES[-1]
     gpus = f"{n * GPUS} GPUs"
-    cases = Cases(lab, "scalability-why", [n])
+    cases = Systems(lab, "scalability-why", "nvlink", [(n, 0), (n, n)])
     alone = [(model, computing) for model in MODELS for computing in COMPUTINGS]
     computed = computing_s(lab, "scalability-why", alone)
 
@@ -343,8 +294,8 @@ def why(lab: Lab) -> Sequence[Reason]:
     }
     every = [*of_long, *(case for both in of_vgg.values() for case in both)]
     trained = Trained(lab, "scalability-why", every)
-    longer = Spread.over(
-        [Spread.of([100 * (1 - trained.efficiency(case))]) for case in dict.fromkeys(of_long)]
+    longer = Spread.of_each(
+        [100 * (1 - trained.efficiency(case))] for case in dict.fromkeys(of_long)
     )
     return [
         *reasons,
@@ -366,7 +317,7 @@ HIDDEN = '§7: frameworks "can overlap the DNN computation and communication"'
 
 
 def _over(of_setting: Callable[[Setting], float], settings: Sequence[Setting] = SETTINGS) -> Spread:
-    return Spread.over([Spread.of([of_setting(of)]) for of in settings])
+    return Spread.of_each([of_setting(of)] for of in settings)
 
 
 EXPERIMENT = Experiment("scalability", "Six models on up to 256 GPUs (Figures 15 and 16)", run, why)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
-from fanin_lab.papers.byteps.cluster import NIC_GBPS
 from fanin_lab.papers.byteps.training import (
-    COMPUTINGS,
     LONG,
     LONG_CHANGE,
     LONG_CONTRADICTS,
@@ -16,25 +13,20 @@ from fanin_lab.papers.byteps.training import (
     OVER_OVERLAP,
     OVER_RING,
     PLAYED,
-    USUAL,
+    SHOWN,
     Case,
+    Setting,
+    Systems,
     Trained,
-    rates,
+    of_lab,
 )
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Level, Line, Mark, Panel, Picture, outcome
 
 MACHINES = MOST = 8
 SPARES, SPARES_QUICK = [0, 2, 4, 6, 8], [0, 8]
 KINDS = {"nvlink": "NVLink", "pcie-only": "PCIe-only"}
-Setting = tuple[int, bool, bool]
-"""Computing, whether BytePS's passes overlap, and whether the inside of a machine limits
-all-reduce."""
-SHOWN: Setting = (USUAL, False, True)
 
 
 class Pair:
@@ -43,22 +35,17 @@ class Pair:
     def __init__(self, lab: Lab, prefix: str, models: Sequence[str]):
         self.models = models
         self.spares = SPARES_QUICK if lab.quick else SPARES
-        computings = [USUAL] if lab.quick else list(COMPUTINGS)
-        self._settings: list[Setting] = list(product(computings, (False, True), (True, False)))
+        self._settings = of_lab(lab)
         clusters = [(MACHINES, k) for k in self.spares]
-        self._rates = {kind: rates(lab, prefix, kind, clusters) for kind in KINDS}
+        self._of = {kind: Systems(lab, prefix, kind, clusters) for kind in KINDS}
         self._trained = Trained(lab, prefix, self._cases())
         self.places = list(product(KINDS, models))
 
     def _byteps(self, kind: str, model: str, k: int, of: Setting) -> Case:
-        computing, overlap, _ = of
-        gbps = self._rates[kind][MACHINES, k].byteps
-        return Case(model, "byteps", MACHINES, k, gbps, computing, overlap)
+        return self._of[kind].byteps(model, MACHINES, k, of)
 
     def _ring(self, kind: str, model: str, of: Setting) -> Case:
-        computing, _, limited = of
-        gbps = self._rates[kind][MACHINES, 0].ring if limited else NIC_GBPS
-        return Case(model, "ring", MACHINES, gbps=gbps, computing=computing)
+        return self._of[kind].ring(model, MACHINES, of)
 
     def _cases(self) -> Iterator[Case]:
         for kind, model in product(KINDS, self.models):
@@ -85,7 +72,7 @@ class Pair:
 
     def over(self, figure: Callable[[Setting], float]) -> Spread:
         """Return its spread over what is swept."""
-        return Spread.over([Spread.of([figure(of)]) for of in self._settings])
+        return Spread.of_each([figure(of)] for of in self._settings)
 
     def ratios(self) -> dict[str, Spread]:
         """Return what the paper says something of, by the rows."""
@@ -116,20 +103,29 @@ def run(lab: Lab) -> Outcome:
     pair = Pair(lab, "spares", ["ugatit", "gpt2"])
     alone = OVER_OVERLAP if lab.quick else f"{OVER_COMPUTING}, {OVER_OVERLAP}"
     with_ring = f"{alone}, {OVER_RING}"
-    shown = {at: pair.shown(*at) for at in pair.places}
 
-    def draw(figure: Figure) -> None:
-        for at, model in enumerate(pair.models):
-            axes = figure.add_subplot(1, len(pair.models), at + 1)
-            for colour, (kind, name) in enumerate(KINDS.items()):
-                percents, rival = shown[kind, model]
-                axes.plot(pair.spares, percents, f"C{colour}o-", label=f"BytePS, {name}")
-                axes.axhline(rival, color=f"C{colour}", linestyle=":", label=f"all-reduce, {name}")
-            axes.set_ylim(0, 105)
-            axes.set_xticks(pair.spares)
-            title = f"{PLAYED[model].name}, GPUs of 10 TFLOP/s"
-            finish(axes, "machines that only sum, k", "% of linear scaling", title)
+    def marks(model: str, colour: str, kind: str) -> list[Mark]:
+        percents, rival = pair.shown(kind, model)
+        ring = {"color": colour, "linestyle": ":"}
+        return [
+            Line(pair.spares, percents, f"{colour}o-", f"BytePS, {KINDS[kind]}"),
+            Level(rival, f"all-reduce, {KINDS[kind]}", ring),
+        ]
 
+    picture = Picture(
+        [
+            Panel(
+                [*marks(model, "C0", "nvlink"), *marks(model, "C1", "pcie-only")],
+                "machines that only sum, k",
+                "% of linear scaling",
+                f"{PLAYED[model].name}, GPUs of 10 TFLOP/s",
+                ticks=pair.spares,
+                least_y=0,
+                most_y=105,
+            )
+            for model in pair.models
+        ]
+    )
     claims: dict[str, tuple[str, float | str, Range | None, str]] = {
         MOST_OF_NONE: ("Fig. 13", 1.20, None, alone),
         MOST_OF_NONE_GAN: ("Fig. 13", 1.20, None, alone),
@@ -140,19 +136,12 @@ def run(lab: Lab) -> Outcome:
         OF_GAN: ("§7.2", "larger: GAN is more communication intensive", MORE, alone),
     }
     ratios = pair.ratios()
-    return Outcome(
+    return outcome(
         [
             Finding(figure, what, paper, ratios[what], holds, "x", swept)
             for what, (figure, paper, holds, swept) in claims.items()
         ],
-        draw,
-        {
-            "k": pair.spares,
-            "percent_of_linear": {
-                f"{model}, {kind}": {"byteps": percents, "all-reduce": rival}
-                for (kind, model), (percents, rival) in shown.items()
-            },
-        },
+        picture,
     )
 
 

@@ -12,11 +12,10 @@ from fanin import _fanin
 
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import PAPER, finish
+from fanin_lab.papers.plot import Bars, Level, Mark, Panel, Picture, outcome
 
 if TYPE_CHECKING:
     from fanin._fanin import DType
-    from matplotlib.figure import Figure
 
 DTYPES: dict[DType, str] = {"float32": "FP32", "float16": "FP16"}
 NIC_GBPS = 100.0
@@ -62,22 +61,24 @@ def run(lab: Lab) -> Outcome:
         rate = _gbps(repeat, 1, source.nbytes, copy)
         found.setdefault("memcpy, 1", []).append(rate)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        names = [*DTYPES.values(), "memcpy"]
-        for at, (cores_of, label) in enumerate((("1", "1 core"), ("all", f"all {cores} cores"))):
-            there = [name for name in names if f"{name}, {cores_of}" in found]
-            medians = [Spread.of(found[f"{name}, {cores_of}"]).median for name in there]
-            places = [names.index(name) + 0.4 * at for name in there]
-            axes.bar(places, medians, 0.38, label=label)
-        axes.axhline(NIC_GBPS, **PAPER, label="the paper's NIC")
-        # A copy has one bar and a sum has two: the name is below their middle.
-        middles = [
-            place + (0.2 if f"{name}, all" in found else 0) for place, name in enumerate(names)
-        ]
-        axes.set_xticks(middles, names)
-        title = f"{WORKERS} contributions, packet by packet"
-        finish(axes, "", "Gbit/s of contributions", title)
+    names = [*DTYPES.values(), "memcpy"]
+
+    def bars(at: int, cores_of: str, label: str) -> Bars:
+        there = [name for name in names if f"{name}, {cores_of}" in found]
+        medians = [Spread.of(found[f"{name}, {cores_of}"]).median for name in there]
+        return Bars([names.index(name) + 0.4 * at for name in there], medians, label, 0.38)
+
+    marks: list[Mark] = [
+        bars(0, "1", "1 core"),
+        bars(1, "all", f"all {cores} cores"),
+        Level(NIC_GBPS, "the paper's NIC"),
+    ]
+    # A copy has one bar and a sum has two: the name is below their middle.
+    ticks = {
+        place + (0.2 if f"{name}, all" in found else 0): name for place, name in enumerate(names)
+    }
+    title = f"{WORKERS} contributions, packet by packet"
+    panel = Panel(marks, "", "Gbit/s of contributions", title, ticks=ticks)
 
     findings = []
     for name in DTYPES.values():
@@ -99,13 +100,7 @@ def run(lab: Lab) -> Outcome:
                 holds=at_most(CORES_MAX),
             ),
         ]
-    by_memcpy = {
-        name: Spread.of(
-            [a / b for a, b in zip(found[f"{name}, 1"], found["memcpy, 1"], strict=True)]
-        ).median
-        for name in DTYPES.values()
-    }
-    return Outcome(findings, draw, {"gbps": found, "one core by memcpy": by_memcpy})
+    return outcome(findings, Picture([panel]))
 
 
 def _gbps(repeat: int, cores: int, size: int, work: Callable[[int], None]) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 from fanin_lab.papers.byteps import equations
 from fanin_lab.papers.byteps.plans import UNIT_S, plans
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Level, Line, Panel, Picture, outcome
 
 MACHINES = [4, 8, 16, 32]
 MACHINES_QUICK = [4, 8]
@@ -41,85 +39,68 @@ def run(lab: Lab) -> Outcome:
     more = [times[cluster] / times[cluster[0], cluster[0]] for cluster in beyond]
     rings = [found[n, 0].time_s / found[n, 0].ring_s for n in counts]
 
-    def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
-        for at, n in enumerate(counts):
-            ks = range(n + 1)
-            left.plot([k / n for k in ks], [equations.optimal(n, k) for k in ks], color=f"C{at}")
-            label = f"n = {n}"
-            left.plot([k / n for k in ks], [times[n, k] for k in ks], f"C{at}.", label=label)
-            left.plot([1.25], [times[n, n + n // 4]], f"C{at}.")
-        left.axhline(1, color="grey", linestyle=":", label="M / B: every byte once")
-        left.set_ylim(0.9)
-        finish(left, "k / n", "time (M / B)", "Eq. 6 (lines) and fanin plan (dots)")
-        ks = range(SHOWN + 1)
-        for at, (name, share, of) in enumerate(
-            (
-                ("trains (Eq. 2)", 0, equations.gpu_share),
-                ("only sums (Eq. 1)", 1, equations.cpu_share),
-            )
-        ):
-            there = [k for k in ks if k or not share]
-            right.plot(there, [100 * of(SHOWN, k) for k in there], color=f"C{at}")
-            planned = [100 * shares[SHOWN, k][share] for k in there]
-            right.plot(there, planned, f"C{at}o", label=f"a machine that {name}")
-        right.set_ylim(0)
-        finish(right, "k", "share of each tensor (%)", f"n = {SHOWN}")
+    def times_of(at: int, n: int) -> list[Line]:
+        ks = range(n + 1)
+        parts = [k / n for k in ks]
+        optimal = [equations.optimal(n, k) for k in ks]
+        return [
+            Line(parts, optimal, look={"color": f"C{at}"}),
+            Line(parts, [times[n, k] for k in ks], f"C{at}.", f"n = {n}"),
+            Line([1.25], [times[n, n + n // 4]], f"C{at}."),
+        ]
 
-    return Outcome(
+    def shares_of(at: int, name: str, of: Callable[[int, int], float]) -> list[Line]:
+        ks = range(1 if at else 0, SHOWN + 1)
+        planned = [100 * shares[SHOWN, k][at] for k in ks]
+        return [
+            Line(ks, [100 * of(SHOWN, k) for k in ks], look={"color": f"C{at}"}),
+            Line(ks, planned, f"C{at}o", f"a machine that {name}"),
+        ]
+
+    once = Level(1, "M / B: every byte once", {"color": "grey", "linestyle": ":"})
+    lines = [line for at, n in enumerate(counts) for line in times_of(at, n)]
+    title = "Eq. 6 (lines) and fanin plan (dots)"
+    split = [
+        *shares_of(0, "trains (Eq. 2)", equations.gpu_share),
+        *shares_of(1, "only sums (Eq. 1)", equations.cpu_share),
+    ]
+    picture = Picture(
         [
-            Finding(
-                "Eq. 6, Theorem 1",
-                f"the plan's time, n = {_listed(counts)}, k = 0 to n: largest difference",
-                "none",
-                Spread.of([off_time]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Eqs. 1 and 2",
-                "the plan's shares, the same: largest difference",
-                "none",
-                Spread.of([off_share]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Eq. 5",
-                "the sum of all shares: largest difference from 1",
-                "none",
-                Spread.of([off_whole]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Theorem 1",
-                "t_c by t_g, 0 < k < n, where t_c = n M_SSCPU / B (Eq. 4 as printed lacks the n): "
-                "largest difference from 1",
-                "none",
-                Spread.of([max(abs(link - 1) for link in links)]),
-                holds=at_most(ROUNDING),
-            ),
-            Finding(
-                "Table 1",
-                "k = 0: the plan's time by a ring's",
-                "1",
-                Spread.of(rings),
-                holds=SAME,
-            ),
-            Finding(
-                "§4.1.1",
-                "k = 5n/4: the plan's time by that of k = n",
-                "1: more machines do not help",
-                Spread.of(more),
-                holds=SAME,
-            ),
-        ],
-        draw,
-        {
-            "plans": [
-                {"n": n, "k": k, "time": times[n, k], "gpu_share": gpu, "cpu_share": cpu}
-                for (n, k), (gpu, cpu) in shares.items()
-            ]
-        },
+            Panel([*lines, once], "k / n", "time (M / B)", title, least_y=0.9),
+            Panel(split, "k", "share of each tensor (%)", f"n = {SHOWN}", least_y=0),
+        ]
     )
+    most = partial(Finding, paper="none", holds=at_most(ROUNDING))
+    findings = [
+        most(
+            "Eq. 6, Theorem 1",
+            f"the plan's time, n = {_listed(counts)}, k = 0 to n: largest difference",
+            ours=Spread.of([off_time]),
+        ),
+        most(
+            "Eqs. 1 and 2",
+            "the plan's shares, the same: largest difference",
+            ours=Spread.of([off_share]),
+        ),
+        most(
+            "Eq. 5", "the sum of all shares: largest difference from 1", ours=Spread.of([off_whole])
+        ),
+        most(
+            "Theorem 1",
+            "t_c by t_g, 0 < k < n, where t_c = n M_SSCPU / B (Eq. 4 as printed lacks the n): "
+            "largest difference from 1",
+            ours=Spread.of([max(abs(link - 1) for link in links)]),
+        ),
+        Finding("Table 1", "k = 0: the plan's time by a ring's", "1", Spread.of(rings), SAME),
+        Finding(
+            "§4.1.1",
+            "k = 5n/4: the plan's time by that of k = n",
+            "1: more machines do not help",
+            Spread.of(more),
+            SAME,
+        ),
+    ]
+    return outcome(findings, picture)
 
 
 def _listed(counts: list[int]) -> str:

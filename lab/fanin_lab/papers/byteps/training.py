@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from fanin_lab.papers.byteps import equations, inside
-from fanin_lab.papers.byteps.cluster import (
-    NIC_GBPS,
-    PARTITION_BYTES,
-    RING,
-    Cluster,
-    finished_s,
-)
+from fanin_lab.papers.byteps.cluster import NIC_GBPS, PARTITION_BYTES, RING, Cluster, finished_s
 from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.lab import Lab, Report, Scenario
 
@@ -243,3 +238,48 @@ def rates(
         return Rates(*(found.rate_gbps(of) for of in (best, "ring", straightforward)))
 
     return dict(zip(clusters, lab.each("fanin topo", ask, clusters), strict=True))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper does not give."""
+
+    computing: int
+    overlap: bool
+    """Of BytePS's passes."""
+    limited: bool
+    """Whether the rival is: all-reduce by the inside of machines, native PS by Table 2; else by its
+    NIC alone, or by what its GPUs leave of that."""
+
+
+SETTINGS = [Setting(*of) for of in product(COMPUTINGS, (False, True), (True, False))]
+SHOWN = Setting(USUAL, overlap=False, limited=True)
+
+
+def of_lab(lab: Lab) -> list[Setting]:
+    """Return the settings to play: quickly, those of the usual computing."""
+    return [of for of in SETTINGS if not lab.quick or of.computing == USUAL]
+
+
+class Systems:
+    """Who trains how, as far as the inside of machines lets them."""
+
+    def __init__(
+        self, lab: Lab, prefix: str, kind: str, clusters: Sequence[tuple[int, int]]
+    ) -> None:
+        self._rates = rates(lab, prefix, kind, clusters)
+
+    def byteps(self, model: str, n: int, k: int, of: Setting) -> Case:
+        """Return BytePS's."""
+        gbps = self._rates[n, k].byteps
+        return Case(model, "byteps", n, k, gbps, of.computing, of.overlap)
+
+    def ring(self, model: str, n: int, of: Setting) -> Case:
+        """Return all-reduce's."""
+        gbps = self._rates[n, 0].ring if of.limited else NIC_GBPS
+        return Case(model, "ring", n, gbps=gbps, computing=of.computing)
+
+    def servers(self, model: str, n: int, of: Setting, system: str = "servers") -> Case:
+        """Return native PS's."""
+        gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
+        return Case(model, system, n, n, gbps, of.computing)

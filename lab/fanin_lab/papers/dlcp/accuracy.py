@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fanin_lab.papers import training
 from fanin_lab.papers.dlcp.trained import SAME, Setting, curves, epochs_more, in_percent
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_least, at_most
 from fanin_lab.papers.lab import Lab
+from fanin_lab.papers.plot import outcome
 from fanin_lab.profiler.drops import Losses
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BOUNDS = (0.01, 0.1, 0.3)
 ALIKE = Range(-1, 1)
@@ -24,9 +20,6 @@ def run(lab: Lab) -> Outcome:
     settings = {(task, p): Setting(task, Losses("all", p)) for task in tasks for p in (0, *BOUNDS)}
     found = curves(lab, list(settings.values()), only_to_aim=False)
     by_name = {task: {_name(p): found[settings[task, p]] for p in (0, *BOUNDS)} for task in tasks}
-
-    def draw(figure: Figure) -> None:
-        training.draw_curves(figure, by_name, {_name(p): _name(p) for p in (0, *BOUNDS)})
 
     findings = []
     for task, ways in by_name.items():
@@ -55,7 +48,7 @@ def run(lab: Lab) -> Outcome:
                     unit="%",
                 )
             )
-    return Outcome(findings, draw, {"accuracy": by_name})
+    return outcome(findings, training.picture(by_name, {_name(p): _name(p) for p in (0, *BOUNDS)}))
 
 
 def _name(probability: float) -> str:

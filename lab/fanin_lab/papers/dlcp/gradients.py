@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fanin_lab.papers import training
-from fanin_lab.papers.dlcp.trained import Curves, Setting, curves, epochs_more
+from fanin_lab.papers.dlcp.trained import Curves, Setting, curves, epochs_more, in_percent
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
+from fanin_lab.papers.plot import Bars, Panel, Picture, outcome
 from fanin_lab.profiler.drops import LAYERS, MAGNITUDES, Among, Losses
 from fanin_lab.profiler.tolerance import epochs_to
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PROBABILITY = 0.9
 """Of a packet of the group. The paper's 2 % show nothing here: 8 workers hardly ever all lose."""
@@ -32,15 +27,22 @@ def run(lab: Lab) -> Outcome:
     found = curves(lab, list(settings.values()), only_to_aim=True)
     costs = {key: epochs_more(found, setting) for key, setting in settings.items()}
 
-    def draw(figure: Figure) -> None:
-        every = figure.subplots(1, 2 * len(tasks))
-        panels = [(task, groups) for task in tasks for groups in (LAYERS, MAGNITUDES)]
-        for axes, (task, groups) in zip(every, panels, strict=True):
-            _bars(axes, {group: costs[task, group] for group in groups})
-            what = "layers" if groups is LAYERS else "packets"
-            finish(axes, what, "", task)
-        every[0].set_ylabel(f"epochs more with {100 * PROBABILITY:g} % of a fifth lost, %")
+    def panel(task: str, what: str, groups: Sequence[Among]) -> Panel:
+        bars = [
+            Bars(
+                [group],
+                [in_percent(costs[task, group])],
+                look={"capsize": 4, "color": f"C{at}"},
+                of_interval=True,
+            )
+            for at, group in enumerate(groups)
+        ]
+        first = task == next(iter(tasks)) and groups is LAYERS
+        y = f"epochs more with {100 * PROBABILITY:g} % of a fifth lost, %"
+        return Panel(bars, what, y if first else "", task)
 
+    kinds = {"layers": LAYERS, "packets": MAGNITUDES}
+    panels = [panel(task, *kind) for task in tasks for kind in kinds.items()]
     findings = [
         Finding(
             figure,
@@ -54,11 +56,7 @@ def run(lab: Lab) -> Outcome:
         for task in tasks
         for figure, worse, better in _CLAIMS
     ]
-    series = {
-        f"{task}, {among}": [spread.median, *spread.interval]
-        for (task, among), spread in costs.items()
-    }
-    return Outcome(findings, draw, {"epochs more": series})
+    return outcome(findings, Picture(panels))
 
 
 _WORDS: Mapping[Among, str] = {
@@ -89,14 +87,6 @@ def ratio(found: Curves, one: Setting, other: Setting) -> Spread:
             for a, b in zip(found[one], found[other], strict=True)
         ]
     )
-
-
-def _bars(axes: Axes, costs: Mapping[Among, Spread]) -> None:
-    for at, (group, spread) in enumerate(costs.items()):
-        low, high = spread.interval
-        median = 100 * spread.median
-        error = [[median - 100 * low], [100 * high - median]]
-        axes.bar(group, median, yerr=error, capsize=4, color=f"C{at}")
 
 
 EXPERIMENT = Experiment("gradients", "Losses of some gradients (Figure 5)", run)

@@ -6,19 +6,13 @@ all of a few: `crates/quant/src/rotation.rs`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fanin_lab.papers import training
 from fanin_lab.papers.dlcp.gradients import ratio
-from fanin_lab.papers.dlcp.trained import BLOCK, Setting, curves, epochs_more
+from fanin_lab.papers.dlcp.trained import BLOCK, Setting, curves, epochs_more, picture_of_costs
 from fanin_lab.papers.finding import LESS, Experiment, Finding, Outcome
 from fanin_lab.papers.lab import Lab
-from fanin_lab.papers.plot import finish
+from fanin_lab.papers.plot import outcome
 from fanin_lab.profiler.drops import Losses
-from fanin_lab.profiler.picture import draw_costs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PROBABILITIES = (0.3, 0.5)
 WORKERS = (training.WORKERS, 1)
@@ -43,12 +37,6 @@ def run(lab: Lab) -> Outcome:
         kind: {p: epochs_more(found, settings[kind, p]) for p in PROBABILITIES} for kind in kinds
     }
 
-    def draw(figure: Figure) -> None:
-        every = figure.subplots(1, len(tasks), squeeze=False)[0]
-        for axes, task in zip(every, tasks, strict=True):
-            draw_costs(axes, {_name(kind): costs[kind] for kind in kinds if kind.task == task})
-            finish(axes, "packets lost, %", "epochs more, %", task)
-
     findings = [
         Finding(
             "none",
@@ -65,13 +53,10 @@ def run(lab: Lab) -> Outcome:
         if kind.rotated
         for p in PROBABILITIES
     ]
-    series = {
-        f"{kind.task}, {_name(kind)}": {
-            str(p): [spread.median, *spread.interval] for p, spread in of_one.items()
-        }
-        for kind, of_one in costs.items()
+    lines = {
+        task: {_name(kind): costs[kind] for kind in kinds if kind.task == task} for task in tasks
     }
-    return Outcome(findings, draw, {"epochs more": series})
+    return outcome(findings, picture_of_costs(lines))
 
 
 def _plain(kind: Setting) -> Setting:

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from fanin_lab.papers.finding import MORE, NONE, Experiment, Finding, Outcome, Range
-from fanin_lab.papers.lab import Lab, Report, Runs, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.finding import MORE, NONE, Range
+from fanin_lab.papers.lab import Report, Scenario, Spread
+from fanin_lab.papers.plot import Panel, Picture, Whiskers
+from fanin_lab.papers.simulated import (
+    At,
+    Cases,
+    Either,
+    Read,
+    Row,
+    Simulated,
+    by,
+    computed,
+    figure,
+    ratio,
+)
 
 BATCHES = {"resnet50": 32, "vgg16": 16, "inception-v3": 32, "transformer": 10}
+MODELS = Either(["vgg16", "resnet50", "inception-v3", "transformer"], quick=["resnet50"])
+"""The longest first, so that none is alone at the end."""
 NAMES = {
     "resnet50": "ResNet-50",
     "vgg16": "VGG16",
     "inception-v3": "Inception-v3",
     "transformer": "Transformer",
 }
-KINDS = {"baseline": "TensorFlow", "bytescheduler": "ByteScheduler", "dlcp": "DLCP"}
-RINGS = {"ring": "a ring", "dlcp-ring": "DLCP in a ring"}
+SYSTEMS = {"baseline": "TensorFlow", "bytescheduler": "ByteScheduler", "dlcp": "DLCP"}
 RING_GAINS = {"resnet50": 1.11, "vgg16": 1.07}
 """Of DLCP in a ring, by ByteScheduler there (§5.1.2, Figure 13)."""
 BOUNDS = ["1%", "30%"]
 """Figure 15's, besides 10 %."""
-FEW, MANY = 2, 10
+MANY, FEW = 10, 2
 """Workers."""
 ITERATIONS = 4
-SCALE_QUICK = 16.0
-"""Else nothing is scaled down: how long a flow is beside a timeout is what counts."""
 SEEDS = 3
-Setting = Mapping[str, Any]
-SWEPT: list[Setting] = [
+SCALE = Either(1.0, quick=16.0)
+"""Usually nothing is scaled down: how long a flow is beside a timeout is what counts."""
+SWEPT: list[dict[str, Any]] = [
     {"flops": 5e12},
     {"flops": 2e13},
     {"partition": "1MB"},
@@ -45,202 +54,22 @@ OVER = (
     "5, 10 or 20 TFLOP/s a GPU, ByteScheduler's pieces of 4 or 1 MB and four of them on their way, "
     "DLCP's first threshold at 30 or 100 kB, tensors divided among its servers above 4 MB or 100 kB"
 )
-ONLY = {
-    "partition": ["bytescheduler"],
-    "threshold": ["dlcp"],
-    "divide_above": ["dlcp"],
-    "loss_bound": ["dlcp"],
-}
-"""Whom a setting says something about, where not all."""
 QUIET = "1600us"
 """As long as a queue that has half of a switch's memory takes to drain: signals overtake it."""
-LOSS = "packets that queues drop of ByteScheduler's, of all it sends, ResNet-50, 10 workers"
-GAIN = "{}, {} workers: DLCP's speed by {}'s"
-Wanted = tuple[str, str, int, Setting]
-"""A kind, a model, workers, and what is not as usual."""
 
 
-def run(lab: Lab) -> Outcome:
-    """Train each model on two and ten machines, whose servers are beside the workers."""
-    models = ["resnet50"] if lab.quick else list(BATCHES)
-    swept = [] if lab.quick else SWEPT
-    rings = [] if lab.quick else list(RING_GAINS)
-    bounds: list[Setting] = [{"loss_bound": bound} for bound in BOUNDS]
-    wanted: list[Wanted] = [
-        (kind, model, workers, {}) for kind in KINDS for model in models for workers in (FEW, MANY)
-    ]
-    pair = ["bytescheduler", "dlcp"]
-    wanted += [(kind, "resnet50", MANY, _of(kind, more)) for kind in pair for more in swept]
-    wanted += [(kind, model, MANY, {}) for kind in RINGS for model in rings]
-    wanted += [("dlcp", "resnet50", MANY, more) for more in bounds]
-    speeds = _Speeds(lab, wanted)
-
-    def gain(model: str, workers: int, kind: str, more: Setting = MappingProxyType({})) -> Spread:
-        ours, theirs = _of("dlcp", more), _of(kind, more)
-        return speeds.ratio(("dlcp", model, workers, ours), (kind, model, workers, theirs))
-
-    resnet = [gain("resnet50", MANY, "bytescheduler", more) for more in [{}, *swept]]
-    findings = [
-        Finding(
-            "Fig. 11",
-            GAIN.format(NAMES["resnet50"], MANY, KINDS["bytescheduler"]),
-            1.734,
-            Spread.over(resnet),
-            unit="x",
-            swept=OVER if swept else "",
-        ),
-        Finding(
-            "Fig. 11",
-            "ResNet-50: by how much DLCP's gain over ByteScheduler is larger with 10 workers than "
-            "with 2",
-            "more",
-            speeds.gain_grows("resnet50"),
-            holds=MORE,
-            unit="x",
-        ),
-        Finding(
-            "§5.1.2",
-            LOSS,
-            0.53,
-            speeds.lost("bytescheduler", "resnet50"),
-            unit="%",
-        ),
-    ]
-    if not lab.quick:
-        least = [gain(model, MANY, "bytescheduler") for model in models]
-        few = [gain(model, FEW, "bytescheduler") for model in models]
-        base = [gain(model, MANY, "baseline") for model in models]
-        of_four = "of four models, {} workers: {} of DLCP's speeds by {}'s"
-        for workers, which, kind, paper, spread in [
-            (MANY, "the least", "bytescheduler", 1.457, _end(min, least)),
-            (FEW, "the least", "bytescheduler", 1.29, _end(min, few)),
-            (FEW, "the most", "bytescheduler", 1.362, _end(max, few)),
-            (MANY, "the least", "baseline", 2.046, _end(min, base)),
-            (MANY, "the most", "baseline", 4.685, _end(max, base)),
-        ]:
-            what = of_four.format(workers, which, KINDS[kind])
-            findings.append(Finding("Fig. 11", what, paper, spread, unit="x"))
-    findings += [
-        Finding(
-            "Fig. 13",
-            f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
-            RING_GAINS[model],
-            speeds.ratio(("dlcp-ring", model, MANY, {}), ("ring", model, MANY, {})),
-            unit="x",
-        )
-        for model in rings
-    ]
-    tight, loose = bounds
-    findings += [
-        Finding(
-            "Fig. 15(b)",
-            "ResNet-50, 10 workers: speed with a bound of 10 % by that with 1 %",
-            "almost the same",
-            speeds.ratio(("dlcp", "resnet50", MANY, {}), ("dlcp", "resnet50", MANY, tight)),
-            holds=Range(1 - NONE, 1 + NONE),
-            unit="x",
-        ),
-        Finding(
-            "Fig. 15(b)",
-            "ResNet-50, 10 workers: speed with the bound of 1 %, 10 % or 30 % that is slowest, by "
-            "ByteScheduler's",
-            "faster",
-            _end(
-                min,
-                [
-                    speeds.ratio(
-                        ("dlcp", "resnet50", MANY, bound), ("bytescheduler", "resnet50", MANY, {})
-                    )
-                    for bound in (tight, {}, loose)
-                ],
-            ),
-            holds=MORE,
-            unit="x",
-        ),
-    ]
-
-    def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, len(models), squeeze=False)[0]
-        figure.set_size_inches(3.4 * len(models) + 2.6, 4.2)
-        for axes, model in zip(panels, models, strict=True):
-            for kind, label in KINDS.items():
-                found = [Spread.of(speeds.of(kind, model, workers, {})) for workers in (FEW, MANY)]
-                axes.errorbar(
-                    [FEW, MANY],
-                    [spread.median for spread in found],
-                    yerr=[
-                        [spread.median - spread.least for spread in found],
-                        [spread.most - spread.median for spread in found],
-                    ],
-                    fmt="o-",
-                    capsize=3,
-                    label=label,
-                )
-            axes.set_ylim(0)
-            finish(axes, "workers", "samples a second and worker", NAMES[model])
-
-    series = {
-        f"{kind} {model}": [speeds.of(kind, model, workers, {}) for workers in (FEW, MANY)]
-        for kind in KINDS
-        for model in models
-    }
-    return Outcome(findings, draw, {"workers": [FEW, MANY], **series})
-
-
-class _Speeds:
-    """Samples a second and worker: lists, an entry a seed."""
-
-    def __init__(self, lab: Lab, wanted: Sequence[Wanted]) -> None:
-        # The longest first, so that none is alone at the end.
-        order = sorted(wanted, key=lambda one: (-one[2], one[1] != "vgg16"))
-        self._runs: dict[str, Runs] = lab.with_seeds(lab.seeds[:SEEDS]).play(
-            {_name(*one): _scenario(lab, *one) for one in order}, throughputs=False
-        )
-
-    def of(self, kind: str, model: str, workers: int, more: Setting) -> list[float]:
-        def speed(report: Report) -> float:
-            return ITERATIONS * BATCHES[model] / float(report["jobs"][0]["finished_s"])
-
-        return self._runs[_name(kind, model, workers, more)].samples(speed)
-
-    def ratio(self, one: Wanted, other: Wanted) -> Spread:
-        pairs = zip(self.of(*one), self.of(*other), strict=True)
-        return Spread.of([ours / theirs for ours, theirs in pairs])
-
-    def gain_grows(self, model: str) -> Spread:
-        many, few = (
-            [
-                ours / theirs
-                for ours, theirs in zip(
-                    self.of("dlcp", model, workers, {}),
-                    self.of("bytescheduler", model, workers, {}),
-                    strict=True,
-                )
-            ]
-            for workers in (MANY, FEW)
-        )
-        return Spread.of([one / other for one, other in zip(many, few, strict=True)])
-
-    def lost(self, kind: str, model: str) -> Spread:
-        """Return what queues dropped, in percent of what hosts sent."""
-
-        def share(report: Report) -> float:
-            dropped = sum(int(drop["count"]) for drop in report["drops"])
-            return 100 * dropped / int(report["jobs"][0]["packets_sent"])
-
-        return self._runs[_name(kind, model, MANY, {})].spread(share)
-
-
-def _end(choose: Callable[..., Spread], spreads: Sequence[Spread]) -> Spread:
-    return choose(spreads, key=lambda spread: spread.median)
-
-
-def _of(kind: str, more: Setting) -> Setting:
-    return {key: value for key, value in more.items() if kind in ONLY.get(key, [kind])}
-
-
-def _scenario(lab: Lab, kind: str, model: str, workers: int, more: Setting) -> dict[str, Any]:
-    partition = more.get("partition", "4MB")
+def scenario(
+    system: str,
+    model: str,
+    workers: int,
+    scale: float,
+    flops: float = 1e13,
+    partition: str = "4MB",
+    threshold: str = "30kB",
+    divide_above: str | None = None,
+    loss_bound: str = "10%",
+) -> Scenario:
+    """Return a training whose servers are beside the workers, half of them on each rack."""
     network: dict[str, Any] = {
         "topology": "leaf-spine",
         "leaves": 2,
@@ -252,16 +81,16 @@ def _scenario(lab: Lab, kind: str, model: str, workers: int, more: Setting) -> d
         "queue": "4MB",
     }
     job: dict[str, Any] = {
-        "workers": [f"h{at}" for at in _hosts(workers)],
+        "workers": [f"h{rack * 5 + at}" for rack in range(2) for at in range(workers // 2)],
         "model": model,
         "batch": BATCHES[model],
-        "flops": more.get("flops", 1e13),
+        "flops": flops,
         "jitter": "2%",
         "iterations": ITERATIONS,
-        "scale": SCALE_QUICK if lab.quick else 1.0,
+        "scale": scale,
     }
     transport = {"rto_min": "5ms"}
-    match kind:
+    match system:
         case "baseline":
             job |= {"system": "tcp-ps", "transport": transport}
         case "bytescheduler":
@@ -271,17 +100,14 @@ def _scenario(lab: Lab, kind: str, model: str, workers: int, more: Setting) -> d
         case "ring":
             job |= {"system": "ring", "overlap": True}
         case _:
-            way = {"way": "ring"} if kind == "dlcp-ring" else {"servers": workers}
+            way = {"way": "ring"} if system == "dlcp-ring" else {"servers": workers}
             job |= {"system": "dlcp", "overlap": True, "spray": True, "quiet": QUIET, **way}
-            job |= {"loss_bound": more.get("loss_bound", "10%"), "finish": "bound-met"}
-            if divide_above := more.get("divide_above"):
+            job |= {"loss_bound": loss_bound, "finish": "bound-met"}
+            if divide_above:
                 job["divide_above"] = divide_above
-            network["selective_dropping"] = {
-                "threshold": more.get("threshold", "30kB"),
-                "step": 0.5,
-            }
+            network["selective_dropping"] = {"threshold": threshold, "step": 0.5}
     return {
-        "title": f"Figure 11: {kind}, {model}, {workers} workers",
+        "title": f"Figure 11: {system}, {model}, {workers} workers",
         "until": "60s",
         # VGG16's largest variable keeps its server's link busy for 3 s, in which nothing returns.
         "stall": "20s",
@@ -292,14 +118,162 @@ def _scenario(lab: Lab, kind: str, model: str, workers: int, more: Setting) -> d
     }
 
 
-def _hosts(workers: int) -> list[int]:
-    """Return which, half of them on each rack of five."""
-    return [rack * 5 + at for rack in range(2) for at in range(workers // 2)]
+def speed(model: str) -> Read:
+    """Return what reads samples a second and worker."""
+    return lambda report: ITERATIONS * BATCHES[model] / float(report["jobs"][0]["finished_s"])
 
 
-def _name(kind: str, model: str, workers: int, more: Setting) -> str:
-    changed = [f"{key}-{value}" for key, value in more.items()]
-    return "-".join(["speed", kind, model, str(workers), *changed])
+def _lost(report: Report) -> float:
+    """Return what queues dropped, in percent of what hosts sent."""
+    dropped = sum(int(drop["count"]) for drop in report["drops"])
+    return 100 * dropped / int(report["jobs"][0]["packets_sent"])
 
 
-EXPERIMENT = Experiment("speed", "Training speed (Figures 11, 13 and 15(b))", run)
+def by_system(at: At, model: str, one: str, other: str, workers: int = MANY) -> list[float]:
+    """Return one system's speed by another's."""
+    case = {"model": model, "workers": workers}
+    return at.by(speed(model), {"system": one, **case}, {"system": other, **case})
+
+
+def gain(at: At, model: str, workers: int, system: str) -> list[float]:
+    """Return DLCP's speed by a system's."""
+    return by_system(at, model, "dlcp", system, workers)
+
+
+def gain_grows(at: At) -> list[float]:
+    """Return how much larger ResNet-50's gain is with more workers."""
+    return by(*(gain(at, "resnet50", workers, "bytescheduler") for workers in (MANY, FEW)))
+
+
+def end_of_models(at: At, choose: Choose, workers: int, system: str) -> Spread:
+    """Return the least or the most of all models' gains."""
+    return end(choose, [gain(at, model, workers, system) for model in BATCHES])
+
+
+def slowest_bound(at: At) -> Spread:
+    """Return DLCP's speed by ByteScheduler's, with the bound with which it is slowest."""
+    bounds = [{**OF_DLCP, "loss_bound": bound} for bound in ("1%", "10%", "30%")]
+    rival = {**OF_RESNET, "system": "bytescheduler"}
+    return end(min, [at.by(speed("resnet50"), bound, rival) for bound in bounds])
+
+
+Choose = Callable[..., Spread]
+
+
+def end(choose: Choose, samples: Sequence[Sequence[float]]) -> Spread:
+    """Return the spread whose median is the least or the most."""
+    return choose(map(Spread.of, samples), key=lambda spread: spread.median)
+
+
+OF_RESNET: dict[str, Any] = {"model": "resnet50", "workers": MANY}
+OF_DLCP = {"system": "dlcp", **OF_RESNET}
+
+
+def picture(at: At) -> Picture:
+    """Show each model's speeds by the workers."""
+    models = [model for model in BATCHES if model in at.values("model")]
+
+    def line(model: str, system: str) -> Whiskers:
+        case = {"model": model, "system": system}
+        speeds = [at.spread(speed(model), **case, workers=workers) for workers in (FEW, MANY)]
+        return Whiskers([FEW, MANY], speeds, SYSTEMS[system])
+
+    panels = [
+        Panel(
+            [line(model, system) for system in SYSTEMS],
+            "workers",
+            "samples a second and worker",
+            NAMES[model],
+            least_y=0,
+        )
+        for model in models
+    ]
+    return Picture(panels, (3.4 * len(models) + 2.6, 4.2))
+
+
+def _cases(
+    systems: Sequence[str], models: Any, workers: Sequence[int], settings: Any = ({},), **more: Any
+) -> Cases:
+    axes = {"workers": workers, "model": models, "system": systems, **more}
+    return Cases(axes, settings, seeds=SEEDS, throughputs=False)
+
+
+USUALLY = partial(Row, unit="x", usual_only=True)
+EXPERIMENT = Simulated(
+    "speed",
+    "Training speed (Figures 11, 13 and 15(b))",
+    scenario,
+    [
+        _cases(list(SYSTEMS), MODELS, [MANY, FEW]),
+        _cases(["bytescheduler", "dlcp"], ["resnet50"], [MANY], Either([{}, *SWEPT], quick=[{}])),
+        _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY]),
+        _cases(["dlcp"], ["resnet50"], [MANY], loss_bound=BOUNDS),
+    ],
+    [
+        Row(
+            "Fig. 11",
+            "ResNet-50, 10 workers: DLCP's speed by ByteScheduler's",
+            1.734,
+            computed(gain, "resnet50", MANY, "bytescheduler"),
+            "x",
+        ),
+        USUALLY(
+            "Fig. 11",
+            "ResNet-50: by how much DLCP's gain over ByteScheduler is larger with 10 workers than "
+            "with 2",
+            "more",
+            gain_grows,
+            holds=MORE,
+        ),
+        USUALLY(
+            "§5.1.2",
+            "packets that queues drop of ByteScheduler's, of all it sends, ResNet-50, 10 workers",
+            0.53,
+            figure(_lost, system="bytescheduler", **OF_RESNET),
+            unit="%",
+        ),
+        *(
+            USUALLY(
+                "Fig. 11",
+                f"of four models, {workers} workers: {which} of DLCP's speeds by "
+                f"{SYSTEMS[system]}'s",
+                paper,
+                computed(end_of_models, choose, workers, system),
+            )
+            for workers, which, choose, system, paper in [
+                (MANY, "the least", min, "bytescheduler", 1.457),
+                (FEW, "the least", min, "bytescheduler", 1.29),
+                (FEW, "the most", max, "bytescheduler", 1.362),
+                (MANY, "the least", min, "baseline", 2.046),
+                (MANY, "the most", max, "baseline", 4.685),
+            ]
+        ),
+        *(
+            USUALLY(
+                "Fig. 13",
+                f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
+                paper,
+                computed(by_system, model, "dlcp-ring", "ring"),
+            )
+            for model, paper in RING_GAINS.items()
+        ),
+        USUALLY(
+            "Fig. 15(b)",
+            "ResNet-50, 10 workers: speed with a bound of 10 % by that with 1 %",
+            "almost the same",
+            ratio(speed("resnet50"), OF_DLCP, {**OF_DLCP, "loss_bound": BOUNDS[0]}),
+            holds=Range(1 - NONE, 1 + NONE),
+        ),
+        USUALLY(
+            "Fig. 15(b)",
+            "ResNet-50, 10 workers: speed with the bound of 1 %, 10 % or 30 % that is slowest, by "
+            "ByteScheduler's",
+            "faster",
+            slowest_bound,
+            holds=MORE,
+        ),
+    ],
+    picture,
+    usual={"scale": SCALE},
+    over=OVER,
+).experiment()

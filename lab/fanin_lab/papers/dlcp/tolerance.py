@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fanin_lab.papers import training
-from fanin_lab.papers.dlcp.trained import SAME, Curves, Setting, curves, epochs_more, in_percent
+from fanin_lab.papers.dlcp.trained import (
+    SAME,
+    Curves,
+    Setting,
+    curves,
+    epochs_more,
+    in_percent,
+    picture_of_costs,
+)
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
+from fanin_lab.papers.plot import outcome
 from fanin_lab.profiler.drops import Losses
-from fanin_lab.profiler.picture import draw_costs
 from fanin_lab.profiler.tolerance import bound, epochs_to
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PROBABILITIES = (0.01, 0.1, 0.3, 0.5, 0.8)
 WORKERS = (training.WORKERS, 1)
@@ -40,23 +44,12 @@ def run(lab: Lab) -> Outcome:
     found = curves(lab, settings, only_to_aim=True)
     costs = {kind: {p: epochs_more(found, _with(kind, p)) for p in PROBABILITIES} for kind in kinds}
 
-    def draw(figure: Figure) -> None:
-        every = figure.subplots(1, len(tasks), squeeze=False)[0]
-        for axes, task in zip(every, tasks, strict=True):
-            lines = {f"{w} worker{'s'[: w - 1]}": costs[Setting(task, workers=w)] for w in WORKERS}
-            draw_costs(axes, lines)
-            axes.set_yscale("symlog", linthresh=10)
-            axes.yaxis.set_major_formatter("{x:g}")
-            finish(axes, "packets lost, %", "epochs more, %", task)
-
-    findings = [finding for task in tasks for finding in _findings(task, costs, found)]
-    series = {
-        f"{kind.task}, {kind.workers} workers": {
-            str(p): [spread.median, *spread.interval] for p, spread in of_one.items()
-        }
-        for kind, of_one in costs.items()
+    lines = {
+        task: {f"{w} worker{'s'[: w - 1]}": costs[Setting(task, workers=w)] for w in WORKERS}
+        for task in tasks
     }
-    return Outcome(findings, draw, {"epochs more": series})
+    findings = [finding for task in tasks for finding in _findings(task, costs, found)]
+    return outcome(findings, picture_of_costs(lines, linear_to={"y": 10}))
 
 
 def _findings(
@@ -68,52 +61,29 @@ def _findings(
     def at(probability: float) -> Spread:
         return in_percent(Spread.over([of_one[probability] for of_one in of_workers]))
 
+    fig_4, table_1 = (partial(Finding, of, unit="%", swept=SWEPT) for of in ("Fig. 4", "Table 1"))
+    more = f"beyond 1 % gradually more: above {SAME:g} %"
     return [
-        Finding(
-            "Fig. 4",
+        fig_4(
             f"{task}: epochs more with 1 % of the packets lost",
             f"the same epochs: at most {SAME:g} % more",
             at(0.01),
-            holds=at_most(SAME),
-            unit="%",
-            swept=SWEPT,
+            at_most(SAME),
         ),
-        Finding(
-            "Fig. 4",
-            f"{task}: epochs more with 10 % lost",
-            f"beyond 1 % gradually more: above {SAME:g} %",
-            at(0.1),
-            holds=at_least(SAME),
-            unit="%",
-            swept=SWEPT,
-        ),
-        Finding(
-            "Fig. 4",
-            f"{task}: epochs more with 50 % lost",
-            f"beyond 1 % gradually more: above {SAME:g} %",
-            at(0.5),
-            holds=at_least(SAME),
-            unit="%",
-            swept=SWEPT,
-        ),
-        Finding(
-            "Table 1",
+        fig_4(f"{task}: epochs more with 10 % lost", more, at(0.1), at_least(SAME)),
+        fig_4(f"{task}: epochs more with 50 % lost", more, at(0.5), at_least(SAME)),
+        table_1(
             f"{task}: the largest loss without more epochs (from what was shown to cost none, to "
             "what costs some)",
             f"at least {LEAST:g} %: the least of twelve models",
             bounds,
-            holds=at_least(LEAST),
-            unit="%",
-            swept=SWEPT,
+            at_least(LEAST),
         ),
-        Finding(
-            "Table 1",
+        table_1(
             f"{task}: the same, and where the twelve models are",
             f"{LEAST:g} % to {MOST:g} %",
             bounds,
-            holds=Range(LEAST, MOST),
-            unit="%",
-            swept=SWEPT,
+            Range(LEAST, MOST),
         ),
         *(
             Finding(
@@ -122,7 +92,7 @@ def _findings(
                 "other data over its own",
                 "the bounds remain similar: within a tenth",
                 _on_other_data(task, p, found),
-                holds=ALIKE,
+                ALIKE,
             )
             for p in OF_OTHER_DATA
         ),

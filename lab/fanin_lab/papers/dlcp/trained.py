@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fanin import _fanin
 
 from fanin_lab.papers import training
 from fanin_lab.papers.lab import Lab, Spread
+from fanin_lab.papers.plot import Panel, Picture
 from fanin_lab.profiler.drops import Losses, Packets, mean_of_received
+from fanin_lab.profiler.picture import draw_costs
 from fanin_lab.profiler.tolerance import cost, epochs_to
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PATIENCE = 3
 """How many times the epochs of a task a training may take to its aim."""
@@ -84,6 +89,30 @@ def epochs_more(found: Curves, setting: Setting) -> Spread:
         for each in (setting, setting.without_loss)
     )
     return cost(epochs, before)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """A line of medians and intervals for each group, by the probability of a loss."""
+
+    of_groups: Mapping[str, Mapping[float, Spread]]
+
+    def draw(self, axes: Axes) -> None:
+        draw_costs(axes, self.of_groups)
+
+    def series(self) -> Mapping[str, Any]:
+        return {
+            group: {str(p): [cost.median, *cost.interval] for p, cost in costs.items()}
+            for group, costs in self.of_groups.items()
+        }
+
+
+def picture_of_costs(
+    of_tasks: Mapping[str, Mapping[str, Mapping[float, Spread]]], **more: Any
+) -> Picture:
+    """Show what losses cost, a panel for each task; its axes may have more keys of a `Panel`."""
+    x, y = "packets lost, %", "epochs more, %"
+    return Picture([Panel([_Costs(of)], x, y, task, **more) for task, of in of_tasks.items()])
 
 
 def in_percent(part: Spread) -> Spread:

@@ -11,17 +11,13 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_least
 from fanin_lab.papers.goat.epochs import Scheme, Timing, played
 from fanin_lab.papers.goat.throughput import GOAT
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import draw_seeds, finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Panel, Picture, Seeds, outcome
 
 WORKERS = 16
 TIMINGS = [Timing(0.1, 0.0), Timing(1.0, 0.0), Timing(0.1, 0.5), Timing(1.0, 0.5)]
@@ -93,64 +89,57 @@ def run(lab: Lab) -> Outcome:
 
         return Spread.over([of(scheme, timing) for scheme in late for timing in timings])
 
+    row = functools.partial(Finding, swept=OVER)
     findings = [
         finding
         for momentum in momenta
         for finding in (
-            Finding(
+            row(
                 "Fig. 12",
                 f"16 workers{MOMENTA[momentum]}: accuracy after 200 epochs, GOAT-Async's less "
                 "GOAT's",
                 "some 5 % less, and no more",
                 over(_after_all, momentum),
-                holds=at_least(BELOW),
-                unit="%",
-                swept=OVER,
+                at_least(BELOW),
+                "%",
             ),
-            Finding(
+            row(
                 "Fig. 12(a)",
                 f"16 workers{MOMENTA[momentum]}: accuracy when GOAT-Async's 200 epochs are over, "
                 "less GOAT's then",
                 "greater (5.78 %)",
                 over(_meanwhile, momentum),
-                holds=at_least(0),
-                unit="%",
-                swept=OVER,
+                at_least(0),
+                "%",
             ),
-            Finding(
+            row(
                 "Fig. 12",
                 f"16 workers{MOMENTA[momentum]}: epochs' time to {AIM} % right answers, GOAT's by "
                 "GOAT-Async's (0: not reached)",
                 "faster",
                 over(_earlier, momentum),
-                holds=MORE,
-                unit="x",
-                swept=OVER,
+                MORE,
+                "x",
             ),
         )
     ]
 
-    def draw(figure: Figure) -> None:
-        shown = {
-            "GOAT": GOAT,
-            "K-SGD, half of the workers": K_SGD,
-            **{f"GOAT-Async, variance of {each.part:g}": each for each in late[::2]},
-        }
-        rows = figure.subplots(1, min(2, len(timings)), squeeze=False)[0]
-        for axes, timing in zip(rows, timings, strict=False):
-            for at, (name, scheme) in enumerate(shown.items()):
-                curves = [found[Training(0.0, scheme, timing), seed] for seed in seeds]
-                each = [(curve.ends_s, curve.right) for curve in curves]
-                draw_seeds(axes, each, f"C{at}", name)
-            axes.set_ylim(50)
-            title = f"batches of {timing.compute_s:g} s, late around {timing.around:g} s"
-            finish(axes, "seconds", "right answers on what was held back, %", title)
-
-    series = {
-        f"{training}, seed {seed}": [curve.ends_s, curve.right]
-        for (training, seed), curve in found.items()
+    shown = {
+        "GOAT": GOAT,
+        "K-SGD, half of the workers": K_SGD,
+        **{f"GOAT-Async, variance of {each.part:g}": each for each in late[::2]},
     }
-    return Outcome(findings, draw, series)
+
+    def panel(timing: Timing) -> Panel:
+        def curves(scheme: Scheme) -> list[tuple[Sequence[float], Sequence[float]]]:
+            each = [found[Training(0.0, scheme, timing), seed] for seed in seeds]
+            return [(curve.ends_s, curve.right) for curve in each]
+
+        marks = [Seeds(curves(shown[name]), f"C{at}", name) for at, name in enumerate(shown)]
+        title = f"batches of {timing.compute_s:g} s, late around {timing.around:g} s"
+        return Panel(marks, "seconds", "right answers on what was held back, %", title, least_y=50)
+
+    return outcome(findings, Picture([panel(timing) for timing in timings[:2]]))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome
 from fanin_lab.papers.goat.drawn import (
@@ -19,11 +18,7 @@ from fanin_lab.papers.goat.drawn import (
     swept,
 )
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Mark, Panel, Picture, Whiskers, outcome
 
 SERVER_GB = {"goat": 0.06, "esa": 5.7, "atp": 6.7, "geryon": 8.4}
 """At the server, on the leaf-spine with 35 workers."""
@@ -75,12 +70,10 @@ def run(lab: Lab) -> Outcome:
         of: list[Callable[[Traffic], int]] = [lambda traffic: traffic.in_network]
         if scheme == "goat":
             of.append(lambda traffic: sent - traffic.direct)
-        return Spread.over(
-            [
-                Spread.of([amount(each[scheme]) / GB for each in found[setting]])
-                for setting in others["fat-tree"]
-                for amount in of
-            ]
+        return Spread.of_each(
+            [amount(each[scheme]) / GB for each in found[setting]]
+            for setting in others["fat-tree"]
+            for amount in of
         )
 
     server = {scheme: part(scheme, lambda traffic: traffic.server) for scheme in SCHEMES}
@@ -121,19 +114,19 @@ def run(lab: Lab) -> Outcome:
         for topology, settings in points.items()
     ]
 
-    def draw(figure: Figure) -> None:
-        rows = figure.subplots(2, 2)
-        figure.set_size_inches(10, 8)
-        for row, topology in zip(rows, points, strict=True):
-            settings = points[topology]
-            lines(row[0], found, settings, lambda traffic: traffic.server, list(SCHEMES))
-            lines(row[1], found, settings, lambda traffic: traffic.in_network, list(IN_NETWORK_GB))
-            mark(row[0], SERVER_GB if topology == "leaf-spine" else {}, 35)
-            mark(row[1], IN_NETWORK_GB if topology == "fat-tree" else {}, 40)
-            finish(row[0], "workers", "at the server (GB)", topology)
-            finish(row[1], "workers", "summed on the way (GB)", topology)
+    def panels(topology: str) -> list[Panel]:
+        settings, fat = points[topology], topology == "fat-tree"
+        server = lines(found, settings, lambda traffic: traffic.server, list(SCHEMES))
+        summed = lines(found, settings, lambda traffic: traffic.in_network, list(IN_NETWORK_GB))
+        server += mark({} if fat else SERVER_GB, 35)
+        summed += mark(IN_NETWORK_GB if fat else {}, 40)
+        return [
+            Panel(server, "workers", "at the server (GB)", topology, least_y=0),
+            Panel(summed, "workers", "summed on the way (GB)", topology, least_y=0),
+        ]
 
-    return Outcome(findings, draw, series(found, points))
+    every = [panel for topology in points for panel in panels(topology)]
+    return outcome(findings, Picture(every, (10, 8), rows=2))
 
 
 def worst(
@@ -150,51 +143,33 @@ def worst(
 
 
 def lines(
-    axes: Axes,
     found: Found,
     settings: Sequence[Setting],
     of: Callable[[Traffic], int],
     schemes: Sequence[str],
     along: str = "workers",
-) -> None:
-    """Draw medians of GB with their intervals, a line for each scheme."""
-    for scheme in schemes:
-        spreads = [Spread.of([of(each[scheme]) / GB for each in found[s]]) for s in settings]
-        axes.errorbar(
+) -> list[Mark]:
+    """Return medians of GB with their intervals, a line for each scheme."""
+    return [
+        Whiskers(
             [getattr(setting, along) for setting in settings],
-            [spread.median for spread in spreads],
-            yerr=[
-                [spread.median - spread.interval[0] for spread in spreads],
-                [spread.interval[1] - spread.median for spread in spreads],
-            ],
-            fmt="o-",
-            color=COLOURS[scheme],
-            capsize=3,
-            label=SCHEMES[scheme],
+            [Spread.of([of(each[scheme]) / GB for each in found[one]]) for one in settings],
+            SCHEMES[scheme],
+            look={"color": COLOURS[scheme]},
+            of_interval=True,
         )
-    axes.set_ylim(0)
+        for scheme in schemes
+    ]
 
 
-def mark(axes: Axes, paper: Mapping[str, float], workers: int) -> None:
-    """Draw the paper's numbers, in the schemes' colours."""
-    for scheme, value in paper.items():
-        axes.plot([workers], [value], "x", color=COLOURS[scheme], markersize=11, markeredgewidth=2)
-    if paper:
-        axes.plot([], [], "kx", label="paper")
-
-
-def series(found: Found, points: Mapping[str, Sequence[Setting]]) -> dict[str, object]:
-    """Return what is drawn: for each topology and number of workers the drawings' counts."""
-    return {
-        topology: {
-            str(setting.workers): [
-                {scheme: vars(traffic) for scheme, traffic in each.items()}
-                for each in found[setting]
-            ]
-            for setting in settings
-        }
-        for topology, settings in points.items()
-    }
+def mark(paper: Mapping[str, float], workers: int) -> list[Mark]:
+    """Return the paper's numbers, in the schemes' colours."""
+    look = {"markersize": 11, "markeredgewidth": 2}
+    marks: list[Mark] = [
+        Line([workers], [value], "x", look={"color": COLOURS[scheme], **look})
+        for scheme, value in paper.items()
+    ]
+    return [*marks, Line([], [], "kx", "paper")] if paper else []
 
 
 EXPERIMENT = Experiment(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any, Literal
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.goat.aggregation import NUMBERS, lines
 from fanin_lab.papers.goat.drawn import OVER, SCHEMES, Setting, Traffic, counts, swept
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Panel, Picture, outcome
 
 DEVIATIONS = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4]
 DEVIATIONS_QUICK = [0.0, 0.1, 0.2]
@@ -42,65 +40,53 @@ def run(lab: Lab) -> Outcome:
     ]
     found = counts(lab, asked)
 
-    findings = []
-    for topology, of_one in kinds.items():
-        for scheme in RIVALS:
-            name = SCHEMES[scheme]
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    ALIKE.format(topology, name),
-                    f"{name} has less",
-                    Spread.over([_alike(found, kind, scheme) for kind in of_one]),
-                    holds=MORE,
-                    unit="x",
-                    swept=OVER_ALL,
-                )
-            )
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    f"{topology}: {name}'s communication overhead at a deviation of 0.2 by that "
-                    "without",
-                    "increases",
-                    Spread.over([Spread.of(_grows(found, kind, scheme)) for kind in of_one]),
-                    holds=MORE,
-                    unit="x",
-                    swept=OVER_ALL,
-                )
-            )
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    CROSSING.format(topology, name),
-                    "between 0 and 0.2",
-                    Spread.over([_crossing(found, kind, scheme, deviations) for kind in of_one]),
-                    holds=Range(0.01, 0.2),
-                    swept=OVER_ALL,
-                )
-            )
+    row = partial(Finding, "Fig. 16", swept=OVER_ALL)
 
-    def draw(figure: Figure) -> None:
-        rows = figure.subplots(2, 2)
-        figure.set_size_inches(10, 8)
-        for row, (topology, base) in zip(rows, bases.items(), strict=True):
-            for axes, ways in zip(row, ("each", "tree"), strict=True):
-                kind = replace(base, ways=ways)  # type: ignore[arg-type]
-                settings = [replace(kind, deviation=deviation) for deviation in deviations]
-                lines(axes, found, settings, lambda t: t.hops, ["goat", "esa", "atp"], "deviation")
-                title = f"{topology}, ways of {'each worker' if ways == 'each' else 'the job'}"
-                finish(axes, "standard deviation", "communication overhead (GB)", title)
+    def over(kinds: Sequence[Setting], figure: Callable[..., Spread], *given: Any) -> Spread:
+        return Spread.over([figure(found, kind, *given) for kind in kinds])
 
-    series = {
-        topology: {
-            scheme: {str(d): _by_goat(found, base, scheme, d) for d in deviations}
-            for scheme in RIVALS
-        }
-        for topology, base in bases.items()
-    }
-    return Outcome(findings, draw, {"overhead by GOAT's": series})
+    findings = [
+        finding
+        for topology, of_one in kinds.items()
+        for scheme in RIVALS
+        for finding in (
+            row(
+                ALIKE.format(topology, SCHEMES[scheme]),
+                f"{SCHEMES[scheme]} has less",
+                over(of_one, _alike, scheme),
+                MORE,
+                "x",
+            ),
+            row(
+                f"{topology}: {SCHEMES[scheme]}'s communication overhead at a deviation of 0.2 by "
+                "that without",
+                "increases",
+                over(of_one, _grows, scheme),
+                MORE,
+                "x",
+            ),
+            row(
+                CROSSING.format(topology, SCHEMES[scheme]),
+                "between 0 and 0.2",
+                over(of_one, _crossing, scheme, deviations),
+                Range(0.01, 0.2),
+            ),
+        )
+    ]
+
+    def panel(topology: str, ways: Literal["each", "tree"]) -> Panel:
+        kind = replace(bases[topology], ways=ways)
+        settings = [replace(kind, deviation=deviation) for deviation in deviations]
+        marks = lines(found, settings, lambda t: t.hops, ["goat", "esa", "atp"], "deviation")
+        title = f"{topology}, ways of {'each worker' if ways == 'each' else 'the job'}"
+        x, y = "standard deviation", "communication overhead (GB)"
+        return Panel(marks, x, y, title, least_y=0)
+
+    panels = [panel(topology, ways) for topology in bases for ways in WAYS]
+    return outcome(findings, Picture(panels, (10, 8), rows=2))
 
 
+WAYS: tuple[Literal["each", "tree"], ...] = ("each", "tree")
 ALIKE = "{}, rates alike: GOAT's communication overhead by {}'s"
 CROSSING = "{}: the deviation from which on GOAT has less than {} (0: from the first; 1: never)"
 CHANGE = "all switches next to hosts sum"
@@ -133,9 +119,10 @@ def _alike(found: Found, kind: Setting, scheme: str) -> Spread:
     return Spread.of([1 / ratio for ratio in _by_goat(found, kind, scheme, 0.0)])
 
 
-def _grows(found: Found, kind: Setting, scheme: str) -> list[float]:
+def _grows(found: Found, kind: Setting, scheme: str) -> Spread:
     alike, apart = (found[replace(kind, deviation=deviation)] for deviation in (0.0, 0.2))
-    return [b[scheme].hops / a[scheme].hops for a, b in zip(alike, apart, strict=True)]
+    pairs = zip(alike, apart, strict=True)
+    return Spread.of([b[scheme].hops / a[scheme].hops for a, b in pairs])
 
 
 def _crossing(found: Found, kind: Setting, scheme: str, deviations: Sequence[float]) -> Spread:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fanin import _fanin
 
 from fanin_lab.papers.lab import Lab
 
+_Setting = TypeVar("_Setting")
+_Counted = TypeVar("_Counted")
 SIZE = 221_000_000
 """Of AlexNet's gradients, in bytes."""
 MEMORY = 64_000_000
@@ -101,13 +103,20 @@ def swept(setting: Setting) -> list[Setting]:
 
 def counts(lab: Lab, settings: Iterable[Setting]) -> dict[Setting, list[dict[str, Traffic]]]:
     """Count in every setting with all drawings of all seeds, by the schemes' names."""
-    settings = list(dict.fromkeys(settings))
+    return of_drawings(lab, _counted, settings)
+
+
+def of_drawings(
+    lab: Lab, count: Callable[[tuple[_Setting, int]], _Counted], settings: Iterable[_Setting]
+) -> dict[_Setting, list[_Counted]]:
+    """Return what is counted in every setting, with all drawings of all seeds."""
+    asked = list(dict.fromkeys(settings))
     drawings = [DRAWINGS * seed + each for seed in lab.seeds for each in range(DRAWINGS)]
     if lab.quick:
         drawings = drawings[:1]
-    asked = [(setting, drawing) for setting in settings for drawing in drawings]
-    found = iter(lab.each("plan", _counted, asked))
-    return {setting: [next(found) for _ in drawings] for setting in settings}
+    runs = [(setting, drawing) for setting in asked for drawing in drawings]
+    found = iter(lab.each("plan", count, runs))
+    return {setting: [next(found) for _ in drawings] for setting in asked}
 
 
 @functools.cache

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fanin import _fanin
 
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, Reason
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Bars, Line, Mark, Panel, Picture, outcome
 
 WORKERS, FRAGMENTS = 4, 3
 TOGETHER = [(worker, fragment) for fragment in range(FRAGMENTS) for worker in range(WORKERS)]
@@ -103,6 +100,7 @@ IN_TURN_NAME = "ATP, one after the other"
 AT_SERVER = "fragments at the server"
 PASSED = "links passed, workers' own left out"
 PLAYED = "{}, packet by packet: {}"
+BIG = {"markersize": 12}
 CHANGE = "S3 sums fragments that collided at S1 and S2, counted as above"
 
 
@@ -123,25 +121,26 @@ def run(lab: Lab) -> Outcome:
         holds = Range(paper, paper)
         return Finding("Fig. 2", what, str(paper), Spread.of([ours]), holds=holds, unit=unit)
 
-    def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
-        for axes, ours, paper, packets, title in (
-            (left, server, EXAMPLES, played, "fragments at the server"),
-            (right, hops, HOPS, passed, "links that fragments of switches pass"),
-        ):
-            names = list(ours)
-            axes.bar(names, list(ours.values()), color=["C1", "C1", "C0"], label="ours, counted")
-            at = [names.index(name) for name in paper]
-            axes.plot(at, list(paper.values()), "kx", markersize=12, label="paper")
-            both = [packets["atp"], packets["goat"]]
-            axes.plot([1, 2], both, "o", color="black", fillstyle="none", label="ours, played")
-            axes.set_xticks(
-                range(len(names)),
-                [name.replace(", ", ",\n").replace(" after", "\nafter") for name in names],
-            )
-            finish(axes, "", "fragments", title)
+    def panel(
+        ours: Mapping[str, int], paper: Mapping[str, int], packets: Mapping[str, int], title: str
+    ) -> Panel:
+        names = list(ours)
+        look = {"color": "black", "fillstyle": "none"}
+        marks: list[Mark] = [
+            Bars(names, list(ours.values()), "ours, counted", look={"color": ["C1", "C1", "C0"]}),
+            Line([names.index(name) for name in paper], list(paper.values()), "kx", "paper", BIG),
+            Line([1, 2], [packets["atp"], packets["goat"]], "o", "ours, played", look),
+        ]
+        lines = [name.replace(", ", ",\n").replace(" after", "\nafter") for name in names]
+        return Panel(marks, "", "fragments", title, ticks=dict(enumerate(lines)))
 
-    return Outcome(
+    picture = Picture(
+        [
+            panel(server, EXAMPLES, played, AT_SERVER),
+            panel(hops, HOPS, passed, "links that fragments of switches pass"),
+        ]
+    )
+    return outcome(
         [
             *(
                 exactly(f"{name}: {AT_SERVER}", paper, server[name], "fragments")
@@ -160,8 +159,7 @@ def run(lab: Lab) -> Outcome:
                 )
             ),
         ],
-        draw,
-        {"server": server, "hops": hops, "played": played, "hops played": passed},
+        picture,
     )
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason
-from fanin_lab.papers.goat.aggregation import curves, lines, mark, series, worst
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason, by_lower
+from fanin_lab.papers.goat.aggregation import curves, lines, mark, worst
 from fanin_lab.papers.goat.drawn import GB, OVER, SCHEMES, SIZE, Setting, Traffic, counts, swept
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Panel, Picture, outcome
 
 OVERHEAD_GB = {"goat": 13.7, "esa": 19.8, "atp": 20.9, "geryon": 37.1}
 """On the leaf-spine with 35 workers."""
@@ -59,7 +55,7 @@ def run(lab: Lab) -> Outcome:
             "Fig. 15",
             f"leaf-spine, 35 workers: {SCHEMES[scheme]}'s communication overhead by GOAT's "
             f"({percent} % lower)",
-            round(1 / (1 - percent / 100), 2),
+            by_lower(percent),
             Spread.over(ratios(scheme, 0) + ratios(scheme, own)),
             unit="x",
             swept=f"{OVER}, {OWN}",
@@ -78,13 +74,13 @@ def run(lab: Lab) -> Outcome:
         for topology, settings in points.items()
     ]
 
-    def draw(figure: Figure) -> None:
-        for axes, (topology, settings) in zip(figure.subplots(1, 2), points.items(), strict=True):
-            lines(axes, found, settings, lambda traffic: traffic.hops, list(SCHEMES))
-            mark(axes, OVERHEAD_GB if topology == AT.topology else {}, AT.workers)
-            finish(axes, "workers", "communication overhead (GB)", topology)
+    def panel(topology: str, settings: Sequence[Setting]) -> Panel:
+        papers = mark(OVERHEAD_GB if topology == AT.topology else {}, AT.workers)
+        ours = lines(found, settings, lambda traffic: traffic.hops, list(SCHEMES))
+        y = "communication overhead (GB)"
+        return Panel([*ours, *papers], "workers", y, topology, least_y=0)
 
-    return Outcome(findings, draw, series(found, points))
+    return outcome(findings, Picture([panel(*of) for of in points.items()]))
 
 
 LEAST = (

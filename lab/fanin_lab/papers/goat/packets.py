@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most, by_lower
 from fanin_lab.papers.goat import testbed
 from fanin_lab.papers.goat.aggregation import PARTS
 from fanin_lab.papers.goat.drawn import (
@@ -26,10 +26,7 @@ from fanin_lab.papers.goat.drawn import (
 )
 from fanin_lab.papers.goat.overhead import LOWER
 from fanin_lab.papers.lab import Lab, Report, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import PAPER, Bars, Level, Line, Mark, Panel, Picture, outcome
 
 PACKET = 256
 """Bytes of gradients in a packet: the paper's 64 elements."""
@@ -162,14 +159,57 @@ def run(lab: Lab) -> Outcome:
             )
             return ours / theirs
 
-        return Spread.over(
-            [Spread.of([ratio(seed, window) for seed in lab.seeds]) for window in WINDOWS]
-        )
+        return Spread.of_each([ratio(seed, window) for seed in lab.seeds] for window in WINDOWS)
 
     def shares(scheme: str, each: Sequence[Of]) -> Spread:
-        return Spread.over(
-            [Spread.of(share(scheme, of, window)) for of in each for window in WINDOWS]
-        )
+        return Spread.of_each(share(scheme, of, window) for of in each for window in WINDOWS)
+
+    def of_rates_alike(setting: Setting, where: str) -> list[Finding]:
+        what = f"{where}, rates alike: bytes times links, GOAT's by ATP's"
+        ours = hops("goat", "atp", setting)
+        return [Finding("Fig. 16", what, "ATP has less", ours, MORE, "x", OVER)]
+
+    def of_setting(setting: Setting, where: str) -> list[Finding]:
+        parts = PARTS[setting.topology]
+        return [
+            *(
+                Finding(
+                    "Figs. 13, 14",
+                    f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
+                    parts[scheme],
+                    shares(scheme, [setting]),
+                    unit="%",
+                    swept=OVER,
+                )
+                for scheme in SHARING
+                if scheme in parts
+            ),
+            *(
+                Finding(
+                    "Fig. 15",
+                    f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({percent} % "
+                    "lower)",
+                    by_lower(percent),
+                    hops(scheme, "goat", setting),
+                    unit="x",
+                    swept=OVER,
+                )
+                for scheme, percent in LOWER.items()
+            ),
+            *(
+                Finding(
+                    "none",
+                    f"{where}, {NAMES[window]}: packets that GOAT's workers send again, of all "
+                    "they send",
+                    "(not the paper's) none, as nothing is lost",
+                    Spread.of([100 * played[setting, s, "goat", window].again for s in lab.seeds]),
+                    at_most(1),
+                    "%",
+                    cannot_fail="not the paper's",
+                )
+                for window in WINDOWS
+            ),
+        ]
 
     findings = [
         Finding(
@@ -185,113 +225,48 @@ def run(lab: Lab) -> Outcome:
     ]
     for setting in settings:
         where = f"{setting.topology}, {setting.workers} workers, packet by packet"
-        if not setting.deviation:
-            findings.append(
-                Finding(
-                    "Fig. 16",
-                    f"{where}, rates alike: bytes times links, GOAT's by ATP's",
-                    "ATP has less",
-                    hops("goat", "atp", setting),
-                    holds=MORE,
-                    unit="x",
-                    swept=OVER,
-                )
-            )
-            continue
-        findings += [
-            Finding(
-                "Figs. 13, 14",
-                f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
-                PARTS[setting.topology][scheme],
-                shares(scheme, [setting]),
-                unit="%",
-                swept=OVER,
-            )
-            for scheme in SHARING
-            if scheme in PARTS[setting.topology]
-        ]
-        findings += [
-            Finding(
-                "Fig. 15",
-                f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({LOWER[scheme]} % "
-                "lower)",
-                round(1 / (1 - LOWER[scheme] / 100), 2),
-                hops(scheme, "goat", setting),
-                unit="x",
-                swept=OVER,
-            )
-            for scheme in LOWER
-        ]
-        again = {
-            window: [100 * played[setting, seed, "goat", window].again for seed in lab.seeds]
-            for window in WINDOWS
-        }
-        findings += [
-            Finding(
-                "none",
-                f"{where}, {NAMES[window]}: packets that GOAT's workers send again, of all they "
-                "send",
-                "(not the paper's) none, as nothing is lost",
-                Spread.of(again[window]),
-                holds=at_most(1),
-                unit="%",
-                cannot_fail="not the paper's",
-            )
-            for window in WINDOWS
-        ]
+        found_there = of_setting if setting.deviation else of_rates_alike
+        findings += found_there(setting, where)
 
-    def draw(figure: Figure) -> None:
-        shown = [setting for setting in settings if setting.deviation]
-        *row, last = figure.subplots(1, len(shown) + 1)
-        figure.set_size_inches(4 * (len(shown) + 1), 4.8)
-        for axes, setting in zip(row, shown, strict=True):
-            for at, scheme in enumerate(SHARING):
-                each = found[setting][:: 1 if lab.quick else DRAWINGS]
-                of_all = setting.workers * SIZE
-                bars = [
-                    [100 * one[scheme].server / of_all for one in each],
-                    *(share(scheme, setting, window) for window in WINDOWS),
-                ]
-                for place, (values, alpha) in enumerate(zip(bars, ALPHAS, strict=True)):
-                    spread = Spread.of(values)
-                    axes.bar(
-                        [at + 0.26 * (place - 1)],
-                        [spread.median],
-                        0.25,
-                        yerr=[[spread.median - spread.least], [spread.most - spread.median]],
-                        capsize=3,
-                        color=COLOURS[scheme],
-                        alpha=alpha,
-                    )
-                if scheme in PARTS[setting.topology]:
-                    axes.plot([at - 0.26], PARTS[setting.topology][scheme], "kx", markersize=11)
-            kinds = ["counted by the planner", *(f"played, {name}" for name in NAMES.values())]
-            for kind, alpha in zip(kinds, ALPHAS, strict=True):
-                axes.bar([0], [0], color="grey", alpha=alpha, label=kind)
-            axes.plot([], [], "kx", label="paper, counted")
-            axes.set_xticks(range(len(SHARING)), [SCHEMES[scheme] for scheme in SHARING])
-            axes.set_ylim(0)
-            title = f"{setting.topology}, {setting.workers} workers"
-            finish(axes, "", "at the server, % of Geryon's", title)
+    def drawn_panel(setting: Setting) -> Panel:
+        marks: list[Mark] = []
+        each, of_all = found[setting][:: 1 if lab.quick else DRAWINGS], setting.workers * SIZE
+        for at, scheme in enumerate(SHARING):
+            counted = [100 * one[scheme].server / of_all for one in each]
+            bars = [counted, *(share(scheme, setting, window) for window in WINDOWS)]
+            for place, (values, alpha) in enumerate(zip(bars, ALPHAS, strict=True)):
+                look = {"color": COLOURS[scheme], "alpha": alpha}
+                where = [at + 0.26 * (place - 1)]
+                marks.append(Bars(where, [Spread.of(values)], width=0.25, look=look))
+            if scheme in PARTS[setting.topology]:
+                paper = [PARTS[setting.topology][scheme]]
+                marks.append(Line([at - 0.26], paper, "kx", look={"markersize": 11}))
+        kinds = ["counted by the planner", *(f"played, {name}" for name in NAMES.values())]
+        for kind, alpha in zip(kinds, ALPHAS, strict=True):
+            marks.append(Bars([0], [0], kind, look={"color": "grey", "alpha": alpha}))
+        marks.append(Line([], [], "kx", "paper, counted"))
+        title = f"{setting.topology}, {setting.workers} workers"
+        ticks = {at: SCHEMES[scheme] for at, scheme in enumerate(SHARING)}
+        return Panel(marks, "", AT_SERVER, title, ticks=ticks, least_y=0)
+
+    def testbed_panel() -> Panel:
+        marks: list[Mark] = []
         for scheme in SHARING:
+            colour = {"color": COLOURS[scheme]}
             for window, style in zip(WINDOWS, ("o-", "s:"), strict=True):
                 values = [Spread.of(share(scheme, late, window)).median for late in lateness]
                 label = f"{SCHEMES[scheme]}, {NAMES[window]}"
-                last.plot(lateness, values, style, color=COLOURS[scheme], label=label)
+                marks.append(Line(lateness, values, style, label, colour))
             paper = 100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"]
-            last.axhline(paper, color=COLOURS[scheme], linestyle="--", linewidth=2)
-        last.set_xscale("log")
-        last.set_ylim(0)
+            marks.append(Level(paper, look={**PAPER, **colour}))
         title = "testbed, 16 workers (dashed: the paper)"
-        finish(last, "lateness by a gradient's time", "at the server, % of Geryon's", title)
+        return Panel(marks, "lateness by a gradient's time", AT_SERVER, title, log_x=10, least_y=0)
 
-    series = {
-        f"{of}, seed {seed}, {SCHEMES[scheme]}, {NAMES[window]}": vars(each)
-        for (of, seed, scheme, window), each in played.items()
-    }
-    return Outcome(findings, draw, series)
+    panels = [*(drawn_panel(each) for each in settings if each.deviation), testbed_panel()]
+    return outcome(findings, Picture(panels, (4 * len(panels), 4.8)))
 
 
+AT_SERVER = "at the server, % of Geryon's"
 WINDOWS = (0, 64)
 """Packets that a worker has on its way, or 0: the whole model."""
 NAMES = {0: "windows of the model", 64: "windows of 64 packets"}

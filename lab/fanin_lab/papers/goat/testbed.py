@@ -10,17 +10,13 @@ import functools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fanin import _fanin
 
-from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome
-from fanin_lab.papers.goat.drawn import COLOURS, DRAWINGS, SCHEMES, arrivals
+from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, by_lower
+from fanin_lab.papers.goat.drawn import COLOURS, SCHEMES, arrivals, of_drawings
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Bars, Line, Mark, Panel, Picture, outcome
 
 MB = 1e6
 SIZES = {"ResNet-18": 44_000_000, "ResNet-50": 98_000_000}
@@ -68,12 +64,7 @@ Counted = Mapping[str, int]
 
 def counts(lab: Lab, asked: Sequence[Setting]) -> dict[Setting, list[Counted]]:
     """Count in every setting with all drawings of all seeds."""
-    drawings = [DRAWINGS * seed + each for seed in lab.seeds for each in range(DRAWINGS)]
-    if lab.quick:
-        drawings = drawings[:1]
-    runs = [(setting, drawing) for setting in asked for drawing in drawings]
-    found = iter(lab.each("plan", _counted, runs))
-    return {setting: [next(found) for _ in drawings] for setting in asked}
+    return of_drawings(lab, _counted, asked)
 
 
 @functools.cache
@@ -113,11 +104,9 @@ def run(lab: Lab) -> Outcome:
     found = counts(lab, asked)
 
     def at_most(scheme: str, by: str = "") -> Spread:
-        return Spread.over(
-            [
-                Spread.of([each[scheme] / (each[by] if by else MB) for each in found[setting]])
-                for setting in settings("ResNet-18", most)
-            ]
+        return Spread.of_each(
+            [each[scheme] / (each[by] if by else MB) for each in found[setting]]
+            for setting in settings("ResNet-18", most)
         )
 
     findings = [
@@ -136,7 +125,7 @@ def run(lab: Lab) -> Outcome:
         Finding(
             "Fig. 10",
             f"ResNet-18, 16 workers: {SCHEMES[scheme]}'s by GOAT's ({percent} % lower)",
-            round(1 / (1 - percent / 100), 2),
+            by_lower(percent),
             at_most(scheme, "goat"),
             unit="x",
             swept=OVER,
@@ -149,17 +138,10 @@ def run(lab: Lab) -> Outcome:
             f"{model}: bytes at the server of the best of the others by GOAT's, for the number of "
             "workers where that is least",
             "GOAT has the least",
-            Spread.over(
-                [
-                    Spread.of(
-                        [
-                            min(each[scheme] for scheme in LOWER) / each["goat"]
-                            for each in found[setting]
-                        ]
-                    )
-                    for workers in WORKERS
-                    for setting in settings(model, workers)
-                ]
+            Spread.of_each(
+                [min(each[scheme] for scheme in LOWER) / each["goat"] for each in found[setting]]
+                for workers in WORKERS
+                for setting in settings(model, workers)
             ),
             holds=MORE,
             unit="x",
@@ -168,46 +150,30 @@ def run(lab: Lab) -> Outcome:
         for model in SIZES
     ]
 
-    def medians(model: str, scheme: str, workers: int) -> list[float]:
-        return [
-            Spread.of([each[scheme] / MB for each in found[setting]]).median
-            for setting in settings(model, workers)
+    def bars(model: str, at: int, scheme: str) -> Bars:
+        # A whisker is from the least to the most of the settings' medians.
+        spreads = [
+            Spread.of([median_mb(found[each], scheme) for each in settings(model, workers)])
+            for workers in WORKERS
         ]
+        places = [workers + 0.6 * (at - 1.5) for workers in WORKERS]
+        return Bars(places, spreads, SCHEMES[scheme], 0.6, {"color": COLOURS[scheme]})
 
-    def draw(figure: Figure) -> None:
-        for axes, model in zip(figure.subplots(1, 2), SIZES, strict=True):
-            for at, (scheme, name) in enumerate(SCHEMES.items()):
-                of_workers = [medians(model, scheme, workers) for workers in WORKERS]
-                places = [workers + 0.6 * (at - 1.5) for workers in WORKERS]
-                spreads = [Spread.of(found) for found in of_workers]
-                heights = [spread.median for spread in spreads]
-                around = [
-                    [spread.median - spread.least for spread in spreads],
-                    [spread.most - spread.median for spread in spreads],
-                ]
-                colour = COLOURS[scheme]
-                axes.bar(places, heights, 0.6, yerr=around, capsize=3, color=colour, label=name)
-            if model == "ResNet-18":
-                axes.plot(
-                    [most + 0.6 * (at - 1.5) for at in range(4)],
-                    list(SERVER_MB.values()),
-                    "kx",
-                    markersize=9,
-                    markeredgewidth=2,
-                    label="paper",
-                )
-            axes.set_xticks(WORKERS)
-            axes.set_ylim(0)
-            finish(axes, "workers", "at the server (MB); whiskers: least to most", model)
+    def panel(model: str) -> Panel:
+        marks: list[Mark] = [bars(model, at, scheme) for at, scheme in enumerate(SCHEMES)]
+        if model == "ResNet-18":
+            places = [most + 0.6 * (at - 1.5) for at in range(4)]
+            look = {"markersize": 9, "markeredgewidth": 2}
+            marks.append(Line(places, list(SERVER_MB.values()), "kx", "paper", look))
+        y = "at the server (MB); whiskers: least to most"
+        return Panel(marks, "workers", y, model, ticks=WORKERS, least_y=0)
 
-    series = {
-        model: {
-            scheme: {str(workers): medians(model, scheme, workers) for workers in WORKERS}
-            for scheme in SCHEMES
-        }
-        for model in SIZES
-    }
-    return Outcome(findings, draw, {"MB at the server": series, "lateness": LATENESS})
+    return outcome(findings, Picture([panel(model) for model in SIZES]))
+
+
+def median_mb(counted: Sequence[Counted], scheme: str) -> float:
+    """Return the median of a scheme's MB at the server."""
+    return Spread.of([each[scheme] / MB for each in counted]).median
 
 
 EXPERIMENT = Experiment("testbed", "Bytes at the testbed's server (Figure 10)", run)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason
 from fanin_lab.papers.goat.epochs import Epoch, Scheme, Timing, played, throughput
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Band, Line, Mark, Panel, Picture, outcome
 
 WORKERS = [4, 8, 12, 16]
 TIMINGS = [Timing(compute_s, around) for around in (0.0, 0.5) for compute_s in (0.1, 0.3, 1.0)]
@@ -37,67 +34,51 @@ Figures = Callable[[Sequence[Epoch]], float]
 
 def run(lab: Lab) -> Outcome:
     """Play the epochs of all schemes."""
-    figures: list[tuple[str, str, float, Spread, str]] = [
-        (
-            "Fig. 11(b)",
-            "throughput, GOAT-Async's by GOAT's",
+    throughput_row = partial(Finding, "Fig. 11(b)", unit="x")
+    time_row = partial(Finding, "Fig. 12(a)", unit="x")
+    bound_row = partial(Finding, "Figs. 11, 12", unit="x", swept=OVER_BOUND)
+    batches = f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}"
+    findings = [
+        throughput_row(
+            OF_16.format("throughput, GOAT-Async's by GOAT's"),
             1.497,
             _by(lab, throughput, ASYNC, [GOAT], TIMINGS),
-            OVER,
+            swept=OVER,
         ),
-        (
-            "Fig. 11(b)",
-            "throughput, GOAT-Async's by K-SGD's",
+        throughput_row(
+            OF_16.format("throughput, GOAT-Async's by K-SGD's"),
             1.147,
             _by(lab, throughput, ASYNC, K_SGD, TIMINGS),
-            f"{OVER}, {K}",
+            swept=f"{OVER}, {K}",
         ),
-        (
-            "Fig. 11(b)",
-            "throughput, K-SGD's by GOAT's",
+        throughput_row(
+            OF_16.format("throughput, K-SGD's by GOAT's"),
             round(IMAGES_A_SECOND[1] / IMAGES_A_SECOND[0], 2),
             _by(lab, throughput, K_SGD, [GOAT], TIMINGS),
-            f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
+            swept=batches,
         ),
-        (
-            "Fig. 12(a)",
-            "time of 200 epochs, GOAT's by GOAT-Async's",
+        time_row(
+            OF_16.format("time of 200 epochs, GOAT's by GOAT-Async's"),
             2.02,
             _by(lab, _seconds, [GOAT], ASYNC, TIMINGS),
-            OVER,
+            swept=OVER,
         ),
-        (
-            "Fig. 12(a)",
-            "time of 200 epochs, K-SGD's by GOAT-Async's",
+        time_row(
+            OF_16.format("time of 200 epochs, K-SGD's by GOAT-Async's"),
             round(324 / 207.7, 2),
             _by(lab, _seconds, K_SGD, ASYNC, TIMINGS),
-            f"{OVER}, {K}",
+            swept=f"{OVER}, {K}",
         ),
-        (
-            "Fig. 12(a)",
-            "time of 200 epochs, GOAT's by K-SGD's",
+        time_row(
+            OF_16.format("time of 200 epochs, GOAT's by K-SGD's"),
             round(420.4 / 324, 2),
             _by(lab, _seconds, [GOAT], K_SGD, TIMINGS),
-            f"batches of 0.1, 0.3 or 1 s, {LATE}, {K}",
+            swept=batches,
         ),
-        (
-            "Figs. 11, 12",
-            BOUND_THROUGHPUT,
-            1.497,
-            _by(lab, throughput, ASYNC, [GOAT], BOUND),
-            OVER_BOUND,
+        bound_row(
+            OF_16.format(BOUND_THROUGHPUT), 1.497, _by(lab, throughput, ASYNC, [GOAT], BOUND)
         ),
-        (
-            "Figs. 11, 12",
-            BOUND_TIME,
-            2.02,
-            _by(lab, _seconds, [GOAT], ASYNC, BOUND),
-            OVER_BOUND,
-        ),
-    ]
-    findings = [
-        Finding(figure, OF_16.format(what), paper, ours, unit="x", swept=swept)
-        for figure, what, paper, ours, swept in figures
+        bound_row(OF_16.format(BOUND_TIME), 2.02, _by(lab, _seconds, [GOAT], ASYNC, BOUND)),
     ]
     findings.append(
         Finding(
@@ -105,12 +86,10 @@ def run(lab: Lab) -> Outcome:
             "throughput, GOAT-Async's by the better of the others', for the number of workers "
             "where that is least",
             "GOAT-Async has the most",
-            Spread.over(
-                [
-                    Spread.of([_ahead(noise, timing, seed) for seed in lab.seeds])
-                    for noise in ASYNC
-                    for timing in TIMINGS
-                ]
+            Spread.of_each(
+                [_ahead(noise, timing, seed) for seed in lab.seeds]
+                for noise in ASYNC
+                for timing in TIMINGS
             ),
             holds=MORE,
             unit="x",
@@ -125,36 +104,27 @@ def run(lab: Lab) -> Outcome:
             for n in WORKERS
         ]
 
-    def draw(figure: Figure) -> None:
-        shown = [Timing(0.1, 0.0), *BOUND[:1]]
-        for axes, timing in zip(figure.subplots(1, 2), shown, strict=True):
-            for at, (name, schemes) in enumerate(NAMED.items()):
-                of_schemes = [lines(timing, scheme) for scheme in schemes]
-                low, high = (
-                    [end(of_workers) for of_workers in zip(*of_schemes, strict=True)]
-                    for end in (min, max)
-                )
-                if low != high:
-                    axes.fill_between(WORKERS, low, high, color=f"C{at}", alpha=0.35, label=name)
-                else:
-                    axes.plot(WORKERS, low, f"C{at}o-", label=name)
-            if timing.compute_s is None:
-                for at, paper in enumerate(IMAGES_A_SECOND):
-                    axes.plot([MOST], [paper], "x", color=f"C{at}", markersize=11)
-                axes.plot([], [], "kx", label="paper")
-            axes.set_xticks(WORKERS)
-            axes.set_ylim(0)
-            title = "a batch takes 0.1 s" if timing.compute_s else "an epoch of GOAT's takes 2.1 s"
-            finish(axes, "workers", "images a second", title)
+    def marks(timing: Timing, at: int, name: str, schemes: Sequence[Scheme]) -> Mark:
+        of_schemes = [lines(timing, scheme) for scheme in schemes]
+        low, high = (
+            [end(of_workers) for of_workers in zip(*of_schemes, strict=True)] for end in (min, max)
+        )
+        if low == high:
+            return Line(WORKERS, low, f"C{at}o-", name)
+        return Band(WORKERS, low, high, {"color": f"C{at}", "alpha": 0.35}, name)
 
-    series = {
-        name: {
-            f"{timing}": {f"{scheme}": lines(timing, scheme) for scheme in schemes}
-            for timing in [*TIMINGS, *BOUND]
-        }
-        for name, schemes in NAMED.items()
-    }
-    return Outcome(findings, draw, {"workers": WORKERS, "images a second": series})
+    def panel(timing: Timing) -> Panel:
+        shown = [marks(timing, at, *named) for at, named in enumerate(NAMED.items())]
+        if timing.compute_s is None:
+            shown += [
+                Line([MOST], [paper], "x", look={"color": f"C{at}", "markersize": 11})
+                for at, paper in enumerate(IMAGES_A_SECOND)
+            ]
+            shown.append(Line([], [], "kx", "paper"))
+        title = "a batch takes 0.1 s" if timing.compute_s else "an epoch of GOAT's takes 2.1 s"
+        return Panel(shown, "workers", "images a second", title, ticks=WORKERS, least_y=0)
+
+    return outcome(findings, Picture([panel(timing) for timing in (Timing(0.1, 0.0), BOUND[0])]))
 
 
 def why(lab: Lab) -> Sequence[Reason]:
@@ -197,13 +167,11 @@ def _by(
     def ratio(one: Scheme, other: Scheme, timing: Timing, seed: int) -> float:
         return figure(played(one, MOST, timing, seed)) / figure(played(other, MOST, timing, seed))
 
-    return Spread.over(
-        [
-            Spread.of([ratio(one, other, timing, seed) for seed in lab.seeds])
-            for one in ones
-            for other in others
-            for timing in timings
-        ]
+    return Spread.of_each(
+        [ratio(one, other, timing, seed) for seed in lab.seeds]
+        for one in ones
+        for other in others
+        for timing in timings
     )
 
 

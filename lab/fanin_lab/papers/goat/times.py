@@ -6,16 +6,11 @@ the same for all schemes, a line through GOAT's and Geryon's time has ATP's and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fanin_lab.papers.finding import Experiment, Finding, Outcome
 from fanin_lab.papers.goat.drawn import COLOURS, SCHEMES
-from fanin_lab.papers.goat.testbed import MB, OVER, RATE_BPS, counts, settings
+from fanin_lab.papers.goat.testbed import OVER, RATE_BPS, counts, median_mb, settings
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Line, Panel, Picture, outcome
 
 EPOCH_S = {"goat": 2.2, "esa": 3.5, "atp": 4.0, "geryon": 4.65}
 """Of ResNet-18 with 16 workers."""
@@ -37,8 +32,8 @@ def run(lab: Lab) -> Outcome:
             part = (each[scheme] - each["goat"]) / (each["geryon"] - each["goat"])
             return times["goat"] + part * (times["geryon"] - times["goat"])
 
-        return Spread.over(
-            [Spread.of([predicted(dict(each)) for each in found[setting]]) for setting in asked]
+        return Spread.of_each(
+            [predicted(dict(each)) for each in found[setting]] for setting in asked
         )
 
     links_s = Spread.of([8 * each["geryon"] / RATE_BPS for each in found[asked[0]]])
@@ -66,22 +61,17 @@ def run(lab: Lab) -> Outcome:
         for scheme in ("esa", "atp")
     ]
 
-    def draw(figure: Figure) -> None:
-        for axes, (kind, times) in zip(figure.subplots(1, 2), KINDS.items(), strict=True):
-            for scheme, name in SCHEMES.items():
-                reach = [
-                    Spread.of([each[scheme] / MB for each in found[setting]]).median
-                    for setting in asked
-                ]
-                ends, of_paper = [min(reach), max(reach)], [times[scheme]] * 2
-                axes.plot(ends, of_paper, "o-", color=COLOURS[scheme], linewidth=5, label=name)
-            axes.plot([44, 704], [times["goat"], times["geryon"]], "k--", label="the line")
-            axes.set_ylim(0)
-            finish(
-                axes, "bytes at the server, ours, least to most (MB)", "the paper's time (s)", kind
-            )
+    def panel(kind: str, times: dict[str, float]) -> Panel:
+        lines = []
+        for scheme, name in SCHEMES.items():
+            reach = [median_mb(found[setting], scheme) for setting in asked]
+            look = {"color": COLOURS[scheme], "linewidth": 5}
+            lines.append(Line([min(reach), max(reach)], [times[scheme]] * 2, "o-", name, look))
+        lines.append(Line([44, 704], [times["goat"], times["geryon"]], "k--", "the line"))
+        x = "bytes at the server, ours, least to most (MB)"
+        return Panel(lines, x, "the paper's time (s)", kind, least_y=0)
 
-    return Outcome(findings, draw)
+    return outcome(findings, Picture([panel(*of) for of in KINDS.items()]))
 
 
 EXPERIMENT = Experiment("times", "The testbed's times, by bytes at the server (Figures 8, 9)", run)

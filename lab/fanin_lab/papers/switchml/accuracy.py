@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin_lab.papers.lab import Lab
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import outcome
 
 NAMES = {"float32": "sums of float32", "scaled": "SwitchML: integers, scaled by block (§4.6)"}
 
@@ -17,9 +13,6 @@ NAMES = {"float32": "sums of float32", "scaled": "SwitchML: integers, scaled by 
 def run(lab: Lab) -> Outcome:
     """Train from the same beginnings, with sums of float32 and with SwitchML's."""
     found = training.curves(lab, {"float32": training.plainly, "scaled": _switchml})
-
-    def draw(figure: Figure) -> None:
-        training.draw_curves(figure, found, NAMES)
 
     findings = []
     for task, ways in found.items():
@@ -43,7 +36,7 @@ def run(lab: Lab) -> Outcome:
                 holds=at_most(1),
             ),
         ]
-    return Outcome(findings, draw, {"accuracy": found})
+    return outcome(findings, training.picture(found, NAMES))
 
 
 def _switchml(_task: str, seed: int) -> training.Summed:

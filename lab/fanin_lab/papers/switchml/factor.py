@@ -6,16 +6,13 @@ int32 becomes the largest or the least; a switch's sum that does not fit wraps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin_lab.papers.lab import Lab, Spread
-from fanin_lab.papers.plot import PAPER, finish
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin_lab.papers.plot import Level, Mark, Panel, Picture, Whiskers, outcome
 
 SMALL, LARGE = 0, 40
 BETWEEN = [16, 28]
@@ -31,54 +28,48 @@ def run(lab: Lab) -> Outcome:
     ways = {f"2^{power}": _of_factor(power) for power in POWERS}
     found = training.curves(lab, {"float32": training.plainly, **ways}, PART)
 
-    def draw(figure: Figure) -> None:
-        plots = figure.subplots(1, len(found))
-        for axes, (task, of_ways) in zip(plots, found.items(), strict=True):
-            spreads = [Spread.of([100 * curve[-1] for curve in of_ways[way]]) for way in ways]
-            plain = Spread.of([100 * curve[-1] for curve in of_ways["float32"]])
-            axes.axhline(plain.median, **PAPER, label="sums of float32")
-            medians = [spread.median for spread in spreads]
-            around = [
-                [spread.median - spread.least for spread in spreads],
-                [spread.most - spread.median for spread in spreads],
-            ]
-            axes.errorbar(POWERS, medians, yerr=around, fmt="C1o-", capsize=3, label="one factor")
-            axes.set_xticks(POWERS, list(ways))
-            finish(axes, "factor", "right answers on what was held back, %", task)
-
     findings = []
     for task, of_ways in found.items():
         differs = {
             power: training.differs(of_ways[f"2^{power}"], of_ways["float32"]) for power in POWERS
         }
         between = Spread.over([differs[power] for power in BETWEEN])
+        row = partial(Finding, unit="%")
         findings += [
-            Finding(
+            row(
                 "App. E, Theorem 1",
                 f"{task}: accuracy with the factor 1, less that with float32",
                 "worse: the error is up to n / f; below -1 %",
                 differs[SMALL],
-                holds=at_most(-1),
-                unit="%",
+                at_most(-1),
             ),
-            Finding(
+            row(
                 "App. E, Theorem 2",
                 f"{task}: accuracy with factors of 2^16 and 2^28, less that with float32",
                 "the error is negligible: within 1 %",
                 between,
-                holds=Range(-1, 1),
-                unit="%",
+                Range(-1, 1),
             ),
-            Finding(
+            row(
                 "App. E, Assumptions 1, 2",
                 f"{task}: accuracy with the factor 2^40, less that with float32",
                 "worse, where integers overflow: below -1 %",
                 differs[LARGE],
-                holds=at_most(-1),
-                unit="%",
+                at_most(-1),
             ),
         ]
-    return Outcome(findings, draw, {"accuracy": found})
+    return outcome(findings, Picture([_panel(*of_task) for of_task in found.items()]))
+
+
+def _panel(task: str, found: Mapping[str, list[list[float]]]) -> Panel:
+    names = [f"2^{power}" for power in POWERS]
+    last = {way: Spread.of([100 * one[-1] for one in curves]) for way, curves in found.items()}
+    marks: list[Mark] = [
+        Level(last["float32"].median, "sums of float32"),
+        Whiskers(POWERS, [last[name] for name in names], "one factor", "C1o-"),
+    ]
+    y = "right answers on what was held back, %"
+    return Panel(marks, "factor", y, task, ticks=dict(zip(POWERS, names, strict=True)))
 
 
 def _of_factor(power: int) -> Callable[[str, int], training.Summed]:

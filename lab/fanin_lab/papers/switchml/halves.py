@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fanin_lab.papers.finding import Experiment, Finding, Outcome
-from fanin_lab.papers.lab import Lab, Report, Spread
-from fanin_lab.papers.plot import finish
+from fanin_lab.papers.lab import Report, Scenario
+from fanin_lab.papers.plot import Bars, Panel, Picture
+from fanin_lab.papers.simulated import At, Cases, Row, Simulated, ratio
 from fanin_lab.papers.switchml import setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WORKERS = 8
 RATES = [10, 100]
@@ -18,55 +13,48 @@ TENSORS = {"float32": "8MB", "float16": "4MB"}
 """As in the paper, float16 is half of the tensor (§6.3); the same packets."""
 
 
-def run(lab: Lab) -> Outcome:
-    """Sum one tensor and half of one."""
-    runs = lab.play(
-        {
-            f"halves-{dtype}-{gbps}": {
-                "title": f"Figure 12: {dtype} at {gbps} Gbit/s",
-                "network": setting.rack(WORKERS, gbps),
-                "job": [setting.job("switchml", WORKERS, gbps, tensor=tensor, tensors=1)],
-            }
-            for dtype, tensor in TENSORS.items()
-            for gbps in RATES
-        },
-        # Nothing in it is random: every seed would give the same.
-        once=True,
-        throughputs=False,
-    )
-
-    def time(report: Report) -> float:
-        return float(report["jobs"][0]["tensor_times"]["mean_s"])
-
-    times = {
-        dtype: [runs[f"halves-{dtype}-{gbps}"].spread(time).median for gbps in RATES]
-        for dtype in TENSORS
+def scenario(dtype: str, gbps: int) -> Scenario:
+    """Return one tensor's sum, or that of half of one."""
+    return {
+        "title": f"Figure 12: {dtype} at {gbps} Gbit/s",
+        "network": setting.rack(WORKERS, gbps),
+        "job": [setting.job("switchml", WORKERS, gbps, tensor=TENSORS[dtype], tensors=1)],
     }
-    ratios = [one / half for one, half in zip(times["float32"], times["float16"], strict=True)]
-
-    def draw(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        for at, dtype in enumerate(TENSORS):
-            places = [n + 0.35 * (at - 0.5) for n in range(len(RATES))]
-            axes.bar(places, [1000 * s for s in times[dtype]], 0.35, label=dtype)
-        axes.set_xticks(range(len(RATES)), [f"{gbps} Gbit/s" for gbps in RATES])
-        finish(axes, "", "time of 2 million elements (ms)")
-
-    return Outcome(
-        [
-            Finding(
-                "§6.3, Fig. 12",
-                f"{gbps} Gbit/s: time of float32 by that of float16",
-                2.0,
-                Spread.of([ratio]),
-                unit="x",
-                cannot_fail="half of the tensor stands for float16, here and there",
-            )
-            for gbps, ratio in zip(RATES, ratios, strict=True)
-        ],
-        draw,
-        {"seconds": times},
-    )
 
 
-EXPERIMENT = Experiment("halves", "float32 and float16 (Figure 12)", run)
+def _time_s(report: Report) -> float:
+    return float(report["jobs"][0]["tensor_times"]["mean_s"])
+
+
+def picture(at: At) -> Picture:
+    """Show the times by rate."""
+
+    def bars(number: int, dtype: str) -> Bars:
+        places = [place + 0.35 * (number - 0.5) for place in range(len(RATES))]
+        times = [1000 * at.spread(_time_s, dtype=dtype, gbps=gbps).median for gbps in RATES]
+        return Bars(places, times, dtype, 0.35)
+
+    ticks = {place: f"{gbps} Gbit/s" for place, gbps in enumerate(RATES)}
+    both = [bars(number, dtype) for number, dtype in enumerate(TENSORS)]
+    return Picture([Panel(both, "", "time of 2 million elements (ms)", ticks=ticks)])
+
+
+EXPERIMENT = Simulated(
+    "halves",
+    "float32 and float16 (Figure 12)",
+    scenario,
+    # Nothing in it is random: every seed would give the same.
+    [Cases({"dtype": TENSORS, "gbps": RATES}, seeds=1, throughputs=False)],
+    [
+        Row(
+            "§6.3, Fig. 12",
+            f"{gbps} Gbit/s: time of float32 by that of float16",
+            2.0,
+            ratio(_time_s, {"dtype": "float32", "gbps": gbps}, {"dtype": "float16", "gbps": gbps}),
+            "x",
+            cannot_fail="half of the tensor stands for float16, here and there",
+        )
+        for gbps in RATES
+    ],
+    picture,
+).experiment()

@@ -1,6 +1,9 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
+use fanin_protocol::control::Agreed;
+use fanin_wire::WireDtype;
+
 use super::*;
 use crate::control_channel::control_calls;
 use crate::node::{SwitchServer, SwitchServerConfig};
@@ -26,13 +29,14 @@ fn chain() -> (SwitchServer, RackServer) {
 
 /// Of the one rank of a job.
 fn join(job: &str) -> proto::JoinRequest {
+    let agreed = Agreed { wire_dtype: WireDtype::SharedExponent, ..Agreed::default() };
     proto::JoinRequest {
         job: job.into(),
         world_size: 1,
         mtu_bytes: 1500,
         wire_version: VERSION.into(),
         protocol: "atp".into(),
-        wire_dtype: proto::WireDtype::SharedExponent.into(),
+        settings: agreed.values().into_iter().map(Into::into).collect(),
         patience_ms: HANG.as_millis() as u64,
         ..proto::JoinRequest::default()
     }

@@ -5,7 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label,
+    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Key, Kind, Label,
     Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
 };
 
@@ -13,8 +13,7 @@ use super::fragment::{Finished, Spare, Subject, Unfinished, is_sent_again};
 use super::{Admitted, Coverage, GoOn, Roster, ServerProgress};
 use crate::aggregation::children::Children;
 use crate::aggregation::{ConfigError, Hashing, JobConfig, Scaling};
-use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
-use crate::transport::Sender;
+use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
 
 /// How soon the same fragment is asked for again: every worker that waits for it asks, and each
 /// request is answered by all. It is also how soon a child gets the same parameters again: all
@@ -67,14 +66,6 @@ enum Outgoing {
     Request,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Abortion {
-    None,
-    /// Found here; the owner has not heard of it.
-    New(AbortReason),
-    Known(AbortReason),
-}
-
 #[derive(Debug)]
 pub(super) struct Job<A, R: Roster<A>> {
     config: JobConfig,
@@ -93,7 +84,6 @@ pub(super) struct Job<A, R: Roster<A>> {
     newest: Option<u64>,
     abortion: Abortion,
     abort_pending: bool,
-    in_line: bool,
     /// Fragments and overflows of this period, and overflows of the one before.
     period: (u32, u32, u32),
     progress: ServerProgress,
@@ -124,28 +114,18 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             newest: None,
             abortion: Abortion::None,
             abort_pending: false,
-            in_line: false,
             period: (0, 0, 0),
             progress: ServerProgress::default(),
         }
     }
 
-    /// Whether a packet was written by a member of the job, of this generation.
-    #[inline]
-    pub(super) fn authenticate(&self, generation: Generation, packet: &[u8]) -> Result<(), Reason> {
-        if generation != self.config.generation {
-            return Err(Reason::Generation);
-        }
-        if self.config.key.authenticates(packet) { Ok(()) } else { Err(Reason::Forged) }
-    }
-
     /// Takes a packet that is authentic.
-    pub(super) fn receive(
-        &mut self,
-        now: Instant,
-        from: A,
-        packet: &FragmentPacket<'_, R::Label>,
-    ) -> Result<Verdict, Reason> {
+    pub(super) fn receive(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let Packet { preamble, bytes } = *packet;
+        if preamble.kind != R::Label::KIND {
+            return Err(Reason::Unexpected);
+        }
+        let packet = &FragmentPacket::<R::Label>::parse(preamble, bytes)?;
         let FragmentPacket { header, payload, .. } = packet;
         if header.flags.is_ack {
             return Err(Reason::Unexpected);
@@ -155,7 +135,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             return Err(Reason::ChunkLength);
         }
         self.progress.bytes_received += (fanin_wire::GRADIENT_HEADER_BYTES + payload.len()) as u64;
-        if !matches!(self.abortion, Abortion::None) {
+        if !self.abortion.is_none() {
             self.learn(&sender, from);
             self.abort_pending = true;
             return Err(Reason::Aborted);
@@ -473,7 +453,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 
     pub(super) fn abort(&mut self, reason: AbortReason) {
-        if matches!(self.abortion, Abortion::None) {
+        if self.abortion.is_none() {
             self.stop(Abortion::Known(reason));
         }
     }
@@ -488,13 +468,6 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         self.parameters = Vec::new();
         self.outgoing = VecDeque::new();
         self.spare = Spare::default();
-    }
-
-    /// An abort that was found here and not yet told.
-    pub(super) fn take_new_abort(&mut self) -> Option<AbortReason> {
-        let Abortion::New(reason) = self.abortion else { return None };
-        self.abortion = Abortion::Known(reason);
-        Some(reason)
     }
 
     pub(super) fn go_on(
@@ -568,7 +541,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             worker: WorkerId::ALL,
             shard: ShardId(0),
         };
-        if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
+        if let Some(reason) = self.abortion.reason() {
             self.abort_pending = false;
             let abort = Abort { preamble: Preamble { kind: Kind::Abort, ..preamble }, reason };
             let abort = abort.to_bytes(self.config.key);
@@ -623,9 +596,14 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 }
 
-impl<A: Copy + PartialEq, R: Roster<A>> Sender for Job<A, R> {
-    fn in_line(&mut self) -> &mut bool {
-        &mut self.in_line
+impl<A: Copy + PartialEq, R: Roster<A>> TableJob for Job<A, R> {
+    #[inline]
+    fn membership(&self) -> (Generation, Key) {
+        (self.config.generation, self.config.key)
+    }
+
+    fn abortion(&mut self) -> &mut Abortion {
+        &mut self.abortion
     }
 
     fn has_pending(&mut self) -> bool {

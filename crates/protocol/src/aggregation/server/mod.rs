@@ -7,17 +7,15 @@ mod exact_sum;
 mod fragment;
 mod job;
 
-use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use fanin_wire::{AbortReason, FragmentPacket, Generation, JobId, Key, Label, Preamble, ShardId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId};
 
 pub use self::coverage::{Admitted, Coverage, Roster, Workers};
 use self::job::Job;
 use super::{ConfigError, JOBS_MAX};
 use crate::machine::{
-    Endpoint, Instant, JobAborted, JobProgress, Reason, Received, Summer, Transmit, Verdict,
+    Endpoint, Instant, JobAborted, JobProgress, JobTable, Packet, Reason, Received, Summer, Transmit, Verdict,
 };
-use crate::transport::Turns;
 
 /// How far a job is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,10 +50,7 @@ pub struct ServerProgress {
 /// A parameter server of any number of jobs. `A` names a peer's address; `R` knows a job's workers.
 #[derive(Debug)]
 pub struct Server<A, R: Roster<A>> {
-    jobs: BTreeMap<JobId, Job<A, R>>,
-    turns: Turns,
-    events: VecDeque<JobAborted>,
-    received: Received,
+    jobs: JobTable<Job<A, R>>,
 }
 
 /// How a job goes on in another generation.
@@ -79,12 +74,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
     /// A server without jobs.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            jobs: BTreeMap::new(),
-            turns: Turns::default(),
-            events: VecDeque::new(),
-            received: Received::default(),
-        }
+        Self { jobs: JobTable::new(ShardId(0)) }
     }
 
     /// Sets the job up again in a new generation, in which its workers are `after`, where `of` a
@@ -96,40 +86,21 @@ impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
         generation: Generation,
         of: impl FnOnce(&R) -> Result<GoOn<R, A>, ConfigError>,
     ) -> Result<Option<u64>, ConfigError> {
-        self.jobs.get_mut(&job).map(|job| job.go_on(generation, of)).transpose()
+        self.jobs.get_mut(job).map(|job| job.go_on(generation, of)).transpose()
     }
 
     /// How far a job is.
     #[must_use]
     pub fn progress(&self, job: JobId) -> Option<ServerProgress> {
-        self.jobs.get(&job).map(Job::progress)
+        self.jobs.get(job).map(Job::progress)
     }
 
     /// Control says that a child of a job, counted as the job's roster counts them, is elsewhere
     /// from now on.
     pub fn child_moved(&mut self, job: JobId, child: usize, to: A) {
-        if let Some(job) = self.jobs.get_mut(&job) {
+        if let Some(job) = self.jobs.get_mut(job) {
             job.child_moved(child, to);
         }
-    }
-
-    fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes)?;
-        if preamble.shard != ShardId(0) {
-            return Err(Reason::OutOfRange);
-        }
-        let job = self.jobs.get_mut(&preamble.job).ok_or(Reason::UnknownJob)?;
-        if preamble.kind != R::Label::KIND {
-            return Err(Reason::Unexpected);
-        }
-        let packet = FragmentPacket::parse(preamble, bytes)?;
-        job.authenticate(preamble.generation, bytes)?;
-        let verdict = job.receive(now, from, &packet);
-        self.turns.line_up(preamble.job, job);
-        if let Some(reason) = job.take_new_abort() {
-            self.events.push_back(JobAborted { job: preamble.job, reason });
-        }
-        verdict
     }
 }
 
@@ -137,19 +108,22 @@ impl<A: Copy + PartialEq, R: Roster<A>> Endpoint for Server<A, R> {
     type Address = A;
     type Event = JobAborted;
 
-    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
-        let verdict = self.receive(now, from, packet).unwrap_or_else(Verdict::Drop);
-        self.received.count(verdict)
+    fn receive(&mut self, now: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        self.jobs.receive(packet, |job| job.receive(now, *from, packet))
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.jobs.count(verdict)
     }
 
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        self.turns.next(&mut self.jobs)?.poll_transmit(train)
+        self.jobs.next()?.poll_transmit(train)
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {
-        self.events.pop_front()
+        self.jobs.poll_event()
     }
 
     /// Never: loss is found and mended by the workers alone (ATP §3.7).
@@ -170,31 +144,26 @@ impl<A: Copy + PartialEq, R: Roster<A>> Summer for Server<A, R> {
     fn add_job(&mut self, job: R::Job) -> Result<(), ConfigError> {
         let admitted = R::admit(job)?;
         let id = admitted.config.id;
-        if self.jobs.len() >= JOBS_MAX && !self.jobs.contains_key(&id) {
+        if !self.jobs.has_room(id, JOBS_MAX) {
             return Err(ConfigError::Jobs);
         }
         self.jobs.insert(id, Job::new(admitted));
-        self.turns.remove(id);
         Ok(())
     }
 
     fn remove_job(&mut self, job: JobId) {
-        self.jobs.remove(&job);
-        self.turns.remove(job);
+        self.jobs.remove(job);
     }
 
-    fn abort_job(&mut self, id: JobId, reason: AbortReason) {
-        if let Some(job) = self.jobs.get_mut(&id) {
-            job.abort(reason);
-            self.turns.line_up(id, job);
-        }
+    fn abort_job(&mut self, job: JobId, reason: AbortReason) {
+        self.jobs.at(job, |job| job.abort(reason));
     }
 
     fn job_progress(&self, job: JobId) -> Option<JobProgress> {
-        self.jobs.get(&job).map(Job::job_progress)
+        self.jobs.get(job).map(Job::job_progress)
     }
 
     fn received(&self) -> Received {
-        self.received
+        self.jobs.received()
     }
 }

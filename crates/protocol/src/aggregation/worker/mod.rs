@@ -24,7 +24,8 @@ use fanin_wire::{
 use super::EXPONENT_UNKNOWN;
 use super::config::{Hashing, JobConfig, Overflow, Scaling, WorkerPlan};
 use crate::machine::{
-    Endpoint, Instant, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine, WorkerStatistics,
+    Endpoint, Instant, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
+    WorkerStatistics,
 };
 use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 use window::{Standing, Window};
@@ -214,32 +215,6 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     fn stop(&mut self) {
         self.again.clear();
         self.window.forget_queue();
-    }
-
-    fn receive(&mut self, now: Instant, from: A, bytes: &[u8]) -> Result<Verdict, Reason> {
-        let preamble = Preamble::parse(bytes)?;
-        self.core.check(&self.preamble(), self.config.key, &preamble, bytes)?;
-        if from != self.core.peer()[0] {
-            return Err(Reason::Foreign);
-        }
-        self.unheard = false;
-        match preamble.kind {
-            kind if kind == D::Label::KIND => {
-                let packet = FragmentPacket::parse(preamble, bytes)?;
-                let Flags { is_ack, overflow, .. } = packet.header.flags;
-                match (is_ack, overflow) {
-                    (false, _) => Err(Reason::Unexpected),
-                    (true, false) => self.take_parameters(now, &packet),
-                    (true, true) => self.answer_request(now, &packet),
-                }
-            }
-            Kind::Abort => {
-                self.core.abort(preamble, bytes)?;
-                self.stop();
-                Ok(Verdict::Absorb)
-            }
-            _ => Err(Reason::Unexpected),
-        }
     }
 
     /// Parameters slide the window, in order or not (ATP §3.6, "Worker Receiving Parameters").
@@ -510,9 +485,34 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
     type Address = A;
     type Event = WorkerEvent<T>;
 
-    fn handle_packet(&mut self, now: Instant, from: A, packet: &[u8]) -> Verdict {
-        let outcome = self.receive(now, from, packet);
-        self.core.count(outcome)
+    fn receive(&mut self, now: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        self.core.check(&self.preamble(), self.config.key, packet)?;
+        if *from != self.core.peer()[0] {
+            return Err(Reason::Foreign);
+        }
+        self.unheard = false;
+        let Packet { preamble, bytes } = *packet;
+        match preamble.kind {
+            kind if kind == D::Label::KIND => {
+                let packet = FragmentPacket::parse(preamble, bytes)?;
+                let Flags { is_ack, overflow, .. } = packet.header.flags;
+                match (is_ack, overflow) {
+                    (false, _) => Err(Reason::Unexpected),
+                    (true, false) => self.take_parameters(now, &packet),
+                    (true, true) => self.answer_request(now, &packet),
+                }
+            }
+            Kind::Abort => {
+                self.core.abort(packet)?;
+                self.stop();
+                Ok(Verdict::Absorb)
+            }
+            _ => Err(Reason::Unexpected),
+        }
+    }
+
+    fn count(&mut self, verdict: Verdict) -> Verdict {
+        self.core.count(verdict)
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -618,10 +618,6 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
 
     fn statistics(&self) -> WorkerStatistics {
         self.core.statistics()
-    }
-
-    fn progress(&self) -> u64 {
-        self.core.progress()
     }
 }
 

@@ -567,7 +567,7 @@ fn strangers_and_impossible_packets_change_nothing() {
         (with(&|packet| packet[32] ^= 1), Reason::Unexpected),
         (with(&|packet| packet.truncate(GRADIENT_HEADER_BYTES)), Reason::ChunkLength),
         (with(&|packet| packet.extend([0; 4 * (256 - ELEMENTS)])), Reason::ChunkLength),
-        (with(&|packet| packet.truncate(20)), Reason::Forged),
+        (with(&|packet| packet.truncate(20)), Reason::Malformed),
         (with(&|packet| packet[2] = 9), Reason::Version),
     ];
     for (packet, reason) in drops {

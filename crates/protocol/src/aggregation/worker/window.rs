@@ -12,34 +12,17 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::machine::Instant;
+use crate::transport::SendOrder;
 
 /// Parameters that must overtake a fragment for it to count as lost (ATP §3.7: "three consecutive
 /// parameter packets other than the expected").
 const OVERTAKING: usize = 3;
-
-/// The fragments that take the same way.
-#[derive(Clone, Copy, Debug)]
-struct Lane {
-    /// The last packets that were answered, in ascending order; 0 is none.
-    newest: [u64; OVERTAKING],
-    /// The places of the fragments that were sent first and last of those on the way that do not
-    /// wait to be sent again.
-    oldest: u32,
-    latest: u32,
-}
-
-impl Lane {
-    const EMPTY: Self = Self { newest: [0; OVERTAKING], oldest: NONE, latest: NONE };
-}
 
 /// A fragment on the way, or not yet; when it is back, the next of its place is not sent yet.
 #[derive(Clone, Copy, Debug)]
 struct Fragment {
     /// The last sequence number of the place whose parameters came, if any did.
     finished: Option<u64>,
-    sent: Instant,
-    /// The number of the packet that it went out with last, of all that the worker sent.
-    packet: u64,
     sent_again: bool,
     /// It was sent again because others overtook it.
     overtaken: bool,
@@ -47,14 +30,7 @@ struct Fragment {
     /// It goes with its original values.
     originals: bool,
     lane: u16,
-    /// Its neighbours among those of its lane on the way that do not wait to be sent again, by
-    /// `packet`.
-    before: u32,
-    after: u32,
 }
-
-/// No fragment.
-const NONE: u32 = u32::MAX;
 
 /// The state of the fragment that was sent last in a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,9 +59,10 @@ pub(super) struct Window {
     next: u64,
     /// Sent and not back.
     in_flight: u32,
-    /// Packets sent so far.
-    packets: u64,
-    lanes: Vec<Lane>,
+    /// The places of the fragments on the way that do not wait to be sent again.
+    order: SendOrder,
+    /// Of each lane the last packets that were answered, in ascending order; 0 is none.
+    newest: Vec<[u64; OVERTAKING]>,
     /// How many on the way were overtaken: lost, or not.
     doubtful: u32,
     /// The fragments that were on the way at the last timeout and were not looked at since.
@@ -96,23 +73,19 @@ impl Window {
     pub(super) fn new(window_max: u16, lanes: usize) -> Self {
         let idle = Fragment {
             finished: None,
-            sent: Instant(0),
-            packet: 0,
             sent_again: false,
             overtaken: false,
             queued: false,
             originals: false,
             lane: 0,
-            before: NONE,
-            after: NONE,
         };
         Self {
             places: alloc::vec![idle; usize::from(window_max)],
             expected: 0,
             next: 0,
             in_flight: 0,
-            packets: 0,
-            lanes: alloc::vec![Lane::EMPTY; lanes],
+            order: SendOrder::new(window_max.into(), lanes),
+            newest: alloc::vec![[0; OVERTAKING]; lanes],
             doubtful: 0,
             going_back: 0..0,
         }
@@ -153,7 +126,8 @@ impl Window {
     }
 
     pub(super) fn standing(&self, sequence: u64) -> Standing {
-        let fragment = self.fragment(sequence);
+        let place = self.place(sequence);
+        let fragment = &self.places[place];
         if fragment.finished == Some(sequence) {
             Standing::Finished
         } else if sequence >= self.next {
@@ -161,7 +135,8 @@ impl Window {
         } else if sequence < self.expected {
             Standing::Stale
         } else {
-            Standing::Sent { since: (!fragment.sent_again).then_some(fragment.sent) }
+            let sent = self.order.sent(place);
+            Standing::Sent { since: (!fragment.sent_again).then_some(sent) }
         }
     }
 
@@ -173,8 +148,9 @@ impl Window {
 
     /// Counts the next fragment as sent, on a lane.
     pub(super) fn send_next(&mut self, now: Instant, lane: u16) {
-        self.fragment_mut(self.next).lane = lane;
-        self.leave(self.next, now, false);
+        let place = self.place(self.next);
+        self.places[place].lane = lane;
+        self.leave(place, now, false);
         self.next += 1;
         self.in_flight += 1;
     }
@@ -191,53 +167,25 @@ impl Window {
     /// Whether a packet of this place is to be sent again, from now on; false when it was to be
     /// already.
     pub(super) fn queue(&mut self, sequence: u64) -> bool {
-        let fragment = self.fragment_mut(sequence);
+        let place = self.place(sequence);
+        let fragment = &mut self.places[place];
         let first = !core::mem::replace(&mut fragment.queued, true);
         if first && fragment.finished != Some(sequence) {
-            self.unlink(sequence);
+            self.order.remove(place);
         }
         first
     }
 
     /// Notes that what was queued leaves.
     pub(super) fn send_again(&mut self, sequence: u64, now: Instant) {
-        self.leave(sequence, now, true);
+        self.leave(self.place(sequence), now, true);
     }
 
-    /// Puts a fragment at the end of those on the way.
-    fn leave(&mut self, sequence: u64, now: Instant, sent_again: bool) {
-        self.packets += 1;
-        let packet = self.packets;
-        let fragment = self.fragment_mut(sequence);
-        (fragment.sent, fragment.packet, fragment.sent_again) = (now, packet, sent_again);
-        fragment.queued = false;
-        self.link(sequence);
-    }
-
-    fn link(&mut self, sequence: u64) {
-        let place = self.place(sequence);
-        let lane = &mut self.lanes[usize::from(self.places[place].lane)];
-        let latest = core::mem::replace(&mut lane.latest, place as u32);
-        if latest == NONE {
-            lane.oldest = place as u32;
-        } else {
-            self.places[latest as usize].after = place as u32;
-        }
-        (self.places[place].before, self.places[place].after) = (latest, NONE);
-    }
-
-    /// Takes a fragment out of those on the way.
-    fn unlink(&mut self, sequence: u64) {
-        let Fragment { lane, before, after, .. } = *self.fragment(sequence);
-        let lane = &mut self.lanes[usize::from(lane)];
-        match before {
-            NONE => lane.oldest = after,
-            before => self.places[before as usize].after = after,
-        }
-        match after {
-            NONE => lane.latest = before,
-            after => self.places[after as usize].before = before,
-        }
+    /// Puts a place's fragment at the end of those on the way.
+    fn leave(&mut self, place: usize, now: Instant, sent_again: bool) {
+        let fragment = &mut self.places[place];
+        (fragment.sent_again, fragment.queued) = (sent_again, false);
+        self.order.push(place, fragment.lane.into(), now);
     }
 
     /// Takes what was queued out: it is not to be sent.
@@ -248,21 +196,20 @@ impl Window {
     /// Counts the parameters of a fragment that is on the way as come; `mended` if it had to be
     /// sent again for that. Whether it was overtaken.
     pub(super) fn finish(&mut self, sequence: u64, mended: bool) -> bool {
-        let fragment = self.fragment_mut(sequence);
+        let place = self.place(sequence);
+        let fragment = &mut self.places[place];
         let overtaken = core::mem::take(&mut fragment.overtaken);
-        let (queued, packet, lane) = (fragment.queued, fragment.packet, usize::from(fragment.lane));
+        let lane = usize::from(fragment.lane);
         // If a fragment was sent again for nothing, its first packet was answered, which is of no
         // use here any more.
         let answered = !fragment.sent_again || mended;
         fragment.finished = Some(sequence);
         fragment.queued = false;
         fragment.originals = false;
-        if !queued {
-            self.unlink(sequence);
-        }
+        self.order.remove(place);
         self.doubtful -= u32::from(overtaken);
         self.in_flight -= 1;
-        let newest = &mut self.lanes[lane].newest;
+        let (newest, packet) = (&mut self.newest[lane], self.order.number(place));
         if answered && packet > newest[0] {
             newest[0] = packet;
             newest.sort_unstable();
@@ -282,22 +229,22 @@ impl Window {
     /// The next fragment that three have overtaken of the lane that this one is on, which were sent
     /// after it was sent last. It must be queued then.
     pub(super) fn overtaken(&mut self, sequence: u64) -> Option<u64> {
-        let lane = self.lanes[usize::from(self.fragment(sequence).lane)];
-        let oldest = self.places.get_mut(lane.oldest as usize)?;
-        if oldest.packet >= lane.newest[0] {
+        let lane = usize::from(self.fragment(sequence).lane);
+        let oldest = self.order.oldest(lane)?;
+        if self.order.number(oldest) >= self.newest[lane][0] {
             return None;
         }
-        self.doubtful += u32::from(!core::mem::replace(&mut oldest.overtaken, true));
+        self.doubtful += u32::from(!core::mem::replace(&mut self.places[oldest].overtaken, true));
         // The fragment of a place that is on the way is the only one between `expected` and a
         // window further on.
         let places = self.places.len() as u64;
-        let behind = (u64::from(lane.oldest) + places - self.expected % places) % places;
+        let behind = (oldest as u64 + places - self.expected % places) % places;
         Some(self.expected + behind)
     }
 
     /// When the expected fragment was sent, if one is on the way.
     pub(super) fn expected_sent(&self) -> Option<Instant> {
-        (self.expected < self.next).then(|| self.fragment(self.expected).sent)
+        (self.expected < self.next).then(|| self.order.sent(self.place(self.expected)))
     }
 
     /// Begins with the expected fragment again: whatever is on the way may be lost.
@@ -323,28 +270,24 @@ impl Window {
         for fragment in &mut self.places {
             fragment.queued = false;
         }
-        for lane in &mut self.lanes {
-            (lane.oldest, lane.latest) = (NONE, NONE);
+        let is_on_the_way = |sequence: &u64| self.fragment(*sequence).finished != Some(*sequence);
+        let on_the_way = (self.expected..self.next).filter(is_on_the_way);
+        let mut on_the_way: Vec<usize> = on_the_way.map(|sequence| self.place(sequence)).collect();
+        on_the_way.sort_unstable_by_key(|place| self.order.number(*place));
+        self.order.take_lanes(self.newest.len());
+        for place in on_the_way {
+            self.order.append(place, self.places[place].lane.into());
         }
-        self.on_the_way().into_iter().for_each(|sequence| self.link(sequence));
     }
 
     /// Goes on with other lanes, of which `lane` says each fragment's.
     pub(super) fn take_lanes(&mut self, lanes: usize, lane: impl Fn(u64) -> u16) {
-        self.lanes.clear();
-        self.lanes.resize(lanes, Lane::EMPTY);
-        for sequence in self.on_the_way() {
+        self.newest.clear();
+        self.newest.resize(lanes, [0; OVERTAKING]);
+        for sequence in self.expected..self.next {
             self.fragment_mut(sequence).lane = lane(sequence);
         }
         self.forget_queue();
-    }
-
-    /// By packet.
-    fn on_the_way(&self) -> Vec<u64> {
-        let is_on_the_way = |sequence: &u64| self.fragment(*sequence).finished != Some(*sequence);
-        let mut on_the_way: Vec<u64> = (self.expected..self.next).filter(is_on_the_way).collect();
-        on_the_way.sort_unstable_by_key(|sequence| self.fragment(*sequence).packet);
-        on_the_way
     }
 }
 
@@ -404,5 +347,19 @@ mod tests {
             window.finish(sequence, true);
         }
         assert_eq!((window.expected(), window.in_flight()), (12, 0));
+    }
+
+    #[test]
+    fn a_place_that_hands_its_last_sum_back_while_its_next_one_comes_is_free_afterwards() {
+        let mut window = Window::new(1, 1);
+        window.send_next(Instant(0), 0);
+        window.finish(0, false);
+        window.send_next(Instant(1), 0);
+        assert!(window.queue(0), "its parameters are asked for");
+        window.finish(1, false);
+        assert_eq!(window.order.count(), 0);
+        window.send_next(Instant(2), 0);
+        window.finish(2, false);
+        assert_eq!((window.order.count(), window.overtaken(2)), (0, None));
     }
 }

@@ -5,8 +5,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, BlockHeader, BlockPacket, FlowId, Kind, LossBound, PRIORITIES, Preamble, Signal,
-    SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
+    Abort, AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Key, Kind, LossBound, PRIORITIES,
+    Preamble, Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
 };
 
 use super::addresses::Addresses;
@@ -16,7 +16,7 @@ use crate::dlcp::flow::{Sender, Waiting};
 use crate::dlcp::rate::Pacer;
 use crate::dlcp::rendezvous::Unlike;
 use crate::dlcp::sums::Memory;
-use crate::machine::{Instant, JobProgress, Reason, Transmit, Verdict};
+use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
 use crate::transport::Run;
 
 /// A train that was written: the places that it is for, and its lengths.
@@ -25,14 +25,6 @@ pub(super) struct Written {
     places: u64,
     bytes: usize,
     segment_bytes: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Abortion {
-    None,
-    /// Found here, and not told to the owner yet.
-    New(AbortReason),
-    Known(AbortReason),
 }
 
 #[derive(Debug)]
@@ -110,16 +102,21 @@ impl<A: Copy> Job<A> {
         &self.job.config
     }
 
-    /// Whether a packet is of a member of the job, and of this generation.
-    pub(super) fn authenticate(&mut self, from: A, preamble: &Preamble, packet: &[u8]) -> Result<(), Reason> {
-        if preamble.generation != self.config().generation {
-            return Err(Reason::Generation);
+    /// Takes a packet that is authentic.
+    pub(super) fn receive(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
+        let Packet { preamble, bytes } = *packet;
+        self.hear(from, &preamble)?;
+        match preamble.kind {
+            Kind::Block => self.take_block(now, from, &BlockPacket::parse(preamble, bytes)?),
+            Kind::Signal => self.take_signal(now, from, &SignalPacket::parse(preamble, bytes)?),
+            _ => Err(Reason::Unexpected),
         }
+    }
+
+    /// Notes that a worker is there.
+    fn hear(&mut self, from: A, preamble: &Preamble) -> Result<(), Reason> {
         if u16::from(preamble.worker.0) >= self.config().workers {
             return Err(Reason::OutOfRange);
-        }
-        if !self.config().key.authenticates(packet) {
-            return Err(Reason::Forged);
         }
         self.heard |= preamble.worker.bit();
         if self.abortion != Abortion::None {
@@ -155,12 +152,7 @@ impl<A: Copy> Job<A> {
         self.flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)
     }
 
-    pub(super) fn take_block(
-        &mut self,
-        now: Instant,
-        from: A,
-        packet: &BlockPacket<'_>,
-    ) -> Result<Verdict, Reason> {
+    fn take_block(&mut self, now: Instant, from: A, packet: &BlockPacket<'_>) -> Result<Verdict, Reason> {
         let BlockPacket { preamble: Preamble { worker, .. }, header, payload } = *packet;
         let at = self.place_of(header.flow)?;
         let Self { job: ServerJob { config, .. }, flows, waiting, addresses, .. } = self;
@@ -211,12 +203,7 @@ impl<A: Copy> Job<A> {
         }
     }
 
-    pub(super) fn take_signal(
-        &mut self,
-        now: Instant,
-        from: A,
-        packet: &SignalPacket<'_>,
-    ) -> Result<Verdict, Reason> {
+    fn take_signal(&mut self, now: Instant, from: A, packet: &SignalPacket<'_>) -> Result<Verdict, Reason> {
         let place = usize::from(packet.preamble.worker.0);
         // Also one that comes again may have to be answered where it is from.
         self.addresses[place].heard(from);
@@ -391,7 +378,7 @@ impl<A: Copy> Job<A> {
 
     /// Writes the next train.
     pub(super) fn write(&mut self, now: Instant, train: &mut [u8]) -> Option<Written> {
-        if let Abortion::New(reason) | Abortion::Known(reason) = self.abortion {
+        if let Some(reason) = self.abortion.reason() {
             return self.write_abort(now, reason, train);
         }
         let written = self.write_confirm(now, train);
@@ -584,13 +571,6 @@ impl<A: Copy> Job<A> {
         self.due = None;
     }
 
-    /// The reason, once, if the data path itself found that the job cannot go on.
-    pub(super) fn take_new_abort(&mut self) -> Option<AbortReason> {
-        let Abortion::New(reason) = self.abortion else { return None };
-        self.abortion = Abortion::Known(reason);
-        Some(reason)
-    }
-
     pub(super) fn progress(&self) -> JobProgress {
         let lacks = |place| self.flows.iter().flatten().map(|flow| flow.lacks(place)).sum();
         JobProgress {
@@ -602,5 +582,17 @@ impl<A: Copy> Job<A> {
             retransmitted: self.retransmitted,
             ..JobProgress::default()
         }
+    }
+}
+
+/// It decides by time whether it has something to send: the server asks all of them.
+impl<A: Copy> TableJob for Job<A> {
+    #[inline]
+    fn membership(&self) -> (Generation, Key) {
+        (self.config().generation, self.config().key)
+    }
+
+    fn abortion(&mut self) -> &mut Abortion {
+        &mut self.abortion
     }
 }

@@ -17,8 +17,8 @@ use fanin_wire::{
     WorkerId,
 };
 
-use super::{Abortion, SlotPool, Version, versions, write_abort, write_sum};
-use crate::machine::{Reason, Transmit, Verdict};
+use super::{SlotPool, Version, versions, write_abort, write_sum};
+use crate::machine::{Abortion, Reason, Transmit, Verdict};
 use crate::switchml::config::{JobConfig, Upstream};
 use crate::switchml::exchange::is_after;
 use crate::transport::Run;
@@ -77,21 +77,17 @@ impl<A: Copy> Upward<A> {
 
 impl<A: Copy + PartialEq> SlotPool<A> {
     /// Whether it has an upstream.
-    pub(in crate::switchml) const fn is_rack(&self) -> bool {
+    pub(super) const fn is_rack(&self) -> bool {
         self.upward.is_some()
     }
 
     /// Whether racks send to it.
-    pub(in crate::switchml) const fn has_racks(&self) -> bool {
+    pub(super) const fn has_racks(&self) -> bool {
         self.contributions.racks != 0
     }
 
     /// Takes a result from the upstream: it is that of the slot here, too.
-    pub(in crate::switchml) fn take_result(
-        &mut self,
-        from: A,
-        packet: &SlotPacket<'_>,
-    ) -> Result<Verdict, Reason> {
+    pub(super) fn take_result(&mut self, from: A, packet: &SlotPacket<'_>) -> Result<Verdict, Reason> {
         let SlotPacket { preamble, header, .. } = packet;
         let Some(Upward { address: [address], place, .. }) = &self.upward else {
             return Err(Reason::Unexpected);
@@ -102,7 +98,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         if preamble.worker != *place && preamble.worker != WorkerId::ALL {
             return Err(Reason::OutOfRange);
         }
-        if !matches!(self.abortion, Abortion::None) {
+        if !self.abortion.is_none() {
             return Err(Reason::Aborted);
         }
         self.check(packet)?;
@@ -135,7 +131,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
     }
 
     /// Takes from the upstream, or from a rack below, that the job cannot go on.
-    pub(in crate::switchml) fn take_abort(&mut self, from: A, abort: &Abort) -> Result<Verdict, Reason> {
+    pub(super) fn take_abort(&mut self, from: A, abort: &Abort) -> Result<Verdict, Reason> {
         let Abort { preamble: Preamble { worker, .. }, reason } = *abort;
         let is_from_above = self.upward.as_ref().is_some_and(|upward| upward.address == [from]);
         if !is_from_above
@@ -143,7 +139,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
         {
             return Err(Reason::Unexpected);
         }
-        if !matches!(self.abortion, Abortion::None) {
+        if !self.abortion.is_none() {
             return Err(Reason::Aborted);
         }
         if let Some(upward) = &mut self.upward {

@@ -133,6 +133,49 @@ impl Rack {
         }
     }
 
+    /// Carries packets until nobody has any, or waits for one.
+    fn finish(&mut self) {
+        self.settle(|_| false);
+        while self.sleep() {
+            self.settle(|_| false);
+        }
+    }
+
+    /// Carries a train of every worker, and the switch's answer to the first `heard_by` of them.
+    fn exchange(&mut self, heard_by: usize) {
+        let mut train = vec![0; 65536];
+        for (w, worker) in self.workers.iter_mut().enumerate() {
+            let sent = worker.poll_transmit(self.now, &mut train).unwrap();
+            let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+            for packet in train[..bytes].chunks(segment) {
+                self.switch.handle_packet(self.now, w, packet);
+            }
+        }
+        let sent = self.switch.poll_transmit(self.now, &mut train).unwrap();
+        let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+        for worker in &mut self.workers[..heard_by] {
+            for packet in train[..bytes].chunks(segment) {
+                worker.handle_packet(self.now, (), packet);
+            }
+        }
+    }
+
+    /// Puts a fresh switch under the same job in place of this one.
+    fn forget(&mut self) -> JobConfig {
+        let config = JobConfig { generation: Generation(1), resumed: true, ..self.workers[0].config };
+        self.switch = Switch::new(ShardId(0));
+        self.switch.add_job(config.into()).unwrap();
+        config
+    }
+
+    /// Has all workers go on, each of which hands these slots' sums back.
+    fn resume<const N: usize>(&mut self, config: JobConfig, restore: [Vec<SlotIndex>; N]) {
+        for (worker, restore) in self.workers.iter_mut().zip(restore) {
+            let place = worker.worker;
+            worker.resume(self.now, WorkerPlan { config, switch: (), place, restore });
+        }
+    }
+
     /// Jumps to the next timer of any worker; false when none runs.
     fn sleep(&mut self) -> bool {
         let Some(due) = self.workers.iter().filter_map(Endpoint::poll_timeout).min() else { return false };
@@ -523,34 +566,13 @@ fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
         rack.workers[w].submit(tensor(w), Op::Sum);
     }
     // Everything to worker 2 is lost from the fifth packet on: it falls one exchange behind.
-    let mut train = vec![0; 65536];
-    for w in 0..3 {
-        let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
-        for packet in train[..bytes].chunks(packet_bytes()) {
-            rack.switch.handle_packet(rack.now, w, packet);
-        }
-    }
-    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
-    for w in 0..2 {
-        for packet in train[..bytes].chunks(packet_bytes()) {
-            rack.workers[w].handle_packet(rack.now, (), packet);
-        }
-    }
+    rack.exchange(2);
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
     // A fresh switch under the same job; workers 0 and 1 hand one slot back each.
-    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
-    rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config.into()).unwrap();
-    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
-    for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        let place = worker.worker;
-        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
-    }
-    rack.settle(|_| false);
-    while rack.sleep() {
-        rack.settle(|_| false);
-    }
+    let config = rack.forget();
+    rack.resume(config, [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]]);
+    rack.finish();
     let expected = Numbers::Int((0..6 * ELEMENTS as i32).map(|x| x * 6).collect());
     assert!(rack.done.iter().all(|done| *done == [expected.clone()]));
 }

@@ -135,39 +135,12 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
         rack.workers[w].submit(tensor(w), Op::Sum);
     }
     // Worker 2 hears the answers to the probes, and no sum: it falls one exchange behind.
-    let mut train = vec![0; 65536];
-    for heard_by in [3, 2] {
-        let packet = if heard_by == 3 {
-            fanin_wire::SLOT_HEADER_BYTES
-        } else {
-            fanin_wire::chunk_packet_bytes(ELEMENTS, WireDtype::Bfloat16)
-        };
-        for w in 0..3 {
-            let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
-            for packet in train[..bytes].chunks(packet) {
-                rack.switch.handle_packet(rack.now, w, packet);
-            }
-        }
-        let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
-        for w in 0..heard_by {
-            for packet in train[..bytes].chunks(packet) {
-                rack.workers[w].handle_packet(rack.now, (), packet);
-            }
-        }
-    }
+    rack.exchange(3);
+    rack.exchange(2);
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[2, 2], [2, 2], [1, 1]]);
-    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
-    rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config.into()).unwrap();
-    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
-    for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        let place = worker.worker;
-        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
-    }
-    rack.settle(|_| false);
-    while rack.sleep() {
-        rack.settle(|_| false);
-    }
+    let config = rack.forget();
+    rack.resume(config, [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]]);
+    rack.finish();
     assert!(rack.done.iter().all(|done| *done == expected));
 }

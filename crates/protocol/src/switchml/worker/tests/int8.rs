@@ -151,33 +151,11 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     let mut rack = rack(3, 2);
     submit(&mut rack, Op::Sum, tensor);
     // Worker 2 hears no sum: it falls one exchange behind.
-    let packet_bytes = fanin_wire::SLOT_HEADER_BYTES + 7 * (4 + 4 * BLOCK);
-    let mut train = vec![0; 65536];
-    for w in 0..3 {
-        let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
-        for packet in train[..bytes].chunks(packet_bytes) {
-            rack.switch.handle_packet(rack.now, w, packet);
-        }
-    }
-    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
-    for w in 0..2 {
-        for packet in train[..bytes].chunks(packet_bytes) {
-            rack.workers[w].handle_packet(rack.now, (), packet);
-        }
-    }
+    rack.exchange(2);
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
-    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
-    rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config.into()).unwrap();
-    let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
-    for (worker, restore) in rack.workers.iter_mut().zip(restore) {
-        let place = worker.worker;
-        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
-    }
-    rack.settle(|_| false);
-    while rack.sleep() {
-        rack.settle(|_| false);
-    }
+    let config = rack.forget();
+    rack.resume(config, [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]]);
+    rack.finish();
     assert!(rack.done.iter().all(|done| *done == expected));
 }

@@ -97,24 +97,11 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     let mut rack = Rack::new(3, 2);
     submit_to_all(&mut rack, Op::Average, tensor);
     // Worker 2 hears no sum: it falls one exchange behind.
+    rack.exchange(2);
     let mut train = vec![0; 65536];
-    for w in 0..3 {
-        let bytes = rack.workers[w].poll_transmit(rack.now, &mut train).unwrap().bytes;
-        for packet in train[..bytes].chunks(fanin_wire::packet_bytes(ELEMENTS)) {
-            rack.switch.handle_packet(rack.now, w, packet);
-        }
-    }
-    let bytes = rack.switch.poll_transmit(rack.now, &mut train).unwrap().bytes;
-    for w in 0..2 {
-        for packet in train[..bytes].chunks(fanin_wire::packet_bytes(ELEMENTS)) {
-            rack.workers[w].handle_packet(rack.now, (), packet);
-        }
-    }
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
-    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
-    rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config.into()).unwrap();
+    let config = rack.forget();
     // A worker that lags begins again before the sums are handed back: what gathers of them gives
     // way.
     let restore = [vec![SlotIndex(0)], vec![SlotIndex(1)], vec![]];
@@ -128,9 +115,6 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
             rack.switch.handle_packet(rack.now, from, packet);
         }
     }
-    rack.settle(|_| false);
-    while rack.sleep() {
-        rack.settle(|_| false);
-    }
+    rack.finish();
     assert!(rack.done.iter().all(|done| *done == expected));
 }

@@ -44,13 +44,8 @@ fn goes_on(slots: u16, ahead: u16, kept: usize) -> bool {
         .map(SlotIndex)
         .collect();
     assert_eq!(restore.len(), usize::from(ahead));
-    let config = JobConfig { generation: Generation(1), resumed: true, ..rack.workers[0].config };
-    rack.switch = Switch::new(ShardId(0));
-    rack.switch.add_job(config.into()).unwrap();
-    for (worker, restore) in rack.workers.iter_mut().zip([restore, vec![]]) {
-        let place = worker.worker;
-        worker.resume(rack.now, WorkerPlan { config, switch: (), place, restore });
-    }
+    let config = rack.forget();
+    rack.resume(config, [restore, vec![]]);
     // Only so many packets of each worker's first window find room in a queue; after that nothing
     // is ever lost.
     let mut sent = [0usize; 2];

@@ -1,0 +1,30 @@
+"""What all of the laboratory's commands share: how they end, and what they need installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from fanin._cures import to_install
+from fanin.errors import FaninError
+
+
+def status(command: str, run: Callable[[], int], *, stopped: str = "") -> int:
+    """Run a command and return its exit status; ``stopped`` is said if somebody stops it."""
+    try:
+        return run()
+    except FaninError as error:
+        print(f"{command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        if stopped:
+            print(f"{command}: {stopped}", file=sys.stderr)
+        return 130
+
+
+def require(error: type[FaninError], *modules: str) -> None:
+    """Raise the error if a module is not installed: now, and not after minutes of work."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise error(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
