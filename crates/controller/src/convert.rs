@@ -34,7 +34,8 @@ pub(crate) fn narrow<T: TryFrom<u32>>(value: u32, field: &'static str) -> Result
     Ok(control::narrow(value, field)?)
 }
 
-/// What somebody else wrote, for a person: what would not be seen, or would change how the rest is, is written out.
+/// What somebody else wrote, for a person: what would not be seen, or would change how the rest is,
+/// is written out.
 pub(crate) fn shown(text: String) -> String {
     if !text.chars().any(is_unprintable) {
         return text;
@@ -101,7 +102,8 @@ impl From<Security> for proto::Security {
     }
 }
 
-/// How packets are secured, as it came: a number that we do not know must not be taken for the weakest.
+/// How packets are secured, as it came: a number that we do not know must not be taken for the
+/// weakest.
 pub(crate) fn security(number: i32) -> Result<Security, Malformed> {
     match proto::Security::try_from(number).map_err(|_| Malformed("security"))? {
         proto::Security::Tag => Ok(Security::Tag),
@@ -110,7 +112,8 @@ pub(crate) fn security(number: i32) -> Result<Security, Malformed> {
     }
 }
 
-/// A refusal as a rank gets it: from the registry that admits jobs, or from a switch on the way there.
+/// A refusal as a rank gets it: from the registry that admits jobs, or from a switch on the way
+/// there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Registry(Refusal),

@@ -1,4 +1,5 @@
-//! What can go wrong for a worker, as one value that names cause and cure. The Python exceptions mirror it.
+//! What can go wrong for a worker, as one value that names cause and cure. The Python exceptions
+//! mirror it.
 
 use std::time::Duration;
 
@@ -166,7 +167,8 @@ pub enum SessionError {
         seconds(*waited), blamed(missing_ranks)
     )]
     AllReduceTimeout {
-        /// Ranks whose contributions the switch waits for; empty when it waits for none, or could not say.
+        /// Ranks whose contributions the switch waits for; empty when it waits for none, or could
+        /// not say.
         missing_ranks: Ranks,
         /// How long was waited.
         waited: Duration,
@@ -188,7 +190,8 @@ pub enum SessionError {
     Closed,
 }
 
-/// Why a switch with an upstream could not pass a rank's question on. Addresses are as that switch sees them.
+/// Why a switch with an upstream could not pass a rank's question on. Addresses are as that switch
+/// sees them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// Its upstream does not answer.
@@ -230,7 +233,8 @@ pub enum ChainError {
     },
 }
 
-/// Which all-reduce of a job, or other collective, an error is about: every rank calls the same one by the same number.
+/// Which all-reduce of a job, or other collective, an error is about: every rank calls the same one
+/// by the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// What it is.
@@ -245,7 +249,8 @@ pub struct Tensor {
     pub op: Op,
 }
 
-/// What a switch speaks that this process does not. One of before protocols had names has the same packets.
+/// What a switch speaks that this process does not. One of before protocols had names has the same
+/// packets.
 fn other_version(ours: u32, theirs: u32) -> String {
     match ours == theirs {
         true => format!("another control protocol, of the same wire version {ours}"),

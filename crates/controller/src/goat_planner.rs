@@ -1,4 +1,5 @@
-//! Who finds the plan of a GOAT job: which switch sums which part of the stream for whom (GOAT §IV).
+//! Who finds the plan of a GOAT job: which switch sums which part of the stream for whom (GOAT
+//! §IV).
 //!
 //! It is made once a generation, when all ranks are here, for the tree that their ways form.
 
@@ -15,7 +16,8 @@ use fanin_protocol::control::{Admission, Planner, RATE_DEFAULT_BPS, Seats, Switc
 use fanin_protocol::goat::{Plan, PlannedSum, number};
 use fanin_wire::{AggregationNode, JobId, SubModel};
 
-/// What links are planned to carry, whatever a rank says: numbers further apart are more than a solver can work with.
+/// What links are planned to carry, whatever a rank says: numbers further apart are more than a
+/// solver can work with.
 const RATES_BPS: (u64, u64) = (1_000_000, 10_000_000_000_000);
 /// Largest tree that is planned for: its switches times the places where it has ranks, as many
 /// variables as the linear programs have. Larger ones than any cluster has would be solved for
@@ -52,7 +54,8 @@ impl SlowestLink {
         if tree.switches.len() * ends.len() > TREE_MAX {
             return Ok(plan);
         }
-        // Parts that are alike fill each gap that jobs have left; of others some may find none that is long enough.
+        // Parts that are alike fill each gap that jobs have left; of others some may find none that
+        // is long enough.
         let (longest, shortest) = (plan.fragments.iter().max(), plan.fragments.iter().min());
         let alike = longest.zip(shortest).is_some_and(|(longest, shortest)| longest - shortest <= 1);
         let step = longest.copied().filter(|_| alike).unwrap_or(1).max(1);
@@ -97,7 +100,8 @@ fn give_room(plan: &mut Plan<'_>, tree: &SwitchTree, job: JobId, aggregators: &m
     }
 }
 
-/// The aggregators of all switches that jobs have, by the switch's address: one that is started again has the same.
+/// The aggregators of all switches that jobs have, by the switch's address: one that is started
+/// again has the same.
 #[derive(Debug, Default)]
 struct Aggregators(BTreeMap<SocketAddr, Vec<(JobId, Range<u32>)>>);
 

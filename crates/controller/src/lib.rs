@@ -1,4 +1,5 @@
-//! The input and output of control: how a worker finds its switch, joins a job, and learns that something is wrong.
+//! The input and output of control: how a worker finds its switch, joins a job, and learns that
+//! something is wrong.
 //!
 //! There are two sides, and neither knows the other. A rank's is a [`Session`] (`session`): the
 //! rank of a running job. The other is a node (`node`): a [`SwitchServer`] is a whole switch, the

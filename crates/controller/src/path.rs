@@ -25,12 +25,14 @@ pub fn route(switch: SocketAddr) -> Option<Route> {
     Some(Route { local, interface, rate_bps })
 }
 
-/// The address that packets to `switch` leave from, as the control protocol has it; empty where there is no way.
+/// The address that packets to `switch` leave from, as the control protocol has it; empty where
+/// there is no way.
 pub(crate) fn host(switch: SocketAddr) -> String {
     local_address(switch).map(|local| local.to_string()).unwrap_or_default()
 }
 
-/// The rate of the interface through which `switch` is reached; `None` where it does not tell, as virtual ones do not.
+/// The rate of the interface through which `switch` is reached; `None` where it does not tell, as
+/// virtual ones do not.
 pub(crate) fn rate_bps(switch: SocketAddr) -> Option<u64> {
     route(switch)?.rate_bps
 }
@@ -40,7 +42,8 @@ pub(crate) fn rate_bps_at(address: IpAddr) -> Option<u64> {
     interface_rate_bps(&interface_of(address)?)
 }
 
-/// The bytes that a packet may have at the interface of this machine that has `address`; `None` where none has.
+/// The bytes that a packet may have at the interface of this machine that has `address`; `None`
+/// where none has.
 pub(crate) fn mtu_at(address: IpAddr) -> Option<usize> {
     let mtu = std::path::Path::new("/sys/class/net").join(interface_of(address)?).join("mtu");
     std::fs::read_to_string(mtu).ok()?.trim().parse().ok()

@@ -2,9 +2,10 @@
 //! follow in the order of the stream. Each column has a slice of each segment. Pieces of the slices
 //! pass through shared memory together.
 //!
-//! A segment has a stretch of every tensor, one behind the other. So a collective of a slice a rank
-//! is one stream, too. The columns divide the part that goes to or comes from one machine among
-//! them. So each column sends as much to every machine.
+//! A segment has a stretch of every tensor, one behind the other. So a collective that has a slice
+//! for each rank is one stream, too. Each machine has a part of a segment: the stretches of its
+//! ranks' slices. The columns divide each machine's part evenly, so that each column sends as much to
+//! every machine.
 
 use fanin_wire::Dtype;
 use std::ops::Range;

@@ -22,7 +22,8 @@ use self::item::Item;
 
 /// Told once what became of a collective. It must be quick, must not block, and must not panic.
 pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
-/// The same of a collective that this rank submitted, with its number.
+/// Told once what became of a collective that this rank submitted, and the collective's number. It
+/// must be quick, must not block, and must not panic.
 pub type DoneOf = Box<dyn FnOnce(u64, Result<(), Failure>) + Send>;
 
 /// The network above the ranks of a machine: the collectives over machines, of one column's part.
@@ -152,7 +153,8 @@ impl LocalSum {
     /// A sum has the same bits on all ranks that get it. How far it is from the exact one:
     /// `docs/local.md`.
     ///
-    /// Returns the number of the collective among all that were submitted, from 0.
+    /// Returns the number of the collective among all that were submitted, from 0. In a process that
+    /// was forked from the rank's, every collective fails at once and is number 0.
     ///
     /// # Panics
     /// When the slices of a reduce_scatter or an all_gather are not of one length, and one a rank;

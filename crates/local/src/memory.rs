@@ -487,8 +487,8 @@ impl SharedMemory {
     /// A part of a segment's sum, in bytes.
     ///
     /// # Safety
-    /// Nobody may write it while the slice lives. So all columns have told that the segment is
-    /// ready, and this rank has not yet told that it has read it.
+    /// Nobody may write it while the slice lives. The caller ensures this: all columns have told
+    /// that the segment is ready, and this rank has not yet told that it has read it.
     pub(crate) unsafe fn result(&self, segment: u64, range: Range<usize>) -> &[u8] {
         let place = self.result_place(segment, range);
         // SAFETY: the place is within the mapping; the rest is the caller's.
@@ -498,8 +498,9 @@ impl SharedMemory {
     /// A part of this rank's column of a segment's sum, in bytes.
     ///
     /// # Safety
-    /// Nobody else may read or write it while it is in use. So all ranks have read the segment that
-    /// stood there, and this column has not yet told that the new one is ready.
+    /// Nobody else may read or write it while it is in use. The caller ensures this: all ranks have
+    /// read the segment that stood there, and this column has not yet told that the new one is
+    /// ready.
     pub(crate) unsafe fn own_result(&self, segment: u64, range: Range<usize>) -> NonNull<[u8]> {
         let place = self.result_place(segment, range);
         // SAFETY: the place is within the mapping.

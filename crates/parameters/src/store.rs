@@ -30,7 +30,7 @@ pub(crate) struct Store {
     models: Mutex<HashMap<Key, Arc<Model>>>,
     /// The memory for all models together, with those that are being made, and those that are
     /// forgotten and still held.
-    room: Budget,
+    budget: Budget,
     bytes_max: usize,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Model {
     begun: AtomicBool,
     changed: AtomicBool,
     /// Its part of the service's memory.
-    _part: Option<Reservation>,
+    _reservation: Option<Reservation>,
 }
 
 /// A part of the parameters, and which deltas of each worker are in it.
@@ -102,7 +102,7 @@ impl Store {
     /// Callers from one address may have three quarters: one training may be as large, and others
     /// have room.
     pub fn new(bytes_max: usize) -> Self {
-        Self { models: Mutex::default(), room: Budget::new(bytes_max, bytes_max / 4 * 3), bytes_max }
+        Self { models: Mutex::default(), budget: Budget::new(bytes_max, bytes_max / 4 * 3), bytes_max }
     }
 
     /// Makes a model of zeros, unless it is there; whether it was not.
@@ -118,9 +118,9 @@ impl Store {
         }
         // An honest model fits in an address space.
         let asked = shape.bytes();
-        let part = usize::try_from(asked).ok().and_then(|asked| self.room.take(address, asked));
+        let part = usize::try_from(asked).ok().and_then(|asked| self.budget.take(address, asked));
         let part = part.ok_or_else(|| {
-            let (left, max) = (self.room.left_for(address), self.bytes_max);
+            let (left, max) = (self.budget.left_for(address), self.bytes_max);
             Unserved::NoRoom { asked, left, max }
         })?;
         // Not under the lock, for which all workers of all trainings would wait.
@@ -132,7 +132,7 @@ impl Store {
             // By the same call, which was sent again.
             return there.is_of(shape).map(|()| false);
         }
-        models.insert(key, Arc::new(Model { _part: Some(part), ..made }));
+        models.insert(key, Arc::new(Model { _reservation: Some(part), ..made }));
         Ok(true)
     }
 
@@ -140,8 +140,8 @@ impl Store {
     pub fn restore(&self, model: Model) {
         model.begin();
         let _ = model.has_changed();
-        let _part = Some(self.room.take_anyway(model.shape.bytes() as usize));
-        lock(&self.models).insert(model.key, Arc::new(Model { _part, ..model }));
+        let _reservation = Some(self.budget.take_anyway(model.shape.bytes() as usize));
+        lock(&self.models).insert(model.key, Arc::new(Model { _reservation, ..model }));
     }
 
     pub fn model(&self, key: &[u8]) -> Result<Arc<Model>, Unserved> {
@@ -190,7 +190,7 @@ impl Model {
             used: Mutex::new(now.checked_sub(idle.min(ABANDONED - RETURN)).unwrap_or(now)),
             begun: AtomicBool::new(false),
             changed: AtomicBool::new(false),
-            _part: None,
+            _reservation: None,
         }
     }
 
@@ -418,7 +418,7 @@ mod tests {
         store.leave(&key(0), 1).expect("there");
         store.open(ONE, key(10), SHAPE).expect("the first one's room");
         assert_eq!(store.forget_abandoned(Instant::now() + ABANDONED).len(), 10);
-        assert_eq!(store.room.left_for(ONE), 14 * SHAPE.bytes() as usize / 4 * 3);
+        assert_eq!(store.budget.left_for(ONE), 14 * SHAPE.bytes() as usize / 4 * 3);
     }
 
     #[test]

@@ -103,8 +103,12 @@ impl Submission {
 
     /// Any kind of collective on its tensor, or on its slices in the order of their ranks. `op` counts where
     /// numbers are added, `root` where one tensor has a root.
+    ///
+    /// # Panics
+    /// When a kind that has no slices has none or several tensors.
     #[must_use]
     pub fn new(kind: CollectiveKind, tensors: Vec<RawTensor>, op: Op, root: WorkerId) -> Self {
+        assert!(kind.is_sliced() || tensors.len() == 1, "{} has one tensor", kind.name());
         let op = if kind.adds() { op } else { Op::Sum };
         let dtype = tensors.first().map_or(Dtype::Uint8, RawTensor::dtype);
         let elements = tensors.iter().map(RawTensor::elements).sum();
@@ -144,5 +148,16 @@ impl Submission {
     #[must_use]
     pub fn into_parts(self) -> Vec<(RawTensor, Operation)> {
         self.parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "all_reduce has one tensor")]
+    fn a_collective_without_slices_has_one_tensor() {
+        let _ = Submission::new(CollectiveKind::AllReduce, Vec::new(), Op::Sum, WorkerId(0));
     }
 }

@@ -4,6 +4,7 @@ use crate::error::SessionError;
 
 /// The port where none is given.
 const PORT_DEFAULT: u16 = 4800;
+
 /// A switch as "host:port", as every part of fanin understands what names one.
 ///
 /// # Errors

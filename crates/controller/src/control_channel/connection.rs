@@ -46,14 +46,16 @@ pub(crate) struct Connection {
     pub _line: Option<Arc<Line>>,
 }
 
-/// The calls of the switch at `address`, for a program that makes them by itself. The first one connects.
+/// The calls of the switch at `address`, for a program that makes them by itself. The first one
+/// connects.
 #[must_use]
 pub fn control_calls(address: SocketAddr, trust: &Trust) -> ControlClient<Channel> {
     socket::calls(address, &address.to_string(), trust)
 }
 
 impl Connection {
-    /// Finds the switch, trying again until `patience` is over, and checks that it is one of our version.
+    /// Finds the switch, trying again until `patience` is over, and checks that it is one of our
+    /// version.
     pub async fn open(
         switch: &str,
         patience: Duration,
@@ -62,7 +64,8 @@ impl Connection {
         Self::open_saying(switch, patience, trust, None, |_| {}).await
     }
 
-    /// As [`Self::open`], over one of the `lines` where that can be; now and then says for what it waits.
+    /// As [`Self::open`], over one of the `lines` where that can be; now and then says for what it
+    /// waits.
     pub async fn open_saying(
         switch: &str,
         patience: Duration,
@@ -81,7 +84,8 @@ impl Connection {
                     let reached = tokio::time::timeout(left, Self::reach(&switch, left)).await;
                     let (address, rtt) = reached
                         .unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer")))?;
-                    // Who took the connection is judged by its own silence, also when that uses up the patience.
+                    // Who took the connection is judged by its own silence, also when that uses up
+                    // the patience.
                     Ok(Self::greet(switch.clone(), (address, rtt), left.min(GREETING), trust, lines).await)
                 };
                 tokio::pin!(attempt);
@@ -174,13 +178,15 @@ impl Connection {
 enum Ungreeted {
     /// It ended just then.
     Refused,
-    /// It took the connection and said nothing, or that it has no place: as a switch does that others keep busy.
+    /// It took the connection and said nothing, or that it has no place: as a switch does that
+    /// others keep busy.
     Closed(String),
     /// It is none, or none of ours.
     Wrong(SessionError),
 }
 
-/// When somebody who waits says for what: a second after the beginning, or at once, and then every few.
+/// When somebody who waits says for what: a second after the beginning, or at once, and then every
+/// few.
 pub(crate) struct Waiting {
     began: Instant,
     patience: Duration,

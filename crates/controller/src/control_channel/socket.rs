@@ -1,4 +1,5 @@
-//! The control connection's socket, behind TLS: of this process alone, and not of those that it forks.
+//! The control connection's socket, behind TLS: of this process alone, and not of those that it
+//! forks.
 
 use std::collections::HashMap;
 use std::collections::VecDeque;

@@ -32,10 +32,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-/// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address:
-/// half, so that others have room.
-const OF_ONE_ADDRESS: u32 = 2;
-
 /// What a waiting rank is told: of a job that runs from now on, or why it is not admitted.
 pub(super) type Outcome = Result<Arc<Admission>, NotAdmitted>;
 
@@ -114,7 +110,7 @@ pub(super) struct Jobs {
     preparation: Preparation,
     waiting: WaitingJobs,
     /// Memory for what ranks report that wait.
-    reports: Budget,
+    reports_budget: Budget,
     /// Ranks that have still to find each other.
     meetings: Meetings,
 }
@@ -128,7 +124,7 @@ impl Jobs {
     /// # Errors
     /// When the operating system gives no thread.
     pub fn new(registry: Registry, driver: Arc<dyn DataPath>) -> io::Result<Self> {
-        let of_one_max = (registry.config().jobs_max / OF_ONE_ADDRESS).max(1) as usize;
+        let waiting = WaitingJobs::at_root(registry.config().jobs_max);
         let planner = |protocol: &&dyn Protocol| Some((protocol.name(), protocol.planner()?));
         let planners = registry.protocols().iter().filter_map(planner).collect();
         let table = Arc::new(Mutex::new(Table::new(registry, driver.events())));
@@ -142,8 +138,8 @@ impl Jobs {
             driver,
             figures,
             preparation: Preparation::new(Arc::clone(&table), planners),
-            waiting: WaitingJobs::new(of_one_max),
-            reports: reports_budget(),
+            waiting,
+            reports_budget: reports_budget(),
             meetings: Meetings::default(),
             table,
         })
@@ -163,9 +159,10 @@ impl Jobs {
         self.waiting.enter(address, for_log(&request.job) + &lineage)
     }
 
-    /// Takes off a request what it reports of the rank and its job, if there is memory for it while the rank waits.
+    /// Takes off a request what it reports of the rank and its job, if there is memory for it while
+    /// the rank waits.
     pub fn take_report(&self, address: IpAddr, request: &mut proto::JoinRequest) -> Report {
-        Report::take(request, address, &self.reports)
+        Report::take(request, address, &self.reports_budget)
     }
 
     /// A rank says something to the others of its job before they join.
@@ -190,7 +187,8 @@ impl Jobs {
         self.meetings.enter(from, request)
     }
 
-    /// A rank asks to join, whose packets will come from these hosts; from the first of them it calls.
+    /// A rank asks to join, whose packets will come from these hosts; from the first of them it
+    /// calls.
     pub fn join(&self, request: JoinRequest, mut hosts: Vec<IpAddr>) -> Joined<'_> {
         let (job, rank, world_size) = (for_log(&request.job), request.rank, request.world_size);
         let mut table = self.lock();
@@ -211,10 +209,10 @@ impl Jobs {
                 return wait(&mut table, ticket);
             }
             JoinDecision::Complete { ticket, tickets, outcome: Ok(admission) } => {
-                let waiting = wait(&mut table, ticket);
                 table.begin(admission.job);
                 self.preparation.begin(&self.tasks, Admitted { name: job, admission, tickets, from });
-                return waiting;
+                // Last: a place that a panic drops would lock the table once more.
+                return wait(&mut table, ticket);
             }
             JoinDecision::Complete { ticket, tickets, outcome: Err(reason) } => {
                 tracing::warn!(job, world_size, ?reason, "a job is not admitted");
@@ -224,20 +222,20 @@ impl Jobs {
             }
             JoinDecision::Again { ticket, admission } => {
                 tracing::info!(job, rank, "a rank is told again of its job");
-                let waiting = wait(&mut table, ticket);
                 if let Some(late) = table.preparing.get_mut(&admission.job) {
                     // It may be planned yet.
                     late.push(ticket);
-                    return waiting;
+                } else {
+                    // After the job itself: the data path may not know it yet.
+                    let table = Arc::clone(&self.table);
+                    self.tasks.send(move |driver| {
+                        let hosts = lock(&table).register(admission.job, &[ticket]);
+                        driver.register(admission.job, &hosts);
+                        lock(&table).answer(ticket, Ok(Arc::new(admission)));
+                    });
                 }
-                // After the job itself: the data path may not know it yet.
-                let table = Arc::clone(&self.table);
-                self.tasks.send(move |driver| {
-                    let hosts = lock(&table).register(admission.job, &[ticket]);
-                    driver.register(admission.job, &hosts);
-                    lock(&table).answer(ticket, Ok(Arc::new(admission)));
-                });
-                return waiting;
+                // Last, as above.
+                return wait(&mut table, ticket);
             }
             JoinDecision::Refused { reason } => {
                 tracing::warn!(job, rank, world_size, %reason, "a rank is refused");
@@ -308,7 +306,8 @@ impl Jobs {
         self.lock().registry.detached(Clock.now(), attendance, cause);
     }
 
-    /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody who would.
+    /// What those on a rank's way need to serve a job that runs here; `None` where there is nobody
+    /// who would.
     pub fn route(&self, job: JobId, rank: Rank) -> Option<proto::Route> {
         let table = self.lock();
         let limits = table.registry.config();

@@ -212,7 +212,8 @@ impl Meetings {
         lock(&self.0).begins_anew(job, rank, world_size);
     }
 
-    /// Jobs of which ranks meet: their world sizes, and who is there. Those that join are for the services to tell.
+    /// Jobs of which ranks meet: their world sizes, and who is there. Those that join are for the
+    /// services to tell.
     pub fn jobs(&self) -> Vec<(String, u32, Ranks)> {
         let rounds = lock(&self.0);
         let present = |round: &Round| ranks(round.words.keys().copied());
@@ -226,7 +227,8 @@ impl Meetings {
 }
 
 impl Present {
-    /// What all ranks said, once they have. When one of them loses patience, nobody waits any longer.
+    /// What all ranks said, once they have. When one of them loses patience, nobody waits any
+    /// longer.
     pub async fn others(&mut self, patience: Duration) -> Answer {
         if let Ok(answered) = tokio::time::timeout(patience, &mut self.answer).await {
             return answered.unwrap_or(Err(Refusal::SwitchStopping.into()));
@@ -277,7 +279,8 @@ impl Rounds {
         }
     }
 
-    /// Ends a later round of a job if it lacks a rank that has begun anew: some were between two rounds then.
+    /// Ends a later round of a job if it lacks a rank that has begun anew: some were between two
+    /// rounds then.
     fn end_if_anew(&mut self, name: &Name) {
         let first = Name { job: name.job.clone(), attempt: 0, round: String::new(), joins: false };
         if *name == first {

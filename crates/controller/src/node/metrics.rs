@@ -1,4 +1,5 @@
-//! What Prometheus reads. Nothing is counted here: the machines count, and are asked at each scrape.
+//! What Prometheus reads. Nothing is counted here: the machines count, and are asked at each
+//! scrape.
 
 use std::fmt::Error;
 use std::sync::Arc;
@@ -88,7 +89,8 @@ impl Collector for Scrape {
     }
 }
 
-/// A running job, as the data path and its ranks see it. There are no series of any other, nor of a rank that left.
+/// A running job, as the data path and its ranks see it. There are no series of any other, nor of a
+/// rank that left.
 struct RunningJob<'a> {
     name: &'a str,
     /// Slots, or ATP's window, over all shards.

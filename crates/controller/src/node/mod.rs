@@ -1,4 +1,15 @@
-//! A switch: the data path and its control connection under one port number.
+//! A switch's side of control: it admits ranks to jobs, tells them how their jobs are, and answers
+//! people who ask.
+//!
+//! A node is one of two. A [`SwitchServer`] is the root of its jobs: it carries out what is decided
+//! (`jobs`), and keeps what ranks report (`reports`) and say to each other before they join
+//! (`meetings`). A [`RackServer`] is a relay: it passes calls on to its upstream, and keeps the way
+//! of each job that goes through it (`routes`). Both answer the same calls (`service`, `relay`) on
+//! one port (`http`), behind TLS (`secured`), and let no caller take all of what they have
+//! (`limits`).
+//!
+//! Deliberately absent: the decisions, which are `fanin_protocol::control`'s; the sums, which the
+//! data path has; and the other end of each call, which is `session`'s.
 
 mod http;
 mod jobs;
@@ -31,17 +42,20 @@ use crate::protocols;
 
 pub use self::relay::{RackServer, RackServerConfig};
 
-/// How often silence and overdue gatherings are looked for: a fraction of the shortest sensible timeout.
+/// How often silence and overdue gatherings are looked for: a fraction of the shortest sensible
+/// timeout.
 const TICK: Duration = Duration::from_millis(100);
 /// How long a stopping switch waits for ranks to hear of it.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Below this, pools are cut to less than what a fast path needs (see `pool_units`).
 const RECEIVE_BUFFER_BYTES_MIN: usize = 4 << 20;
 
-/// Cores for each shard: summing shares them with the kernel's network stack, and often with the training.
+/// Cores for each shard: summing shares them with the kernel's network stack, and often with the
+/// training.
 const CORES_A_SHARD: usize = 4;
-/// Fewest shards where there are as many cores: one thread would be too large a piece of the work for the kernel to
-/// balance two cores with. With 4 ranks on the same 2 cores, two shards are a tenth faster than one.
+/// Fewest shards where there are as many cores: one thread would be too large a piece of the work
+/// for the kernel to balance two cores with. With 4 ranks on the same 2 cores, two shards are a
+/// tenth faster than one.
 const SHARDS_AUTOMATIC_MIN: usize = 2;
 /// Most shards that are chosen without a request: few workers have the rate to fill more.
 const SHARDS_AUTOMATIC_MAX: usize = 8;
@@ -59,7 +73,8 @@ pub struct SwitchServerConfig {
     pub pool_units: u32,
     /// A rank that is silent for longer is expelled.
     pub heartbeat_timeout: Duration,
-    /// A job whose ranks have not all joined is given up when they lose patience, and after this at the latest.
+    /// A job whose ranks have not all joined is given up when they lose patience, and after this at
+    /// the latest.
     pub join_timeout_max: Duration,
     /// What its link carries in each direction, in bits a second; else what the interface tells
     /// through which it is asked.
@@ -146,7 +161,8 @@ pub struct SwitchServer {
 }
 
 impl SwitchServer {
-    /// Binds both ports and starts, under the identity of this process. When this returns, workers can join.
+    /// Binds both ports and starts, under the identity of this process. When this returns, workers
+    /// can join.
     ///
     /// # Errors
     /// When the port is taken, the address is not ours, or a limit is out of range.
@@ -241,7 +257,8 @@ impl SwitchServer {
         self.jobs.is_idle()
     }
 
-    /// Tells all ranks that the switch goes, and ends it. Must not be called from an asynchronous task.
+    /// Tells all ranks that the switch goes, and ends it. Must not be called from an asynchronous
+    /// task.
     pub fn stop(mut self) {
         self.shut_down();
     }
@@ -265,7 +282,8 @@ impl Drop for SwitchServer {
     }
 }
 
-/// Locks, also after a panic: one in one call must not end all others, and what is locked here is consistent between its methods.
+/// Locks, also after a panic: one in one call must not end all others, and what is locked here is
+/// consistent between its methods.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

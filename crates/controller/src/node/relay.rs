@@ -1,4 +1,5 @@
-//! A switch with an upstream: what it sums with, and the control connection that it passes on towards the root.
+//! A switch with an upstream: what it sums with, and the control connection that it passes on
+//! towards the root.
 //!
 //! A worker knows its own switch alone, and a switch its upstream alone. Each asks the next one
 //! what it was asked, adds itself to a request to join, and learns from the answer what it needs to
@@ -50,7 +51,8 @@ pub(super) struct RelayFigures {
 const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
 /// How long the upstream may take to answer a connection for a rank that joins.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
-/// How long it may take otherwise: who asks waits a second at most, asks again, and should hear who does not answer.
+/// How long it may take otherwise: who asks waits a second at most, asks again, and should hear who
+/// does not answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// As many calls one of a stranger counts: all of them leave three quarters of what the upstream
 /// takes from here to the ranks.
@@ -74,7 +76,8 @@ struct Relay {
     /// Jobs that the server ended.
     ended: Mutex<Option<Receiver<JobAborted>>>,
     routes: Arc<Mutex<Routes>>,
-    /// Calls of whom it does not know: the upstream hears them and those of all ranks here from one address.
+    /// Calls of whom it does not know: the upstream hears them and those of all ranks here from one
+    /// address.
     of_strangers: Mutex<CallRate>,
     /// Jobs of which ranks wait to be admitted, by where they ask from.
     waiting: WaitingJobs,
@@ -112,7 +115,8 @@ impl Relay {
         }
     }
 
-    /// What became of a call to the upstream: its own answer, if only to refuse, or that there was none.
+    /// What became of a call to the upstream: its own answer, if only to refuse, or that there was
+    /// none.
     fn answered<R>(&self, reply: Result<Response<R>, Status>) -> Result<R, Failed> {
         match reply {
             Ok(reply) => Ok(reply.into_inner()),
@@ -217,9 +221,9 @@ impl Relay {
     }
 
     async fn describe(&self) -> Result<proto::Relay, Failed> {
-        let told = self.figures().await;
-        let told = told.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
-        let figures = &told.figures;
+        let current = self.figures().await;
+        let current = current.ok_or_else(|| Status::unavailable("the switch shuts down"))?;
+        let figures = &current.figures;
         let job = |(job, progress): (&JobId, &JobProgress)| proto::RelayJob {
             job_id: job.0,
             // A rack's slots count what they complete.
@@ -290,7 +294,8 @@ impl Relay {
         self.answered(connection.client.meet(request).await)
     }
 
-    /// Serves the job of a rank that was admitted above, and takes itself off the route that the rank hears.
+    /// Serves the job of a rank that was admitted above, and takes itself off the route that the
+    /// rank hears.
     async fn learn_admission(
         &self,
         rank: u32,
@@ -313,7 +318,8 @@ impl Relay {
         Ok(())
     }
 
-    /// A rank's packets come here from these hosts. If that is new, says when they are taken from there.
+    /// A rank's packets come here from these hosts. If that is new, says when they are taken from
+    /// there.
     fn register(&self, job: JobId, rank: Rank, hosts: Vec<IpAddr>) -> Option<oneshot::Receiver<()>> {
         let mut routes = lock(&self.routes);
         routes.sends_from(job, rank, &hosts).then(|| {
@@ -348,7 +354,8 @@ impl Relay {
         Ok(reply)
     }
 
-    /// Opens a rank's stream to the upstream, and passes on what comes from there and, if the rank dies, that.
+    /// Opens a rank's stream to the upstream, and passes on what comes from there and, if the rank
+    /// dies, that.
     async fn attend(
         self: Arc<Self>,
         mut asks: Streaming<proto::AttendRequest>,
@@ -369,7 +376,8 @@ impl Relay {
         let (replies, stream) = mpsc::channel(1);
         let mut stops = self.stops.subscribe();
         tokio::spawn(async move {
-            // Until then the upstream ends the stream, and hears before that what became of the rank.
+            // Until then the upstream ends the stream, and hears before that what became of the
+            // rank.
             let mut lives = true;
             loop {
                 let dies = async {

@@ -65,13 +65,13 @@ fn of_aggregators(encoder: &mut DescriptorEncoder<'_>, table: &TableStatistics) 
 
 fn of_jobs(
     encoder: &mut DescriptorEncoder<'_>,
-    told: &RelayFigures,
+    relay: &RelayFigures,
     (name, help): (&str, &str),
     value: fn(&JobProgress) -> u64,
 ) -> Result<(), Error> {
     let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for (job, name) in &told.names {
-        let Some(progress) = told.figures.jobs.get(job) else { continue };
+    for (job, name) in &relay.names {
+        let Some(progress) = relay.figures.jobs.get(job) else { continue };
         let labels = [(JOB, name.as_str())];
         let mut metric = family.encode_family(&labels)?;
         metric.encode_counter::<NoLabelSet, u64, f64>(&value(progress), None)?;

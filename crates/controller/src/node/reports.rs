@@ -20,7 +20,8 @@ const NAME_MAX: usize = 128;
 const RANKS_MAX: usize = 1024;
 /// Most bytes, as they are told, of how a job is shared: 72 services with long names take 7 KB.
 const SPLIT_BYTES_MAX: usize = 12 << 10;
-/// And of that and where all of its ranks are: `Status` tells of all jobs in one message. 64 ranks take 15 KB.
+/// And of that and where all of its ranks are: `Status` tells of all jobs in one message. 64 ranks
+/// take 15 KB.
 const BYTES_MAX: usize = 24 << 10;
 
 /// What a rank reports as it joins, no longer than what can be kept of it.
@@ -33,7 +34,8 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Takes it off a request. Where there is no memory for it, nothing is kept: it decides nothing.
+    /// Takes it off a request. Where there is no memory for it, nothing is kept: it decides
+    /// nothing.
     pub fn take(request: &mut proto::JoinRequest, address: IpAddr, memory: &Budget) -> Self {
         let (split, place) = (request.split.take().and_then(kept), request.place.take().map(kept_place));
         let bytes = split.as_ref().map_or(0, bytes_of) + place.as_ref().map_or(0, bytes_of_place);
@@ -102,7 +104,8 @@ impl JobReport {
         self.members.entry(rank).or_default()
     }
 
-    /// What a byte takes where nothing waits for a rank that is late: of the rank that waits least for others.
+    /// What a byte takes where nothing waits for a rank that is late: of the rank that waits least
+    /// for others.
     pub fn seconds_per_byte(&self) -> Option<f64> {
         let each = self.members.values().filter_map(|member| member.measured.seconds_per_byte);
         each.min_by(f64::total_cmp)
@@ -170,7 +173,7 @@ mod tests {
     use crate::node::limits::reports_budget;
 
     #[test]
-    fn what_is_told_is_kept_up_to_what_an_honest_job_has() {
+    fn a_report_is_kept_up_to_what_an_honest_job_has() {
         let share = |service: String| proto::split::Share { service, share: 1.0, host: None };
         let long = share("\u{1b}[2J".repeat(100));
         let split = proto::Split { shares: vec![long.clone()], ..proto::Split::default() };

@@ -26,7 +26,8 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// The route that the upstream tells, which takes this switch's part off it; or what is wrong with it.
+    /// The route that the upstream tells, which takes this switch's part off it; or what is wrong
+    /// with it.
     pub fn take(
         (id, generation): (JobId, Generation),
         upstream: SocketAddr,
@@ -158,7 +159,8 @@ impl Routes {
         over
     }
 
-    /// Memory that its jobs but this one take of each shard. A job that follows another has its memory, too.
+    /// Memory that its jobs but this one take of each shard. A job that follows another has its
+    /// memory, too.
     pub fn pool_units_beside(&self, route: &Route) -> u32 {
         let stays = |(id, entry): &(&JobId, &Entry)| **id != route.job.id && !route.follows(&entry.route);
         self.0.iter().filter(stays).map(|(_, entry)| entry.route.relayed.pool_units).sum()
@@ -191,7 +193,8 @@ mod tests {
         protocols::named(name).expect("a protocol")
     }
 
-    /// What the switch next to the root takes off what it hears of a job, of which `levels` switches are on the way.
+    /// What the switch next to the root takes off what it hears of a job, of which `levels`
+    /// switches are on the way.
     fn route(generation: u16, levels: usize) -> Route {
         let hop = |instance: usize| Hop {
             instance: instance as u64,

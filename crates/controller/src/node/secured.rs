@@ -1,4 +1,5 @@
-//! The connections of a switch behind TLS; in the clear one may ask how the switch fares, and nothing else.
+//! The connections of a switch behind TLS; in the clear one may ask how the switch fares, and
+//! nothing else.
 
 use std::io;
 
@@ -53,7 +54,8 @@ impl Connected for Secured {
     }
 }
 
-/// The connections that have said what they are, in the order in which they did: nobody waits for others.
+/// The connections that have said what they are, in the order in which they did: nobody waits for
+/// others.
 pub(super) fn secured(
     incoming: impl Stream<Item = io::Result<Connection>> + Send + 'static,
     acceptor: Acceptor,
@@ -90,19 +92,19 @@ async fn greet(connection: Connection, acceptor: &Acceptor, calls: &CallLimits) 
     let mut caller = Caller { peer: connection.peer().clone(), is_secured: false };
     // A helper that outlives this process would keep the connection open, and its peer waiting.
     let guard = NotInherited::new(&connection);
-    let mut stream = Guarded::new(connection, guard);
+    let mut guarded = Guarded::new(connection, guard);
     let mut first = [0];
-    if stream.stream.peek(&mut first).await? == 0 {
+    if guarded.stream.peek(&mut first).await? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     if first != [HANDSHAKE] {
-        return Ok(Guarded::new(Box::new(stream), caller));
+        return Ok(Guarded::new(Box::new(guarded), caller));
     }
     let address = address_of(caller.peer.connection.remote_addr());
     if !calls.turn(address, HANDSHAKE_COUNTS).await {
         return Err(io::ErrorKind::ResourceBusy.into());
     }
-    let stream = acceptor.accept(stream).await?;
+    let stream = acceptor.accept(guarded).await?;
     caller.is_secured = true;
     Ok(Guarded::new(Box::new(stream), caller))
 }

@@ -217,7 +217,8 @@ pub(super) fn dropped(received: &Received, reason: Reason) -> u64 {
 }
 
 impl ControlService {
-    /// An answer, and for a rank whose question was passed on its way, for those on it who forgot the job.
+    /// An answer, and for a rank whose question was passed on its way, for those on it who forgot
+    /// the job.
     fn reply(&self, job: JobId, reply: HeartbeatReply, passed_on_for: Option<Rank>) -> proto::HeartbeatReply {
         use proto::heartbeat_reply::{Alive, State, Unknown};
         let mut route = None;
@@ -339,7 +340,8 @@ fn resume(message: proto::Resume) -> Result<Resume, Malformed> {
     })
 }
 
-/// What part this service's share is of the largest, whatever the shares say: it decides about speed alone.
+/// What part this service's share is of the largest, whatever the shares say: it decides about
+/// speed alone.
 fn portion(split: &proto::Split) -> u16 {
     let largest = split.shares.iter().map(|share| share.share).fold(0.0, f64::max);
     let own = split.shares.get(split.here as usize).map_or(0.0, |own| own.share);

@@ -16,7 +16,8 @@ use crate::error::{absent, named};
 use crate::proto::StatusRequest;
 use crate::proto::control_client::ControlClient;
 
-/// When a rank looks first, and how long it waits at most until it looks again: twice as long each time.
+/// When a rank looks first, and how long it waits at most until it looks again: twice as long each
+/// time.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(30);
 /// From the second look on it says for whom it waits.
@@ -52,7 +53,8 @@ impl Absent {
         if blamed.is_empty() { (missing, gone) } else { (blamed, gone) }
     }
 
-    /// Looks until `until`, and says of a job for whom it waits there; `name` is what ranks are called.
+    /// Looks until `until`, and says of a job for whom it waits there; `name` is what ranks are
+    /// called.
     pub async fn watch(
         &mut self,
         mut client: ControlClient<Channel>,

@@ -6,7 +6,8 @@ use tokio::sync::Notify;
 
 use crate::error::SessionError;
 
-/// Ends what is under way on another thread: a [`connect_unless`](super::Session::connect_unless), say.
+/// Ends what is under way on another thread: a [`connect_unless`](super::Session::connect_unless),
+/// say.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<(Notify, OnceLock<SessionError>)>);
 
@@ -21,7 +22,8 @@ impl Cancel {
         self.cause().unwrap_or(SessionError::Closed)
     }
 
-    /// What becomes of `work`, [`SessionError::Closed`] where it is cancelled meanwhile: it is dropped then.
+    /// What becomes of `work`, [`SessionError::Closed`] where it is cancelled meanwhile: it is
+    /// dropped then.
     pub(super) async fn or<T>(
         &self,
         work: impl Future<Output = Result<T, SessionError>>,

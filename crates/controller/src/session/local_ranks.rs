@@ -65,9 +65,10 @@ impl LocalRanks {
         }
     }
 
-    /// The session of this rank with its column, the ranks that sum one part of all tensors, one a
-    /// machine: a job of its own to the services. The machines are its ranks, and the columns of a
-    /// machine share its link. `None` for a rank that is no column, or alone with its machine's.
+    /// The session of this rank in its column. A column is one rank of each machine, and these
+    /// ranks sum the same part of all tensors. To the services a column is a job whose ranks are
+    /// the machines. The columns of a machine share its link. `None` if this rank is in no column,
+    /// or if the job has no other machine.
     pub(super) fn column(&self, config: SessionConfig) -> Option<SessionConfig> {
         let Group { ranks, columns, networked } = self.group();
         let column = ranks.iter().position(|rank| *rank == self.rank).filter(|column| *column < columns)?;

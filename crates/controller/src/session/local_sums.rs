@@ -1,4 +1,5 @@
-//! A rank's sums with the ranks of its machine in shared memory, and what their failures are called.
+//! A rank's sums with the ranks of its machine in shared memory, and what their failures are
+//! called.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,19 +37,19 @@ impl LocalSums {
         config: SessionConfig,
         mut ranks: LocalRanks,
         cancel: &Cancel,
-    ) -> Result<(Self, Option<Services>), SessionError> {
+    ) -> Result<(Self, Option<Arc<Services>>), SessionError> {
         let group = ranks.group();
         let memory = ranks.gather(config.join_timeout, cancel)?;
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.travels_as());
         let services = ranks.column(config).map(|config| Services::join(config, cancel)).transpose()?;
+        let services = services.map(Arc::new);
         if let Some(services) = &services {
             memory.tell(services.shared.has_roots());
         }
         // Alike on all machines: all have the same services.
         let failed = || services.as_ref()?.shared.failure();
         let has_roots = !group.networked || hear(&memory, failed, cancel)?;
-        let network =
-            |services: &Services| Box::new(Column(Arc::clone(&services.shared))) as Box<dyn Network>;
+        let network = |services: &Arc<Services>| Box::new(Column(Arc::clone(services))) as Box<dyn Network>;
         let network = services.as_ref().map(network);
         let sum = LocalSum::start(LocalConfig { memory, network, machines: ranks.machines, timeout })
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
@@ -121,16 +122,18 @@ fn tell_of_failure(shared: &Shared, sum: &Arc<LocalSum>) {
     }));
 }
 
-/// The collectives of a column over the machines.
-struct Column(Arc<Shared>);
+/// The collectives of a column over the machines. It holds the services until the rank's thread has
+/// failed everything that is outstanding and left the machine's ranks.
+struct Column(Arc<Services>);
 
 impl Network for Column {
     fn submit(&self, submission: Submission, done: Done) {
-        self.0.submit(submission, |result, _| done(result.map_err(|error| failure_of(error.cause))));
+        self.0.shared.submit(submission, |result, _| done(result.map_err(|error| failure_of(error.cause))));
     }
 }
 
-/// What the machine's ranks are told of an error over machines: of a rank that is gone all learn which.
+/// What the machine's ranks are told of an error over machines: of a rank that is gone all learn
+/// which.
 fn failure_of(error: SessionError) -> Failure {
     match error {
         SessionError::RankLost { rank } => {

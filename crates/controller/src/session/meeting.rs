@@ -25,7 +25,8 @@ use crate::protocols;
 const FIRST: &str = "switch";
 /// The last one, which lasts while the ranks join.
 const LAST: &str = "joins";
-/// By how much a rank may hear later than another that one began anew, which left for that; and how often it looks.
+/// By how much a rank may hear later than another that one began anew, which left for that; and how
+/// often it looks.
 const TOLD: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(10);
 /// How much later than asked for a switch may answer.
@@ -123,7 +124,8 @@ impl Meeting {
                     Err(error @ SessionError::JoinRefused { reason: Refusal::BeganAnew { .. }, .. }) => {
                         return cancel.because(error);
                     }
-                    // It restarts, or has still to see that the connection is gone on which this rank said so before.
+                    // It restarts, or has still to see that the connection is gone on which this
+                    // rank said so before.
                     Err(SessionError::JoinRefused {
                         reason: Refusal::DuplicateRank { .. } | Refusal::SwitchStopping,
                         ..
@@ -132,7 +134,8 @@ impl Meeting {
                     Ok(_) | Err(SessionError::JoinRefused { .. } | SessionError::JoinTimeout { .. }) => {
                         return;
                     }
-                    // The connection broke, or the switch is another one now: who begins anew comes there, too.
+                    // The connection broke, or the switch is another one now: who begins anew comes
+                    // there, too.
                     Err(_) => {}
                 }
                 tokio::time::sleep(RETRY).await;
@@ -143,7 +146,8 @@ impl Meeting {
     }
 }
 
-/// That a rank joins a job, as the others of its meeting are told. Dropping it says that it does so no more.
+/// That a rank joins a job, as the others of its meeting are told. Dropping it says that it does so
+/// no more.
 #[derive(Debug)]
 pub struct Joining {
     told: Option<JoinHandle<()>>,
@@ -180,7 +184,8 @@ impl Joining {
                 Err(_) if now < soon => {}
                 _ => return joined,
             }
-            // What is waited for comes from a runtime, or from nobody: the cause has no waker for a thread.
+            // What is waited for comes from a runtime, or from nobody: the cause has no waker for a
+            // thread.
             std::thread::sleep(LOOK);
         }
     }
@@ -200,7 +205,8 @@ impl Drop for Meeting {
     }
 }
 
-/// Meets at all switches at once, as ranks may name them in another order, and takes the one that rank 0 names first.
+/// Meets at all switches at once, as ranks may name them in another order, and takes the one that
+/// rank 0 names first.
 async fn find(config: &MeetingConfig, patience: Duration) -> Result<(Connection, u64), SessionError> {
     let mut meeting = JoinSet::new();
     for (place, switch) in config.switches.iter().cloned().enumerate() {

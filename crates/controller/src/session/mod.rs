@@ -1,10 +1,11 @@
 //! A rank's side of control: finding its services, joining a job, watching over it, and resuming it
 //! where a service restarts.
 //!
-//! A [`Session`] is a rank of a running job. Its tensors go over machines (`services`), or first to
-//! the ranks of its machine (`local_sums`), of which each speaks over machines for a part of all
-//! tensors, its column, or for none. Beside sessions a rank meets others (`meeting`), and anybody
-//! asks a switch how it fares (`status`) and whether it sums (`probe`).
+//! A [`Session`] is a rank of a running job. Its tensors go over machines (`services`). If the
+//! ranks of a machine sum in shared memory (`local_sums`), its tensors go there first. Some of
+//! these ranks are columns: a column sends one part of all tensors over machines, and the other
+//! ranks send none. Three things need no session: ranks meet before they join (`meeting`), and
+//! anybody can ask a switch how it fares (`status`) and whether it sums (`probe`).
 
 mod absent;
 mod admission;
@@ -60,15 +61,18 @@ const NOTICED: Duration = Duration::from_millis(1500);
 
 /// A rank of a running job. Dropping it leaves the job.
 ///
-/// Its methods block and must not be called from an asynchronous task; they may be called from several threads.
+/// Its methods block and must not be called from an asynchronous task; they may be called from
+/// several threads.
 pub struct Session {
     rank: u32,
     /// The services, with commas between.
     switch: String,
     /// Where the ranks of a machine sum among themselves.
     local: Option<LocalSums>,
-    /// `None` where this rank speaks to no other machine, and once it is closed.
-    services: Option<Services>,
+    /// `None` where this rank speaks to no other machine, and once it is closed. A column's thread
+    /// holds them too, and whoever holds them last leaves them.
+    services: Option<Arc<Services>>,
+    is_closed: bool,
 }
 
 impl Session {
@@ -97,17 +101,19 @@ impl Session {
                 let (local, services) = LocalSums::join(config, ranks, cancel)?;
                 (Some(local), services)
             }
-            None => (None, Some(Services::join(config, cancel)?)),
+            None => (None, Some(Arc::new(Services::join(config, cancel)?))),
         };
         let switches = services.as_ref().map(|services| services.shared.switches.clone());
-        Ok(Self { rank, switch: switches.unwrap_or_else(|| SHARED_MEMORY.into()), local, services })
+        let switch = switches.unwrap_or_else(|| SHARED_MEMORY.into());
+        Ok(Self { rank, switch, local, services, is_closed: false })
     }
 
     fn shared(&self) -> Option<&Arc<Shared>> {
         self.services.as_ref().map(|services| &services.shared)
     }
 
-    /// Starts a collective over all ranks, in place. All ranks must submit alike ones in the same order.
+    /// Starts a collective over all ranks, in place. All ranks must submit alike ones in the same
+    /// order.
     ///
     /// `done` is called once, by a thread of the data path (or by this call, when the session has
     /// ended): it must be quick. Until then the tensors must not be touched. It hands the
@@ -116,12 +122,16 @@ impl Session {
     /// Returns the collective as errors name it.
     ///
     /// # Errors
-    /// [`SessionError::Closed`] after [`Self::close`]: nothing is submitted then, and `done` not called.
+    /// [`SessionError::Closed`] after [`Self::close`]: nothing is submitted then, and `done` not
+    /// called.
     pub fn submit(
         &self,
         submission: Submission,
         done: impl FnOnce(Result<(), AllReduceError>, HandOver) + Send + 'static,
     ) -> Result<Tensor, SessionError> {
+        if self.is_closed {
+            return Err(SessionError::Closed);
+        }
         match &self.local {
             Some(local) => Ok(local.submit(submission, &self.switch, done)),
             None => Ok(self.shared().ok_or(SessionError::Closed)?.submit(submission, done)),
@@ -141,17 +151,19 @@ impl Session {
         self.shared().map(|shared| shared.job(0))
     }
 
-    /// Whether it has other collectives than all-reduces: those of SwitchML have, but for racks.
-    /// Alike on all ranks. Not after [`Self::close`].
+    /// Whether the job has other collectives than all-reduces. A job of SwitchML has them if no
+    /// rack sums for it. Alike on all ranks. `false` after [`Self::close`].
     #[must_use]
     pub fn has_roots(&self) -> bool {
         match &self.local {
+            _ if self.is_closed => false,
             Some(local) => local.has_roots,
             None => self.shared().is_some_and(|shared| shared.has_roots()),
         }
     }
 
-    /// How many ranks of each machine speak for it: 1 where they do not sum among themselves. Alike on all ranks.
+    /// How many ranks of each machine speak for it: 1 where they do not sum among themselves. Alike
+    /// on all ranks.
     #[must_use]
     pub fn columns(&self) -> usize {
         self.local.as_ref().map_or(1, |local| local.columns)
@@ -178,6 +190,7 @@ impl Session {
     pub fn failure(&self) -> Option<SessionError> {
         let of_services = || self.shared()?.failure();
         match &self.local {
+            _ if self.is_closed => None,
             Some(local) => local.failure(of_services, &self.switch),
             None => of_services(),
         }
@@ -193,7 +206,8 @@ impl Session {
         left
     }
 
-    /// Ranks of this machine that an all-reduce of this rank waits for; `None` where services know it.
+    /// Ranks of this machine that an all-reduce of this rank waits for; `None` where services know
+    /// it.
     #[must_use]
     pub fn awaited(&self) -> Option<Ranks> {
         let awaited = ranks(self.local.as_ref()?.sum.awaited());
@@ -223,7 +237,8 @@ impl Session {
         self.shared().map(|shared| shared.driver.io_statistics()).unwrap_or_default()
     }
 
-    /// How the services share the job. `None` after [`Self::close`], and where this rank speaks to no other machine.
+    /// How the services share the job. `None` after [`Self::close`], and where this rank speaks to
+    /// no other machine.
     #[must_use]
     pub fn split(&self) -> Option<Split> {
         let mut split = Split::of(&self.shared()?.config);
@@ -240,15 +255,18 @@ impl Session {
         Some(self.shared()?.pending.seconds_per_byte()? / self.columns() as f64)
     }
 
-    /// By how much the service that is furthest from its share misses it, as a fraction of all packets so far.
+    /// By how much the service that is furthest from its share misses it, as a fraction of all
+    /// packets so far.
     #[must_use]
     pub fn imbalance(&self) -> f64 {
         self.shared().map_or(0.0, |shared| shared.driver.imbalance())
     }
 
-    /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns no tensor is touched.
-    /// A second call has no effect.
+    /// Leaves the job. What is outstanding fails with [`SessionError::Closed`]; when this returns
+    /// no tensor is touched. If a `done` closes the session, the rest fails after that `done` has
+    /// returned. A second call has no effect.
     pub fn close(&mut self) {
+        self.is_closed = true;
         if let Some(local) = &self.local {
             // First, as its thread speaks to the services, too.
             local.sum.stop();
@@ -258,6 +276,9 @@ impl Session {
                 std::thread::sleep(NOTICED);
             }
         }
+        // Two callers do not hold the services last, and leave nothing here: a `done`, which runs
+        // on the column's thread, and a process that was forked from the rank's. The thread leaves
+        // the services, after its machine's ranks.
         self.services = None;
     }
 }

@@ -26,11 +26,13 @@ use crate::proto::StatusRequest;
 const TICK: Duration = Duration::from_millis(100);
 /// How long nothing may move before it is asked whether a rank that left is to blame.
 const STANDSTILL: Duration = Duration::from_millis(100);
-/// How long nothing may move before the rank says for whom it waits, and then after twice as long each time.
+/// How long nothing may move before the rank says for whom it waits, and then after twice as long
+/// each time.
 const PATIENCE_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a switch may take to say whom it waits for.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a service may take to answer, over TCP and over UDP, when it is tried whether anything can get there.
+/// How long a service may take to answer, over TCP and over UDP, when it is tried whether anything
+/// can get there.
 const WAY_PATIENCE: Duration = Duration::from_secs(2);
 /// After how long a service is tried again that seemed cut off.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -106,11 +108,13 @@ impl Word {
 struct Oversight {
     shared: Arc<Shared>,
     progress: Progress,
-    /// Trains that the kernel refused as too long, of which was told, and when it is looked at next.
+    /// Trains that the kernel refused as too long, of which was told, and when it is looked at
+    /// next.
     too_long: (u64, Instant),
 }
 
-/// Oversees a session until it ends. Runs on the session's own runtime, which is all that may stop it.
+/// Oversees a session until it ends. Runs on the session's own runtime, which is all that may stop
+/// it.
 pub(super) async fn oversee(shared: Arc<Shared>) {
     let progress = Progress::now(shared.driver.progress_marker());
     let mut oversight = Oversight { shared, progress, too_long: (0, Instant::now()) };
@@ -139,7 +143,8 @@ impl Oversight {
         }
     }
 
-    /// Ends the session when the oldest all-reduce took too long, and asks the switch whom to blame.
+    /// Ends the session when the oldest all-reduce took too long, and asks the switch whom to
+    /// blame.
     async fn check_deadline(&mut self) -> Result<(), SessionError> {
         let Some(oldest) = self.shared.pending.oldest() else { return Ok(()) };
         let waited = oldest.since.elapsed();
@@ -195,7 +200,8 @@ impl Oversight {
         if left.is_empty() || now < self.progress.blame {
             return Ok(());
         }
-        // A rank that left after it gave all it owed is not to blame: only one that a slot waits for.
+        // A rank that left after it gave all it owed is not to blame: only one that a slot waits
+        // for.
         let awaited = awaited(&self.words().await);
         let to_blame: Option<Rank> = awaited.iter().find(|rank| left.contains(*rank));
         self.progress.blame = now + STANDSTILL;
@@ -273,7 +279,8 @@ impl Oversight {
         self.progress.probing = Some(spawn_blocking(look));
     }
 
-    /// Ends the session when this rank was cut off twice from a service, seconds apart, and nothing moved in between.
+    /// Ends the session when this rank was cut off twice from a service, seconds apart, and nothing
+    /// moved in between.
     async fn check_probe(&mut self, stands: Duration) -> Result<(), SessionError> {
         if self.progress.probing.is_none()
             && let Some((found, again)) = &self.progress.cut_off
@@ -297,7 +304,8 @@ impl Oversight {
         Ok(())
     }
 
-    /// Says that this machine's kernel refuses the job's packets: once, as the protocols send them again and again.
+    /// Says that this machine's kernel refuses the job's packets: once, as the protocols send them
+    /// again and again.
     fn tell_of_packets_too_long(&mut self) {
         let (told, next) = self.too_long;
         if told > 0 || Instant::now() < next {

@@ -17,12 +17,14 @@ const LATELY: usize = 31;
 /// One all-reduce under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AllReduce {
-    /// Its submission, or the end of the one before it if that came later: a long queue that moves is not late.
+    /// Its submission, or the end of the one before it if that came later: a long queue that moves
+    /// is not late.
     pub since: Instant,
     pub tensor: Tensor,
 }
 
-/// All-reduces under way, in the order in which they were submitted. One lock an all-reduce, none a packet.
+/// All-reduces under way, in the order in which they were submitted. One lock an all-reduce, none a
+/// packet.
 #[derive(Debug, Default)]
 pub(super) struct Pending(Mutex<Table>);
 

@@ -1,4 +1,5 @@
-//! The stream by which the switch knows that the rank lives, and the rank hears at once what becomes of its job.
+//! The stream by which the switch knows that the rank lives, and the rank hears at once what
+//! becomes of its job.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +20,8 @@ use crate::proto::{AttendRequest, HeartbeatReply};
 /// What the switch said of a job.
 pub(super) type News = (Membership, HeartbeatReply);
 
-/// Keeps the stream open as long as the session's runtime lives, in a new job too, and hands on what the switch says.
+/// Keeps the stream open as long as the session's runtime lives, in a new job too, and hands on
+/// what the switch says.
 ///
 /// `first` is told once the switch has answered, or why it will not: nobody listens there any more.
 /// Ends with the job, when nobody listens to the news any more, and with a switch that knows of no

@@ -19,13 +19,11 @@ use tokio::time::timeout;
 
 use super::admission::{Admitted, join, leave};
 use super::config::SessionConfig;
-use super::status::no_status;
-use super::status::{JobStatusState, SwitchStatus};
+use super::status::{JobStatusState, SwitchStatus, no_status};
 use super::thread::runtime;
 use super::watch::HEARTBEATS_PER_TIMEOUT;
 use crate::control_channel::{Connection, with_port};
-use crate::error::Member;
-use crate::error::SessionError;
+use crate::error::{Member, SessionError};
 use crate::path::route;
 use crate::proto::{HeartbeatRequest, StatusRequest};
 use crate::protocols;
@@ -36,7 +34,8 @@ const SLOTS: u16 = 8;
 const CHUNKS: usize = 32;
 /// Heartbeats whose round trip is taken.
 const HEARTBEATS: usize = 20;
-/// Values are whole numbers below this; quantised to 31 bits and back they keep far more than the tolerance.
+/// Values are whole numbers below this; quantised to 31 bits and back they keep far more than the
+/// tolerance.
 const VALUES: usize = 97;
 const TOLERANCE: f32 = 1e-3;
 
@@ -79,7 +78,8 @@ pub struct ProbeReport {
     pub io: IoStatistics,
     /// What the protocol saw.
     pub worker: WorkerStatistics,
-    /// Where the sum is missing: the exchanges that the switch completed, which says whether packets reached it.
+    /// Where the sum is missing: the exchanges that the switch completed, which says whether
+    /// packets reached it.
     pub exchanges_at_switch: Option<u64>,
     /// After so much silence the switch expels a rank.
     pub heartbeat_timeout: Duration,
@@ -210,10 +210,12 @@ impl Probe {
         runtime.block_on(status(&mut self.connection, None, self.patience))
     }
 
-    /// Runs a job of one rank: joins, sums a few full packets on every shard, measures heartbeats, leaves.
+    /// Runs a job of one rank: joins, sums a few full packets on every shard, measures heartbeats,
+    /// leaves.
     ///
     /// # Errors
-    /// When the switch refuses the job or does not answer in time. What goes wrong on the data path is in the report.
+    /// When the switch refuses the job or does not answer in time. What goes wrong on the data path
+    /// is in the report.
     pub fn all_reduce(&mut self) -> Result<ProbeReport, SessionError> {
         let Some(runtime) = &self.runtime else { return Err(SessionError::Closed) };
         runtime.block_on(all_reduce(&mut self.connection, self.patience, self.security, self.elements))
@@ -261,7 +263,8 @@ async fn all_reduce(
         // Without `in_flight` the probe takes all the memory that a switch has for planned sums.
         agreed: Agreed { in_flight: Some(SLOTS), security, ..Agreed::default() },
         protocol,
-        // Its exponents are agreed on in packets without payload first: where only long packets are lost, it shows.
+        // Its exponents are agreed on in packets without payload first: where only long packets are
+        // lost, it shows.
         wire_dtype: Some(WireDtype::SharedExponent),
         mtu: elements.map(need),
         ..SessionConfig::new(connection.switch.clone(), name, 0, 1)
@@ -304,7 +307,8 @@ async fn sum(
     let mut pulse = Pulse { job: admitted.job.clone(), trips: Vec::new(), lost: 0, patience };
     let outcome = tokio::select! {
         outcome = timeout(patience, receiver) => outcome,
-        // Never ends: it keeps the job alive where the heartbeat timeout is shorter than our patience.
+        // Never ends: it keeps the job alive where the heartbeat timeout is shorter than our
+        // patience.
         never = pulse.every(connection.clone(), interval) => match never {},
     };
     let member = Member {

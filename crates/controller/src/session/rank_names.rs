@@ -1,4 +1,5 @@
-//! The names of ranks: a session of one rank of each machine numbers machines, and people number the ranks of the job.
+//! The names of ranks: a session of one rank of each machine numbers machines, and people number
+//! the ranks of the job.
 
 use std::sync::Arc;
 

@@ -30,8 +30,8 @@ pub(super) const PREDECESSOR: Duration = Duration::from_millis(2500);
 /// How long a rank's service may take to answer, which listened before its address was told.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The services of a job, as this rank has joined them. Dropping it leaves the job: what is outstanding fails with
-/// [`SessionError::Closed`], and no tensor is touched any more.
+/// The services of a job, as this rank has joined them. Dropping it leaves the job: what is
+/// outstanding fails with [`SessionError::Closed`], and no tensor is touched any more.
 pub(super) struct Services {
     pub shared: Arc<Shared>,
     thread: Arc<SessionThread>,
@@ -40,7 +40,8 @@ pub(super) struct Services {
 }
 
 impl Services {
-    /// Finds the services, joins the job at each, and returns when every rank has, until `cancel` is called.
+    /// Finds the services, joins the job at each, and returns when every rank has, until `cancel`
+    /// is called.
     pub fn join(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
         let thread = SessionThread::shared()?;
         let (shared, instances, meanwhile) = thread.block_on(join_all(config, cancel, &thread.lines))?;
@@ -74,7 +75,8 @@ impl Services {
         let is_alone = shared.members.len() == 1;
         let services = Self { shared, thread, watching: tasks };
         match greeted {
-            // Other ranks may not have been admitted, and have told that they were not. Nobody has summed anything yet.
+            // Other ranks may not have been admitted, and have told that they were not. Nobody has
+            // summed anything yet.
             Ok(Err(cause)) if is_alone => {
                 drop(services);
                 let cause = format!("it ended as the job began: {cause}");
@@ -230,7 +232,8 @@ async fn admissions(
             Some(Ok(lost)) = meanwhile.join_next() => config.names.error(lost),
             cause = cancel.cancelled() => cause,
         };
-        // Those that are under way give the places back when they are dropped; some may just have been admitted.
+        // Those that are under way give the places back when they are dropped; some may just have
+        // been admitted.
         joining.abort_all();
         while let Some(ended) = joining.join_next().await {
             joined.extend(ended.ok().and_then(|(index, admitted)| Some((index, admitted.ok()?))));
@@ -242,7 +245,8 @@ async fn admissions(
     Ok((joined.into_iter().map(|(_, admitted)| admitted).collect(), meanwhile))
 }
 
-/// A service in a rank's process was there when its address was told: where it is no more, the rank is not.
+/// A service in a rank's process was there when its address was told: where it is no more, the rank
+/// is not.
 fn because_of_host(error: SessionError, service: &ServiceConfig) -> SessionError {
     let host = service.host.and_then(|rank| u16::try_from(rank).ok());
     match (host, error) {
@@ -298,7 +302,8 @@ async fn admission(
                 reason: Refusal::JobRunning { .. } | Refusal::DuplicateRank { .. },
                 ..
             }) if began_joining.elapsed() < PREDECESSOR.min(config.join_timeout) => {}
-            // No answer in what is left of the time, after the chain was not whole: that it was not is the reason.
+            // No answer in what is left of the time, after the chain was not whole: that it was not
+            // is the reason.
             Err(SessionError::JoinTimeout { missing_ranks, .. })
                 if not_yet.is_some() && missing_ranks.is_empty() => {}
             joined => return Ok((connection, joined?)),
@@ -312,7 +317,8 @@ async fn admission(
     }
 }
 
-/// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a deadline.
+/// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a
+/// deadline.
 async fn supervise(watching: impl Future<Output = ()> + Send + 'static, fail: impl FnOnce(SessionError)) {
     // Ends the watch where this is dropped, too.
     let mut watch = JoinSet::new();

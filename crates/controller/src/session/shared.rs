@@ -98,7 +98,8 @@ impl Shared {
         let is_all_reduce = name.kind == CollectiveKind::AllReduce;
         let bytes = is_all_reduce.then(|| bytes_on_wire(&name, self.config.travels_as()));
         let trace = self.trace.clone().map(|trace| (trace, Clock.now()));
-        // It holds no reference to the driver: a thread of the driver would otherwise wait for itself to end.
+        // It holds no reference to the driver: a thread of the driver would otherwise wait for
+        // itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
             pending.remove(name.number, Instant::now(), bytes.filter(|_| result.is_ok()));
             let result = result.map_err(|failure| AllReduceError {
@@ -122,7 +123,9 @@ impl Shared {
 
     /// Ends the session with an error: all that is outstanding, and all that comes.
     pub fn fail(&self, error: SessionError) {
-        tracing::error!(%error, rank = self.rank.0, "the session ends");
+        // The log names ranks as the exception does.
+        let named = self.config.names.error(error.clone());
+        tracing::error!(error = %named, rank = self.config.own_name().0, "the session ends");
         self.driver.fail(Failure::Because(Arc::new(error)));
         self.tell_failure();
     }
@@ -147,7 +150,8 @@ impl Shared {
         self.tell_failure();
     }
 
-    /// Tells who wants to know it that the session has ended, if it has and its owner did not close it.
+    /// Tells who wants to know it that the session has ended, if it has and its owner did not close
+    /// it.
     pub fn tell_failure(&self) {
         let Some(error) = self.failure().filter(|error| !matches!(error, SessionError::Closed)) else {
             return;

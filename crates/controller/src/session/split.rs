@@ -1,4 +1,5 @@
-//! What a rank tells its services for people who ask them: how the job is shared, where the rank is, and how it fares.
+//! What a rank tells its services for people who ask them: how the job is shared, where the rank
+//! is, and how it fares.
 
 use fanin_wire::Rank;
 
@@ -63,7 +64,8 @@ pub struct MemberStatus {
     /// What a byte of large tensors took of late as it travels, from a tensor's submission or the
     /// end of the one before: a median.
     pub seconds_per_byte: Option<f64>,
-    /// By how much the service that is furthest from its share misses it, as a fraction of all packets of the rank.
+    /// By how much the service that is furthest from its share misses it, as a fraction of all
+    /// packets of the rank.
     pub imbalance: f64,
 }
 

@@ -109,7 +109,8 @@ pub enum JobStatusState {
         generation: Generation,
         /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
         in_flight: u16,
-        /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as int8.
+        /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as
+        /// int8.
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,
@@ -183,7 +184,8 @@ pub fn trusted_status(switch: &str, patience: Duration, trust: &Trust) -> Result
 /// one is given, that it does. The switch is known by what `trust` says.
 ///
 /// # Errors
-/// When it does not answer in `patience`, or is no switch; [`SessionError::Closed`] when it was cancelled.
+/// When it does not answer in `patience`, or is no switch; [`SessionError::Closed`] when it was
+/// cancelled.
 pub fn switch_rate(
     switch: &str,
     rank: Option<u32>,

@@ -1,4 +1,5 @@
-//! A timeline of a process's all-reduces, in Chrome's trace format, which chrome://tracing and Perfetto open.
+//! A timeline of a process's all-reduces, in Chrome's trace format, which chrome://tracing and
+//! Perfetto open.
 //!
 //! Who completes an all-reduce, often an I/O thread, leaves its times in a queue; a thread of the
 //! file's own writes. After each write the file is whole: the next one begins on top of the bracket
@@ -34,9 +35,11 @@ const END: &str = "\n]\n";
 /// Where a process writes its timeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceConfig {
-    /// The file. All sessions of a process that name the same one share it; what it held before is overwritten.
+    /// The file. All sessions of a process that name the same one share it; what it held before is
+    /// overwritten.
     pub file: PathBuf,
-    /// The process's rank, as the trace's process number. Files that are to be joined need different ones.
+    /// The process's rank, as the trace's process number. Files that are to be joined need
+    /// different ones.
     pub rank: u32,
 }
 
@@ -92,8 +95,8 @@ pub(super) struct SessionTrace {
     job: Arc<str>,
 }
 
-/// The way of a result from the data path to the program, which [`Self::taken`] ends: what is measured where there is a
-/// trace.
+/// The way of a result from the data path to the program, which [`Self::taken`] ends: what is
+/// measured where there is a trace.
 #[derive(Debug, Default)]
 pub struct HandOver {
     way: Option<(SessionTrace, u64, Instant)>,
@@ -122,7 +125,8 @@ impl SessionTrace {
     /// # Errors
     /// When the file cannot be written.
     pub fn open(config: &TraceConfig, job: &str) -> io::Result<Self> {
-        /// The traces of this process, and of one that it was forked from: those have no writer here.
+        /// The traces of this process, and of one that it was forked from: those have no writer
+        /// here.
         static OPEN: Mutex<BTreeMap<(u32, PathBuf), Arc<Trace>>> = Mutex::new(BTreeMap::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (std::process::id(), config.file.clone());
@@ -212,7 +216,8 @@ struct Writer {
     end: u64,
     /// Events to be written there, each with what stands before it.
     text: String,
-    /// The lanes of each row, by the time at which they are free again. Slices of one lane must not overlap.
+    /// The lanes of each row, by the time at which they are free again. Slices of one lane must not
+    /// overlap.
     lanes: BTreeMap<Row, Vec<(u64, Instant)>>,
     next_thread: u64,
 }
@@ -375,7 +380,8 @@ impl Writer {
         self.slice(thread, &format!("hand-over {number}"), (*done, *taken), Number { number: *number });
     }
 
-    /// The first lane of the row that is free from `begin` on, which is taken until `end`; a new one if there is none.
+    /// The first lane of the row that is free from `begin` on, which is taken until `end`; a new
+    /// one if there is none.
     fn lane(&mut self, row: &Row, begin: Instant, end: Instant) -> u64 {
         let lanes = self.lanes.entry(row.clone()).or_default();
         if let Some((thread, free)) = lanes.iter_mut().find(|(_, free)| *free <= begin) {
@@ -390,7 +396,8 @@ impl Writer {
             RowKind::Program => format!("program of {}", row.job),
             RowKind::Failed => format!("failed of {}", row.job),
         };
-        // They come in the order of their ends, so a shard's rows stay together only if they are told to.
+        // They come in the order of their ends, so a shard's rows stay together only if they are
+        // told to.
         let place = match row.kind {
             RowKind::Shard(shard) => shard as u64,
             RowKind::Program => 1000,

@@ -1,4 +1,5 @@
-//! What a rank says on stderr although nobody asked for its logs: once a process, as the training goes on.
+//! What a rank says on stderr although nobody asked for its logs: once a process, as the training
+//! goes on.
 
 use std::io::Write;
 use std::sync::Once;

@@ -53,7 +53,8 @@ struct Watch {
     news: mpsc::Receiver<News>,
 }
 
-/// Watches a session at one service until it ends. Runs on the session's own runtime, which is all that may stop it.
+/// Watches a session at one service until it ends. Runs on the session's own runtime, which is all
+/// that may stop it.
 pub(super) async fn watch(
     shared: Arc<Shared>,
     service: usize,
@@ -64,7 +65,8 @@ pub(super) async fn watch(
     let mut watch = Watch { shared, service, switch_instance, interval, is_dead: false, news };
     if let Err(error) = watch.run().await {
         watch.shared.fail(error);
-        // The rank still lives: a switch that does not hear so would blame it for what another one did.
+        // The rank still lives: a switch that does not hear so would blame it for what another one
+        // did.
         watch.linger().await;
     }
 }
@@ -92,7 +94,8 @@ impl Watch {
         }
     }
 
-    /// Goes on with heartbeats for a session that has failed, until it is closed or the switch forgets it.
+    /// Goes on with heartbeats for a session that has failed, until it is closed or the switch
+    /// forgets it.
     async fn linger(&mut self) {
         while matches!(self.heartbeat().await, Pulse::Alive { .. } | Pulse::Unreachable(_)) {
             let until = tokio::time::Instant::now() + self.interval;
@@ -161,7 +164,8 @@ impl Watch {
                     |rank| SessionError::RankLeft { rank },
                 ))
             }
-            // It aborted the job so long ago that it forgot why; and this rank did not ask meanwhile.
+            // It aborted the job so long ago that it forgot why; and this rank did not ask
+            // meanwhile.
             Pulse::Forgotten { switch_instance } if switch_instance == self.switch_instance => {
                 Err(self.member().expelled())
             }
@@ -173,7 +177,8 @@ impl Watch {
                 if self.patience(since).is_zero() {
                     return Err(self.lost(gone, &cause));
                 }
-                // The data path goes on meanwhile: it may be only the control connection that suffers.
+                // The data path goes on meanwhile: it may be only the control connection that
+                // suffers.
                 self.shared.lane(self.service).silent = Some((since, cause.clone()));
                 if self.is_dead && self.may_be_taken_over() && gone >= TAKE_OVER {
                     // Who left does not join anywhere again.
@@ -216,7 +221,8 @@ impl Watch {
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
     }
 
-    /// A rank that has left, as some service knows: the one that hosts this service, if it is among them.
+    /// A rank that has left, as some service knows: the one that hosts this service, if it is among
+    /// them.
     fn left(&self) -> Option<Rank> {
         let left = self.shared.left();
         left.iter().find(|rank| self.shared.hosts(*rank, self.service)).or_else(|| left.iter().next())
@@ -279,7 +285,8 @@ impl Watch {
         Ok(Memory { job: self.shared.job(self.service), completed })
     }
 
-    /// What the data path answers, whose threads may stand still: heartbeats and deadlines do not wait for them.
+    /// What the data path answers, whose threads may stand still: heartbeats and deadlines do not
+    /// wait for them.
     async fn asked<T: Send + 'static>(
         &self,
         since: Instant,
@@ -434,7 +441,8 @@ pub(super) fn substitute(job: &str, service: usize) -> String {
 fn passing(error: SessionError) -> Result<String, SessionError> {
     match error {
         SessionError::SwitchLost { cause, .. } => Ok(cause),
-        // By this rank, whose question the server has not seen end: the switch that passed it on is cut off.
+        // By this rank, whose question the server has not seen end: the switch that passed it on is
+        // cut off.
         SessionError::JoinRefused { reason: reason @ Refusal::DuplicateRank { .. }, .. } => {
             Ok(reason.to_string())
         }

@@ -7,6 +7,7 @@ mod bounds;
 mod faults;
 mod goat;
 mod http;
+mod machines;
 mod meetings;
 mod ports;
 mod racks;

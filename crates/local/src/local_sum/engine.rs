@@ -167,8 +167,8 @@ impl Engine {
         &mut self.items[(number - first) as usize]
     }
 
-    /// Writes this rank's part of a block, except what it sums itself, or what it has for the
-    /// others.
+    /// Writes this rank's part of a block, except the column that it sums itself. If nothing is
+    /// added, writes what it has for the others.
     fn contribute(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.contribute);

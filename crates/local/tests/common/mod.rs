@@ -65,10 +65,7 @@ impl Default for Call {
 
 impl Call {
     pub fn tensors(&self, ranks: usize) -> usize {
-        match self.kind {
-            CollectiveKind::ReduceScatter | CollectiveKind::AllGather => ranks,
-            _ => 1,
-        }
+        if self.kind.is_sliced() { ranks } else { 1 }
     }
 }
 
@@ -79,15 +76,8 @@ pub fn submit_any(rank: &LocalSum, memory: &mut [&mut [u8]], call: &Call) -> Ans
         // SAFETY: the callers wait for the answer before they touch the memory, or let it go.
         unsafe { RawTensor::new(memory.as_mut_ptr(), elements, call.dtype) }.expect("memory of the heap")
     };
-    let mut tensors: Vec<_> = memory.iter_mut().map(raw).collect();
-    let root = WorkerId(call.root as u8);
-    let submission = match call.kind {
-        CollectiveKind::AllReduce => Submission::all_reduce(tensors.remove(0), call.op),
-        CollectiveKind::Reduce => Submission::reduce(tensors.remove(0), call.op, root),
-        CollectiveKind::Broadcast => Submission::broadcast(tensors.remove(0), root),
-        CollectiveKind::ReduceScatter => Submission::reduce_scatter(tensors, call.op),
-        CollectiveKind::AllGather => Submission::all_gather(tensors),
-    };
+    let tensors = memory.iter_mut().map(raw).collect();
+    let submission = Submission::new(call.kind, tensors, call.op, WorkerId(call.root as u8));
     let (sender, answer) = mpsc::channel();
     rank.submit(submission, Box::new(move |_, result| drop(sender.send(result))));
     answer

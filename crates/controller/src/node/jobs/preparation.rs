@@ -1,4 +1,5 @@
-//! Admitted jobs, until their ranks are told: each gets its plan and then its room in the data path.
+//! Admitted jobs, until their ranks are told: each gets its plan and then its room in the data
+//! path.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,11 +9,11 @@ use std::thread;
 
 use fanin_limits::host_of;
 use fanin_protocol::control::{Admission, Planner, Ticket};
-use fanin_udp::{Clock, DataPath, Seat};
+use fanin_udp::{DataPath, Seat};
 use fanin_wire::JobId;
 
+use super::NotAdmitted;
 use super::table::Table;
-use super::{NotAdmitted, Outcome};
 use crate::node::lock;
 use crate::node::task_queue::TaskQueue;
 
@@ -20,7 +21,6 @@ use crate::node::task_queue::TaskQueue;
 type Planners = HashMap<&'static str, Box<dyn Planner>>;
 
 /// An admitted job.
-#[derive(Clone)]
 pub struct Admitted {
     pub name: String,
     pub admission: Admission,
@@ -44,17 +44,20 @@ impl Preparation {
         Self { table, planners: Arc::new(planners), turns: Mutex::default() }
     }
 
-    /// Makes a job's plan and room for it in the data path, and then tells the ranks that wait for it.
+    /// Makes a job's plan and room for it in the data path, and then tells the ranks that wait for
+    /// it.
     pub fn begin(&self, tasks: &TaskQueue<dyn DataPath>, job: Admitted) {
         let (table, planners) = (Arc::clone(&self.table), Arc::clone(&self.planners));
         let admission = &job.admission;
         // Without switches there is nothing to plan.
         if !planners.contains_key(admission.protocol) || admission.tree.switches.is_empty() {
-            return tasks.send(move |driver| run(job, Ok(()), &table, &planners, driver));
+            return tasks.send(move |driver| run(job, &table, &planners, driver));
         }
         // Who has a large tree waits for its plan, and no other job does.
         let (turn, later) = (self.turn_of(job.from), tasks.sender());
-        let mut planned = job.clone();
+        // What is left to do if no thread can plan; the job itself goes to the thread.
+        let (id, name, tickets) = (admission.job, job.name.clone(), job.tickets.clone());
+        let mut planned = job;
         let planning = thread::Builder::new().name("fanin-plan".into()).spawn(move || {
             let admission = &planned.admission;
             let planner = &planners[admission.protocol];
@@ -78,13 +81,19 @@ impl Preparation {
                     admission.seats = seats;
                     Ok(())
                 });
-                run(planned, has_plan, &table, &planners, driver);
+                match has_plan {
+                    Ok(()) => run(planned, &table, &planners, driver),
+                    Err(error) => {
+                        let Admitted { name, admission, tickets, .. } = planned;
+                        cannot_begin((admission.job, &name, tickets), error, &table, &planners);
+                    }
+                }
             });
         });
         if let Err(error) = planning {
             let (table, planners) = (Arc::clone(&self.table), Arc::clone(&self.planners));
-            let failed = Err(format!("no thread to plan in: {error}"));
-            tasks.send(move |driver| run(job, failed, &table, &planners, driver));
+            let error = format!("no thread to plan in: {error}");
+            tasks.send(move |_| cannot_begin((id, &name, tickets), error, &table, &planners));
         }
     }
 
@@ -110,61 +119,65 @@ fn forget(planners: &Planners, job: JobId) {
     planners.values().for_each(|planner| planner.forget(job));
 }
 
-/// Makes room for a job, unless its plan failed, and tells its ranks.
+/// Makes room for a job, and tells its ranks.
 fn run(
     Admitted { name, admission, tickets, .. }: Admitted,
-    has_plan: Result<(), String>,
     table: &Mutex<Table>,
     planners: &Planners,
     driver: &dyn DataPath,
 ) {
     let job = admission.job;
-    let has_room = has_plan.and_then(|()| {
-        let (part, protocol) = (&admission.seats.root, admission.protocol);
-        let seat = Seat { job: admission.identity(), protocol, part, upstream: None };
-        driver.add_job(&seat).map_err(|error| error.to_string())
-    });
-    let outcome: Outcome = match has_room {
-        Ok(()) => {
-            tracing::info!(
-                job = name,
-                id = job.0,
-                protocol = admission.protocol,
-                generation = admission.generation.0,
-                world_size = admission.world_size,
-                in_flight = admission.terms.in_flight,
-                elements = admission.terms.elements,
-                wire_dtype = admission.terms.wire_dtype.name(),
-                "a job runs"
-            );
-            // No rank sends before it is admitted, and none is admitted before its packets are taken.
-            let hosts = lock(table).register(job, &tickets);
-            driver.register(job, &hosts);
-            // What is in it grows with the ranks, and each of them waits for an answer.
-            Ok(Arc::new(admission))
-        }
-        Err(error) => {
-            tracing::warn!(job = name, error, "the data path has no room for a job");
-            // Some of its shards may have had it.
-            driver.remove_job(job);
-            forget(planners, job);
-            lock(table).without_room.push(job);
-            Err(NotAdmitted::DataPath(error))
-        }
-    };
+    let (part, protocol) = (&admission.seats.root, admission.protocol);
+    let seat = Seat { job: admission.identity(), protocol, part, upstream: None };
+    if let Err(error) = driver.add_job(&seat) {
+        // Some of its shards may have had room.
+        driver.remove_job(job);
+        return cannot_begin((job, &name, tickets), error.to_string(), table, planners);
+    }
+    tracing::info!(
+        job = name,
+        id = job.0,
+        protocol = admission.protocol,
+        generation = admission.generation.0,
+        world_size = admission.world_size,
+        in_flight = admission.terms.in_flight,
+        elements = admission.terms.elements,
+        wire_dtype = admission.terms.wire_dtype.name(),
+        "a job runs"
+    );
+    // No rank sends before it is admitted, and none is admitted before its packets are taken.
+    let hosts = lock(table).register(job, &tickets);
+    driver.register(job, &hosts);
     let (late, hosts) = {
         let mut table = lock(table);
-        let late = table.preparing.remove(&job).unwrap_or_default();
-        // Their silence counts from here.
-        table.registry.awaits_shell(Clock.now(), job);
-        let hosts = if outcome.is_ok() { table.register(job, &late) } else { Vec::new() };
+        let late = table.prepared(job);
+        let hosts = table.register(job, &late);
         (late, hosts)
     };
     if !hosts.is_empty() {
         driver.register(job, &hosts);
     }
+    // What is in it grows with the ranks, and each of them waits for an answer.
+    let admission = Arc::new(admission);
     let mut table = lock(table);
     for ticket in tickets.into_iter().chain(late) {
-        table.answer(ticket, outcome.clone());
+        table.answer(ticket, Ok(Arc::clone(&admission)));
+    }
+}
+
+/// Tells the ranks of a job that has no plan, or no room in the data path.
+fn cannot_begin(
+    (job, name, tickets): (JobId, &str, Vec<Ticket>),
+    error: String,
+    table: &Mutex<Table>,
+    planners: &Planners,
+) {
+    tracing::warn!(job = name, error, "a job cannot begin");
+    forget(planners, job);
+    let mut table = lock(table);
+    table.without_room.push(job);
+    let late = table.prepared(job);
+    for ticket in tickets.into_iter().chain(late) {
+        table.answer(ticket, Err(NotAdmitted::DataPath(error.clone())));
     }
 }

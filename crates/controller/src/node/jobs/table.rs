@@ -1,4 +1,5 @@
-//! The jobs of a switch: the registry's decisions, who waits for them, and what is known of each job beside them.
+//! The jobs of a switch: the registry's decisions, who waits for them, and what is known of each
+//! job beside them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -43,12 +44,13 @@ impl Default for Running {
     }
 }
 
+/// What is decided and known of all jobs, behind one lock.
 pub struct Table {
     pub registry: Registry,
     pub waiting: HashMap<Ticket, Asking>,
     /// Jobs that the data path ended.
     pub ended: Option<Receiver<JobAborted>>,
-    /// Jobs for which it had no room.
+    /// Jobs that could not begin: they had no plan, or no room in the data path.
     pub without_room: Vec<JobId>,
     pub refusals: HashMap<&'static str, u64>,
     /// Calls in a rank's name without its secret.
@@ -78,6 +80,13 @@ impl Table {
     pub fn begin(&mut self, job: JobId) {
         self.jobs.insert(job, Running::default());
         self.preparing.insert(job, Vec::new());
+    }
+
+    /// A job's ranks are about to hear of it. Returns those that asked once more meanwhile.
+    pub fn prepared(&mut self, job: JobId) -> Vec<Ticket> {
+        // Their silence counts from here.
+        self.registry.awaits_shell(Clock.now(), job);
+        self.preparing.remove(&job).unwrap_or_default()
     }
 
     /// Ends jobs in whose place somebody may begin another one, who asks to join from there.

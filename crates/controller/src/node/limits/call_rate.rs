@@ -1,4 +1,5 @@
-//! How often somebody may call, and how much at once: who calls more often waits, so that others are answered.
+//! How often somebody may call, and how much at once: who calls more often waits, so that others
+//! are answered.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ use super::{ATTEND, CALLS_MAX, JOIN, JOIN_BYTES_MAX, REQUEST_BYTES_MAX};
 use crate::node::secured::Caller;
 use crate::node::{address_of, lock};
 
-/// CallRate that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs
+/// Calls that one address may make in a second, for long: heartbeats of 64 ranks in as many jobs
 /// as run, for a quarter.
 const CALLS_A_SECOND: u32 = 4096;
 /// And at once, when it has made none for a while: two for each of these ranks as their jobs begin.
@@ -25,10 +26,11 @@ const CALLS_AT_ONCE: u32 = 8192;
 pub(in crate::node) const HANDSHAKE_COUNTS: u32 = 2;
 /// A question about all jobs counts as so many.
 pub(in crate::node) const STATUS_COUNTS: u32 = 8;
-/// CallRate of one address that are open at once, and of all.
+/// Calls of one address that are open at once, and of all.
 const OPEN_OF_ONE_MAX: usize = CALLS_MAX as usize;
 const OPEN_MAX: usize = 4 * OPEN_OF_ONE_MAX;
-/// Bytes of requests that are on their way from one address, and from all, without the first 4 KiB of each.
+/// Bytes of requests that are on their way from one address, and from all, without the first 4 KiB
+/// of each.
 const ARRIVING_OF_ONE_MAX: usize = 64 << 20;
 const ARRIVING_MAX: usize = 2 * ARRIVING_OF_ONE_MAX;
 /// Longer no call waits: so many are under way that one more is refused, and does not count.
@@ -42,7 +44,8 @@ pub(in crate::node) struct CallRate {
 }
 
 impl CallRate {
-    /// One more, that counts as so many. Returns how long it has to wait, `None` for longer than any may.
+    /// One more, that counts as so many. Returns how long it has to wait, `None` for longer than
+    /// any may.
     pub fn one_more(&mut self, now: Instant, counts: u32) -> Option<Duration> {
         let each = Duration::from_secs(1) / CALLS_A_SECOND;
         let due = self.due.map_or(now, |due| due.max(now)) + each * counts;

@@ -1,10 +1,13 @@
-//! The limits of a switch for whoever connects and calls: no address takes all of what the switch has.
+//! The limits of a switch for whoever connects and calls: no address takes all of what the switch
+//! has.
 //!
 //! A connection has a place among [`CONNECTIONS_MAX`], and soon says what it is. A call waits for
 //! its turn at the rate of its address, and its request comes within seconds and in so much memory
-//! (`call_rate`). Ranks that wait for others do so for a bounded number of jobs (`waiting_jobs`).
-//! How places and memory are counted by address is `fanin_limits`. What is bounded where it is
-//! kept: what ranks report (`reports`), and what they say to each other (`meetings`).
+//! (`call_rate`). Ranks that wait for others do so for a bounded number of jobs (`waiting_jobs`),
+//! and what they report meanwhile has a budget of memory ([`reports_budget`]). `fanin_limits`
+//! counts places and memory by address. Two limits stand elsewhere: how much ranks say to each
+//! other before they join (`meetings`), and how often a relay asks its upstream for strangers
+//! (`relay`).
 
 mod call_rate;
 mod listener;
@@ -36,7 +39,8 @@ pub(super) const ATTEND_BYTES_MAX: usize = 1 << 10;
 /// How long a connection may take to say what it is, and to show that it may be here.
 pub(super) const GREETING: Duration = Duration::from_secs(10);
 
-/// Most connections at once: two for each rank that a switch can serve at any sensible size, one to ask how it fares.
+/// Most connections at once: two for each rank that a switch can serve at any sensible size, one to
+/// ask how it fares.
 const CONNECTIONS_MAX: usize = 4096;
 /// And from one address: more than any machine has ranks.
 const CONNECTIONS_OF_ONE_MAX: usize = 512;
@@ -52,7 +56,8 @@ const CALLS_MAX: u32 = 2 * 64 * 256;
 /// Calls of one connection that may be given up before this process has looked at them.
 const RESETS_MAX: usize = 1024;
 
-/// Bytes of what ranks report that still wait for their job, and of those that ask from one address.
+/// Bytes of what ranks report that still wait for their job, and of those that ask from one
+/// address.
 const REPORTS_BYTES_MAX: usize = 32 << 20;
 const REPORTS_BYTES_OF_ONE_MAX: usize = 8 << 20;
 

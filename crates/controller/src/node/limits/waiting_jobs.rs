@@ -9,11 +9,18 @@ use tonic::Status;
 
 use crate::node::lock;
 
+/// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address:
+/// half, so that others have room.
+const OF_ONE_ADDRESS: u32 = 2;
+/// Of how many jobs ranks may wait at once that ask a relay from one address: half as many as its
+/// upstream lets wait that ask from there.
+const OF_ONE_AT_RELAY_MAX: usize = 64;
+
 /// By address the names of the jobs, and how many ranks of each wait.
 type Waiting = HashMap<IpAddr, BTreeMap<String, u32>>;
 
 /// The jobs of which ranks wait.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::node) struct WaitingJobs {
     of_one_max: usize,
     waiting: Arc<Mutex<Waiting>>,
@@ -28,7 +35,17 @@ pub(in crate::node) struct WaitingRank {
 }
 
 impl WaitingJobs {
-    pub fn new(of_one_max: usize) -> Self {
+    /// Of a root that has so many jobs at most.
+    pub fn at_root(jobs_max: u32) -> Self {
+        Self::new((jobs_max / OF_ONE_ADDRESS).max(1) as usize)
+    }
+
+    /// Of a switch with an upstream.
+    pub fn at_relay() -> Self {
+        Self::new(OF_ONE_AT_RELAY_MAX)
+    }
+
+    fn new(of_one_max: usize) -> Self {
         Self { of_one_max, waiting: Arc::default() }
     }
 

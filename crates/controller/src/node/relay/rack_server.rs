@@ -23,9 +23,6 @@ use crate::control_channel::with_port;
 const AGGREGATORS_DEFAULT: u32 = 4096;
 /// How often jobs are looked for that are over.
 const TICK: Duration = Duration::from_secs(1);
-/// Of how many jobs ranks may wait at once that ask from one address: half as many as the upstream
-/// lets wait that ask from here.
-const WAITING_OF_ONE_MAX: usize = 64;
 /// How long a caller's host may not be heard of.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -34,7 +31,8 @@ const SILENCE: Duration = Duration::from_secs(5);
 pub struct RackServerConfig {
     /// Address, and the port for TCP and UDP; 0 takes one that is free for both.
     pub listen: SocketAddr,
-    /// The next switch towards the root, or the root, as `host:port`; the port is 4800 where it is missing.
+    /// The next switch towards the root, or the root, as `host:port`; the port is 4800 where it is
+    /// missing.
     pub upstream: String,
     /// How the jobs are summed that go through it: as at the root.
     pub protocol: &'static dyn OnSockets,
@@ -52,7 +50,8 @@ impl RackServerConfig {
     }
 }
 
-/// A running switch with an upstream. Dropping it stops it: its jobs wait for it as for one that crashed.
+/// A running switch with an upstream. Dropping it stops it: its jobs wait for it as for one that
+/// crashed.
 #[derive(Debug)]
 pub struct RackServer {
     address: SocketAddr,
@@ -65,12 +64,14 @@ impl RackServer {
     /// there yet; the key that it has first is believed.
     ///
     /// # Errors
-    /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out of range.
+    /// When the port is taken, the address is not ours, the upstream's is none, or a limit is out
+    /// of range.
     pub fn start(config: RackServerConfig) -> Result<Self, ServerError> {
         Self::start_behind(config, Acceptor::of_process()?, Trust::default())
     }
 
-    /// As [`Self::start`], for those whom `acceptor` takes, and at an upstream that is known by what `trust` says.
+    /// As [`Self::start`], for those whom `acceptor` takes, and at an upstream that is known by
+    /// what `trust` says.
     ///
     /// # Errors
     /// As there.
@@ -108,7 +109,7 @@ impl RackServer {
             }),
             routes,
             of_strangers: Mutex::default(),
-            waiting: WaitingJobs::new(WAITING_OF_ONE_MAX),
+            waiting: WaitingJobs::at_relay(),
             stops: watch::Sender::new(false),
         });
         let (scraped, key) = (Arc::clone(&relay), acceptor.fingerprint());

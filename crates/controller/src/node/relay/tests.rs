@@ -82,7 +82,8 @@ fn heartbeats_are_passed_on_while_the_data_path_answers_nobody() {
             }));
         });
         held.recv().expect("its thread is held");
-        // A job whose route the data path is to learn, questions how it fares, and a job that it is to forget.
+        // A job whose route the data path is to learn, questions how it fares, and a job that it is
+        // to forget.
         let mut waiting = tokio::task::JoinSet::new();
         for _ in 0..50 {
             let mut client = client.clone();

@@ -1,0 +1,90 @@
+//! Sessions whose ranks sum in shared memory before their tensors go over machines.
+
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use fanin_controller::{AllReduceError, Cancel, JobStatusState, LocalRanks};
+use fanin_protocol::control::Ranks;
+use fanin_wire::Rank;
+
+/// Connects all ranks at once, each on its machine.
+fn connect_machines(switch: &SwitchServer, job: &str, machines: &[usize]) -> Vec<Session> {
+    let name = format!("fanin-loopback-{}-{job}", std::process::id());
+    let connecting: Vec<_> = (0..machines.len() as u32)
+        .map(|rank| {
+            let config = config(switch, job, rank, machines.len() as u32);
+            let ranks = LocalRanks::new(machines.to_vec(), rank, name.clone()).expect("shared memory");
+            thread::spawn(move || Session::connect_unless(config, Some(ranks), &Cancel::default()))
+        })
+        .collect();
+    connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
+}
+
+/// Starts a sum of a tensor that stays where it is until `done` is called.
+fn start(
+    session: &Session,
+    tensor: &mut [i32],
+    done: impl FnOnce(Result<(), AllReduceError>) + Send + 'static,
+) {
+    // SAFETY: the caller waits for `done` before it touches the tensor, or lets it go.
+    let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Int32) };
+    let submission = Submission::all_reduce(raw.expect("a tensor"), Op::Sum);
+    session.submit(submission, |result, _| done(result)).expect("it is open");
+}
+
+/// Ranks, here machines, that have left the only job of the switch.
+fn left(switch: SocketAddr) -> Ranks {
+    let status = switch_status(&switch.to_string(), HANG).expect("a status");
+    match status.jobs.into_iter().next().map(|job| job.state) {
+        Some(JobStatusState::Running { left, .. }) => left,
+        other => panic!("the job does not run: {other:?}"),
+    }
+}
+
+#[test]
+fn a_done_that_holds_the_last_session_fails_what_is_under_way_before_the_services_are_left() {
+    let switch = switch();
+    let address = switch.address();
+    let mut others = connect_machines(&switch, "last", &[0, 0, 1]);
+    let last = Arc::new(Mutex::new(Some(others.remove(0))));
+    let mut tensors = [[1; 1000]; 2];
+    let [first, second] = &mut tensors;
+    let (tell, told) = mpsc::channel();
+    let (tell_end, end) = mpsc::channel();
+    if let Some(session) = &*last.lock().expect("no panic") {
+        let held = Arc::clone(&last);
+        start(session, first, move |result| {
+            drop(held.lock().expect("no panic").take());
+            let _ = tell.send(result);
+        });
+        start(session, second, move |result| {
+            let _ = tell_end.send((result.map_err(|error| error.cause), left(address)));
+        });
+    }
+    let neighbours: Vec<_> = (0..2).map(|_| submit(&others[0], vec![1; 1000], Op::Sum)).collect();
+    // The other machine never submits the second one.
+    let remote = submit(&others[1], vec![1; 1000], Op::Sum);
+    told.recv_timeout(HANG).expect("the session is dropped").expect("a sum");
+    let ended = end.recv_timeout(HANG).expect("the second one hangs");
+    assert_eq!(ended, (Err(SessionError::Closed), Ranks::default()), "nobody has left yet");
+    assert_eq!((tensors[0], remote.wait()), ([3; 1000], Ok(vec![3; 1000])));
+    let neighbours: Vec<_> = neighbours.into_iter().map(UnderWay::wait).collect();
+    assert_eq!(neighbours, [Ok(vec![3; 1000]), Err(SessionError::RankLeft { rank: Rank(0) })]);
+    wait_until(address, "the rank's thread has not left the services", |status| {
+        status.jobs.iter().all(|job| match &job.state {
+            JobStatusState::Running { left, .. } => left.contains(Rank(0)),
+            _ => true,
+        })
+    });
+}
+
+#[test]
+fn a_session_that_is_closed_takes_and_tells_nothing() {
+    let switch = switch();
+    for mut session in connect_machines(&switch, "closed", &[0, 0, 1]) {
+        session.close();
+        let submitted = session.submit(Submission::all_gather(Vec::new()), |_, _| panic!("it was taken"));
+        assert_eq!(submitted.map(drop), Err(SessionError::Closed));
+        assert_eq!((session.failure(), session.has_roots()), (None, false));
+    }
+}
