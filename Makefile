@@ -118,9 +118,9 @@ test-rust: test-tools
 	# Each benchmark once. Of the whole workspace, as the tests are, so that nothing is built with other features again.
 	cargo test --workspace --quiet --bench '*'
 
-# A file is one worker's, as its tests may share what is slow to make. Most tests wait: two at a time take little more than half as long. The order is
-# conftest.py's, not xdist's.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# A file is one worker's, as its tests may share what is slow to make. Most tests wait: four workers keep two cores busy. The order is conftest.py's, not
+# xdist's.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 test-python: checked
 	$(PYTEST) tests/python
 
