@@ -15,16 +15,17 @@
 //!
 //! Networks delay and double packets, and workers send again what was not answered. So each
 //! machine gets packets of work that is over. The door ([`Endpoint::handle_packet`], `JobTable`,
-//! `WorkerCore`) drops what is of no job, of another generation, or without the job's tag. A job
-//! that was aborted tells its sender so again. All else is decided by a number in the packet, which
-//! names the work: nothing is added twice, and nobody waits for an answer that was lost.
+//! `WorkerCore`) drops what is of no job, of another generation, or without the job's tag. A
+//! machine that sums answers a contribution to an aborted job with the abort. All else is decided
+//! by a number in the packet, which names the work: nothing is added twice, and nobody waits for an
+//! answer that was lost.
 //!
 //! | machine | the packet names | what happens |
 //! |---|---|---|
 //! | SwitchML's switch | a sum that the slot still has, and its sender is in it | the sender gets the sum again, alone |
 //! | | a sum that still lacks others | dropped as `Duplicate`; a rack may send its part up again |
 //! | | an exchange before the two that the slot holds | dropped as `Stale`: its sender has that sum, or it could not have contributed since (§4.5) |
-//! | SwitchML's worker | an exchange that its slot has completed | dropped as `Stale` |
+//! | SwitchML's worker | an exchange that its slot has completed | dropped as `Stale`; while the slot hands its last sum back, that sum's result is absorbed, and ends the handing back |
 //! | ATP's switch | a fragment that its aggregator has | dropped as `Duplicate`; if it says that it was sent again, it goes on, at the first level with the sum so far, and the aggregator is free (Figure 17) |
 //! | | a fragment that no aggregator has any more | takes one, until that is stale (§3.7); if it was sent again, it takes none and goes on |
 //! | GOAT's switch | the same | dropped as `Duplicate`; if it was sent again, the sum so far is shown to the server, and the aggregator stays |
@@ -33,7 +34,8 @@
 //! | worker of both | parameters that it has, or had | dropped as `Duplicate`, or as `Stale` when the place has had later ones |
 //! | DLCP's server | a block that it has, or one that was decided without it | dropped as `Duplicate` or `Stale`: the sum may be with others already |
 //! | DLCP's machines | the end of a flow that is over | confirmed again: its sender waits for that alone |
-//! | | anything else of such a flow | dropped as `Stale` |
+//! | DLCP's ring | the start or stop of a flow that is over | answered by the end of the flow again: its sender has not heard it |
+//! | DLCP's machines | anything else of such a flow | dropped as `Stale` |
 //!
 //! Deliberately absent: input and output, time, threads, unsafe code. The crate builds without an
 //! operating system.

@@ -246,7 +246,8 @@ fn receive<S: Shard>(
         let now = clock.now();
         more = socket.receive(buffers, |peer, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
-            // Its preamble is read here, for all who ask what job it is of.
+            // Its preamble is read here, for all who ask what job it is of. To open a packet does
+            // not change its preamble.
             let verdict = match Preamble::parse(packet) {
                 Err(error) => shard.machine().count(Verdict::Drop(error.into())),
                 Ok(preamble) if shard.takes(peer, preamble.job) => {
@@ -306,6 +307,7 @@ mod tests {
     use crate::Offload;
     use crate::socket::{bind, connect};
     use fanin_protocol::{Reason, Transmit};
+    use fanin_wire::{Generation, Kind, ShardId, WorkerId};
     use std::net::{Ipv4Addr, SocketAddr};
 
     /// Counts datagrams.
@@ -341,10 +343,33 @@ mod tests {
         fn machine(&mut self) -> &mut Self {
             self
         }
+        fn takes(&mut self, _: &Peer, _: JobId) -> bool {
+            false
+        }
         fn command(&mut self, (): (), _: &mut Ports) -> ControlFlow<()> {
             ControlFlow::Continue(())
         }
         fn event(&mut self, (): ()) {}
+    }
+
+    #[test]
+    fn what_is_no_packet_is_counted_by_a_machine_that_takes_none() {
+        let (mut sockets, address) = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 1).unwrap();
+        let mut server = TrainSocket::new(sockets.remove(0), Offload::Detect).unwrap();
+        let mut client = TrainSocket::new(connect(address, 1).unwrap(), Offload::Detect).unwrap();
+        let preamble = Preamble {
+            kind: Kind::Update,
+            job: JobId(1),
+            generation: Generation(0),
+            worker: WorkerId(0),
+            shard: ShardId(0),
+        };
+        for packet in [&[0xff; 7][..], &preamble.to_bytes(), &[0xff; 9]] {
+            client.send(address.into(), packet, packet.len(), None);
+        }
+        let (mut counter, mut buffers) = (Counter(0), ReceiveBuffers::new());
+        receive(&mut counter, (&mut server, &mut Seals::new()), ROUND_BYTES, &mut buffers, Clock);
+        assert_eq!(counter.0, 2, "both unreadable ones, and not the packet of a job");
     }
 
     #[test]

@@ -101,7 +101,8 @@ impl Seals {
         Some((&self.sealed, sealed_bytes))
     }
 
-    /// A packet of this job that came, as its sender wrote it; `None`, and counted, where the job is secured and the packet not authentic.
+    /// A packet of this job that came, as its sender wrote it. If the job is secured and the packet
+    /// is not authentic, the packet is counted as forged, and `None` returned.
     pub(crate) fn open<'packet>(&mut self, job: JobId, packet: &'packet mut [u8]) -> Option<&'packet [u8]> {
         if !self.is_any_secured {
             return Some(packet);

@@ -81,14 +81,20 @@ impl Key {
         self.hash(LINEAGE)
     }
 
-    /// Whether the packet's header is one that somebody with this key wrote. It says nothing of the
-    /// payload.
+    /// Whether somebody with this key wrote the packet's header; `None` if the packet was cut
+    /// before the end of its tag. It says nothing of the payload.
+    #[inline]
+    #[must_use]
+    pub fn wrote(self, packet: &[u8]) -> Option<bool> {
+        let (at, tag) = self.tag_of(packet)?;
+        packet.get(at..at + TAG_BYTES).map(|written| written == tag.to_le_bytes())
+    }
+
+    /// Whether the packet has a tag, and somebody with this key wrote its header.
     #[inline]
     #[must_use]
     pub fn authenticates(self, packet: &[u8]) -> bool {
-        self.tag_of(packet).is_some_and(|(at, tag)| {
-            packet.get(at..at + TAG_BYTES).is_some_and(|written| written == tag.to_le_bytes())
-        })
+        self.wrote(packet) == Some(true)
     }
 
     /// Writes the tag of the header that precedes it. A packet that is too short for one does not
@@ -103,8 +109,7 @@ impl Key {
     }
 
     /// Offset of a packet's tag, which a packet that was cut may lack.
-    #[must_use]
-    pub fn tag_offset(packet: &[u8]) -> Option<usize> {
+    pub(crate) fn tag_offset(packet: &[u8]) -> Option<usize> {
         Self::tag_offset_in(*packet.get(Kind::OFFSET)?, packet.len())
     }
 

@@ -113,8 +113,6 @@ pub enum Treatment<B> {
 /// The events at a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStatistics {
-    /// Packets that came. Absorbed packets wait, or waited, in an aggregator.
-    pub received: Received,
     /// Fragments that were added in an aggregator, or began one.
     pub aggregations: u64,
     /// Aggregators that became complete.
@@ -188,7 +186,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
     /// The events since the start.
     #[must_use]
     pub const fn statistics(&self) -> SwitchStatistics {
-        SwitchStatistics { in_use: self.table.in_use(), received: self.jobs.received(), ..self.statistics }
+        SwitchStatistics { in_use: self.table.in_use(), ..self.statistics }
     }
 
     /// How a job fares here.
@@ -208,22 +206,18 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
 
     fn take(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let Packet { preamble, bytes } = *packet;
-        let job = self.jobs.of(packet)?;
-        match preamble.kind {
-            kind if kind == R::Label::KIND => {}
-            Kind::Abort => {
-                let abort = Abort::parse(preamble, bytes)?;
-                if from != *job.route.upstream() {
-                    return Err(Reason::Foreign);
-                }
-                if !job.abortion.is_none() {
-                    return Err(Reason::Aborted);
-                }
-                job.abort(Abortion::New(abort.reason), &mut self.passing);
-                self.table.forget(preamble.job);
-                return Ok(Verdict::Multicast);
+        let job = self.jobs.of_packet(packet)?;
+        if preamble.kind == Kind::Abort {
+            let abort = Abort::parse(preamble, bytes)?;
+            if from != *job.route.upstream() {
+                return Err(Reason::Foreign);
             }
-            _ => return Err(Reason::Unexpected),
+            if !job.abortion.is_none() {
+                return Err(Reason::Aborted);
+            }
+            job.abort(Abortion::New(abort.reason), &mut self.passing);
+            self.table.forget(preamble.job);
+            return Ok(Verdict::Multicast);
         }
         let packet = FragmentPacket::parse(preamble, bytes)?;
         if packet.header.flags.is_ack {
@@ -437,7 +431,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Endpoint for Switch<A, R> {
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let Self { jobs, table, passing, .. } = self;
         loop {
-            let job = jobs.next()?;
+            let job = jobs.next_sender()?;
             let id = job.route.job().0;
             let (run, to) = job.write(table, passing, train);
             if run.is_empty() && !job.has_pending() {
@@ -488,7 +482,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
 
     fn abort_job(&mut self, id: JobId, reason: AbortReason) {
         let Self { jobs, table, passing, .. } = self;
-        jobs.at(id, |job| {
+        jobs.with(id, |job| {
             if job.abortion.is_none() {
                 job.abort(Abortion::Known(reason), passing);
                 table.forget(id);

@@ -45,13 +45,13 @@ impl<A: Copy> Endpoint for Server<A> {
 
     fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.read(now);
-        self.jobs.at_each(|job| job.handle_timeout(now));
+        self.jobs.with_each(|job| job.handle_timeout(now));
     }
 
     fn poll_transmit(&mut self, now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let now = self.clock.read(now);
         for _ in 0..self.jobs.len() {
-            let (id, job) = self.jobs.from(self.turn)?;
+            let (id, job) = self.jobs.at_or_after(self.turn)?;
             self.turn = JobId(id.0.wrapping_add(1));
             if let Some(written) = job.write(now, train) {
                 return self.jobs.get_mut(id)?.transmit(written);
@@ -94,7 +94,7 @@ impl<A: Copy> Summer for Server<A> {
     }
 
     fn abort_job(&mut self, job: JobId, reason: AbortReason) {
-        self.jobs.at(job, |job| job.abort(reason));
+        self.jobs.with(job, |job| job.abort(reason));
     }
 
     fn job_progress(&self, job: JobId) -> Option<JobProgress> {

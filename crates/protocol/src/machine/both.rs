@@ -53,7 +53,7 @@ where
         }
     }
 
-    /// The first one counts for both.
+    /// The first one counts for both: what the second one says of packets received stays 0.
     fn count(&mut self, verdict: Verdict) -> Verdict {
         self.first.count(verdict)
     }

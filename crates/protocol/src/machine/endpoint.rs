@@ -12,7 +12,7 @@
 //! Several packets may be handled before one drain: that is how answers gather into trains.
 
 use core::time::Duration;
-use fanin_wire::WireError;
+use fanin_wire::{Preamble, WireError};
 
 use super::Packet;
 
@@ -175,8 +175,8 @@ pub trait Endpoint {
     /// An event that the machine tells its owner.
     type Event;
 
-    /// The door: takes one datagram as it came from the network. Nothing else reads its preamble, so
-    /// that a machine is never handed what is no packet of ours.
+    /// The door: takes one datagram as it came from the network. It reads the preamble, so that a
+    /// machine is never handed what is no packet of ours.
     #[inline]
     fn handle_packet(&mut self, now: Instant, from: Self::Address, bytes: &[u8]) -> Verdict {
         match Packet::parse(bytes) {
@@ -184,9 +184,10 @@ pub trait Endpoint {
             Err(reason) => self.count(Verdict::Drop(reason)),
         }
     }
-    /// The same, for a driver that has read the preamble already.
+    /// Takes a packet whose preamble the driver has parsed.
     #[inline]
     fn handle_parsed(&mut self, now: Instant, from: Self::Address, packet: &Packet<'_>) -> Verdict {
+        debug_assert_eq!(Preamble::parse(packet.bytes), Ok(packet.preamble));
         let verdict = self.receive(now, &from, packet).unwrap_or_else(Verdict::Drop);
         self.count(verdict)
     }

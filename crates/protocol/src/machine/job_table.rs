@@ -1,11 +1,11 @@
 //! The jobs of a machine that sums: whose a packet is, whether a member wrote it, whose turn it is
-//! to send, and which end of a job the owner has not heard of.
+//! to send, and which jobs ended without the owner knowing it yet.
 //!
 //! The jobs take turns. A job stands in a line while it may have something to send, so that jobs
 //! without a word cost nothing.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use fanin_wire::{AbortReason, Generation, JobId, Key, Preamble, ShardId};
+use fanin_wire::{AbortReason, Generation, JobId, Key, Kind, Preamble, ShardId};
 
 use super::{JobAborted, Packet, Reason, Received, Verdict};
 
@@ -14,10 +14,15 @@ pub(crate) trait TableJob {
     /// The generation and the key of the packets that its members write.
     fn membership(&self) -> (Generation, Key);
 
+    /// Whether its machine has a use for packets of this kind. All others are dropped before their
+    /// tags are computed, and before anything notes that their sender was heard.
+    fn takes(&self, kind: Kind) -> bool;
+
     /// Whether the job can go on.
     fn abortion(&mut self) -> &mut Abortion;
 
-    /// Whether it has something to send now. A job that the machine asks by itself has nothing.
+    /// Whether it has something to send now. Jobs of a machine that polls them itself (DLCP) leave
+    /// this false.
     fn has_pending(&mut self) -> bool {
         false
     }
@@ -113,23 +118,29 @@ impl<J: TableJob> JobTable<J> {
 
     /// The job of a packet that one of its members wrote; or why the packet is nobody's.
     #[inline]
-    pub(crate) fn of(&mut self, packet: &Packet<'_>) -> Result<&mut J, Reason> {
+    pub(crate) fn of_packet(&mut self, packet: &Packet<'_>) -> Result<&mut J, Reason> {
         Self::find(&mut self.jobs, self.shard, packet).map(|entry| &mut entry.job)
     }
 
     #[inline]
     fn find<'a>(
         jobs: &'a mut BTreeMap<JobId, Entry<J>>,
-        own: ShardId,
+        own_shard: ShardId,
         packet: &Packet<'_>,
     ) -> Result<&'a mut Entry<J>, Reason> {
-        let Preamble { job, shard, .. } = packet.preamble;
-        if shard != own {
+        let Preamble { kind, job, generation, shard, .. } = packet.preamble;
+        if shard != own_shard {
             return Err(Reason::OutOfRange);
         }
         let entry = jobs.get_mut(&job).ok_or(Reason::UnknownJob)?;
-        let (generation, key) = entry.job.membership();
-        packet.authenticate(generation, key)?;
+        if !entry.job.takes(kind) {
+            return Err(Reason::Unexpected);
+        }
+        let (own_generation, key) = entry.job.membership();
+        if generation != own_generation {
+            return Err(Reason::Generation);
+        }
+        packet.authenticate(key)?;
         Ok(entry)
     }
 
@@ -148,20 +159,21 @@ impl<J: TableJob> JobTable<J> {
     }
 
     /// Lets something happen to a job, if it is here.
-    pub(crate) fn at(&mut self, id: JobId, act: impl FnOnce(&mut J)) {
+    pub(crate) fn with(&mut self, id: JobId, act: impl FnOnce(&mut J)) {
         if let Some(entry) = self.jobs.get_mut(&id) {
             act(&mut entry.job);
             entry.settle(id, &mut self.line, &mut self.events);
         }
     }
 
-    /// To be called after something that happened to a job by [`Self::of`] or [`Self::get_mut`].
+    /// To be called after something that happened to a job by [`Self::of_packet`] or
+    /// [`Self::get_mut`].
     pub(crate) fn settle(&mut self, id: JobId) {
-        self.at(id, |_| ());
+        self.with(id, |_| ());
     }
 
     /// Lets something happen to all jobs.
-    pub(crate) fn at_each(&mut self, mut act: impl FnMut(&mut J)) {
+    pub(crate) fn with_each(&mut self, mut act: impl FnMut(&mut J)) {
         for (id, entry) in &mut self.jobs {
             act(&mut entry.job);
             entry.settle(*id, &mut self.line, &mut self.events);
@@ -169,7 +181,7 @@ impl<J: TableJob> JobTable<J> {
     }
 
     /// The job whose turn it is to send; it goes to the end of the line.
-    pub(crate) fn next(&mut self) -> Option<&mut J> {
+    pub(crate) fn next_sender(&mut self) -> Option<&mut J> {
         let id = loop {
             let id = self.line.pop_front()?;
             let Some(entry) = self.jobs.get_mut(&id) else { continue };
@@ -183,7 +195,7 @@ impl<J: TableJob> JobTable<J> {
     }
 
     /// The first job whose id is not below this one, or else the first of all.
-    pub(crate) fn from(&mut self, first: JobId) -> Option<(JobId, &mut J)> {
+    pub(crate) fn at_or_after(&mut self, first: JobId) -> Option<(JobId, &mut J)> {
         let id = *self.jobs.range(first..).chain(&self.jobs).next()?.0;
         Some((id, self.get_mut(id)?))
     }

@@ -77,7 +77,7 @@ impl<M: Endpoint<Address: PartialEq>> Endpoint for Lanes<M> {
         self.lanes[self.last].machine.receive(now, from, packet)
     }
 
-    /// The lane whose packet came last counts it; also what came for none.
+    /// The lane whose packet came last counts it. That lane also counts packets that are for none.
     fn count(&mut self, verdict: Verdict) -> Verdict {
         self.lanes.get_mut(self.last).map_or(verdict, |lane| lane.machine.count(verdict))
     }
@@ -121,9 +121,10 @@ mod tests {
     use alloc::vec;
     use fanin_wire::{Generation, Kind, WorkerId};
 
-    /// Says the packets that it took, and sends as many trains as it is told to.
+    /// Counts the packets that it took, and the drops. It sends as many trains as it is told to.
     struct Machine {
         taken: usize,
+        dropped: usize,
         trains: usize,
         due: Option<Instant>,
         to: u8,
@@ -139,6 +140,7 @@ mod tests {
         }
 
         fn count(&mut self, verdict: Verdict) -> Verdict {
+            self.dropped += usize::from(matches!(verdict, Verdict::Drop(_)));
             verdict
         }
 
@@ -162,7 +164,7 @@ mod tests {
     }
 
     fn lane(peer: u8, shard: u8, trains: usize) -> Lane<Machine> {
-        let machine = Machine { taken: 0, trains, due: Some(Instant(u64::from(peer))), to: peer };
+        let machine = Machine { taken: 0, dropped: 0, trains, due: Some(Instant(u64::from(peer))), to: peer };
         Lane { peer, job: JobId(1), shard: ShardId(shard), machine }
     }
 
@@ -191,6 +193,8 @@ mod tests {
         assert_eq!(lanes.handle_packet(Instant(0), 8, &packet(1)), Verdict::Drop(Reason::Foreign));
         assert_eq!(lanes.handle_packet(Instant(0), 8, b"short"), Verdict::Drop(Reason::Malformed));
         assert_eq!(lanes.iter_mut().map(|lane| lane.machine.taken).collect::<Vec<_>>(), [1, 3, 1]);
+        let dropped: Vec<_> = lanes.iter().map(|lane| lane.machine.dropped).collect();
+        assert_eq!(dropped, [0, 3, 0], "the lane whose packet came last counts the three strays");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A packet at the door of a machine: its preamble is read once, and handed on with the bytes.
 
-use fanin_wire::{Generation, Key, Preamble, TAG_BYTES};
+use fanin_wire::{Key, Preamble};
 
 use super::Reason;
 
 /// A datagram of this version of the wire format. Its tag, and whatever follows the preamble, are
-/// not checked yet.
+/// not checked yet. The two fields agree: whoever makes one from parts sees to that.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// What its first bytes say.
@@ -24,16 +24,13 @@ impl<'a> Packet<'a> {
         Ok(Self { preamble: Preamble::parse(bytes)?, bytes })
     }
 
-    /// Whether somebody with the job's key wrote it, in this generation of the job.
+    /// Whether somebody with the job's key wrote it; or why that is not known.
     #[inline]
-    pub(crate) fn authenticate(&self, generation: Generation, key: Key) -> Result<(), Reason> {
-        if self.preamble.generation != generation {
-            return Err(Reason::Generation);
+    pub(crate) fn authenticate(&self, key: Key) -> Result<(), Reason> {
+        match key.wrote(self.bytes) {
+            Some(true) => Ok(()),
+            Some(false) => Err(Reason::Forged),
+            None => Err(Reason::Malformed),
         }
-        if key.authenticates(self.bytes) {
-            return Ok(());
-        }
-        let tag = Key::tag_offset(self.bytes).and_then(|at| self.bytes.get(at..at + TAG_BYTES));
-        Err(if tag.is_some() { Reason::Forged } else { Reason::Malformed })
     }
 }

@@ -176,13 +176,10 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 let parsed = SlotPacket::parse(preamble, bytes);
                 self.take_contribution(now, from, parsed.as_ref().map_err(|error| *error)?)
             }
-            Kind::Result if self.is_rack() => self.take_result(*from, &SlotPacket::parse(preamble, bytes)?),
-            Kind::Abort if self.is_rack() || self.has_racks() => {
-                self.take_abort(*from, &Abort::parse(preamble, bytes)?)
-            }
-            Kind::Result | Kind::Abort | Kind::Gradient | Kind::Block | Kind::Signal | Kind::Planned => {
-                Err(Reason::Unexpected)
-            }
+            Kind::Result => self.take_result(*from, &SlotPacket::parse(preamble, bytes)?),
+            Kind::Abort => self.take_abort(*from, &Abort::parse(preamble, bytes)?),
+            // The table of jobs has asked `takes`.
+            Kind::Gradient | Kind::Block | Kind::Signal | Kind::Planned => Err(Reason::Unexpected),
         }
     }
 
@@ -577,6 +574,16 @@ impl<A: Copy + PartialEq> TableJob for SlotPool<A> {
     #[inline]
     fn membership(&self) -> (Generation, Key) {
         (self.config.generation, self.config.key)
+    }
+
+    #[inline]
+    fn takes(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Update | Kind::Restore | Kind::Query => true,
+            Kind::Result => self.is_rack(),
+            Kind::Abort => self.is_rack() || self.has_racks(),
+            Kind::Gradient | Kind::Block | Kind::Signal | Kind::Planned => false,
+        }
     }
 
     fn abortion(&mut self) -> &mut Abortion {

@@ -40,7 +40,7 @@ impl<A: Copy + PartialEq> Endpoint for Switch<A> {
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        self.jobs.next()?.poll_transmit(train)
+        self.jobs.next_sender()?.poll_transmit(train)
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {
@@ -75,7 +75,7 @@ impl<A: Copy + PartialEq> Summer for Switch<A> {
     }
 
     fn abort_job(&mut self, job: JobId, reason: AbortReason) {
-        self.jobs.at(job, |pool| pool.abort(reason));
+        self.jobs.with(job, |pool| pool.abort(reason));
     }
 
     fn job_progress(&self, job: JobId) -> Option<JobProgress> {

@@ -126,5 +126,7 @@ mod tests {
         assert_eq!((order.oldest(0), order.count(), order.next_number()), (None, 0, 6));
         order.append(2, 0);
         assert_eq!(order.oldest(0).map(|place| order.number(place)), Some(5));
+        order.remove(2);
+        assert_eq!((order.oldest(0), order.count()), (None, 0), "the last has left");
     }
 }

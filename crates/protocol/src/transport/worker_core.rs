@@ -103,14 +103,18 @@ impl<A, T: Tensor> WorkerCore<A, T> {
     /// is not. The worker's own packets have the preamble `own`.
     #[inline]
     pub(crate) fn check(&self, own: &Preamble, key: Key, packet: &Packet<'_>) -> Result<(), Reason> {
-        if packet.preamble.job != own.job {
+        let Preamble { job, generation, shard, .. } = packet.preamble;
+        if job != own.job {
             return Err(Reason::UnknownJob);
         }
-        if packet.preamble.shard != own.shard {
+        if generation != own.generation {
+            return Err(Reason::Generation);
+        }
+        if shard != own.shard {
             return Err(Reason::OutOfRange);
         }
         match self.state {
-            State::Running => packet.authenticate(own.generation, key),
+            State::Running => packet.authenticate(key),
             State::Suspended => Err(Reason::Unexpected),
             State::Aborted => Err(Reason::Aborted),
         }

@@ -422,6 +422,18 @@ fn strangers_and_the_dead_change_nothing() {
 }
 
 #[test]
+fn an_abort_that_comes_back_is_not_answered() {
+    let mut server = server();
+    take(&mut server, &[(signal(0, 0, 0, Signal::Start(start(64))), Verdict::Absorb)]);
+    server.abort_job(JobId(3), AbortReason::SwitchStopped);
+    let told = answers(&mut server);
+    let kinds: Vec<_> = told.iter().map(|packet| Preamble::parse(packet).expect("ours").kind).collect();
+    assert_eq!(kinds, [Kind::Abort], "only worker 0 was heard");
+    take(&mut server, &[(told[0].clone(), dropped(Reason::Unexpected))]);
+    assert!(answers(&mut server).is_empty());
+}
+
+#[test]
 fn unlike_tensors_end_the_job_and_name_both_ranks_to_all() {
     let mut server = Server::new(ShardId(0));
     server.add_job(ServerJob::from(JobConfig { workers: 3, ..config() })).expect("within its limits");

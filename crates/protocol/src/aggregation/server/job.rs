@@ -122,9 +122,6 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     /// Takes a packet that is authentic.
     pub(super) fn receive(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let Packet { preamble, bytes } = *packet;
-        if preamble.kind != R::Label::KIND {
-            return Err(Reason::Unexpected);
-        }
         let packet = &FragmentPacket::<R::Label>::parse(preamble, bytes)?;
         let FragmentPacket { header, payload, .. } = packet;
         if header.flags.is_ack {
@@ -600,6 +597,11 @@ impl<A: Copy + PartialEq, R: Roster<A>> TableJob for Job<A, R> {
     #[inline]
     fn membership(&self) -> (Generation, Key) {
         (self.config.generation, self.config.key)
+    }
+
+    #[inline]
+    fn takes(&self, kind: Kind) -> bool {
+        kind == R::Label::KIND
     }
 
     fn abortion(&mut self) -> &mut Abortion {

@@ -119,7 +119,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Endpoint for Server<A, R> {
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        self.jobs.next()?.poll_transmit(train)
+        self.jobs.next_sender()?.poll_transmit(train)
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {
@@ -156,7 +156,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Summer for Server<A, R> {
     }
 
     fn abort_job(&mut self, job: JobId, reason: AbortReason) {
-        self.jobs.at(job, |job| job.abort(reason));
+        self.jobs.with(job, |job| job.abort(reason));
     }
 
     fn job_progress(&self, job: JobId) -> Option<JobProgress> {

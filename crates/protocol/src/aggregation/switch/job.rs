@@ -302,6 +302,11 @@ impl<A: Copy + PartialEq, R: Route<A>> TableJob for Job<A, R> {
         (generation, key)
     }
 
+    #[inline]
+    fn takes(&self, kind: Kind) -> bool {
+        kind == R::Label::KIND || kind == Kind::Abort
+    }
+
     fn abortion(&mut self) -> &mut Abortion {
         &mut self.abortion
     }

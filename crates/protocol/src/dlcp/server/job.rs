@@ -102,14 +102,17 @@ impl<A: Copy> Job<A> {
         &self.job.config
     }
 
-    /// Takes a packet that is authentic.
+    /// Takes a packet that is authentic. Its sender was heard once the whole packet is readable.
     pub(super) fn receive(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let Packet { preamble, bytes } = *packet;
-        self.hear(from, &preamble)?;
-        match preamble.kind {
-            Kind::Block => self.take_block(now, from, &BlockPacket::parse(preamble, bytes)?),
-            Kind::Signal => self.take_signal(now, from, &SignalPacket::parse(preamble, bytes)?),
-            _ => Err(Reason::Unexpected),
+        if preamble.kind == Kind::Block {
+            let packet = BlockPacket::parse(preamble, bytes)?;
+            self.hear(from, &preamble)?;
+            self.take_block(now, from, &packet)
+        } else {
+            let packet = SignalPacket::parse(preamble, bytes)?;
+            self.hear(from, &preamble)?;
+            self.take_signal(now, from, &packet)
         }
     }
 
@@ -585,11 +588,16 @@ impl<A: Copy> Job<A> {
     }
 }
 
-/// It decides by time whether it has something to send: the server asks all of them.
+/// Time decides whether a job has something to send, so the server polls each job itself.
 impl<A: Copy> TableJob for Job<A> {
     #[inline]
     fn membership(&self) -> (Generation, Key) {
         (self.config().generation, self.config().key)
+    }
+
+    #[inline]
+    fn takes(&self, kind: Kind) -> bool {
+        matches!(kind, Kind::Block | Kind::Signal)
     }
 
     fn abortion(&mut self) -> &mut Abortion {

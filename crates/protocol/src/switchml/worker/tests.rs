@@ -142,17 +142,20 @@ impl Rack {
     }
 
     /// Carries a train of every worker, and the switch's answer to the first `heard_by` of them.
-    fn exchange(&mut self, heard_by: usize) {
+    /// All packets have `packet_bytes`.
+    fn exchange(&mut self, heard_by: usize, packet_bytes: usize) {
         let mut train = vec![0; 65536];
         for (w, worker) in self.workers.iter_mut().enumerate() {
             let sent = worker.poll_transmit(self.now, &mut train).unwrap();
             let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+            assert_eq!((segment, bytes % segment), (packet_bytes, 0), "worker {w}");
             for packet in train[..bytes].chunks(segment) {
                 self.switch.handle_packet(self.now, w, packet);
             }
         }
         let sent = self.switch.poll_transmit(self.now, &mut train).unwrap();
         let (bytes, segment) = (sent.bytes, sent.segment_bytes);
+        assert_eq!((segment, bytes % segment), (packet_bytes, 0), "the switch");
         for worker in &mut self.workers[..heard_by] {
             for packet in train[..bytes].chunks(segment) {
                 worker.handle_packet(self.now, (), packet);
@@ -566,7 +569,7 @@ fn after_the_switch_lost_its_memory_the_sum_is_still_exact() {
         rack.workers[w].submit(tensor(w), Op::Sum);
     }
     // Everything to worker 2 is lost from the fifth packet on: it falls one exchange behind.
-    rack.exchange(2);
+    rack.exchange(2, packet_bytes());
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
     // A fresh switch under the same job; workers 0 and 1 hand one slot back each.

@@ -135,8 +135,8 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
         rack.workers[w].submit(tensor(w), Op::Sum);
     }
     // Worker 2 hears the answers to the probes, and no sum: it falls one exchange behind.
-    rack.exchange(3);
-    rack.exchange(2);
+    rack.exchange(3, fanin_wire::SLOT_HEADER_BYTES);
+    rack.exchange(2, fanin_wire::chunk_packet_bytes(ELEMENTS, WireDtype::Bfloat16));
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[2, 2], [2, 2], [1, 1]]);
     let config = rack.forget();

@@ -151,7 +151,7 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     let mut rack = rack(3, 2);
     submit(&mut rack, Op::Sum, tensor);
     // Worker 2 hears no sum: it falls one exchange behind.
-    rack.exchange(2);
+    rack.exchange(2, fanin_wire::SLOT_HEADER_BYTES + 7 * (4 + 4 * BLOCK));
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
     let config = rack.forget();

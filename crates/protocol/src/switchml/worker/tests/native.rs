@@ -97,7 +97,7 @@ fn after_the_switch_lost_its_memory_all_workers_have_the_same_bits() {
     let mut rack = Rack::new(3, 2);
     submit_to_all(&mut rack, Op::Average, tensor);
     // Worker 2 hears no sum: it falls one exchange behind.
-    rack.exchange(2);
+    rack.exchange(2, fanin_wire::packet_bytes(ELEMENTS));
     let mut train = vec![0; 65536];
     let completed: Vec<_> = rack.workers.iter_mut().map(Worker::suspend).collect();
     assert_eq!(completed, [[1, 1], [1, 1], [0, 0]]);
