@@ -232,7 +232,7 @@ $(DOCS)/.installed: pyproject.toml | tools
 docs-tools: $(DOCS)/.installed
 
 docs: docs-tools
-	rm -rf $(SITE) target/doc
+	rm -rf $(SITE) target/doc target/doctrees
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace --quiet
 	$(DOCS)/bin/sphinx-build --conf-dir website --builder html --fail-on-warning --quiet --doctree-dir target/doctrees . $(SITE)
 	cp -r target/doc $(SITE)/rust
