@@ -1,6 +1,6 @@
-//! What the ranks of a job report of it and of themselves. What is kept of it decides nothing: it
-//! is there for who asks. (How long windows are at least follows from the shares as a request to
-//! join has them: `service.rs`, `portion`.)
+//! The reports of a job's ranks about the job and about themselves. They decide nothing: they are
+//! kept for those who ask. (The least length of windows follows from the shares in a request to
+//! join: `service.rs`, `portion`.)
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

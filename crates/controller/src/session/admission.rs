@@ -113,7 +113,8 @@ pub(super) async fn join(
             // Asked while this rank still waits: its place in the gathering keeps the job visible.
             let there = present(&mut asking, &config.job).await;
             let missing = there.map(|(ranks, there)| Ranks::all(ranks).without(&there)).unwrap_or_default();
-            // Unless the switch ended the gathering at this very moment: then its answer is on the way.
+            // The switch may have ended the gathering at this very moment: then its answer is on
+            // the way.
             let answer = async {
                 if missing.is_empty() {
                     tokio::time::timeout(LAST_ANSWER, &mut joining).await.ok()

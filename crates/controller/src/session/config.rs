@@ -18,10 +18,11 @@ use crate::protocols;
 pub struct ServiceConfig {
     /// A switch as `host:port`; the port is 4800 where it is missing.
     pub switch: String,
-    /// Which part of all tensors it sums; what all have together is the whole. The same on every rank.
+    /// The part of all tensors that it sums; the parts of all services are the whole. The same on
+    /// every rank.
     pub share: f64,
-    /// The rate at which this rank and the service will speak, in bits a second, where it is planned; else that of the
-    /// interface decides.
+    /// The planned rate between this rank and the service, in bits a second. Without one the
+    /// interface's rate decides.
     pub rate_bps: Option<u64>,
     /// The rank in whose process it is, if it is in one's.
     pub host: Option<u32>,
@@ -33,7 +34,8 @@ pub struct ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// The services with these addresses, shares, rates and hosts, each with the fingerprint of the whole.
+    /// The services with these addresses, shares, rates and hosts, each with the fingerprint of the
+    /// whole.
     #[must_use]
     pub fn all(services: Vec<(String, f64, Option<u64>, Option<u32>)>) -> Vec<Self> {
         let agreed: Vec<[u64; 2]> = services
@@ -68,15 +70,16 @@ impl ServiceConfig {
 /// What a session is told at its start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionConfig {
-    /// The services that sum, in the same order on every rank. One, with a protocol whose jobs are not divided.
+    /// The services that sum, in the same order on every rank. One, with a protocol whose jobs are
+    /// not divided.
     pub services: Vec<ServiceConfig>,
     /// What they take, if that was planned: for people.
     pub prediction: Option<Prediction>,
-    /// What their links were told to carry, and what was taken for those that tell nothing: for people.
+    /// The rates that their links were told to carry, and those assumed for the others: for people.
     pub links: String,
     /// Which machine this is: the same for its ranks.
     pub machine: String,
-    /// The ranks that this one speaks for, itself among them; none where it does so for itself alone.
+    /// The ranks that this one speaks for, itself among them; none if it speaks for itself alone.
     pub ranks_here: Vec<u32>,
     /// What its ranks are called to people and in errors.
     pub names: RankNames,
@@ -86,13 +89,14 @@ pub struct SessionConfig {
     pub rank: u32,
     /// Ranks of the job.
     pub world_size: u32,
-    /// The settings that are the same on every rank. A value of `wire_dtype` or `plan` here is ignored:
+    /// The settings that are the same on every rank. A `wire_dtype` or `plan` here is ignored:
     /// `wire_dtype` below and the service's plan replace them.
     pub agreed: Agreed,
     /// How the job's gradients are summed; the same on every rank. With a loss bound, one takes its
     /// place that may lose something.
     pub protocol: &'static dyn OnSockets,
-    /// How the elements of large float tensors travel, the same on every rank; the protocol's own where it is `None`.
+    /// How the elements of large float tensors travel, the same on every rank; the protocol's own
+    /// way if it is `None`.
     pub wire_dtype: Option<WireDtype>,
     /// With a loss bound: source ports in each shard that this rank's packets take in turn, at most
     /// [`PATHS_MAX`](fanin_wire::PATHS_MAX). All ranks of a job have as many as the one that asks
@@ -103,17 +107,20 @@ pub struct SessionConfig {
     pub congestion_control: bool,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
-    /// How long to wait at the start, for the switch and then for the other ranks; the switch may have a lower limit.
+    /// How long to wait at the start, for the switch and then for the other ranks; the switch may
+    /// have a lower limit.
     pub join_timeout: Duration,
     /// How long a switch may be gone before the session gives up; at most `timeout`.
     pub switch_timeout: Duration,
     /// When packets are sent again.
     pub retransmission: RetransmissionConfig,
-    /// The bytes that an IP packet to the services may have; what the kernel says of the path where it is `None`.
+    /// The bytes that an IP packet to the services may have; as many as the kernel says of the path
+    /// if it is `None`.
     pub mtu: Option<usize>,
     /// Where to write a timeline, if at all.
     pub trace: Option<TraceConfig>,
-    /// The threads of a service that this process hosts: if it is one of `services`, what goes there touches no socket.
+    /// The threads of a service that this process hosts. Packets to it touch no socket if it is one
+    /// of `services`.
     pub host: Option<HostThreads>,
     /// By what the services are known.
     pub trust: Trust,

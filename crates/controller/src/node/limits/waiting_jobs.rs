@@ -9,11 +9,11 @@ use tonic::Status;
 
 use crate::node::lock;
 
-/// Of the jobs that may wait or run at once, those of which ranks wait that ask from one address:
-/// half, so that others have room.
+/// One address may have ranks wait for half of the jobs that may wait or run at once, so that
+/// others have room.
 const OF_ONE_ADDRESS: u32 = 2;
-/// Of how many jobs ranks may wait at once that ask a relay from one address: half as many as its
-/// upstream lets wait that ask from there.
+/// One address may have ranks wait at a relay for half as many jobs as the relay's upstream lets
+/// wait from the relay's address.
 const OF_ONE_AT_RELAY_MAX: usize = 64;
 
 /// By address the names of the jobs, and how many ranks of each wait.
