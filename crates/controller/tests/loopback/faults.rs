@@ -351,9 +351,9 @@ fn a_switch_that_ends_as_the_job_begins_is_named_at_once() {
     assert!(cause.starts_with("it ended as the job began: ") && cause.contains("refused"), "{cause}");
 }
 
-/// What rank 0 of three hears where ranks 1 and 2 are admitted by the service that lives, hear
-/// nothing of one that dies, in the process of `host`, and leave; and which service dies. They are
-/// called 4, 5 and 6.
+/// Returns the error that rank 0 of three hears, and the service that dies. The live service admits
+/// ranks 1 and 2. They hear nothing of the other one, which dies in the process of `host`, and
+/// leave. The ranks are called 4, 5 and 6.
 fn where_a_service_dies_while_ranks_are_admitted(host: Option<u32>) -> (SessionError, String) {
     let alive = switch();
     let brief = Script { is_brief: true, ..Script::default() }.play();

@@ -10,6 +10,7 @@
 //! instead of being added.
 
 mod upstream;
+mod version;
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -22,78 +23,12 @@ use fanin_wire::{
 };
 
 use self::upstream::Upward;
+use self::version::{Version, versions};
 use super::config::{Contributions, JobConfig, SwitchJob};
-use super::exchange::{is_after, packet_bytes};
+use super::exchange::is_after;
 use super::native_sums::NativeSums;
 use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
 use crate::transport::Run;
-
-/// A version of a slot; a slot has two.
-#[derive(Clone, Copy, Debug)]
-struct Version {
-    /// Which workers' contributions are in: the paper's `seen`, and by its population `count`.
-    worker_bitmap: u64,
-    /// The exchange that it holds.
-    exchange: u32,
-    chunk: u32,
-    /// The collective that is being reduced; `None` until the version is first used.
-    collective: Option<Collective>,
-    /// Elements of the payload: none for an exchange of exponents alone.
-    elements: u16,
-    /// The exponent in a bfloat16 payload, the same in all contributions.
-    exponent: Exponent,
-    next_exponent: i16,
-    /// The worker that fixed `collective`, to name in a disagreement.
-    first: WorkerId,
-    /// Who contributed last.
-    last: WorkerId,
-    /// In a rack that waits for its upstream: as what this went there.
-    awaits: Option<Kind>,
-}
-
-impl Version {
-    const UNUSED: Self = Self {
-        worker_bitmap: 0,
-        exchange: 0,
-        chunk: 0,
-        collective: None,
-        elements: 0,
-        exponent: Exponent::ZERO,
-        next_exponent: i16::MIN,
-        first: WorkerId(0),
-        last: WorkerId(0),
-        awaits: None,
-    };
-
-    /// The only one whose result has elements, if it is one only.
-    fn sole_receiver(&self) -> Option<WorkerId> {
-        match self.collective?.pattern {
-            Pattern::Reduce(root) if self.elements > 0 => Some(root),
-            _ => None,
-        }
-    }
-
-    /// Elements of a worker's result.
-    fn elements_for(&self, worker: WorkerId) -> u16 {
-        if self.sole_receiver().is_none_or(|root| root == worker) { self.elements } else { 0 }
-    }
-
-    /// Length of its result's packet with so many elements, if that still belongs to a train.
-    fn fits(&self, elements: u16, run: &Run, train: &[u8]) -> Option<usize> {
-        let bytes = packet_bytes(&self.collective?, elements.into());
-        run.takes(bytes, train).then_some(bytes)
-    }
-
-    /// Whether it holds the result.
-    fn is_finished(&self, everyone: u64) -> bool {
-        self.worker_bitmap == everyone && self.awaits.is_none()
-    }
-
-    /// Whether it lacks some contributions and has others.
-    fn gathers(&self, everyone: u64) -> bool {
-        self.collective.is_some() && self.worker_bitmap != everyone
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct SlotPool<A> {
@@ -612,12 +547,6 @@ impl<A: Copy + PartialEq> TableJob for SlotPool<A> {
         }
         self.abort_pending != 0 || !self.results.is_empty() || !self.for_one().is_empty() || self.has_upward()
     }
-}
-
-/// The version that a packet means, and the other one.
-fn versions<'a>(slots: &'a mut [[Version; 2]], header: &SlotHeader) -> (&'a mut Version, &'a Version) {
-    let [zero, one] = &mut slots[header.slot.index()];
-    if header.pool_version() == 0 { (zero, one) } else { (one, zero) }
 }
 
 /// Whether contributions are kept until all are there.
