@@ -15,7 +15,7 @@ fn parse(bytes: &[u8]) {
     let mut sealed = bytes.to_vec();
     KEY.seal(&mut sealed);
     let bytes = sealed.as_slice();
-    if let Ok(packet) = SlotPacket::parse(preamble, bytes) {
+    if let Ok(packet) = SlotPacket::parse(&preamble, bytes) {
         let mut out = vec![0; bytes.len()];
         let written = SlotPacket::write(&mut out, KEY, &preamble, &packet.header, packet.elements(), |payload| {
             payload.copy_from_slice(packet.payload);

@@ -218,7 +218,7 @@ impl Kindred for SwitchMl {
             };
         }
         let SlotPacket { header, payload, .. } =
-            SlotPacket::parse(preamble, packet).expect("a slot's packet");
+            SlotPacket::parse(&preamble, packet).expect("a slot's packet");
         let mut out = format!("{:?}", preamble.kind).to_lowercase();
         unusual(&mut out, "as", preamble.worker.0, WorkerId::ALL.0);
         unusual(&mut out, "slot", header.slot.0, 0);

@@ -99,9 +99,18 @@ impl Preamble {
     /// The preamble as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; PREAMBLE_BYTES] {
-        let [m0, m1] = MAGIC.to_le_bytes();
-        let [j0, j1, j2, j3] = self.job.0.to_le_bytes();
-        let [g0, g1] = self.generation.0.to_le_bytes();
-        [m0, m1, VERSION, self.kind as u8, j0, j1, j2, j3, g0, g1, self.worker.0, self.shard.0]
+        let (first, second) = self.to_words();
+        let mut bytes = [0; PREAMBLE_BYTES];
+        bytes[..8].copy_from_slice(&first.to_le_bytes());
+        bytes[8..].copy_from_slice(&second.to_le_bytes());
+        bytes
+    }
+
+    /// The preamble as little-endian words.
+    #[inline]
+    pub(crate) const fn to_words(self) -> (u64, u32) {
+        let first = MAGIC as u32 | (VERSION as u32) << 16 | (self.kind as u32) << 24;
+        let second = self.generation.0 as u32 | (self.worker.0 as u32) << 16 | (self.shard.0 as u32) << 24;
+        (first as u64 | (self.job.0 as u64) << 32, second)
     }
 }

@@ -319,8 +319,12 @@ impl Collective {
     }
 
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
-        let [s0, s1] = self.sequence.to_le_bytes();
-        let [e0, e1, e2, e3] = self.elements.to_le_bytes();
+        self.to_word().to_le_bytes()
+    }
+
+    /// The same as a little-endian word.
+    #[inline]
+    fn to_word(self) -> u64 {
         let wire_dtype = match self.wire_dtype {
             WireDtype::SharedExponent => 0,
             WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
@@ -328,7 +332,10 @@ impl Collective {
             WireDtype::Native => Self::NATIVE_ON_WIRE,
         };
         let operation = Operation { op: self.op, pattern: self.pattern }.to_byte();
-        [s0, s1, self.dtype as u8 | wire_dtype, operation, e0, e1, e2, e3]
+        u64::from(self.sequence)
+            | u64::from(self.dtype as u8 | wire_dtype) << 16
+            | u64::from(operation) << 24
+            | u64::from(self.elements) << 32
     }
 }
 
@@ -360,8 +367,9 @@ impl SlotHeader {
 /// A checked update, result or restore packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotPacket<'a> {
-    /// Sender and job.
-    pub preamble: Preamble,
+    /// Sender and job. Not a copy: to copy what was written a moment ago, field by field, waits
+    /// until the payload of the packet before is in the cache.
+    pub preamble: &'a Preamble,
     /// Slot and chunk.
     pub header: SlotHeader,
     /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists. As bfloat16 there are
@@ -375,7 +383,7 @@ impl<'a> SlotPacket<'a> {
     /// Reads what follows the preamble of an update, result or restore packet. Its tag is the
     /// reader's to check.
     #[inline]
-    pub fn parse(preamble: Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
+    pub fn parse(preamble: &'a Preamble, packet: &'a [u8]) -> Result<Self, WireError> {
         if !matches!(preamble.kind, Kind::Update | Kind::Result | Kind::Restore | Kind::Query) {
             return Err(WireError::Kind(preamble.kind as u8));
         }
@@ -430,12 +438,19 @@ impl<'a> SlotPacket<'a> {
     ) -> usize {
         let bytes = SLOT_HEADER_BYTES + header.collective.payload_bytes(elements);
         let out = &mut out[..bytes];
-        out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
-        out[12..14].copy_from_slice(&header.slot.0.to_le_bytes());
-        out[14..16].copy_from_slice(&header.next_exponent.to_le_bytes());
-        out[16..20].copy_from_slice(&header.exchange.to_le_bytes());
-        out[20..24].copy_from_slice(&header.chunk.to_le_bytes());
-        out[24..32].copy_from_slice(&header.collective.to_bytes());
+        // By words, as they are hashed: to read a word that was written in parts waits until the
+        // payload of the packet before is in the cache.
+        let (first, second) = preamble.to_words();
+        let slot = u64::from(header.slot.0) << 32 | u64::from(header.next_exponent as u16) << 48;
+        let words = [
+            first,
+            u64::from(second) | slot,
+            u64::from(header.exchange) | u64::from(header.chunk) << 32,
+            header.collective.to_word(),
+        ];
+        for (word, place) in words.iter().zip(out.chunks_exact_mut(8)) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
         key.seal(out);
         fill(&mut out[SLOT_HEADER_BYTES..]);
         bytes

@@ -67,8 +67,9 @@ fn slot_packets_are_the_golden_bytes_both_ways() {
             });
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
-        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
-        assert_eq!(parsed.preamble, preamble(kind, worker));
+        let read = Preamble::parse(&out).unwrap();
+        let parsed = SlotPacket::parse(&read, &out).unwrap();
+        assert_eq!(*parsed.preamble, preamble(kind, worker));
         assert_eq!(parsed.header, header());
         assert_eq!(parsed.header.pool_version(), 1);
         assert_eq!(parsed.payload.len(), elements * 4);
@@ -105,7 +106,8 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
         );
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
-        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        let read = Preamble::parse(&out).unwrap();
+        let parsed = SlotPacket::parse(&read, &out).unwrap();
         assert_eq!(parsed.header, header_of_bfloat16());
         assert_eq!(parsed.elements(), elements);
         let payload = bfloat16_payload(parsed.payload).map(|(exponent, elements)| (exponent, elements.len()));
@@ -135,7 +137,8 @@ fn int8_packets_are_the_golden_bytes_both_ways() {
         });
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
-        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        let read = Preamble::parse(&out).unwrap();
+        let parsed = SlotPacket::parse(&read, &out).unwrap();
         assert_eq!((parsed.header, parsed.elements(), parsed.payload), (header, elements, &payload[..]));
     }
 }
@@ -188,7 +191,8 @@ fn packets_with_a_root_are_the_golden_bytes_both_ways() {
             out.copy_from_slice(payload);
         });
         assert_eq!(out, expected, "{name}");
-        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        let read = Preamble::parse(&out).unwrap();
+        let parsed = SlotPacket::parse(&read, &out).unwrap();
         assert_eq!((parsed.header, parsed.payload), (header, payload), "{name}");
     }
 }
@@ -213,20 +217,23 @@ fn every_operation_is_read_back_and_no_other_byte_is_one() {
         let mut out = vec![0; packet_bytes(0)];
         let header = SlotHeader { collective, ..header() };
         SlotPacket::write(&mut out, KEY, &preamble(Kind::Update, WorkerId(3)), &header, 0, |_| {});
-        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        let read = Preamble::parse(&out).unwrap();
+        let parsed = SlotPacket::parse(&read, &out).unwrap();
         assert_eq!(parsed.header.collective, collective);
         assert!(known.insert(out[27]), "{collective}");
     }
     let mut packet = golden()["update_broadcast_others"].clone();
     for byte in 0..=255 {
         packet[27] = byte;
-        let parsed = SlotPacket::parse(Preamble::parse(&packet).unwrap(), &packet);
+        let read = Preamble::parse(&packet).unwrap();
+        let parsed = SlotPacket::parse(&read, &packet);
         assert_eq!(parsed.is_ok(), known.contains(&byte), "{byte}: {parsed:?}");
     }
     // Nothing is scaled that is only moved.
     let mut scaled = golden()["update_reduce_256"].clone();
     scaled[27] = 0xc0;
-    let parsed = SlotPacket::parse(Preamble::parse(&scaled).unwrap(), &scaled);
+    let read = Preamble::parse(&scaled).unwrap();
+    let parsed = SlotPacket::parse(&read, &scaled);
     assert_eq!(parsed.err(), Some(WireError::Field("dtype")));
 }
 
@@ -250,7 +257,8 @@ fn packets_of_elements_as_they_are_are_the_golden_bytes_both_ways() {
         });
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
-        let parsed = SlotPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
+        let read = Preamble::parse(&out).unwrap();
+        let parsed = SlotPacket::parse(&read, &out).unwrap();
         assert_eq!((parsed.header, parsed.elements()), (header, elements));
         assert_eq!(parsed.payload, payload);
     }
@@ -290,7 +298,7 @@ fn a_payload_has_as_many_bytes_whatever_the_type_of_its_elements() {
 
 #[test]
 fn a_payload_of_the_other_wire_dtype_is_malformed() {
-    let parse = |bytes: &[u8]| SlotPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
+    let parse = |bytes: &[u8]| SlotPacket::parse(&Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
     let mut packet = golden()["update_bfloat16_512"].clone();
     packet.resize(40 + 1024, 0);
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1024)));
@@ -733,7 +741,7 @@ mod any_bytes {
         #[test]
         fn parsing_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
             if let Ok(preamble) = Preamble::parse(&bytes) {
-                let _ = SlotPacket::parse(preamble, &bytes);
+                let _ = SlotPacket::parse(&preamble, &bytes);
                 let _ = Abort::parse(preamble, &bytes);
                 let _ = GradientPacket::parse(preamble, &bytes);
                 let _ = PlannedPacket::parse(preamble, &bytes);
@@ -748,7 +756,7 @@ mod any_bytes {
             bytes[at] = byte;
             bytes.resize(length, 0);
             if let Ok(preamble) = Preamble::parse(&bytes)
-                && let Ok(packet) = SlotPacket::parse(preamble, &bytes)
+                && let Ok(packet) = SlotPacket::parse(&preamble, &bytes)
             {
                 let of_class = |class: &usize| packet.header.collective.chunk_elements(*class) == packet.elements();
                 prop_assert!(CHUNK_ELEMENTS.iter().any(of_class) || packet.payload.is_empty());

@@ -15,9 +15,13 @@ pub const HOST_PROCESSING: Duration = Duration::from_micros(200);
 
 /// Fewest slots a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
 pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
-/// The same of the service with the largest share of several: a rank's packets in flight to all of them share its link, and what is more
-/// than that carries waits there, at the start and at the end of each tensor.
+/// The same of the service with the largest share of several, if [`PORT_BYTES`] has room for so many of each rank: a rank's packets in
+/// flight to all of them share its link, and what is more than that carries waits there, at the start and at the end of each tensor.
 pub const SLOTS_AUTOMATIC_MIN_OF_MANY: u16 = 32;
+/// Bytes that all ranks together may send at once to a service whose link is no faster than theirs. They wait in one port's buffer on the
+/// way. An unmanaged switch has 100 to 200 kB a port, and rarely has all windows there at once: contributions wait at eight ports, and
+/// results at eight others.
+const PORT_BYTES: usize = 200_000;
 /// The same of a service whose share is ever so small.
 const SLOTS_AUTOMATIC_LEAST: u16 = 8;
 /// A share as large as the largest one of the job: [`Path::portion`] counts in parts of this.
@@ -51,7 +55,7 @@ pub struct Path {
 
 /// Slots a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
 /// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] (of one of several services: from 8 to
-/// [`SLOTS_AUTOMATIC_MIN_OF_MANY`], as its share is) and [`SLOTS_AUTOMATIC_MAX`].
+/// [`SLOTS_AUTOMATIC_MIN_OF_MANY`], as its share and the number of ranks are) and [`SLOTS_AUTOMATIC_MAX`].
 ///
 /// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole pool at once. Half of
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
@@ -61,7 +65,11 @@ pub fn pool_slots(path: &Path) -> u16 {
     let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
     let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
     let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
-    let least = path.portion.map_or(SLOTS_AUTOMATIC_MIN, least_of_many);
+    let least = path.portion.map_or(SLOTS_AUTOMATIC_MIN, |portion| {
+        let room = PORT_BYTES / packet as usize / usize::from(path.senders.max(1));
+        let most = u16::try_from(room).unwrap_or(u16::MAX);
+        least_of_many(portion, most.clamp(SLOTS_AUTOMATIC_LEAST, SLOTS_AUTOMATIC_MIN_OF_MANY))
+    });
     let wanted = wanted.clamp(least.into(), SLOTS_AUTOMATIC_MAX.into());
     let wanted = u16::try_from(wanted).map_or(SLOTS_AUTOMATIC_MAX, u16::next_power_of_two);
 
@@ -73,10 +81,11 @@ pub fn pool_slots(path: &Path) -> u16 {
 /// Windows that share a link share its rate in proportion to their lengths: with equal ones the smallest shares were summed first, while
 /// the links of the services with the largest ones waited. Shares from half of the largest on have windows as long as its, because short
 /// trains cost more of the processor than such a difference costs time.
-fn least_of_many(portion: u16) -> u16 {
-    let least = u32::from(SLOTS_AUTOMATIC_MIN_OF_MANY) * 2 * u32::from(portion);
+fn least_of_many(portion: u16, most: u16) -> u16 {
+    let most = 1 << most.ilog2();
+    let least = u32::from(most) * 2 * u32::from(portion);
     let least = least.div_ceil(PORTION_WHOLE.into()).next_power_of_two();
-    (least as u16).clamp(SLOTS_AUTOMATIC_LEAST, SLOTS_AUTOMATIC_MIN_OF_MANY)
+    (least as u16).clamp(SLOTS_AUTOMATIC_LEAST, most)
 }
 
 /// What a job of `slots` slots of `elements` takes of a shard's pool, in units of 256 elements: two sums in words of 32 bits, in
@@ -121,6 +130,8 @@ mod tests {
             [32, 32, 32, 16, 8, 8],
             "as the shares are"
         );
+        let of_ranks = |senders| pool_slots(&Path { senders, elements: 352, ..slow });
+        assert_eq!([2, 4, 5, 8, 9, 64].map(of_ranks), [32, 32, 16, 16, 8, 8], "as a port's buffer is");
     }
 
     #[test]

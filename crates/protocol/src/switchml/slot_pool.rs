@@ -104,7 +104,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
 
     /// Takes a packet that is authentic.
     pub(super) fn receive(&mut self, now: Instant, from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
-        let Packet { preamble, bytes } = *packet;
+        let Packet { preamble, bytes } = packet;
         match preamble.kind {
             Kind::Update | Kind::Restore | Kind::Query => {
                 // Not moved out: see `Worker::receive`.
@@ -112,7 +112,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
                 self.take_contribution(now, from, parsed.as_ref().map_err(|error| *error)?)
             }
             Kind::Result => self.take_result(*from, &SlotPacket::parse(preamble, bytes)?),
-            Kind::Abort => self.take_abort(*from, &Abort::parse(preamble, bytes)?),
+            Kind::Abort => self.take_abort(*from, &Abort::parse(*preamble, bytes)?),
             // The table of jobs has asked `takes`.
             Kind::Gradient | Kind::Block | Kind::Signal | Kind::Planned => Err(Reason::Unexpected),
         }

@@ -455,7 +455,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
 
     fn receive(&mut self, now: Instant, _from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         self.core.check(&self.preamble(), self.config.key, packet)?;
-        let Packet { preamble, bytes } = *packet;
+        let Packet { preamble, bytes } = packet;
         if preamble.worker != self.worker && preamble.worker != WorkerId::ALL {
             return Err(Reason::OutOfRange);
         }

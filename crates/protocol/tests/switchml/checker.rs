@@ -42,7 +42,10 @@ impl Checker {
         if !matches!(verdict, Verdict::Absorb | Verdict::Multicast | Verdict::Forward) {
             return;
         }
-        let Some(packet) = slot_packet(packet) else { return };
+        let _ = of_slot(packet, |packet| self.counts(switch, packet));
+    }
+
+    fn counts(&mut self, switch: (usize, u32), packet: &SlotPacket<'_>) {
         let (slot, exchange) = (packet.header.slot.0, packet.header.exchange);
         let worker = packet.preamble.worker.0;
         let contributes = match packet.preamble.kind {
@@ -73,17 +76,19 @@ impl Checker {
 
     /// A worker has handled a packet.
     pub fn at_worker(&mut self, worker: u16, packet: &[u8], verdict: Verdict) {
-        let result = slot_packet(packet).filter(|packet| packet.preamble.kind == Kind::Result);
-        if let (Verdict::Absorb, Some(packet)) = (verdict, result) {
-            let lane = self.lanes[&packet.preamble.job];
-            let received = self.received.entry((lane, worker, packet.header.slot.0)).or_default();
-            // The answer to a sum handed back is for an exchange that the worker has.
-            *received = (*received).max(packet.header.exchange + 1);
-        }
+        let _ = of_slot(packet, |packet| {
+            if verdict == Verdict::Absorb && packet.preamble.kind == Kind::Result {
+                let lane = self.lanes[&packet.preamble.job];
+                let received = self.received.entry((lane, worker, packet.header.slot.0)).or_default();
+                // The answer to a sum handed back is for an exchange that the worker has.
+                *received = (*received).max(packet.header.exchange + 1);
+            }
+        });
     }
 }
 
-fn slot_packet(packet: &[u8]) -> Option<SlotPacket<'_>> {
+/// Hands a packet of a slot on; nothing for any other.
+fn of_slot<R>(packet: &[u8], take: impl FnOnce(&SlotPacket<'_>) -> R) -> Option<R> {
     let preamble = Preamble::parse(packet).ok()?;
-    SlotPacket::parse(preamble, packet).ok()
+    Some(take(&SlotPacket::parse(&preamble, packet).ok()?))
 }

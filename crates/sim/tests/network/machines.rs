@@ -126,7 +126,7 @@ fn a_machine_gives_each_of_its_packets_a_class() {
     fn by_slot(worker: &SimWorker, packet: &[u8]) -> Class {
         assert!(worker.statistics().packets_sent > 0, "the machine has sent it");
         let preamble = Preamble::parse(packet).unwrap();
-        let slot = SlotPacket::parse(preamble, packet).unwrap().header.slot;
+        let slot = SlotPacket::parse(&preamble, packet).unwrap().header.slot;
         Class { priority: if slot.0 % 2 == 1 { 3 } else { 1 }, ..Class::DEFAULT }
     }
     let (network, done, _) = all_reduce(1, 0.0, by_slot);

@@ -115,7 +115,7 @@ fn sent(switch: &mut Switch<u8>) -> Vec<(Vec<u8>, i32, i16)> {
         let to = to.to_vec();
         for packet in train[..bytes].chunks(segment_bytes) {
             let preamble = Preamble::parse(packet).unwrap();
-            let packet = SlotPacket::parse(preamble, packet).unwrap();
+            let packet = SlotPacket::parse(&preamble, packet).unwrap();
             let first = packet.payload.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
             out.push((to.clone(), first, packet.header.next_exponent));
         }
@@ -513,6 +513,6 @@ fn appendix_a_example_execution() {
 
 impl Contribution {
     fn version_of(packet: &[u8]) -> usize {
-        SlotPacket::parse(Preamble::parse(packet).unwrap(), packet).unwrap().header.pool_version()
+        SlotPacket::parse(&Preamble::parse(packet).unwrap(), packet).unwrap().header.pool_version()
     }
 }

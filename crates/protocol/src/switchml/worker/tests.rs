@@ -535,7 +535,7 @@ fn a_stranger_makes_up_no_result_and_ends_no_worker() {
     let bytes = rack.workers[0].poll_transmit(rack.now, &mut train).unwrap().bytes;
     let update = &train[..bytes];
     let preamble = Preamble { worker: WorkerId::ALL, ..Preamble::parse(update).unwrap() };
-    let header = SlotPacket::parse(preamble, update).unwrap().header;
+    let header = SlotPacket::parse(&preamble, update).unwrap().header;
     let mut forgeries = Vec::new();
     for key in [Key::new(0), Key::new(KEY.secret() ^ 1)] {
         let mut result = vec![0; packet_bytes()];

@@ -60,7 +60,8 @@ fn sent(switch: &mut Switch<u8>) -> Vec<Sent> {
     while let Some(Transmit { to, bytes, segment_bytes }) = switch.poll_transmit(Instant(0), &mut train) {
         let to = to.to_vec();
         for packet in train[..bytes].chunks(segment_bytes) {
-            let packet = SlotPacket::parse(Preamble::parse(packet).unwrap(), packet).unwrap();
+            let preamble = Preamble::parse(packet).unwrap();
+            let packet = SlotPacket::parse(&preamble, packet).unwrap();
             assert_eq!(packet.header.collective, SUM_OF_FLOATS);
             let (exponent, elements) = bfloat16_payload(packet.payload).unwrap();
             let first = |i: usize| u16::from_le_bytes([elements[2 * i], elements[2 * i + 1]]);

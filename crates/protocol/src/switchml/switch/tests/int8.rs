@@ -47,7 +47,8 @@ fn sent(switch: &mut Switch<u8>) -> Vec<(Vec<u8>, Kind, Vec<u8>)> {
     while let Some(Transmit { to, bytes, segment_bytes }) = switch.poll_transmit(Instant(0), &mut train) {
         let to = to.to_vec();
         for packet in train[..bytes].chunks(segment_bytes) {
-            let packet = SlotPacket::parse(Preamble::parse(packet).unwrap(), packet).unwrap();
+            let preamble = Preamble::parse(packet).unwrap();
+            let packet = SlotPacket::parse(&preamble, packet).unwrap();
             assert_eq!(packet.header.collective, MEAN);
             out.push((to.clone(), packet.preamble.kind, packet.payload.to_vec()));
         }
