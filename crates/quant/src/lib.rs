@@ -43,8 +43,8 @@
 //! - `class`: blocks with a NaN or an infinity.
 //! - `float16`: conversions of f16 and bf16.
 //! - `scalar`: **the specification** of every kernel.
-//! - `vectors`: the kernels for instruction sets, one text for all. They equal it bit for bit, which
-//!   the property tests hold.
+//! - `vectors`: the kernels of instruction sets, as one text. They equal the specification bit for
+//!   bit, which the property tests hold.
 //! - `avx2`, `avx512` and `neon`: the registers and operations that this text is written in.
 //! - `kernels`: the choice between them, made once at run time.
 //! - `integer`: the kernels on `i32`.

@@ -2,19 +2,13 @@
 //!
 //! Nothing is fetched ahead here: there was no such machine to measure the distance on.
 
+use core::arch::aarch64::*;
+use core::arch::aarch64::{vmaxq_u32 as max_32, vmaxvq_u32 as largest_32};
+use core::arch::asm;
+
 use crate::native::CANONICAL_NAN;
 use crate::scalar::INTEGERS;
 use crate::vectors::{Plain, kernels};
-use core::arch::aarch64::{
-    float32x4_t, float64x2_t, int32x4_t, uint16x4_t, uint32x4_t, vaddhn_u32, vaddq_f64, vaddq_u32, vandq_u16,
-    vandq_u32, vbslq_f64, vceqq_f64, vcvt_f32_f64, vcvt_f64_f32, vcvt_high_f32_f64, vcvt_high_f64_f32,
-    vcvtq_f64_s64, vdivq_f64, vdupq_n_f64, vdupq_n_u16, vdupq_n_u32, vget_low_f32, vget_low_s32, vld1_u16,
-    vld1q_f32, vld1q_s32, vld1q_u16, vld1q_u32, vmaxnmq_f64, vmaxq_u16, vmaxq_u32 as max_32, vmaxvq_u16,
-    vmaxvq_u32 as largest_32, vminnmq_f64, vmovl_high_s32, vmovl_s32, vmulq_f64, vreinterpretq_f32_u32,
-    vreinterpretq_s32_f64, vreinterpretq_u16_u32, vreinterpretq_u32_f32, vreinterpretq_u32_u16, vshll_n_u16,
-    vshrq_n_u32, vst1_u16, vst1q_f32, vst1q_f64, vst1q_s32, vuzp1q_s32,
-};
-use core::arch::asm;
 
 /// Elements of one step: an `f32` register full.
 const STEP: usize = 4;
@@ -89,8 +83,8 @@ fn div([a, b]: Doubles, [c, d]: Doubles) -> Doubles {
 #[inline]
 #[target_feature(enable = "neon")]
 fn clamp(x: Doubles, least: Doubles, limit: Doubles) -> Doubles {
-    // Of a number and a quiet NaN these instructions give the number. Neither limit is a zero, whose
-    // sign might be the other operand's.
+    // These instructions give the number if the other operand is a quiet NaN. Neither limit is a
+    // zero, whose sign might be the other operand's.
     let clamp = |x, least, limit| vmaxnmq_f64(vminnmq_f64(x, limit), least);
     [clamp(x[0], least[0], limit[0]), clamp(x[1], least[1], limit[1])]
 }
@@ -144,7 +138,7 @@ fn load_bf16<T: Plain<2>>(x: &[T; STEP]) -> Singles {
 #[target_feature(enable = "neon")]
 fn load_i32<T: Plain<4>>(x: &[T; STEP]) -> Doubles {
     // SAFETY: `x` is 16 readable bytes; the load needs no alignment.
-    let x: int32x4_t = unsafe { vld1q_s32(x.as_ptr().cast()) };
+    let x = unsafe { vld1q_s32(x.as_ptr().cast()) };
     [vcvtq_f64_s64(vmovl_s32(vget_low_s32(x))), vcvtq_f64_s64(vmovl_high_s32(x))]
 }
 

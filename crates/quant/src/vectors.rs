@@ -1,40 +1,39 @@
 //! The kernels of every instruction set with vectors, as one text.
 //!
-//! The naive way is a trait of registers, with kernels that are generic over it. Rust lets only
-//! functions with a `#[target_feature]` use the intrinsics without `unsafe`, and a safe method of a
-//! trait cannot have one. Nor may the length of an array depend on a type parameter, and fixed
-//! lengths are what spares the bounds checks. So the text is a macro, `kernels!`, which `avx2`,
-//! `avx512` and `neon` each expand once, beside the registers and operations that it needs:
+//! The naive way is a trait of registers, with kernels that are generic over it. It fails twice.
+//! Intrinsics need `unsafe` outside functions with a `#[target_feature]`, an attribute that a safe
+//! method of a trait cannot have. The length of an array may not depend on a type parameter, and
+//! arrays of fixed length spare the bounds checks. So the text is a macro, `kernels!`. The modules `avx2`, `avx512` and `neon` expand it, each beside the registers and
+//! operations that it needs:
 //!
-//! | name | is |
-//! |---|---|
-//! | `Doubles` | a register of `STEP` `f64`, in which all arithmetic is done |
-//! | `Singles` | as many `f32`: a register of half the size |
-//! | `Bits` | a register of `LANES` words of 32 bits, or of twice as many of 16 bits |
-//! | `load_f32`, `load_f16`, `load_bf16`, `load_i32` | read a step of that type |
-//! | `save_f32`, `save_f16`, `save_bf16`, `save_i32`, `save_f64` | round to nearest, ties to even, and write a step |
-//! | `widen`, `narrow` | go from `Singles` to `Doubles` and back |
-//! | `splat`, `add`, `mul`, `div` | do so with `Doubles` |
-//! | `clamp` | as the specification does it, for which a NaN is the limit |
-//! | `canonical` | makes every NaN the same |
-//! | `zero`, `max_32`, `max_16`, `magnitudes_32`, `magnitudes_16`, `largest_32`, `largest_16` | the exponent pass |
-//! | `widen_lanes_f16`, `narrow_lanes_f16` | conversions without arithmetic, of `LANES` elements |
-//!
-//! `save_bf16` may take it that no element is a NaN.
+//! - `Doubles`: a register of `STEP` `f64`, in which all arithmetic is done.
+//! - `Singles`: a register of as many `f32`.
+//! - `Bits`: a register of `LANES` words of 32 bits, or of twice as many of 16 bits.
+//! - `load_f32`, `load_f16`, `load_bf16`, `load_i32` read a step of that type.
+//! - `save_f32`, `save_f16`, `save_bf16`, `save_i32` write a step, rounded to nearest, ties to
+//!   even. `save_bf16` need not know NaNs.
+//! - `save_f64` writes a step as it is.
+//! - `widen` and `narrow` go from `Singles` to `Doubles` and back.
+//! - `splat`, `add`, `mul`, `div`: arithmetic.
+//! - `clamp`: as the specification does it, so that a NaN becomes the limit.
+//! - `canonical` replaces every NaN by one.
+//! - `zero`, `magnitudes_32`, `magnitudes_16`, `max_32`, `max_16`, `largest_32` and `largest_16`
+//!   make up the exponent pass.
+//! - `widen_lanes_f16` and `narrow_lanes_f16` convert `LANES` elements, without arithmetic.
 //!
 //! Loads and stores go through fixed-size arrays, so that their bounds are the type's. The
 //! specification handles the rest at the end of a block; packet-sized blocks leave none.
 //!
-//! Most kernels have no intrinsics at all: the compiler makes vector instructions of the
-//! specification when it compiles it for the instruction set.
+//! Most kernels need no intrinsics. They are the specification, compiled for the instruction set:
+//! the compiler makes vector instructions of it.
 
-/// What vectors are loaded from and stored to: every pattern of so many bytes is a value of it.
+/// An element in memory, of `BYTES` bytes, that vectors are loaded from and stored to.
 ///
 /// # Safety
-/// That must be so, and it must have no padding.
+/// The type has that size and no padding, and every pattern of its bytes is a value.
 pub(crate) unsafe trait Plain<const BYTES: usize>: Copy {}
 
-// SAFETY: floats, integers and bytes take any bits, and have the size that is said.
+// SAFETY: floats, integers and bytes take any bits, and have this size.
 unsafe impl Plain<4> for f32 {}
 // SAFETY: as above.
 unsafe impl Plain<4> for i32 {}

@@ -7,8 +7,8 @@ use fanin_quant::*;
 const ELEMENTS: usize = 1 << 12;
 const WORKERS: u32 = 5;
 
-/// Bits by a linear congruential generator, every eighth of them special: zeros, subnormals,
-/// infinities, and NaNs of both signs, quiet or not.
+/// Bits by a linear congruential generator. Every eighth pattern is special: of either sign, a
+/// zero, a subnormal, an infinity or a NaN, quiet or not.
 fn bits(seed: u32) -> impl Iterator<Item = u32> {
     const SPECIAL: [u32; 8] =
         [0, 1, 0x007f_ffff, 0x7f7f_ffff, 0x7f80_0000, 0x7f80_0001, 0x7fc0_0000, 0x7fff_ffff];
@@ -28,7 +28,7 @@ fn singles(seed: u32) -> Vec<f32> {
     bits(seed).take(ELEMENTS).map(f32::from_bits).collect()
 }
 
-/// [`singles`], of which all but the first blocks are finite and of about one magnitude.
+/// As [`singles`], but only the first blocks have special elements.
 fn mostly_finite(seed: u32) -> Vec<f32> {
     let ordinary = |x: u32| f32::from_bits(x & 0x807f_ffff | (119 + (x >> 24 & 7)) << 23);
     bits(seed)
@@ -162,7 +162,7 @@ fn of_words_as_bytes(scale: &Scale, out: &mut [u8]) {
     write_bf16(&acc, scale, out);
 }
 
-/// Of the values and of what is left of them. A residual is always finite.
+/// The digest of the values and of their residuals. A residual is always finite.
 fn fed_back<T: Copy>(values: &[T], feed_back: fn(&mut [T], &mut [f32]), bits: fn(T) -> u32) -> u64 {
     let mut residual = mostly_finite(5);
     residual.rotate_left(512);
