@@ -3,8 +3,8 @@
 //! The naive way is a trait of registers, with kernels that are generic over it. It fails twice.
 //! Intrinsics need `unsafe` outside functions with a `#[target_feature]`, an attribute that a safe
 //! method of a trait cannot have. The length of an array may not depend on a type parameter, and
-//! arrays of fixed length spare the bounds checks. So the text is a macro, `kernels!`. The modules `avx2`, `avx512` and `neon` expand it, each beside the registers and
-//! operations that it needs:
+//! arrays of fixed length spare the bounds checks. So the text is a macro, `kernels!`. The modules
+//! `avx2`, `avx512` and `neon` expand it, each beside the registers and operations that it needs:
 //!
 //! - `Doubles`: a register of `STEP` `f64`, in which all arithmetic is done.
 //! - `Singles`: a register of as many `f32`.
