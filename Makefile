@@ -9,7 +9,7 @@ LABORATORY := $(VENV)/.laboratory
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build checked wheel demo test test-lab lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps docs docs-tools clean tools test-tools
+.PHONY: help build checked wheel demo test test-lab test-arm lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps docs docs-tools clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
 	@echo 'make test    the product: what a contributor runs (a quarter of an hour)'
 	@echo 'make test-lab    the laboratory, the papers, what pip installs, and 25,000 hostile networks in the simulator; CI runs both'
+	@echo 'make test-arm    the kernels for ARM, in an emulator (a part of test-lab; skipped where that is not installed)'
 	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
@@ -129,6 +130,23 @@ test-python: checked
 test-lab: build
 	$(PYTEST) tests/lab
 	cargo test --workspace --quiet --test hostile -- --ignored of_a_campaign
+	$(MAKE) --no-print-directory test-arm
+
+# All tests of the kernels, compiled for ARM and run by qemu-user.
+ARM := aarch64-unknown-linux-gnu
+ARM_TOOLS := qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+ARM_LIBRARIES := /usr/aarch64-linux-gnu
+test-arm: tools
+	@skip() { echo "skipped: the kernels for ARM. Missing: $$1. Install it with: $$2"; }; \
+	if ! command -v qemu-aarch64 >/dev/null || ! command -v aarch64-linux-gnu-gcc >/dev/null || ! [ -e $(ARM_LIBRARIES)/lib/libc.so ]; then \
+	  skip "an emulator, a linker or a C library" "sudo apt-get install -y $(ARM_TOOLS)"; \
+	elif ! ls `rustc --print target-libdir --target $(ARM)`/libstd-*.rlib >/dev/null 2>&1; then \
+	  skip "Rust's standard library for $(ARM)" "rustup target add $(ARM)"; \
+	else \
+	  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L $(ARM_LIBRARIES)" \
+	  cargo test --quiet --package fanin-quant --target $(ARM); \
+	fi
 
 # Hostile networks in the simulator, eight times as many as in `make test-lab`; and ranks killed at random moments, under torchrun. A quarter of an hour, and ten minutes. A
 # seed of the latter alone: LONG="-k 'moments and 3'".

@@ -21,11 +21,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW and VL (Skylake-SP, Zen 4).
     Avx512,
+    /// Little-endian AArch64, which has it always.
+    Neon,
 }
 
 impl Isa {
     /// Every instruction set, worst first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon];
 
     /// Whether this machine has it. Asks the processor; slow in a virtual machine.
     #[must_use]
@@ -36,8 +38,9 @@ impl Isa {
             Self::Avx2 => x86::avx2(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => x86::avx512(),
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::Avx512 => false,
+            #[cfg(all(target_arch = "aarch64", target_endian = "little", target_feature = "neon"))]
+            Self::Neon => true,
+            _ => false,
         }
     }
 
@@ -47,6 +50,8 @@ impl Isa {
             Self::Avx2 => &AVX2,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => &AVX512,
+            #[cfg(all(target_arch = "aarch64", target_endian = "little", target_feature = "neon"))]
+            Self::Neon => &NEON,
             _ => &SCALAR,
         }
     }
@@ -181,6 +186,8 @@ static SCALAR: Kernels = table!(Scalar, scalar);
 static AVX2: Kernels = table!(Avx2, avx2);
 #[cfg(target_arch = "x86_64")]
 static AVX512: Kernels = table!(Avx512, avx512);
+#[cfg(all(target_arch = "aarch64", target_endian = "little", target_feature = "neon"))]
+static NEON: Kernels = table!(Neon, neon);
 
 impl Kernels {
     /// The best kernels of this machine. After the first call, one relaxed load.
@@ -201,10 +208,12 @@ impl Kernels {
 
         const AVX2: u8 = Isa::Avx2 as u8;
         const AVX512: u8 = Isa::Avx512 as u8;
+        const NEON: u8 = Isa::Neon as u8;
         match BEST.load(Ordering::Relaxed) {
             UNDETECTED => detect(),
             AVX512 => Isa::Avx512.table(),
             AVX2 => Isa::Avx2.table(),
+            NEON => Isa::Neon.table(),
             _ => Isa::Scalar.table(),
         }
     }

@@ -43,7 +43,9 @@
 //! - `class`: blocks with a NaN or an infinity.
 //! - `float16`: conversions of f16 and bf16.
 //! - `scalar`: **the specification** of every kernel.
-//! - `avx2` and `avx512`: equal to it bit for bit, which the property tests hold.
+//! - `vectors`: the kernels of instruction sets, as one text. They equal the specification bit for
+//!   bit, which the property tests hold.
+//! - `avx2`, `avx512` and `neon`: the registers and operations that this text is written in.
 //! - `kernels`: the choice between them, made once at run time.
 //! - `integer`: the kernels on `i32`.
 //! - `native`: sums in the tensor's own type.
@@ -68,10 +70,17 @@ mod float16;
 mod integer;
 mod kernels;
 mod native;
+#[cfg(all(target_arch = "aarch64", target_endian = "little", target_feature = "neon"))]
+mod neon;
 mod packed;
 mod rotation;
 mod scalar;
 mod scale;
+#[cfg(any(
+    target_arch = "x86_64",
+    all(target_arch = "aarch64", target_endian = "little", target_feature = "neon")
+))]
+mod vectors;
 
 pub use exponent::Exponent;
 pub use integer::{copy_i32, read_i32, store_le, write_le};

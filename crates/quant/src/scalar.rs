@@ -207,11 +207,13 @@ fn quantize(x: f32, scale: &Finite) -> i32 {
     round_ties_even(clamped)
 }
 
-/// `f64::round_ties_even` is not in `core`. At 1.5 * 2^52 the last bit of an `f64` is worth 1. So
-/// the addition rounds, and leaves the integer in the low bits, in two's complement.
+/// At 1.5 * 2^52 the last bit of an `f64` is worth 1. So an addition rounds to nearest, ties to
+/// even, and leaves the integer in the low bits, in two's complement.
+pub(crate) const INTEGERS: f64 = (3u64 << 51) as f64;
+
+/// `f64::round_ties_even` is not in `core`.
 #[inline]
 fn round_ties_even(x: f64) -> i32 {
-    const INTEGERS: f64 = (3u64 << 51) as f64;
     (x + INTEGERS).to_bits() as i32
 }
 
