@@ -36,7 +36,7 @@ from fanin_lab.netlab.kernel import require_root, require_tools
 from rows import Command
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = 5
+ROUNDS = 3
 FORMAT = 1
 """Of the JSON."""
 
@@ -57,7 +57,8 @@ def main() -> int:
     checks = [
         check for check in rows.CHECKS if args.only is None or args.only in check.command.what
     ]
-    if not checks:
+    others = [command for command in rows.FAST if args.only is None or args.only in command.what]
+    if not checks and not others:
         sys.exit(f"no row has {args.only!r} in its name")
     into: Path = (args.into or ROOT / ("target/partial" if partial else "docs")).resolve()
     path = into / "performance.md"
@@ -78,6 +79,7 @@ def main() -> int:
             "versions": machine.versions(),
         },
         checks=rows.quick(checks) if args.quick else checks,
+        fast=[command.quick() for command in others] if args.quick else others,
         quick=args.quick,
         only=args.only,
     )
@@ -112,7 +114,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
     """Run everything; returns the raw results."""
     rounds = 1 if measured.quick else ROUNDS
-    commands = rows.commands(measured.checks)
+    commands = measured.commands()
     usage = _output([*FANIN, "bench", "allreduce", "--help"])
     for command in commands:
         if (why := _missing(command, usage)) is not None:
