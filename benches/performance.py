@@ -163,18 +163,22 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
 
 def _missing(command: Command, usage: str) -> str | None:
     """Return why the command cannot run here, if it cannot."""
-    if command.links and (why := no_laboratory()):
+    more = ["ethtool"] if "--no-udp-offload" in command.links else []
+    if command.links and (why := no_laboratory(*more)):
         return why
     options = [argument for argument in command.arguments() if argument.startswith("--")]
     unknown = [option for option in options if option not in usage]
     return f"fanin bench allreduce has no {', '.join(unknown)}" if unknown else None
 
 
-def no_laboratory() -> str | None:
-    """Return why there can be no network namespaces here, if there can be none."""
+def no_laboratory(*more: str) -> str | None:
+    """Return why there can be no network namespaces here, if there can be none.
+
+    ``more`` are tools that not every laboratory needs.
+    """
     try:
         require_root()
-        require_tools("ip", "tc", "nft")
+        require_tools("ip", "tc", "nft", *more)
     except NetlabError as error:
         return str(error)
     return None

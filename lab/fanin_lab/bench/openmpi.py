@@ -74,7 +74,7 @@ def crew(
         listener.bind(str(address))
         listener.listen(ranks)
         keywords: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-        keywords["preexec_fn"] = end_with_parent
+        keywords |= {"env": {**os.environ, "TMPDIR": str(folder)}, "preexec_fn": end_with_parent}
         if lab:
             process = lab.popen(SERVER if lab.racks > 1 else SWITCH, command, **keywords)
         else:

@@ -36,12 +36,12 @@ def main(address: str) -> None:
 
 
 def _play(parent: Connection) -> None:
-    inputs: _Inputs | None = None
+    inputs: Inputs | None = None
     parent.send("joined")
     while True:
         round_, number = parent.recv()
         if inputs is None or inputs.of != round_:
-            inputs = _Inputs(round_)
+            inputs = Inputs(round_, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
         inputs.fill(number)
         parent.send("ready")
         begin: float = parent.recv()
@@ -49,7 +49,7 @@ def _play(parent: Connection) -> None:
         parent.send(inputs.verdict(number))
 
 
-def _measure(inputs: _Inputs, begin: float) -> Timing:
+def _measure(inputs: Inputs, begin: float) -> Timing:
     resent = tcp_retransmissions()
     time.sleep(max(0.0, begin - time.monotonic()))
     cpu = time.process_time()
@@ -66,30 +66,32 @@ def _measure(inputs: _Inputs, begin: float) -> Timing:
     return Timing(began, ended, cpu, tcp_retransmissions() - resent)
 
 
-class _Inputs:
+class Inputs:
     """The arrays of a rank: the same numbers as fanin's and Gloo's."""
 
-    def __init__(self, of: Round) -> None:
+    def __init__(self, of: Round, rank: int, world_size: int) -> None:
         self.of = of
+        self._world_size = world_size
         ramp = np.arange(of.elements, dtype=np.int32)
-        ranks = range(MPI.COMM_WORLD.size)
-        self._sum = sum((pattern(rank, ramp) for rank in ranks), np.zeros_like(ramp))
-        self._mine = pattern(MPI.COMM_WORLD.rank, ramp).astype(of.dtype)
+        self._sum = sum((pattern(each, ramp) for each in range(world_size)), np.zeros_like(ramp))
+        self._mine = pattern(rank, ramp).astype(of.dtype)
         self.calls = [
             [np.empty(of.elements, dtype=of.dtype) for _ in range(of.buckets)]
             for _ in range(of.calls)
         ]
 
     def fill(self, number: int) -> None:
+        """Write the inputs of that round."""
         for i, array in enumerate(self._arrays()):
             np.add(self._mine, offset(number, i), out=array, casting="unsafe")
 
     def verdict(self, number: int) -> Verdict:
+        """Compare the sums of that round."""
         digest = hashlib.blake2b(digest_size=16)
         error = 0.0
         for i, array in enumerate(self._arrays()):
             digest.update(array.data)
-            exact = self._sum + MPI.COMM_WORLD.size * offset(number, i)
+            exact = self._sum + self._world_size * offset(number, i)
             worst = float(np.abs(array - exact).max())
             # A NaN must not compare as small.
             error = worst if not worst <= error else error
