@@ -161,7 +161,7 @@ def fanin_samples(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 MB = 1_000_000
-# Where the network or the tensor is another one; where only fanin does something else, it is Gloo.
+# Open MPI takes turns where the network or the tensor is new, and not where only fanin's way is.
 _PEERS = "gloo,openmpi"
 
 GIGABIT = Command("8, 1 Gbit/s, 25 MB", 8, 25 * MB, "--rate 1gbit", peers=_PEERS)
@@ -212,8 +212,8 @@ def _split(k: int, links: str = "", words: str = "") -> Command:
 
 OWN, *MORE = map(_split, (0, 1, 2, 4, 8))
 # The interfaces of virtual machines tell no rate.
-UNTOLD = _split(1, " --untold", " that nobody tells")
-# Buffers of a switch's port: of a cheap one, and of one that is made for machines.
+UNTOLD = _split(1, " --untold", ", rates untold")
+# Buffers of a port: 100 and 200 kB are those of cheap switches.
 SHALLOW, SMALL = (_split(0, f" --queue {size}KB", f", ports with {size} kB") for size in (100, 200))
 DEEP, *DEEP_MORE = (
     _split(k, " --queue 512KB --burst 128KB", ", ports with 512 kB, bursts of 128 kB")

@@ -189,7 +189,7 @@ def test_fanin_beside_tcp_is_measured_beside_fanin_alone(tmp_path: Path) -> None
     found = run["backends"]
     assert set(found) == {"fanin", "alone", "gloo"}
     assert found["alone"]["bulk_bps"] is None
-    # Of a single round, whose ends the ranks tell a little late.
+    # The ranks tell the end of the single round a little late.
     for backend in ("fanin", "gloo"):
         assert 0 < found[backend]["bulk_bps"] < 110_000_000
     assert 0 < run["bulk_alone_bps"] < 100_000_000
@@ -480,7 +480,7 @@ def test_figures_follow_from_the_samples() -> None:
     assert found.ranks_cpu_s_per_gb == pytest.approx(1.0)
     assert found.switch_cpu_s_per_gb == pytest.approx(2.0)
     assert found.retransmissions == 9
-    # Two machines with a rank each, 1 ms of CPU time in 100, 400 and 200 ms.
+    # A round takes 1 ms of CPU time on two machines.
     assert found.cores_a_machine == pytest.approx(0.001 / 0.2 / 2)
     assert found.bulk_bps is None
     beside = [replace(sample, bulk_bps=bps) for sample, bps in zip(samples, (1, 9, 2), strict=True)]

@@ -58,7 +58,7 @@ except TimeoutError:
 print(back)
 """
 
-# Sends a train of 10 datagrams to whom it is told, and takes trains whole, as they arrive.
+# The sender sends a train of 10 datagrams; the receiver takes trains whole, as they arrive.
 TRAIN_OUT = """
 import socket, sys
 out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

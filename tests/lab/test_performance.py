@@ -141,7 +141,7 @@ def test_cpu_time_is_held_against_gloo_or_another_row() -> None:
     against_gloo = Check(ONE, 1.15, "gloo", cpu=True)
     found = {ONE: run(0.1), OTHER: run(0.1)}
     found[ONE]["backends"]["fanin"]["ranks_cpu_s_per_gb"] = 0.25
-    # What only sums counts as well, of fanin.
+    # fanin's CPU time includes that of its switches.
     assert against_gloo.figure(found) == pytest.approx(1.25)
     assert against_gloo.asked() == "at most 1.15 times Gloo's CPU s/GB"
     assert (against_gloo.met(1.15), against_gloo.met(1.16)) == (True, False)
