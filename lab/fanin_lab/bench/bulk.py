@@ -1,7 +1,7 @@
 """A bulk transfer over TCP from `w0` to `w1`, and one back: traffic that must not starve.
 
 ``python -m fanin_lab.bench.bulk send ADDRESS FILE`` and ``.. sink ADDRESS FILE`` are its two ends.
-The file is shared memory: whether the sender is to send, and how many bytes have arrived.
+The file is shared memory, a word for each of `_ALLOWED`, `_SENDING`, `_SENT` and `_ARRIVED`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fanin_lab.netlab import Netlab, address
 PORT = 4898
 WAYS = (("w0", "w1"), ("w1", "w0"))
 _BUFFER_BYTES = 1 << 18
-_FILE_BYTES = 16
-"""Two words of 8 bytes."""
+_ALLOWED, _SENDING, _SENT, _ARRIVED = range(4)
+"""May it send, does it send, the bytes that it sends, and the bytes that have arrived."""
+_FILE_BYTES = 4 * 8
 _WARM_BYTES = 1 << 20
 """A flow that has brought so much is out of TCP's slow start."""
-_STILL_S = 0.05
 _ALONE_S = 0.5
 _DEADLINE_S = 30.0
 
@@ -40,11 +40,16 @@ class Flow:
 
     def allow(self, on: bool) -> None:
         """Have the sender send, or pause."""
-        self._words[0] = int(on)
+        self._words[_ALLOWED] = int(on)
 
     def arrived_bytes(self) -> int:
         """Return how many bytes have arrived so far."""
-        return self._words[1]
+        return self._words[_ARRIVED]
+
+    def is_still(self) -> bool:
+        """Whether the sender has paused, and all that it sent has arrived."""
+        words = self._words
+        return not words[_SENDING] and words[_SENT] == words[_ARRIVED]
 
 
 class Bulk:
@@ -101,12 +106,10 @@ class Bulk:
 
     def _wait_still(self) -> None:
         deadline = time.monotonic() + _DEADLINE_S
-        before: list[int] = []
-        while (now := [flow.arrived_bytes() for flow in self._flows]) != before:
+        while not all(flow.is_still() for flow in self._flows):
             if time.monotonic() > deadline:
                 raise BenchError(f"TCP between w0 and w1 did not stop in {_DEADLINE_S:.0f} s")
-            before = now
-            time.sleep(_STILL_S)  # a queue that still drains brings bytes meanwhile
+            time.sleep(0.005)
 
 
 @contextlib.contextmanager
@@ -148,7 +151,10 @@ def _send(to: str, file: Path) -> None:
     buffer = bytes(_BUFFER_BYTES)
     with socket.create_connection((to, PORT)) as connection:
         while True:
-            if words[0]:
+            # The parent reads that this pauses only once nothing more is counted.
+            words[_SENDING] = words[_ALLOWED]
+            if words[_SENDING]:
+                words[_SENT] += len(buffer)
                 connection.sendall(buffer)
             else:
                 time.sleep(0.002)
@@ -162,7 +168,7 @@ def _sink(here: str, file: Path) -> None:
         connection, _ = listener.accept()
         with connection:
             while count := connection.recv_into(buffer):
-                words[1] += count
+                words[_ARRIVED] += count
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ def crew(
         while len(by_rank) < ranks:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise BenchError(f"Open MPI's ranks did not start: {_last_words(said)}")
-            with contextlib.suppress(TimeoutError):
+            # EOFError, OSError: a rank has died, and mpirun will end. TimeoutError: nobody came.
+            with contextlib.suppress(EOFError, OSError):
                 accepted, _ = listener.accept()
                 accepted.settimeout(None)
                 pipe = Connection(accepted.detach())
@@ -132,7 +133,7 @@ exec ip netns exec {namespace_of(lab.name, "$host")} \\
 
 
 def _last_words(said: Path) -> str:
-    lines = [line.strip("- ") for line in said.read_text().splitlines()]
+    lines = [line.strip("- ") for line in said.read_text(errors="replace").splitlines()]
     return " ".join(filter(None, lines))[-500:] or "nothing"
 
 
