@@ -15,7 +15,7 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import performance
@@ -93,7 +93,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measured(python: Path, command: Command) -> Figures:
-    arguments = [*command.arguments(), "--baseline", "none"]
+    arguments = replace(command, peers="none").arguments()
     (run,) = performance.bench(arguments, [str(python), "-m", "fanin"])["runs"]
     fanin = run["backends"]["fanin"]
     cpu = fanin["ranks_cpu_s_per_gb"] + fanin["switch_cpu_s_per_gb"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fanin_lab.units import shown_size, shown_time
+from fanin_lab.units import shown_rate, shown_size, shown_time
 from kernels import Kernel
 from rows import HEADERS, Check, Command, commands, fanin_samples, median_s
 
@@ -24,6 +24,8 @@ class Measured:
     where: Mapping[str, Any]
     """Commit, machine, versions, time: as in the JSON of `fanin bench allreduce`."""
     checks: Sequence[Check]
+    fast: Sequence[Command] = ()
+    """Commands on links above 1 Gbit/s, of which nothing is asked."""
     rounds: list[Mapping[Command, Mapping[str, Any]]] = field(default_factory=list)
     broken: dict[Command, str] = field(default_factory=dict)
     """Why a command has no result: "skipped: ..", "failed: ..", as the program says it."""
@@ -36,6 +38,10 @@ class Measured:
     quick: bool = False
     only: str | None = None
     """What the names of all its rows have, where there are others."""
+
+    def commands(self) -> list[Command]:
+        """Return all that is run, each once, in the order in which it is run."""
+        return [*commands(self.checks), *self.fast]
 
     def broken_of(self, check: Check) -> str | None:
         """Return why the check cannot be made."""
@@ -88,11 +94,14 @@ def generated(measured: Measured) -> str:
         _TIMES,
         table(
             [
-                *("workers, links, tensor", "bound", "fanin", "Gloo", "CPU: fanin's ranks"),
-                *("what only sums", "Gloo's ranks", "its memory", "sent again"),
+                *("workers, links, tensor", "bound", "fanin", "Gloo", "Open MPI"),
+                *("CPU: fanin's ranks", "what only sums", "Gloo's ranks", "Open MPI's ranks"),
+                *("its memory", "sent again"),
             ],
-            [_time_row(measured, command) for command in commands(measured.checks)],
+            [_time_row(measured, command) for command in measured.commands()],
         ),
+        _beside_tcp(measured),
+        _fast(measured),
         _picture(measured),
         "## Kernels\n",
         _kernels(measured),
@@ -135,7 +144,8 @@ rate. With headers it is {HEADERS:.3f} times that.
 _TIMES = """\
 CPU seconds for a gigabyte of a rank's tensor, all ranks together (with their own services), and all
 processes that only sum; what the kernel does for shaped links on its own account is in none. Memory
-is the most that one of those processes held. Sent again: fanin's packets, in all rounds.
+is the most that one of those processes held. Sent again: fanin's packets, in all rounds. Open MPI's
+ranks ask for packets again and again while they wait, so they use the CPU time that others leave.
 """
 
 
@@ -152,7 +162,7 @@ def _check_row(measured: Measured, check: Check) -> list[str]:
 
 def _time_row(measured: Measured, command: Command) -> list[str]:
     if command in measured.broken:
-        return [command.what, *["-"] * 8]
+        return [command.what, *["-"] * 10]
     runs = [found[command] for found in measured.rounds]
     bound = runs[0]["bound_s"]
     backends = runs[0]["backends"]
@@ -174,12 +184,92 @@ def _time_row(measured: Measured, command: Command) -> list[str]:
         "-" if bound is None else shown_time(bound),
         times("fanin"),
         times("gloo"),
+        times("openmpi"),
         cpu("fanin", "ranks_cpu_s_per_gb"),
         cpu("fanin", "switch_cpu_s_per_gb"),
         cpu("gloo", "ranks_cpu_s_per_gb"),
+        cpu("openmpi", "ranks_cpu_s_per_gb"),
         shown_size(max(held)) if held else "-",
         str(resent),
     ]
+
+
+_BESIDE_TCP = """\
+TCP sends all that it can from one machine to another and back. Its rate is that of the slower
+direction, without headers. Each is measured alone, too.
+"""
+
+
+def _beside_tcp(measured: Measured) -> str:
+    """Return how TCP and fanin share a link, where that was measured."""
+    runs = [
+        (command.what, [found[command] for found in measured.rounds])
+        for command in measured.commands()
+        if "--background tcp" in command.links and command not in measured.broken
+    ]
+    if not runs:
+        return ""
+
+    def rate(bps: Sequence[float]) -> str:
+        return shown_rate(round(statistics.median(bps)))
+
+    return "\n".join(
+        [
+            "## Beside TCP\n",
+            _BESIDE_TCP,
+            table(
+                [
+                    *("workers, links, tensor", "TCP alone", "TCP beside fanin"),
+                    *("TCP beside Gloo", "fanin alone", "fanin beside TCP"),
+                ],
+                [
+                    [
+                        what,
+                        rate([run["bulk_alone_bps"] for run in of_what]),
+                        *(
+                            rate([run["backends"][backend]["bulk_bps"] for run in of_what])
+                            for backend in ("fanin", "gloo")
+                        ),
+                        *(
+                            spread([median_s(run, backend) for run in of_what], shown_time)
+                            for backend in ("alone", "fanin")
+                        ),
+                    ]
+                    for what, of_what in runs
+                ],
+            ),
+        ]
+    )
+
+
+def _fast(measured: Measured) -> str:
+    """Return how far each comes on links above 1 Gbit/s, and how many cores that needs."""
+    commands = [command for command in measured.fast if command not in measured.broken]
+    if not commands:
+        return ""
+    rows = []
+    for command in commands:
+        runs = [found[command] for found in measured.rounds]
+        row = [command.what]
+        for backend in ("fanin", "gloo"):
+            busy = statistics.median(run["backends"][backend]["cores_a_machine"] for run in runs)
+            reached = statistics.median(
+                run["bound_s"] * HEADERS / median_s(run, backend) for run in runs
+            )
+            row += [f"{reached:.0%}", f"{busy:.2f}", f"{busy / reached:.2f}"]
+        rows.append(row)
+    cores = measured.where["machine"]["cores"]
+    text = f"""\
+Nothing is asked here. Reached: the share of the links' rate that is used, headers counted. Cores a
+machine: the CPU seconds of a machine's ranks and services by the seconds that pass; at line rate it
+would be that by the share that is reached. All machines here are the {cores} cores of one, which
+also do the kernel's work for all links: they, and not the links, are the bottleneck wherever the
+cores of all machines at line rate are more than that.
+"""
+    head = ["workers, links, tensor"]
+    for who in ("fanin", "Gloo"):
+        head += [f"{who}: reached", "cores a machine", "at line rate"]
+    return "\n".join(["## Above 1 Gbit/s\n", text, table(head, rows)])
 
 
 def _picture(measured: Measured) -> str:

@@ -36,7 +36,7 @@ from fanin_lab.netlab.kernel import require_root, require_tools
 from rows import Command
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = 5
+ROUNDS = 3
 FORMAT = 1
 """Of the JSON."""
 
@@ -57,7 +57,8 @@ def main() -> int:
     checks = [
         check for check in rows.CHECKS if args.only is None or args.only in check.command.what
     ]
-    if not checks:
+    others = [command for command in rows.FAST if args.only is None or args.only in command.what]
+    if not checks and not others:
         sys.exit(f"no row has {args.only!r} in its name")
     into: Path = (args.into or ROOT / ("target/partial" if partial else "docs")).resolve()
     path = into / "performance.md"
@@ -78,6 +79,7 @@ def main() -> int:
             "versions": machine.versions(),
         },
         checks=rows.quick(checks) if args.quick else checks,
+        fast=[command.quick() for command in others] if args.quick else others,
         quick=args.quick,
         only=args.only,
     )
@@ -112,7 +114,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
     """Run everything; returns the raw results."""
     rounds = 1 if measured.quick else ROUNDS
-    commands = rows.commands(measured.checks)
+    commands = measured.commands()
     usage = _output([*FANIN, "bench", "allreduce", "--help"])
     for command in commands:
         if (why := _missing(command, usage)) is not None:
@@ -161,18 +163,22 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
 
 def _missing(command: Command, usage: str) -> str | None:
     """Return why the command cannot run here, if it cannot."""
-    if command.links and (why := no_laboratory()):
+    more = ["ethtool"] if "--no-udp-offload" in command.links else []
+    if command.links and (why := no_laboratory(*more)):
         return why
     options = [argument for argument in command.arguments() if argument.startswith("--")]
     unknown = [option for option in options if option not in usage]
     return f"fanin bench allreduce has no {', '.join(unknown)}" if unknown else None
 
 
-def no_laboratory() -> str | None:
-    """Return why there can be no network namespaces here, if there can be none."""
+def no_laboratory(*more: str) -> str | None:
+    """Return why there can be no network namespaces here, if there can be none.
+
+    ``more`` are tools that not every laboratory needs.
+    """
     try:
         require_root()
-        require_tools("ip", "tc", "nft")
+        require_tools("ip", "tc", "nft", *more)
     except NetlabError as error:
         return str(error)
     return None

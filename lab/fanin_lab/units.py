@@ -86,17 +86,25 @@ def shown_links(
     rates: Mapping[str, int] | None = None,
     queue: int | None = None,
     background: int | None = None,
+    burst: int | None = None,
+    udp_offload: bool = True,
+    bulk: bool = False,
+    untold: bool = False,
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
     if spare_bps is not None:
         others.insert(0, f"spare machines {shown_rate(spare_bps)}")
     text = f"{'unshaped' if bps is None else shown_rate(bps)} links"
+    text += " of untold rate" if untold else ""
     text += f" ({', '.join(others)})" if others else ""
     text += f", MTU {mtu}"
     text += "" if queue is None else f", queues of {shown_size(queue)}"
+    text += "" if burst is None else f", bursts of {shown_size(burst)}"
+    text += "" if udp_offload else ", no offload for UDP"
     text += "" if loss is None else f", loss {100 * loss:g} %"
     text += "" if background is None else f", {shown_rate(background)} of others' traffic to w0"
+    text += ", TCP from w0 to w1 and back" if bulk else ""
     text += f", {racks} racks" if racks > 1 else ""
     return text + (f", {spares} spare machine{'s' if spares > 1 else ''}" if spares else "")
 

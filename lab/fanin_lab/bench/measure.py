@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fanin._settings import Settings
 
-from fanin_lab.bench import DTYPES, BenchError
-from fanin_lab.bench.message import BOUNDED, PATTERN_MAX, Round
+from fanin_lab import commands
+from fanin_lab.bench import DTYPES, BenchError, openmpi
+from fanin_lab.bench.message import ALONE, BOUNDED, OPENMPI, TCP, Round
+from fanin_lab.bench.pattern import PATTERN_MAX
 from fanin_lab.bench.progress import Advance
 from fanin_lab.bench.report import title
 from fanin_lab.bench.result import Run, Setting, error_allowed, figures
@@ -33,6 +36,8 @@ def measure(
     grouped: int = args.ranks_per_machine
     with_switch = has_switch(args)
     _check_cast(counts, grouped, links, settings, with_switch)
+    if OPENMPI in args.baseline:
+        _check_openmpi(args.collective, args.dtype)
     runs = []
     for workers in counts:
         with stage(
@@ -79,6 +84,21 @@ def _check_cast(
         raise BenchError(
             f"{settings.protocol} sums in its switches and its server: without --spares"
         )
+    if links is not None and links.bulk and min(counts) // grouped < 2:
+        raise BenchError("TCP goes from w0 to w1 and back: --background tcp needs two machines")
+    if links is not None and links.untold and settings.protocol != "switchml":
+        raise BenchError(f"--untold: {settings.protocol} has no plan that depends on rates")
+
+
+def _check_openmpi(collective: str, dtype: str) -> None:
+    if collective != "all_reduce":
+        raise BenchError("Open MPI takes turns in all-reduces alone: --baseline gloo")
+    if dtype not in openmpi.DTYPES:
+        raise BenchError(
+            f"MPI sums no {dtype}: --baseline gloo, or --dtype {' or '.join(openmpi.DTYPES)}"
+        )
+    commands.require(BenchError, "mpi4py")
+    openmpi.mpirun()
 
 
 def has_switch(args: argparse.Namespace) -> bool:
@@ -97,7 +117,11 @@ def links_of(args: argparse.Namespace) -> Links | None:
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
         queue_bytes=args.queue,
-        background_bps=args.background,
+        background_bps=None if args.background == TCP else args.background,
+        burst_bytes=args.burst,
+        udp_offload=args.udp_offload,
+        bulk=args.background == TCP,
+        untold=args.untold,
     )
     return links if links != Links() or args.mtu is not None else None
 
@@ -105,12 +129,17 @@ def links_of(args: argparse.Namespace) -> Links | None:
 def backends(args: argparse.Namespace) -> tuple[str, ...]:
     """Return who takes turns."""
     bounded = (BOUNDED,) if args.settings.loss_bound else ()
-    return ("fanin", *bounded, *(("gloo",) if args.baseline == "gloo" else ()))
+    alone = (ALONE,) if args.background == TCP else ()
+    return ("fanin", *alone, *bounded, *args.baseline)
 
 
 def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advance: Advance) -> Run:
     samples: dict[str, list[Sample]] = {backend: [] for backend in backends(args)}
+    bulk_alone: list[float] = []
     for repeat in range(-args.warmup, args.repeat):
+        alone_bps = ready.bulk_alone_bps()
+        if repeat >= 0 and alone_bps is not None:
+            bulk_alone.append(alone_bps)
         for backend, taken in samples.items():
             advance(f"{title(setting)}, {backend}")
             sample = ready.round(
@@ -127,7 +156,8 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
             if repeat >= 0:
                 taken.append(sample)
     found = {backend: figures(setting, taken) for backend, taken in samples.items()}
-    return Run(setting, found, ready.switch_peak_bytes())
+    alone = statistics.median(bulk_alone) if bulk_alone else None
+    return Run(setting, found, ready.switch_peak_bytes(), alone)
 
 
 def _check(backend: str, setting: Setting, sample: Sample) -> None:

@@ -9,8 +9,17 @@ from fanin._settings import Settings
 BOUNDED = "bounded"
 """fanin with a loss bound, beside fanin without one."""
 
-PATTERN_MAX = 127
-"""The elements are whole numbers up to this, so that their sum is known exactly."""
+ALONE = "alone"
+"""fanin without the TCP flow, beside fanin with it."""
+
+OPENMPI = "openmpi"
+"""Open MPI, whose ranks are processes of their own."""
+
+OVER_TCP = ("gloo", OPENMPI)
+"""The peers that may take turns with fanin; the kernel counts what they send again."""
+
+TCP = "tcp"
+"""Background traffic that is a bulk transfer."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Place:
     switch: str | None
     """None: there are the ranks' own services alone."""
     rate_bps: int | None
-    """The rate of this machine's link: a virtual one does not say it. None: unshaped."""
+    """The rate of this machine's link: a virtual one does not say it. None: unshaped, or untold."""
     timeout_s: float
     backends: tuple[str, ...]
     settings: Settings

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STYLES = {"fanin": ("-", "o"), "bounded": (":", "^"), "gloo": ("--", "s")}
+_STYLES |= {"openmpi": ("-.", "D"), "alone": ("-", "v")}
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:

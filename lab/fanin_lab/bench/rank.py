@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +24,7 @@ from fanin.torch.backend import channel
 
 from fanin_lab import netlab
 from fanin_lab.bench.message import BOUNDED, Failed, Place, Round, Timing, Verdict
-
-_PERIOD = 97
+from fanin_lab.bench.pattern import offset, pattern
 
 
 def play(place: Place, parent: Connection) -> None:
@@ -126,14 +124,14 @@ class Inputs:
         # One pattern at a time: all of them on every rank would be more than a machine has.
         total, gathered = torch.zeros_like(ramp), torch.zeros_like(ramp)
         for rank in range(place.world_size):
-            pattern = (ramp + 31 * rank) % _PERIOD - 48
-            total += pattern
+            of_rank = pattern(rank, ramp)
+            total += of_rank
             here = self._of(rank)
-            gathered[here] = pattern[here]
+            gathered[here] = of_rank[here]
             if rank == 0:
-                first = pattern
+                first = of_rank
             if rank == place.rank:
-                self._mine = pattern.to(dtype)
+                self._mine = of_rank.to(dtype)
         expected = {"all_gather": gathered, "broadcast": first}.get(round_.collective, total)
         self._expected = expected.to(torch.float32)
         # How often what is written is in a result.
@@ -172,7 +170,7 @@ class Inputs:
     def fill(self, number: int) -> None:
         """Write the inputs of that round."""
         for i, tensor in enumerate(self._tensors()):
-            torch.add(self._mine, _offset(number, i), out=tensor)
+            torch.add(self._mine, offset(number, i), out=tensor)
 
     def verdict(self, number: int) -> Verdict:
         """Compare the sums of that round."""
@@ -183,7 +181,7 @@ class Inputs:
             result, expected = tensor[self._results], self._expected[self._results]
             if alike:
                 digest.update(result.view(torch.uint8).numpy().data)
-            off = result.to(torch.float32).sub_(expected).sub_(self._times * _offset(number, i))
+            off = result.to(torch.float32).sub_(expected).sub_(self._times * offset(number, i))
             if not off.numel():
                 continue
             # Not max(): a NaN must not compare as small.
@@ -193,10 +191,6 @@ class Inputs:
 
     def _tensors(self) -> Sequence[torch.Tensor]:
         return [tensor for call in self.calls for tensor in call]
-
-
-def _offset(number: int, tensor: int) -> int:
-    return (5 * number + 3 * tensor) % 73
 
 
 def _statistics(group: Any) -> dict[str, int]:
@@ -216,10 +210,4 @@ def _loss(group: Any, backend: str) -> tuple[int, int]:
 def _retransmissions(group: Any, backend: str) -> int:
     if backend in ("fanin", BOUNDED):
         return _statistics(group)["retransmissions"]
-    # Of the network namespace; on loopback, of the machine.
-    head, values = [
-        line.split()
-        for line in Path("/proc/self/net/snmp").read_text().splitlines()
-        if line.startswith("Tcp:")
-    ]
-    return int(values[head.index("RetransSegs")])
+    return netlab.tcp_retransmissions()

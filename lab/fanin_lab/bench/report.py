@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from fanin_lab.bench.message import ALONE, OVER_TCP
 from fanin_lab.bench.plan import Plan
 from fanin_lab.bench.result import Figures, Run, Setting
-from fanin_lab.units import shown_size, shown_time
+from fanin_lab.units import shown_rate, shown_size, shown_time
 
 _TIMES = ("median", "min", "p99", "max")
 _HEAD = ("", *_TIMES, "elements/s", "of bound", "ranks", "switch", "resent", "lost", "error")
@@ -54,6 +55,8 @@ def table(run: Run) -> str:
         lines.insert(1, _plan(run.setting.plan))
     if run.ratio is not None:
         lines.append(f"fanin is {run.ratio:.2f} times as fast as Gloo")
+    if run.bulk_alone_bps is not None:
+        lines += _beside_tcp(run, run.bulk_alone_bps)
     if run.switch_peak_bytes is not None:
         lines.append(f"what only sums has held {shown_size(run.switch_peak_bytes)} at most")
     return "\n".join(lines)
@@ -76,6 +79,20 @@ def _plan(plan: Plan) -> str:
     return f"plan: {shown}; all wait for {plan.bound}; a ring takes {shown_time(plan.ring_s)}"
 
 
+def _beside_tcp(run: Run, alone_bps: float) -> list[str]:
+    """Say how fast TCP is beside each backend, and fanin beside TCP."""
+    lines = [f"TCP brings {shown_rate(round(alone_bps))} while nobody sums (its slower direction)"]
+    for name, figures in run.backends.items():
+        if figures.bulk_bps is not None:
+            lines.append(
+                f"beside {name} it brings {shown_rate(round(figures.bulk_bps))}, "
+                f"{figures.bulk_bps / alone_bps:.0%} of that"
+            )
+    if run.kept_share is not None:
+        lines.append(f"beside TCP fanin is {run.kept_share:.2f} times as fast as {ALONE}")
+    return lines
+
+
 def _row(name: str, figures: Figures) -> tuple[str, ...]:
     return (
         name,
@@ -86,7 +103,7 @@ def _row(name: str, figures: Figures) -> tuple[str, ...]:
         f"{figures.elements_per_s:.3g}",
         "-" if figures.bound_share is None else f"{100 * figures.bound_share:.1f} %",
         f"{figures.ranks_cpu_s_per_gb:.2f}",
-        f"{figures.switch_cpu_s_per_gb:.2f}" if name != "gloo" else "-",
+        f"{figures.switch_cpu_s_per_gb:.2f}" if name not in OVER_TCP else "-",
         str(figures.retransmissions),
         f"{100 * figures.lost_share:.2f} %" if figures.lost_share else "0",
         f"{figures.error_max:.1e}" if figures.error_max else "0",

@@ -10,6 +10,7 @@ from typing import Any
 
 from fanin._settings import Protocol, TravelsAs
 
+from fanin_lab.bench.message import ALONE, OVER_TCP
 from fanin_lab.bench.plan import Plan
 from fanin_lab.bench.stage import Links, Sample
 
@@ -98,6 +99,10 @@ class Figures:
     """The 99th percentile of the samples, the nearest rank: of fewer than 100 the longest."""
     lost_share: float
     """Which part of the contributions is not in the sums: the mean over the samples."""
+    cores_a_machine: float
+    """The cores that the ranks of a machine keep busy while they sum, at the median."""
+    bulk_bps: float | None
+    """The bits a second that TCP brought beside it, in its slower direction, at the median."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,8 @@ class Run:
     backends: Mapping[str, Figures]
     switch_peak_bytes: int | None = None
     """The most memory that one of the processes that only sum has held; None: there is none."""
+    bulk_alone_bps: float | None = None
+    """The bits a second of TCP's slower direction while nobody sums; None: there is no TCP."""
 
     @property
     def ratio(self) -> float | None:
@@ -115,6 +122,13 @@ class Run:
         if not {"fanin", "gloo"} <= set(self.backends):
             return None
         return self.backends["gloo"].median_s / self.backends["fanin"].median_s
+
+    @property
+    def kept_share(self) -> float | None:
+        """How fast fanin is beside TCP, as a fraction of how fast it is alone."""
+        if ALONE not in self.backends:
+            return None
+        return self.backends[ALONE].median_s / self.backends["fanin"].median_s
 
     def as_json(self) -> dict[str, Any]:
         """Return it for `json.dumps`."""
@@ -126,6 +140,7 @@ class Run:
             "bound_s": self.setting.bound_s,
             "ratio_to_gloo": self.ratio,
             "switch_peak_bytes": self.switch_peak_bytes,
+            "bulk_alone_bps": self.bulk_alone_bps,
             "backends": {name: asdict(figures) for name, figures in self.backends.items()},
         }
 
@@ -135,6 +150,8 @@ def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
     times = [sample.time_s for sample in samples]
     median = statistics.median(times)
     gigabytes = setting.payload_bytes * setting.calls * len(samples) / 1e9
+    machines = setting.workers / setting.ranks_per_machine if setting.links else 1
+    beside = [sample.bulk_bps for sample in samples if sample.bulk_bps is not None]
     return Figures(
         samples=samples,
         median_s=median,
@@ -148,6 +165,10 @@ def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
         error_max=max(sample.error_max for sample in samples),
         p99_s=sorted(times)[math.ceil(0.99 * len(times)) - 1],
         lost_share=statistics.fmean(sample.lost_share for sample in samples),
+        cores_a_machine=statistics.median(
+            sample.ranks_cpu_s / (sample.time_s * setting.calls) / machines for sample in samples
+        ),
+        bulk_bps=statistics.median(beside) if beside else None,
     )
 
 
@@ -162,7 +183,7 @@ def error_allowed(
     if epsilon == 0:
         return 0.0
     sum_largest = workers * largest
-    if backend == "gloo":
+    if backend in OVER_TCP:
         # Each of the n - 1 additions rounds by at most half an epsilon of what is there by then.
         return (workers - 1) * epsilon / 2 * sum_largest
     if wire_dtype == "native":

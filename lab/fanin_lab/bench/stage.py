@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import multiprocessing
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fanin import _settings
 from fanin._settings import Settings
 
 from fanin_lab import netlab
-from fanin_lab.bench import BenchError
-from fanin_lab.bench.message import Failed, Place, Round, Timing, Verdict
+from fanin_lab.bench import BenchError, openmpi
+from fanin_lab.bench.bulk import Bulk, bulk
+from fanin_lab.bench.crew import Crew
+from fanin_lab.bench.message import ALONE, OPENMPI, OVER_TCP, Place, Round, Timing, Verdict
 from fanin_lab.bench.plan import Machine, Plan, planned
+from fanin_lab.bench.processes import end_with_parent, ended
 from fanin_lab.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, address
 from fanin_lab.units import shown_links
 
@@ -38,8 +39,6 @@ _NOTICE_S = 0.01
 _NOTICE_A_RANK_S = 0.001
 # Beyond the collectives' own timeout, for filling, checking, and a busy machine.
 _GRACE_S = 60.0
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,14 @@ class Links:
     """The bytes that may wait at each end of a link; None: 50 ms of its rate."""
     background_bps: int | None = None
     """The rate at which others send to `w0` all the time, through the switch's end of its link."""
+    burst_bytes: int | None = None
+    """The bytes that a link carries as fast as the machine after a pause; None: by its rate."""
+    udp_offload: bool = True
+    """Whether the interfaces cut UDP's trains."""
+    bulk: bool = False
+    """Whether TCP sends all it can from `w0` to `w1` and back."""
+    untold: bool = False
+    """Whether nobody tells fanin the rates."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -81,6 +88,8 @@ class Sample:
     """The sums' digest, equal on all ranks. A round's inputs depend on its number alone."""
     lost_share: float = 0.0
     """Which part of the contributions is not in the sums, by fanin's own account."""
+    bulk_bps: float | None = None
+    """The bits a second that TCP brought meanwhile, in its slower direction; None: it sent none."""
 
 
 class Stage:
@@ -88,26 +97,26 @@ class Stage:
 
     def __init__(
         self,
-        ranks: list[Any],
-        pipes: list[Connection],
+        torch: Crew,
         switch_pids: Sequence[int],
-        timeout_s: float,
         counters: Sequence[str | None],
         machines: Sequence[Machine] | None,
+        mpi: Crew | None = None,
+        flows: Bulk | None = None,
     ) -> None:
-        self._ranks = ranks
-        self._pipes = pipes
+        self._torch = torch
+        self._mpi = mpi
         self._switch_pids = switch_pids
         self._switch_clocks = [_cpu_clock(pid) for pid in switch_pids]
-        self._timeout_s = timeout_s + _GRACE_S
         self._counters = counters
         self._machines = machines
+        self._flows = flows
         self._number = 0
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return len(self._pipes)
+        return len(self._counters)
 
     def round(self, wanted: Round) -> Sample:
         """Do one round on all ranks, and check that all have the same bits.
@@ -115,13 +124,25 @@ class Stage:
         Raises `BenchError`.
         """
         self._number += 1
-        self._tell((wanted, self._number))
-        self._hear(str)
+        crew = self._mpi if wanted.backend == OPENMPI else self._torch
+        assert crew is not None
+        flows = None if wanted.backend == ALONE else self._flows
+        crew.tell(
+            (replace(wanted, backend="fanin") if wanted.backend == ALONE else wanted, self._number)
+        )
+        crew.hear(str)
+        if flows:
+            flows.start()
         switch_cpu = self._switch_cpu_s()
-        self._tell(time.monotonic() + _NOTICE_S + _NOTICE_A_RANK_S * self.world_size)
-        timings = self._hear(Timing)
+        begin = time.monotonic() + _NOTICE_S + _NOTICE_A_RANK_S * self.world_size
+        crew.tell(begin)
+        if flows:
+            time.sleep(max(0.0, begin - time.monotonic()))
+            flows.mark()
+        timings = crew.hear(Timing)
+        bulk_bps = flows.stop() if flows else None
         switch_cpu = self._switch_cpu_s() - switch_cpu
-        verdicts = self._hear(Verdict)
+        verdicts = crew.hear(Verdict)
         if len({verdict.digest for verdict in verdicts}) > 1:
             raise BenchError(f"the ranks have different sums: {wanted}")
         began = min(timing.began for timing in timings)
@@ -131,11 +152,19 @@ class Stage:
             rank_times_s=tuple((t.ended - began) / wanted.calls for t in timings),
             ranks_cpu_s=sum(timing.cpu_s for timing in timings),
             switch_cpu_s=switch_cpu,
-            retransmissions=self._tcp_s(resent) if wanted.backend == "gloo" else sum(resent),
+            retransmissions=self._tcp_s(resent) if wanted.backend in OVER_TCP else sum(resent),
             error_max=max(verdict.error_max for verdict in verdicts),
             digest=verdicts[0].digest,
             lost_share=timings[0].lost / max(1, timings[0].contributions),
+            bulk_bps=bulk_bps,
         )
+
+    def bulk_alone_bps(self) -> float | None:
+        """Return what TCP brings while nobody sums, in bits a second; None: there is no such flow.
+
+        Raises `BenchError`.
+        """
+        return None if self._flows is None else self._flows.alone_bps()
 
     def plan(self, size_bytes: int, asked: _settings.Plan) -> Plan | None:
         """Return what the planner says; None where it does not know the links."""
@@ -155,40 +184,6 @@ class Stage:
     def _switch_cpu_s(self) -> float:
         return sum(map(time.clock_gettime, self._switch_clocks))
 
-    def wait_joined(self) -> None:
-        """Wait until all ranks are in both groups."""
-        self._hear(str)
-
-    def _tell(self, what: object) -> None:
-        for pipe in self._pipes:
-            # OSError: it has ended, and its last words say why, to `_hear`.
-            with contextlib.suppress(OSError):
-                pipe.send(what)
-
-    def _hear(self, kind: type[_T]) -> list[_T]:
-        deadline = time.monotonic() + self._timeout_s
-        heard: dict[int, _T] = {}
-        while len(heard) < self.world_size:
-            silent = {p: i for i, p in enumerate(self._pipes) if i not in heard}
-            ready = wait(list(silent), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                ranks = ", ".join(map(str, sorted(silent.values())))
-                raise BenchError(f"ranks {ranks} were silent for {self._timeout_s:.0f} s")
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                rank = silent[pipe]
-                try:
-                    said = pipe.recv()
-                except (EOFError, OSError):
-                    self._ranks[rank].join(1)
-                    code = self._ranks[rank].exitcode
-                    raise BenchError(f"rank {rank} died, exit code {code}") from None
-                if isinstance(said, Failed):
-                    raise BenchError(f"rank {rank} failed:\n{said.text}")
-                assert isinstance(said, kind), said
-                heard[rank] = said
-        return [heard[rank] for rank in range(self.world_size)]
-
 
 @contextlib.contextmanager
 def stage(
@@ -206,10 +201,11 @@ def stage(
 
     Raises `BenchError`, and `fanin_lab.netlab.NetlabError`.
     """
+    told = links is None or not links.untold
     if (
         with_switch
         and settings.protocol == "switchml"
-        and (links is None or links.rate_bps is None)
+        and (links is None or links.rate_bps is None or links.untold)
     ):
         # No rate tells the plan that its link is a multiple of the others'.
         settings = replace(settings, plan="switch")
@@ -218,7 +214,7 @@ def stage(
         if links is not None:
             _sweep()
             lab = stack.enter_context(laboratory(workers // ranks_per_machine, links))
-        services = stack.enter_context(_services(lab, settings, with_switch))
+        services = stack.enter_context(_services(lab, settings, with_switch, told))
         if lab and links and links.background_bps:
             stack.enter_context(background(lab, links.background_bps))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-bench-")))
@@ -233,23 +229,29 @@ def stage(
                     interface=INTERFACE if lab else "lo",
                     rendezvous=str(directory / "rendezvous"),
                     switch=services.named(lab.switch_of(machine) if lab else SWITCH),
-                    rate_bps=lab.rates[f"w{machine}"] if lab else None,
+                    rate_bps=lab.rates[f"w{machine}"] if lab and told else None,
                     timeout_s=timeout_s,
                     backends=backends,
                     settings=settings,
                 )
             )
         ranks, pipes = stack.enter_context(_ranks(places))
-        ready = Stage(
-            ranks,
-            pipes,
+        silence_s = timeout_s + _GRACE_S
+        torch = Crew(pipes, silence_s, lambda rank: _exit_code(ranks[rank]))
+        torch.hear(str)  # all ranks are in all groups
+        mpi = None
+        if OPENMPI in backends:
+            started = openmpi.crew(workers, ranks_per_machine, lab, directory, silence_s)
+            mpi = stack.enter_context(started)
+        flows = stack.enter_context(bulk(lab, directory)) if lab and links and links.bulk else None
+        yield Stage(
+            torch,
             services.pids,
-            timeout_s,
             counters=[place.namespace for place in places],
             machines=cluster(lab, settings, with_switch) if lab else None,
+            mpi=mpi,
+            flows=flows,
         )
-        ready.wait_joined()
-        yield ready
 
 
 def laboratory(machines: int, links: Links) -> Netlab:
@@ -264,6 +266,8 @@ def laboratory(machines: int, links: Links) -> Netlab:
         spare_rate_bps=links.spare_rate_bps,
         rates=links.rates,
         queue_bytes=links.queue_bytes,
+        burst_bytes=links.burst_bytes,
+        udp_offload=links.udp_offload,
         loss=links.loss,
         mtu=links.mtu,
         racks=links.racks,
@@ -307,8 +311,10 @@ class _Services:
 
 
 @contextlib.contextmanager
-def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iterator[_Services]:
-    """Start what sums.
+def _services(
+    lab: Netlab | None, settings: Settings, with_switch: bool, told: bool
+) -> Iterator[_Services]:
+    """Start what sums, with its rate if that is told.
 
     Above several racks stands SwitchML's only switch, or the root of ATP or GOAT.
     """
@@ -320,12 +326,12 @@ def _services(lab: Netlab | None, settings: Settings, with_switch: bool) -> Iter
 
         def serve(member: str, what: str, port: int, *options: str) -> str:
             listen = f"{address(member)}:{port}" if lab else "127.0.0.1:0"
-            pid, told = stack.enter_context(_serve(lab, member, what, listen, *options))
+            pid, at = stack.enter_context(_serve(lab, member, what, listen, *options))
             pids.append(pid)
-            return told
+            return at
 
         def switch(member: str, rate_bps: int | None) -> str:
-            rate = [] if rate_bps is None else ["--rate", f"{rate_bps}bit"]
+            rate = ["--rate", f"{rate_bps}bit"] if told and rate_bps is not None else []
             return serve(member, "switch", SWITCH_PORT, *rate)
 
         addresses: Mapping[str, str] = {}
@@ -358,9 +364,9 @@ def _serve(
     pipe: dict[str, Any] = {
         "stdout": subprocess.PIPE,
         "text": True,
-        "preexec_fn": _end_with_parent,
+        "preexec_fn": end_with_parent,
     }
-    with _ended(
+    with ended(
         lab.popen(member, command, **pipe) if lab else subprocess.Popen(command, **pipe)
     ) as process:
         assert process.stdout is not None
@@ -378,27 +384,15 @@ def background(lab: Netlab, rate_bps: int) -> Iterator[None]:
     """
     module = [sys.executable, "-m", "fanin_lab.bench.background"]
     worker = "w0"
-    keywords: dict[str, Any] = {"preexec_fn": _end_with_parent}
+    keywords: dict[str, Any] = {"preexec_fn": end_with_parent}
     holds = [*module, "sink", address(worker)]
-    with _ended(lab.popen(worker, holds, stdout=subprocess.PIPE, **keywords)) as sink:
+    with ended(lab.popen(worker, holds, stdout=subprocess.PIPE, **keywords)) as sink:
         assert sink.stdout is not None
         if not sink.stdout.readline():
             raise BenchError(f"background traffic found no port at {worker}")
         sends = [*module, "send", address(worker), str(rate_bps), str(lab.mtu)]
-        with _ended(lab.popen(lab.switch_of(0), sends, **keywords)):
+        with ended(lab.popen(lab.switch_of(0), sends, **keywords)):
             yield
-
-
-@contextlib.contextmanager
-def _ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    try:
-        yield process
-    finally:
-        # Not asked to end: a service would wait for ranks to hear of it, and they are gone by now.
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 @contextlib.contextmanager
@@ -433,9 +427,9 @@ def _be(place: Place, parent: Connection) -> None:
     play(place, parent)
 
 
-def _end_with_parent() -> None:
-    # Should we be killed before we can stop it: PR_SET_PDEATHSIG, which survives exec.
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def _exit_code(process: Any) -> str:
+    process.join(1)
+    return f"exit code {process.exitcode}"
 
 
 def _cpu_clock(pid: int) -> int:

@@ -27,7 +27,7 @@ from fanin_lab.netlab.lab import (
     names,
     processes,
 )
-from fanin_lab.netlab.state import describe
+from fanin_lab.netlab.state import describe, tcp_retransmissions
 
 __all__ = [
     "INTERFACE",
@@ -48,4 +48,5 @@ __all__ = [
     "members",
     "names",
     "processes",
+    "tcp_retransmissions",
 ]

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_link_arguments(parser: argparse._ActionsContainer) -> None:
-    """Add --rate, --queue, --loss and --mtu, as `fanin netlab up` and `fanin bench` have them."""
+    """Add what `fanin netlab up` and `fanin bench` say of links, from --rate to --mtu."""
     parser.add_argument(
         "--rate",
         type=units.rate_bps,
@@ -102,6 +102,20 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         metavar="SIZE",
         help="what may wait at each end of a link with a rate, as a switch's buffer lets it; more "
         "is dropped: 200KB (default: 50 ms of the rate)",
+    )
+    parser.add_argument(
+        "--burst",
+        type=units.size_bytes,
+        metavar="SIZE",
+        help="what a link with a rate carries after a pause as fast as the machine: 128KB "
+        "(default: 4 ms of the rate, at most 128KiB)",
+    )
+    parser.add_argument(
+        "--no-udp-offload",
+        action="store_false",
+        dest="udp_offload",
+        help="interfaces that do not cut UDP's trains, as many clouds' do not: the kernel does, "
+        "and packets arrive singly; TCP's trains stay whole",
     )
     parser.add_argument(
         "--loss",
@@ -179,6 +193,8 @@ def _up(args: argparse.Namespace) -> int:
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
         queue_bytes=args.queue,
+        burst_bytes=args.burst,
+        udp_offload=args.udp_offload,
         loss=args.loss,
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
         name=args.name,
@@ -204,6 +220,8 @@ def _up(args: argparse.Namespace) -> int:
         spare_bps=args.spare_rate,
         rates=dict(args.rate_of),
         queue=lab.queue_bytes,
+        burst=lab.burst_bytes,
+        udp_offload=lab.udp_offload,
     )
     print(f"{there}; {links}")
     return 0

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 
 from fanin.errors import FaninError
 
-_PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
+_PACKAGES = {
+    "ethtool": "ethtool",
+    "ip": "iproute2",
+    "nft": "nftables",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+}
 
 
 class NetlabError(FaninError):

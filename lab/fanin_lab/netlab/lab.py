@@ -69,7 +69,10 @@ class Netlab:
     """A laboratory that lives as long as its ``with`` block, also when a signal ends that.
 
     ``rate_bps`` shapes each link both ways; None leaves it to the machine. At each end of a shaped
-    link ``queue_bytes`` may wait, or what it carries in 50 ms. ``loss`` is the fraction
+    link ``queue_bytes`` may wait, or what it carries in 50 ms. After a pause a link carries
+    ``burst_bytes`` as fast as the machine; None chooses a burst that suits the rate. Without
+    ``udp_offload`` the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts
+    them, and packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction
     of IP packets that each link loses, independently, in each direction; links that can lose (0 is
     a loss, None is not) carry no trains, which costs the machine several times as much for a byte.
     Laboratories with different names do not see each other.
@@ -92,6 +95,8 @@ class Netlab:
         spare_rate_bps: int | None = None,
         rates: Mapping[str, int] | None = None,
         queue_bytes: int | None = None,
+        burst_bytes: int | None = None,
+        udp_offload: bool = True,
         loss: float | None = None,
         mtu: int = MTU_DEFAULT,
         name: str = "",
@@ -127,7 +132,16 @@ class Netlab:
                 f"a queue of {queue_bytes} bytes: none has room for a full packet, so each would "
                 f"be dropped; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
             )
+        if burst_bytes is not None and not any(self.rates.values()):
+            raise NetlabError("a burst, and no link has a rate that it would exceed: say one, too")
+        if burst_bytes is not None and burst_bytes < mtu + _ETHERNET_HEADER:
+            raise NetlabError(
+                f"a burst of {burst_bytes} bytes: a link sends no packet that is larger than its "
+                f"burst; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
+            )
         self.queue_bytes = queue_bytes
+        self.burst_bytes = burst_bytes
+        self.udp_offload = udp_offload
         self.loss = loss
         self.mtu = mtu
         self.name = checked_name(name)
@@ -136,7 +150,11 @@ class Netlab:
     def up(self) -> None:
         """Build it, in place of the one of that name if there is one."""
         require_root()
-        require_tools("ip", "tc", *(["nft"] if self.loss else []))
+        require_tools(
+            *("ip", "tc"),
+            *(["nft"] if self.loss else []),
+            *([] if self.udp_offload else ["ethtool"]),
+        )
         down(self.name)
         try:
             self._build()
@@ -229,6 +247,8 @@ class Netlab:
             run(inside(namespace, ["tee", *filters]), "0")
 
     def _burst(self, rate_bps: int) -> int:
+        if self.burst_bytes is not None:
+            return self.burst_bytes
         late = min(_BURST_MAX, int(rate_bps / 8 * _BURST_S))
         return max(late, _BURST_FRAMES * (self.mtu + _ETHERNET_HEADER))
 
@@ -243,6 +263,10 @@ class Netlab:
         ]
         if shape:
             batch(["tc", "-n", namespace], shape)
+        if not self.udp_offload:
+            for interface in rates:
+                off = ["ethtool", "--features", interface, "tx-udp-segmentation", "off"]
+                run(inside(namespace, off))
         if self.loss:
             rules = self._rules(self.loss, list(rates))
             run(inside(namespace, ["nft", "-f", "-"]), rules, f"nft in {namespace}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 from fanin_lab.netlab.kernel import inside, namespace_of, require_root, require_tools, run
@@ -54,6 +55,16 @@ def describe(name: str = "") -> dict[str, Any]:
         "spares": [machine for machine in machines if machine["name"].startswith("s")],
         "packets_lost": sum(_lost(namespace_of(name, member)) for member in found),
     }
+
+
+def tcp_retransmissions() -> int:
+    """Return how many segments TCP has sent again in the namespace that the caller is in."""
+    head, values = [
+        line.split()
+        for line in Path("/proc/self/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    ]
+    return int(values[head.index("RetransSegs")])
 
 
 def _links(namespace: str) -> dict[str, dict[str, Any]]:
