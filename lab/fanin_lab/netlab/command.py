@@ -100,8 +100,8 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         "--queue",
         type=units.size_bytes,
         metavar="SIZE",
-        help="what may wait at each end of a link with a rate, as a switch's buffer lets it; more "
-        "is dropped: 200KB (default: 50 ms of the rate)",
+        help="what may wait at each port of a switch before a link with a rate; more is dropped: "
+        "200KB (default: 50 ms of the rate). A machine's own interface queues 1,000 packets",
     )
     parser.add_argument(
         "--burst",

@@ -58,6 +58,8 @@ _LOSS_UNIT = 1_000_000
 _BURST_MAX = 128 << 10
 _BURST_S = 0.004
 _BURST_FRAMES = 4
+# Packets that a machine's own interface queues, as the kernel has it (txqueuelen).
+_OWN_QUEUE = 1000
 # How long the rest may wait before it is dropped, where nobody says how much of it may.
 _LATENCY = "latency 50ms"
 # How long processes in a laboratory that is removed have to end after SIGTERM, in seconds.
@@ -68,8 +70,9 @@ _CLONE_NEWNET = 0x40000000
 class Netlab:
     """A laboratory that lives as long as its ``with`` block, also when a signal ends that.
 
-    ``rate_bps`` shapes each link both ways; None leaves it to the machine. At each end of a shaped
-    link ``queue_bytes`` may wait, or what it carries in 50 ms. After a pause a link carries
+    ``rate_bps`` shapes each link both ways; None leaves it to the machine. At a switch's end
+    of a shaped link ``queue_bytes`` may wait, or what it carries in 50 ms; at a machine's end 1,000
+    packets may wait, or more if ``queue_bytes`` is more. After a pause a link carries
     ``burst_bytes`` as fast as the machine; None chooses a burst that suits the rate. Without
     ``udp_offload`` the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts
     them, and packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction
@@ -219,10 +222,12 @@ class Netlab:
             link = f"link set {INTERFACE} mtu {self.mtu} {self._segments()} up"
             own = f"addr add {address(machine)}/24 dev {INTERFACE}"
             batch(["ip", "-n", namespace], ["link set lo up", link, own])
-            self._impair(namespace, {INTERFACE: rate_bps})
+            # A switch's port has a small buffer, and a machine's own interface has not.
+            own_queue = _OWN_QUEUE * (self.mtu + _ETHERNET_HEADER)
+            self._impair(namespace, {INTERFACE: rate_bps}, own_queue)
         for bridge, of_bridge in ports.items():
             rates = {port: self.rates.get(port, self.rate_bps) for port in of_bridge}
-            self._impair(self.namespace(bridge), rates)
+            self._impair(self.namespace(bridge), rates, 0)
 
     def _link(self, below: str, end: str, above: str, port: str) -> str:
         # Born in their namespaces: a name in ours could be taken, or be left behind.
@@ -252,9 +257,13 @@ class Netlab:
         late = min(_BURST_MAX, int(rate_bps / 8 * _BURST_S))
         return max(late, _BURST_FRAMES * (self.mtu + _ETHERNET_HEADER))
 
-    def _impair(self, namespace: str, rates: Mapping[str, int | None]) -> None:
+    def _impair(
+        self, namespace: str, rates: Mapping[str, int | None], queue_bytes_min: int
+    ) -> None:
         """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
-        queue = _LATENCY if self.queue_bytes is None else f"limit {self.queue_bytes}"
+        queue = _LATENCY
+        if self.queue_bytes is not None:
+            queue = f"limit {max(self.queue_bytes, queue_bytes_min)}"
         shape = [
             f"qdisc add dev {interface} root tbf rate {rate_bps}bit "
             f"burst {self._burst(rate_bps)} {queue}"
