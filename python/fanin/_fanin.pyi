@@ -373,6 +373,28 @@ def cut_off(
     None where nothing does, or where it cannot be told.
     """
 
+class Gauge:
+    """Counts what fills it, at an address of this machine, until its seconds are over."""
+
+    port: int
+    ticket: int
+    """What those who fill it have to know."""
+
+    def __new__(cls, address: str, life: float) -> Gauge:
+        """Raise `OSError` where there is no port, and `ValueError` for what is no address."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+
+def gauge_at(address: str, timeout: float, trust: Trust | None = None) -> tuple[int, int]:
+    """Have a switch open a gauge, and return its port and ticket. Raises `fanin.errors`."""
+
+def fill(address: str, ticket: int, seconds: float, window: int) -> int:
+    """Fill a gauge at "host:port", and return the bits a second that it receives from all.
+
+    At most `window` bytes are on the way. Raises `OSError` where it cannot be measured.
+    """
+
 def interface_address(interface: str) -> str:
     """Return an address of an interface of this machine, IPv4 where it has one.
 

@@ -35,5 +35,5 @@ pub use session::{
     Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState, Joining, LocalRanks, Meeting,
     MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport, ProbeSum, RankNames,
     RelayJob, RelayStatus, ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig,
-    cut_off, resolve_switch, switch_rate, switch_status, trusted_status,
+    cut_off, gauge_at, gauge_here, resolve_switch, switch_rate, switch_status, trusted_status,
 };

@@ -2,7 +2,7 @@
 
 use crate::client::limit;
 use crate::error::to_python;
-use crate::interruptible::on_a_thread;
+use crate::interruptible::{lock, on_a_thread};
 use crate::settings::security_of;
 use crate::trust::Trust;
 use fanin_controller::{Cancel, route};
@@ -10,7 +10,9 @@ use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring}
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::io::{self, ErrorKind};
 use std::net::ToSocketAddrs;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
@@ -103,6 +105,72 @@ pub(crate) fn cut_off(
     let trust = Trust::of(trust);
     let patience = crate::interruptible::duration(Some(timeout))?.unwrap_or(Duration::MAX);
     Ok(py.detach(|| fanin_controller::cut_off(&address, patience, &trust, security)))
+}
+
+/// Counts what fills it, at an address of this machine, until it is closed or its seconds are over.
+#[pyclass(frozen)]
+pub(crate) struct Gauge {
+    #[pyo3(get)]
+    port: u16,
+    gauge: Mutex<Option<fanin_udp::Gauge>>,
+    /// What those who fill it have to know.
+    #[pyo3(get)]
+    ticket: u64,
+}
+
+#[pymethods]
+impl Gauge {
+    /// Raises `OSError` where there is no port to be had, and `ValueError` for what is no address.
+    #[new]
+    fn new(address: &str, life: f64) -> PyResult<Self> {
+        let at = address
+            .parse()
+            .map_err(|error| PyValueError::new_err(format!("{address:?} is no address: {error}")))?;
+        let (gauge, ticket) = fanin_controller::gauge_here(at, limit(life)?)?;
+        Ok(Self { port: gauge.address().port(), gauge: Mutex::new(Some(gauge)), ticket })
+    }
+
+    fn close(&self) {
+        drop(lock(&self.gauge).take());
+    }
+}
+
+/// Has the switch at `address` open a gauge, in `timeout` seconds: its port and ticket.
+///
+/// Raises the errors of `fanin.errors`.
+#[pyfunction]
+#[pyo3(signature = (address, timeout, trust=None))]
+pub(crate) fn gauge_at(
+    py: Python<'_>,
+    address: String,
+    timeout: f64,
+    trust: Option<&Trust>,
+) -> PyResult<(u16, u64)> {
+    let (patience, trust) = (limit(timeout)?, Trust::of(trust));
+    let opened = py.detach(|| fanin_controller::gauge_at(&address, patience, &trust));
+    let (at, ticket) = opened.map_err(|error| to_python(py, &error))?;
+    Ok((at.port(), ticket))
+}
+
+/// Fills the gauge at `address`, host:port, for so many seconds, with at most `window` bytes on the
+/// way: the bits a second that it receives from all that fill it.
+///
+/// Raises `OSError` where it cannot be measured.
+#[pyfunction]
+pub(crate) fn fill(
+    py: Python<'_>,
+    address: String,
+    ticket: u64,
+    seconds: f64,
+    window: usize,
+) -> PyResult<u64> {
+    let duration = limit(seconds)?;
+    py.detach(|| {
+        let to = address.to_socket_addrs()?.next();
+        let to = to.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "the name has no address"))?;
+        fanin_udp::fill(to, ticket, duration, window).map_err(io::Error::other)
+    })
+    .map_err(PyErr::from)
 }
 
 /// An address of an interface of this machine, IPv4 where it has one.

@@ -21,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::address_of;
+use super::gauges::Gauges;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
@@ -51,6 +52,8 @@ pub(super) struct ControlService {
     pub instance: u64,
     /// What its link carries; else what the interface tells.
     pub rate_bps: Option<u64>,
+    /// By which it is measured else.
+    pub gauges: Arc<Gauges>,
 }
 
 impl From<Malformed> for Status {
@@ -208,6 +211,17 @@ impl Control for ControlService {
             outdated: dropped(&figures.received, Reason::Generation),
             unplanned: dropped(&figures.received, Reason::Unplanned),
         }))
+    }
+
+    async fn measure(
+        &self,
+        request: Request<proto::MeasureRequest>,
+    ) -> Result<Response<proto::MeasureReply>, Status> {
+        let asked_at = request.local_addr();
+        if let Some(toll) = request.extensions().get::<Toll>().cloned() {
+            toll.pay(STATUS_COUNTS).await?;
+        }
+        Ok(Response::new(self.gauges.open(asked_at)?))
     }
 }
 
