@@ -30,8 +30,9 @@ WINDOW: Final = 512_000
 WINDOW_MIN: Final = 24_000
 # Phases that switches are measured in: of more than so many, several at once.
 SWITCH_PHASES: Final = 2
-# Rates that differ by less are taken for equal: headers and a busy moment are as much.
-ALIKE: Final = 1.1
+# Rates that differ by less are taken for equal: a busy machine's figures vary by as much, and those
+# of links seldom do.
+ALIKE: Final = 1.25
 # A rate that is so many times what was told of the same flow is nonsense.
 NONSENSE: Final = 10
 CAUSE_MAX: Final = 200
@@ -228,6 +229,8 @@ class _Network:
 
 def _levelled(rates: Sequence[int | None]) -> list[int | None]:
     """Take rates that hardly differ for equal, so that equal links have equal shares."""
+    # Three digits, as they are shown.
+    rates = [None if rate is None else int(float(f"{rate:.3g}")) for rate in rates]
     levels: list[list[int]] = []
     for rate in sorted((rate for rate in rates if rate is not None), reverse=True):
         if levels and rate * ALIKE >= levels[-1][0]:

@@ -240,7 +240,6 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
 
     Raises `fanin.errors.JoinRefused` where there are more machines than own services sum for.
     """
-    first = places[0]
     of_rank = machines(places)
     count = max(of_rank) + 1
     own, names = _asked_to_sum(places)
@@ -339,10 +338,8 @@ class _Rates:
         elif silent:
             tells = "tells" if len(silent) == 1 else "tell"
             slowest = _shown(min(rate for rate in self.known if rate is not None))
-            what = "known" if measured else "told"
-            parts.append(
-                f"{_listed(silent)} {tells} no rate: taken for {slowest}, the slowest that is {what}"
-            )
+            slowest += f", the slowest that is {'known' if measured else 'told'}"
+            parts.append(f"{_listed(silent)} {tells} no rate: taken for {slowest}")
         return "; ".join(parts)
 
 

@@ -6,21 +6,25 @@
 //! as long as something waits in its queue. A gauge answers no packet by a longer one, answers nobody without the
 //! ticket, and ends by itself, so that it is of no use to strangers.
 //!
-//! The rate is the median of short intervals, and not the mean: a machine whose cores are busy stops for moments,
-//! and several senders neither begin nor end at once.
+//! The rate is the median of that of short pieces, by the kernel's time of arrival. So it is the link's also where
+//! a machine's cores are busy, and sender and gauge wait for each other, or several senders neither begin nor end at
+//! once.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fanin_wire::{FILLER_BYTES, Filler, IP_UDP_BYTES, READING_BYTES, Reading};
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::NotInherited;
 use crate::socket::{bind, connect, path_mtu};
-use crate::train_socket::{Offload, Peer, ReceiveBuffers, TrainSocket};
+use crate::train_socket::{Offload, Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
 
 /// Most senders that a gauge answers: as many as places at a switch.
 const SENDERS_MAX: usize = 64;
@@ -28,10 +32,16 @@ const SENDERS_MAX: usize = 64;
 const LIFE_MAX: Duration = Duration::from_secs(10);
 /// What comes before is not counted: windows grow, and a shaper hands out what it saved.
 const WARM_UP: Duration = Duration::from_millis(50);
-/// The intervals whose median is the rate.
-const INTERVAL: Duration = Duration::from_millis(20);
-/// Packets an interval below which one more or less shows: the mean is taken.
-const FEW: u64 = 32;
+/// The pieces, whose rates' median is the rate, have a part of all bytes, within these limits.
+const PIECES: u64 = 16;
+const PIECE_BYTES: (u64, u64) = (24 << 10, 128 << 10);
+/// Times of arrival are kept of every so many bytes, and of no more.
+const MARK_BYTES: u64 = 8 << 10;
+const MARKS_MAX: usize = 1 << 16;
+/// How often the rate is computed.
+const REFRESH: Duration = Duration::from_millis(5);
+/// How often a gauge looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(20);
 /// What Ethernet puts before an IP packet, and shapers count.
 const ETHERNET_BYTES: usize = 14;
 /// The bytes that a filler has at most: tunnels on the way have room for themselves.
@@ -45,7 +55,9 @@ const TRAIN_IN_DOUBT: u64 = 4;
 const DOUBT: Duration = Duration::from_millis(20);
 /// How long a gauge may take to answer first, and how long it may be silent at the end.
 const PATIENCE: Duration = Duration::from_millis(300);
-const SILENCE: Duration = Duration::from_millis(100);
+const SILENCE: Duration = Duration::from_millis(150);
+/// How long a sender sleeps at once.
+const NAP: Duration = Duration::from_millis(2);
 /// How long the last packets are waited for.
 const LAST: Duration = Duration::from_millis(50);
 
@@ -63,17 +75,23 @@ impl Gauge {
     /// When there is no socket or thread to be had there.
     pub fn open(at: IpAddr, ticket: u64, life: Duration) -> io::Result<Self> {
         let (mut sockets, address) = bind(SocketAddr::new(at, 0), 1)?;
-        let mut socket = TrainSocket::new(sockets.remove(0), Offload::Detect)?;
+        let socket = sockets.remove(0);
+        // It has the kernel tell when packets came, and join trains.
+        let state = UdpSocketState::new((&socket).into())?;
+        let not_inherited = NotInherited::new(&socket);
         let stopped = Arc::new(AtomicBool::new(false));
         let (asked, until) = (Arc::clone(&stopped), Instant::now() + life.min(LIFE_MAX));
         thread::Builder::new().name("fanin-gauge".into()).spawn(move || {
             let mut count = Count::new(ticket);
-            let mut buffers = ReceiveBuffers::new();
+            let mut memory = vec![0; BATCH_SIZE * TRAIN_BYTES];
             while !asked.load(Ordering::Relaxed) && Instant::now() < until {
-                if wait(&socket, INTERVAL) {
-                    count.receive(&mut socket, &mut buffers);
+                if wait(&socket.as_fd(), LOOK) {
+                    count.receive(&socket, &state, &mut memory);
                 }
             }
+            // Before the socket, whose number another one may have then.
+            drop(not_inherited);
+            drop(socket);
         })?;
         Ok(Self { address, stopped })
     }
@@ -142,46 +160,45 @@ pub fn fill(to: SocketAddr, ticket: u64, duration: Duration, window_bytes: usize
     let mut heard: Option<(Instant, Instant)> = None;
     let mut doubted = began;
     loop {
+        // First: a machine that is busy may have slept, while answers came.
+        let reading = read(&mut socket, &mut buffers, &last, sent);
         let now = Instant::now();
-        match heard {
-            None if now - began >= PATIENCE => return Err(Unmeasured::NoAnswer { to }),
-            Some((first, _)) if now - first >= duration => break,
-            _ => {}
-        }
-        let window = last.reached.clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
-        let is_in_doubt = now - doubted >= DOUBT;
-        if is_in_doubt {
-            (base, doubted) = (sent, now);
-        }
-        let room = window.saturating_sub(sent - last.reached.max(base));
-        let most = if is_in_doubt || heard.is_none() { TRAIN_IN_DOUBT } else { TRAIN_MAX };
-        // Before the first answer, one short train at a time.
-        let count = if heard.is_none() && !is_in_doubt && sent > 0 { 0 } else { room.min(most) };
-        for (packet, sequence) in train.chunks_exact_mut(bytes).zip(sent..sent + count) {
-            packet[..FILLER_BYTES].copy_from_slice(&Filler { ticket, sequence }.to_bytes());
-        }
-        if count > 0 {
-            socket.send(Peer::from(to), &train[..bytes * count as usize], bytes, None);
-            sent += count;
-        }
-        // Whoever has no room sleeps until something is heard.
-        if count == 0 {
-            wait(&socket, Duration::from_millis(2));
-        }
-        if let Some(reading) = read(&mut socket, &mut buffers, &last, sent) {
-            let now = Instant::now();
+        if let Some(reading) = reading {
             last = reading;
             heard = Some((heard.map_or(now, |(first, _)| first), now));
             doubted = now;
         }
+        match heard {
+            None if now - began >= PATIENCE => return Err(Unmeasured::NoAnswer { to }),
+            Some((_, latest)) if now - latest >= SILENCE => return Err(Unmeasured::FellSilent { to }),
+            Some((first, _)) if now - first >= duration => break,
+            _ => {}
+        }
+        let is_in_doubt = sent == 0 || now - doubted >= DOUBT;
+        if is_in_doubt {
+            (base, doubted) = (sent, now);
+        }
+        let window = last.reached.clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
+        let room = window.saturating_sub(sent - last.reached.max(base));
+        let count = match heard {
+            _ if is_in_doubt => TRAIN_IN_DOUBT,
+            Some(_) => room.min(TRAIN_MAX),
+            None => 0,
+        };
+        if count == 0 {
+            wait(&socket.as_fd(), NAP);
+            continue;
+        }
+        for (packet, sequence) in train.chunks_exact_mut(bytes).zip(sent..sent + count) {
+            packet[..FILLER_BYTES].copy_from_slice(&Filler { ticket, sequence }.to_bytes());
+        }
+        socket.send(Peer::from(to), &train[..bytes * count as usize], bytes, None);
+        sent += count;
     }
     let ended = Instant::now();
     while last.reached < sent && ended.elapsed() < LAST {
-        wait(&socket, LAST.saturating_sub(ended.elapsed()));
+        wait(&socket.as_fd(), LAST.saturating_sub(ended.elapsed()));
         last = read(&mut socket, &mut buffers, &last, sent).unwrap_or(last);
-    }
-    if heard.is_some_and(|(_, latest)| ended - latest >= SILENCE) {
-        return Err(Unmeasured::FellSilent { to });
     }
     if last.rate_bps == 0 { Err(Unmeasured::TooFew { to }) } else { Ok(last.rate_bps) }
 }
@@ -204,7 +221,7 @@ fn read(
     newest
 }
 
-fn wait(socket: &TrainSocket, patience: Duration) -> bool {
+fn wait(socket: &BorrowedFd<'_>, patience: Duration) -> bool {
     let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
     matches!(poll(&mut fds, Some(&patience)), Ok(1..))
@@ -215,35 +232,44 @@ struct Count {
     ticket: u64,
     /// One more than the highest sequence of each sender.
     reached: Vec<(SocketAddr, u64)>,
-    intervals: Intervals,
+    arrivals: Arrivals,
 }
 
 impl Count {
     fn new(ticket: u64) -> Self {
-        Self { ticket, reached: Vec::new(), intervals: Intervals::default() }
+        Self { ticket, reached: Vec::new(), arrivals: Arrivals::default() }
     }
 
     /// Takes what is there, and answers each sender once.
-    fn receive(&mut self, socket: &mut TrainSocket, buffers: &mut ReceiveBuffers) {
-        let now = Instant::now();
+    fn receive(&mut self, socket: &UdpSocket, state: &UdpSocketState, memory: &mut [u8]) {
+        let mut meta = [RecvMeta::default(); BATCH_SIZE];
+        let mut slices = memory.chunks_exact_mut(TRAIN_BYTES).map(IoSliceMut::new);
+        let mut slices: [_; BATCH_SIZE] =
+            std::array::from_fn(|_| slices.next().unwrap_or_else(|| IoSliceMut::new(&mut [])));
+        let trains = state.recv(socket.into(), &mut slices, &mut meta).unwrap_or(0);
         let mut senders = 0_u64;
-        socket.receive(buffers, |peer, packet| {
-            let Peer::At { remote, .. } = peer else { return };
-            if let Some(index) = self.take(*remote, packet, now) {
-                senders |= 1 << index;
+        for (meta, train) in meta.iter().zip(&slices).take(trains) {
+            let train = &train[..meta.len.min(train.len())];
+            for packet in train.chunks(meta.stride.max(1)) {
+                let index = self.take(meta.addr, packet, meta.timestamp.unwrap_or_default());
+                senders |= index.map_or(0, |index| 1 << index);
             }
-        });
-        let rate_bps = if senders == 0 { 0 } else { self.intervals.rate_bps(now) };
+        }
+        if senders == 0 {
+            return;
+        }
+        let rate_bps = self.arrivals.rate_bps();
         for (index, (to, reached)) in self.reached.iter().enumerate() {
             if senders & (1 << index) != 0 {
                 let reading = Reading { ticket: self.ticket, reached: *reached, rate_bps }.to_bytes();
-                socket.send(Peer::from(*to), &reading, READING_BYTES, None);
+                // The next one says as much if this one is lost.
+                let _ = socket.send_to(&reading, to);
             }
         }
     }
 
     /// Counts a packet, and returns the number of its sender; `None` of a stranger's.
-    fn take(&mut self, from: SocketAddr, packet: &[u8], now: Instant) -> Option<usize> {
+    fn take(&mut self, from: SocketAddr, packet: &[u8], at: Duration) -> Option<usize> {
         let filler = Filler::parse(packet).ok().filter(|filler| filler.ticket == self.ticket)?;
         let known = self.reached.iter().position(|(sender, _)| *sender == from);
         let index = match known {
@@ -256,54 +282,64 @@ impl Count {
         };
         let reached = &mut self.reached[index].1;
         *reached = (*reached).max(filler.sequence.saturating_add(1));
-        self.intervals.add(now, packet.len() + IP_UDP_BYTES + ETHERNET_BYTES);
+        self.arrivals.add(at, packet.len() + IP_UDP_BYTES + ETHERNET_BYTES);
         Some(index)
     }
 }
 
-/// The bytes and packets that came in each interval since the first packet, the warm-up apart.
+/// When bytes came after the warm-up, by the kernel's clock.
 #[derive(Default)]
-struct Intervals {
-    first: Option<Instant>,
-    came: Vec<(u64, u64)>,
+struct Arrivals {
+    first: Option<Duration>,
+    bytes: u64,
+    /// A moment, and the bytes until then.
+    marks: Vec<(Duration, u64)>,
+    /// The rate, and when it was computed.
+    rate: u64,
+    refreshed: Option<Duration>,
 }
 
-impl Intervals {
-    fn add(&mut self, now: Instant, bytes: usize) {
-        let first = *self.first.get_or_insert(now);
-        let Some(index) = index(first, now) else { return };
-        if self.came.len() <= index {
-            self.came.resize(index + 1, (0, 0));
+impl Arrivals {
+    fn add(&mut self, at: Duration, bytes: usize) {
+        let first = *self.first.get_or_insert(at);
+        self.bytes += bytes as u64;
+        let is_due = self.marks.last().is_none_or(|(_, until)| self.bytes - until >= MARK_BYTES);
+        if is_due && at.saturating_sub(first) >= WARM_UP && self.marks.len() < MARKS_MAX {
+            self.marks.push((at, self.bytes));
         }
-        self.came[index].0 += bytes as u64;
-        self.came[index].1 += 1;
     }
 
-    /// The rate so far in bits a second, from the intervals that are over; 0 before there is one.
-    fn rate_bps(&self, now: Instant) -> u64 {
-        let over = self.first.and_then(|first| index(first, now)).unwrap_or(0);
-        let mut came = self.came[..over.min(self.came.len())].to_vec();
-        if came.is_empty() {
-            return 0;
+    /// The rate so far in bits a second, not older than a moment; 0 where it is too early to tell.
+    fn rate_bps(&mut self) -> u64 {
+        let Some((now, _)) = self.marks.last() else { return 0 };
+        if self.refreshed.is_none_or(|refreshed| now.saturating_sub(refreshed) >= REFRESH) {
+            self.refreshed = Some(*now);
+            self.rate = rate_bps(&self.marks);
         }
-        came.sort_unstable();
-        let (median, packets) = came[came.len() / 2];
-        let is_few = packets < FEW;
-        let mean = || came.iter().map(|(bytes, _)| bytes).sum::<u64>() as f64 / came.len() as f64;
-        let bytes = if is_few { mean() } else { median as f64 };
-        (8.0 * bytes / INTERVAL.as_secs_f64()) as u64
+        self.rate
     }
 }
 
-/// The interval in which `now` is; `None` in the warm-up.
-fn index(first: Instant, now: Instant) -> Option<usize> {
-    let since = now.saturating_duration_since(first).checked_sub(WARM_UP)?;
-    Some((since.as_nanos() / INTERVAL.as_nanos()) as usize)
+/// The median of the rates of pieces between these marks.
+fn rate_bps(marks: &[(Duration, u64)]) -> u64 {
+    let [first, .., last] = marks else { return 0 };
+    let piece = ((last.1 - first.1) / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
+    let (mut rates, mut begin) = (Vec::new(), first);
+    for mark in marks {
+        let (bytes, took) = (mark.1 - begin.1, mark.0.saturating_sub(begin.0).as_secs_f64());
+        if bytes >= piece && took > 0.0 {
+            rates.push(8.0 * bytes as f64 / took);
+            begin = mark;
+        }
+    }
+    rates.sort_unstable_by(f64::total_cmp);
+    // A float that is too large, or a fraction, becomes the next number there is.
+    rates.get(rates.len() / 2).map_or(0, |rate| *rate as u64)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, UdpSocket};
+    use std::net::Ipv4Addr;
 
     use super::*;
 
@@ -342,12 +378,12 @@ mod tests {
     #[test]
     fn nobody_without_the_ticket_is_answered_or_counted() {
         let mut count = Count::new(TICKET);
-        let (now, from) = (Instant::now(), SocketAddr::new(HERE, 1));
+        let (now, from) = (Duration::from_secs(1), SocketAddr::new(HERE, 1));
         assert_eq!(count.take(from, &filler(TICKET ^ 1, 0), now), None);
         assert_eq!(count.take(from, b"hello", now), None);
         // An answer would be longer.
         assert_eq!(count.take(from, &filler(TICKET, 0)[..FILLER_BYTES], now), None);
-        assert!(count.reached.is_empty() && count.intervals.first.is_none());
+        assert!(count.reached.is_empty() && count.arrivals.first.is_none());
         assert_eq!(count.take(from, &filler(TICKET, 6), now), Some(0));
         assert_eq!(count.take(from, &filler(TICKET, 4), now), Some(0));
         assert_eq!(count.reached, [(from, 7)]);
@@ -355,14 +391,16 @@ mod tests {
 
     #[test]
     fn what_a_gauge_keeps_is_bounded() {
-        let (mut count, now) = (Count::new(TICKET), Instant::now());
+        let (mut count, now) = (Count::new(TICKET), Duration::from_secs(1));
         for port in 0..100 {
             let known = count.take(SocketAddr::new(HERE, port), &filler(TICKET, u64::MAX), now);
             assert_eq!(known.is_some(), usize::from(port) < SENDERS_MAX);
         }
         assert_eq!(count.reached.len(), SENDERS_MAX);
-        count.take(SocketAddr::new(HERE, 0), &filler(TICKET, 0), now + LIFE_MAX);
-        assert!(count.intervals.came.len() <= (LIFE_MAX.as_nanos() / INTERVAL.as_nanos()) as usize);
+        for micros in 0..2 * MARKS_MAX as u64 {
+            count.arrivals.add(now + WARM_UP + Duration::from_micros(micros), MARK_BYTES as usize);
+        }
+        assert_eq!(count.arrivals.marks.len(), MARKS_MAX);
     }
 
     #[test]
@@ -378,38 +416,58 @@ mod tests {
     }
 
     #[test]
+    fn a_gauge_that_falls_silent_tells_no_rate() {
+        let gauge = open();
+        let to = gauge.address();
+        // Long after it is gone; and it is gone long after the first answer.
+        let fill = thread::spawn(move || fill(to, TICKET, LIFE_MAX, WINDOW));
+        thread::sleep(2 * PATIENCE);
+        drop(gauge);
+        let unmeasured = fill.join().expect("no panic");
+        assert!(matches!(unmeasured, Err(Unmeasured::FellSilent { .. })), "{unmeasured:?}");
+    }
+
+    #[test]
+    fn where_there_is_no_way_the_cause_is_told() {
+        let everybody = SocketAddr::from((Ipv4Addr::BROADCAST, 9));
+        let unmeasured = fill(everybody, TICKET, LIFE_MAX, WINDOW);
+        assert!(matches!(unmeasured, Err(Unmeasured::NoWay { .. })), "{unmeasured:?}");
+    }
+
+    #[test]
     fn a_gauge_of_another_ticket_does_not_answer() {
         let gauge = open();
         let unmeasured = fill(gauge.address(), TICKET ^ 1, Duration::from_millis(200), WINDOW);
         assert!(matches!(unmeasured, Err(Unmeasured::NoAnswer { .. })), "{unmeasured:?}");
     }
 
-    #[test]
-    fn the_rate_is_the_median_of_intervals_after_the_warm_up() {
-        let mut intervals = Intervals::default();
-        let began = Instant::now();
-        let at = |millis: u64| began + Duration::from_millis(millis);
-        assert_eq!(intervals.rate_bps(began), 0);
-        let mut add = |millis: u64, packets: usize| {
-            (0..packets).for_each(|_| intervals.add(at(millis), 1250));
-        };
-        // A burst that a shaper saved; one interval of a machine that slept; then what it missed.
-        add(0, 10_000);
-        for (millis, packets) in [(60, 40), (75, 40), (100, 200), (115, 40), (140, 40)] {
-            add(millis, packets);
+    /// Trains of so many microseconds and bytes, one after the other.
+    fn rate_of(trains: impl IntoIterator<Item = (u64, usize)>) -> u64 {
+        let (mut arrivals, mut at) = (Arrivals::default(), Duration::from_secs(1_700_000_000));
+        for (micros, bytes) in trains {
+            at += Duration::from_micros(micros);
+            arrivals.add(at, bytes);
         }
-        assert_eq!(intervals.rate_bps(at(69)), 0, "no interval is over");
-        assert_eq!(intervals.rate_bps(at(150)), 8 * 40 * 1250 * 50);
+        arrivals.rate_bps()
     }
 
     #[test]
-    fn of_few_packets_the_mean_is_taken() {
-        let mut intervals = Intervals::default();
-        let began = Instant::now();
-        let at = |millis: u64| began + Duration::from_millis(millis);
-        for millis in [0, 55, 75, 85, 95] {
-            intervals.add(at(millis), 1250);
-        }
-        assert_eq!(intervals.rate_bps(at(110)), 8 * 1250 * 4 * 50 / 3);
+    fn the_rate_is_that_of_what_comes_without_a_pause() {
+        // 10 kB in 80 us are 1 Gbit/s. A burst that a shaper saved comes before the warm-up is over.
+        let steady = || std::iter::repeat_n((80, 10_000), 1000);
+        let burst = std::iter::repeat_n((1, 10_000), 1000);
+        assert_eq!(rate_of(burst.chain(steady())), 1_000_000_000);
+        // Each 51 trains a machine sleeps for 20 ms.
+        let pauses =
+            steady().enumerate().map(|(i, (us, bytes))| (us + u64::from(i % 51 == 0) * 20_000, bytes));
+        assert_eq!(rate_of(pauses), 1_000_000_000);
+    }
+
+    #[test]
+    fn a_slow_link_has_a_rate_and_what_is_too_slow_has_none() {
+        // 1.25 kB in 1 ms are 10 Mbit/s.
+        assert_eq!(rate_of(std::iter::repeat_n((1000, 1250), 250)), 10_000_000);
+        assert_eq!(rate_of(std::iter::repeat_n((100_000, 1250), 3)), 0);
+        assert_eq!(rate_of([(0, 1250)]), 0);
     }
 }
