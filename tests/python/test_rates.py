@@ -244,7 +244,7 @@ def test_a_switch_opens_a_gauge_for_those_alone_who_asked() -> None:
 # Real links
 
 
-def joined(me: Me, namespaces: list[str], meeting: str, said: dict[str, Any]) -> Any:
+def joined(me: Me, namespaces: list[str], meeting: str, **said: Any) -> Any:
     netlab.enter(namespaces[me.rank])
     me.init(
         "fanin",
@@ -260,7 +260,7 @@ def joined(me: Me, namespaces: list[str], meeting: str, said: dict[str, Any]) ->
 
 
 def shares(me: Me, *where: Any) -> tuple[str, dict[int | None, float]]:
-    plan = joined(me, *where, {})
+    plan = joined(me, *where)
     known = dict(_rates._known)
     with pytest.MonkeyPatch.context() as patch:
         if known:
@@ -316,7 +316,7 @@ def alone(me: Me, namespaces: list[str], meeting: str) -> tuple[Any, list[str]]:
         patch.setattr(_fanin, "fill", lambda *_: 100 * MEGABIT)
         said = io.StringIO()
         patch.setattr(sys, "stderr", said)
-        plan = joined(me, namespaces, meeting, {})
+        plan = joined(me, namespaces, meeting)
     return plan, [line for line in said.getvalue().splitlines() if "measured: " in line]
 
 
@@ -342,7 +342,8 @@ def test_a_link_that_cannot_be_measured_is_named_and_ends_no_joining(
 def silent(me: Me, namespaces: list[str], meeting: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_fanin, "fill", unexpected)
-        return joined(me, namespaces, meeting, {"rate": "assumed"} if me.rank == 1 else {})
+        said = {"rate": "assumed"} if me.rank == 1 else {}
+        return joined(me, namespaces, meeting, **said)
 
 
 @needs_lab
