@@ -355,12 +355,16 @@ class Planned(TypedDict):
     ring: float
     lower_bound: float
 
-def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
+def plan(machines: Sequence[tuple[str, bool, bool, float, float, float]]) -> Planned:
     """Return the split over machines that takes the least time.
 
-    A machine is its name, whether it trains, whether it sums, and what its link carries out of it
-    and into it in bits a second. Raises `ValueError` for what cannot be planned for.
+    A machine is its name, whether it trains, whether it sums, what its link carries out of it and
+    into it in bits a second, and the bytes a second that its cores sum. Raises `ValueError` for
+    what cannot be planned for.
     """
+
+def cores() -> tuple[int, int]:
+    """Return the cores that this process may use, and the bytes a second that one sums."""
 
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
@@ -401,15 +405,17 @@ def interface_address(interface: str) -> str:
     Raises `ValueError` where there is no such interface, or it is down, or has none.
     """
 
-def switch_rate(
+def switch_capacity(
     address: str,
     timeout: float,
     *,
     rank: int | None = None,
     look: Callable[[], None] | None = None,
     trust: Trust | None = None,
-) -> int | None:
-    """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`.
+) -> tuple[int | None, int | None]:
+    """Return the bits a second of a switch's link and the bytes that its cores sum, as it says.
+
+    Raises `fanin.errors`.
 
     Waits for a switch that is not there yet, and says so as `rank`. What `look` raises ends that.
     """

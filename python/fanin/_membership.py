@@ -101,9 +101,10 @@ class Ranks:
         here = place(settings, self.address)
         places = [Place.decode(text) for text in gather("place", here.encode())]
         if asked(places):
-            rates = [self._rate_of(switch, deadline) for switch in asked(places) if rank == 0]
-            told = gather("rates", json.dumps(rates))
-            places[0] = replace(places[0], switch_rates=json.loads(told[0]))
+            asks = asked(places) if rank == 0 else []
+            told = gather("rates", json.dumps([self._capacity(at, deadline) for at in asks]))
+            rates, sums = (list(each) for each in zip(*json.loads(told[0]), strict=True))
+            places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)
         hosted: Hosted | None = None
         local = self._share_memory(local_machines(places), gather)
@@ -193,9 +194,10 @@ class Ranks:
                 local.close()
             raise
 
-    def _rate_of(self, switch: str, deadline: float) -> int | None:
+    def _capacity(self, switch: str, deadline: float) -> tuple[int | None, int | None]:
         left = max(deadline - time.monotonic(), 1.0)
-        return _fanin.switch_rate(switch, left, rank=self.rank, look=self.look, trust=self.trust)
+        trust, look = self.trust, self.look
+        return _fanin.switch_capacity(switch, left, rank=self.rank, look=look, trust=trust)
 
     def _check_ways(
         self,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from fanin import _fanin
-from fanin._services import Links, Place, bracketed, machines, told, untold
+from fanin._services import Links, Place, bracketed, levelled, machines, told, untold
 from fanin.errors import FaninError
 
 # How long one phase fills links, in seconds. There are four at most.
@@ -30,9 +30,6 @@ WINDOW: Final = 512_000
 WINDOW_MIN: Final = 24_000
 # Phases that switches are measured in: of more than so many, several at once.
 SWITCH_PHASES: Final = 2
-# Rates that differ by less are taken for equal: a busy machine's figures vary by as much, and those
-# of links seldom do.
-ALIKE: Final = 1.25
 # A rate that is so many times what was told of the same flow is nonsense.
 NONSENSE: Final = 10
 CAUSE_MAX: Final = 200
@@ -208,7 +205,7 @@ class _Network:
                 flows = sorted(causes, key=lambda flow: (flow[1] != index, flow))
                 cause = next((causes[flow] for flow in flows if index in flow), "nobody tried")
                 wrong.append(f"{self._named(index)} could not be measured: {cause}")
-        links = _levelled([found[i] if i in self.unknown else None for i in range(len(found))])
+        links = levelled([found[i] if i in self.unknown else None for i in range(len(found))])
         return Measured(Links(links[: self.count], links[self.count :]), wrong)
 
     def _most(self, flow: Flow) -> int | None:
@@ -225,20 +222,6 @@ class _Network:
         place = self.places[self.firsts[index]]
         interface = f", {place.interface}" if place.interface else ""
         return f"the link of rank {self.firsts[index]}'s machine ({place.name}{interface})"
-
-
-def _levelled(rates: Sequence[int | None]) -> list[int | None]:
-    """Take rates that hardly differ for equal, so that equal links have equal shares."""
-    # Three digits, as they are shown.
-    rates = [None if rate is None else int(float(f"{rate:.3g}")) for rate in rates]
-    levels: list[list[int]] = []
-    for rate in sorted((rate for rate in rates if rate is not None), reverse=True):
-        if levels and rate * ALIKE >= levels[-1][0]:
-            levels[-1].append(rate)
-        else:
-            levels.append([rate])
-    level_of = {rate: level[len(level) // 2] for level in levels for rate in level}
-    return [None if rate is None else level_of[rate] for rate in rates]
 
 
 def _shown(bps: int) -> str:

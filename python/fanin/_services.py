@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias
 
 from fanin import _fanin
@@ -20,6 +21,9 @@ from fanin.errors import JoinRefused
 PLACES_MAX: Final = 64
 # The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
+# Figures that differ by less are taken for equal: a busy machine's vary by as much, and the rates
+# of links seldom do.
+ALIKE: Final = 1.25
 # Most links that a line names.
 NAMED_MAX: Final = 2
 
@@ -52,6 +56,12 @@ class Place:
     """The interface of its link, if that is known."""
     measures: bool = True
     """Whether links may be measured whose rates nobody tells."""
+    cores: int | None = None
+    """The cores that the rank may use, if that is known."""
+    summed_bytes_per_s: int | None = None
+    """The bytes that one of them sums."""
+    switch_sums: list[int | None] = field(default_factory=list)
+    """The bytes a second that the switches sum, once rank 0 has asked."""
 
     def encode(self) -> str:
         """Return a text from which `decode` makes it again."""
@@ -119,6 +129,7 @@ def place(settings: Settings, address: str) -> Place:
     rate = settings.rate_bps
     if rate is None and route is not None:
         rate = route[2]
+    cores, summed = _fanin.cores()
     return Place(
         machine=machine(settings),
         name=settings.machine or socket.gethostname(),
@@ -130,6 +141,8 @@ def place(settings: Settings, address: str) -> Place:
         local=_local(settings),
         interface=None if route is None else route[1],
         measures=settings.rate != ASSUMED,
+        cores=cores,
+        summed_bytes_per_s=summed,
     )
 
 
@@ -270,10 +283,15 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
     for rank, machine in enumerate(of_rank):
         firsts.setdefault(machine, rank)
     called = [f"rank {firsts[machine]}'s machine" for machine in range(count)]
-    here = [(called[i], True, own, links[i], links[i]) for i in range(count)]
-    spare = zip(names, links[count:], strict=True)
-    there = [(name, False, True, rate, rate) for name, rate in spare]
-    plan = _fanin.plan([*here, *there])
+    # A rate that nobody knows is no limit that cores could be held against.
+    sums_bps = _summed(places, of_rank, len(names)) if is_known else [math.inf] * len(links)
+    cluster = zip([*called, *names], links, sums_bps, strict=True)
+    plan = _fanin.plan(
+        [
+            (name, i < count, own or i >= count, rate, rate, summed)
+            for i, (name, rate, summed) in enumerate(cluster)
+        ]
+    )
     # Machines that may not sum have no share.
     shares = plan["shares"] if own else plan["shares"][count:]
     seconds = plan["seconds_per_byte"]
@@ -293,6 +311,37 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
         links=rates.shown([*called, *names]) if is_planned and sums > 1 else None,
         is_assumed=is_planned and sums > 1 and not is_known and bool(names or known),
     )
+
+
+def _summed(places: Sequence[Place], of_rank: Sequence[int], switches: int) -> list[float]:
+    """Return the bytes a second that machines and switches sum, as far as it is known.
+
+    The cores of a machine do that which its ranks leave free, or one of them does beside its rank.
+    """
+    sums: list[int | None] = []
+    for machine in range(max(of_rank) + 1):
+        here = [place for place, at in zip(places, of_rank, strict=True) if at == machine]
+        cores = [place.cores for place in here if place.cores is not None]
+        core = [place.summed_bytes_per_s for place in here if place.summed_bytes_per_s is not None]
+        is_known = len(cores) == len(core) == len(here)
+        sums.append(min(core) * max(min(cores) - len(here), 1) if is_known else None)
+    of_switches = places[0].switch_sums if _are_alike(places) else []
+    sums += of_switches[:switches] + [None] * (switches - len(of_switches))
+    return [math.inf if each is None else float(each) for each in levelled(sums)]
+
+
+def levelled(figures: Sequence[int | None]) -> list[int | None]:
+    """Take figures that hardly differ for equal, so that equal machines have equal shares."""
+    # Three digits, as they are shown.
+    short = [None if figure is None else int(float(f"{figure:.3g}")) for figure in figures]
+    levels: list[list[int]] = []
+    for figure in sorted((figure for figure in short if figure is not None), reverse=True):
+        if levels and figure * ALIKE >= levels[-1][0]:
+            levels[-1].append(figure)
+        else:
+            levels.append([figure])
+    level_of = {figure: level[len(level) // 2] for level in levels for figure in level}
+    return [None if figure is None else level_of[figure] for figure in short]
 
 
 @dataclass(frozen=True)

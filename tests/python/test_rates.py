@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess, switch_here
-from fanin import _fanin, _rates, errors
+from fanin import _fanin, _rates, _services, errors
 from fanin._rates import Measured, measured
 from fanin._services import Links, Place, split, untold
 from fanin.torch.backend.options import Options
@@ -189,7 +189,44 @@ def test_a_rate_that_was_told_counts_whatever_was_measured() -> None:
 def test_rates_that_hardly_differ_are_equal(
     rates: list[int | None], levelled: list[int | None]
 ) -> None:
-    assert _rates._levelled(rates) == levelled
+    assert _services.levelled(rates) == levelled
+
+
+# Cores
+
+
+def test_cores_count_where_links_are_faster() -> None:
+    # Eight machines at 100 Gbit/s, one of which has a core that sums 5 GB/s.
+    fast: dict[str, Any] = {"rate_bps": 100 * GIGABIT, "summed_bytes_per_s": 5 * GIGABIT}
+    equal = split([place(i, cores=65, **fast) for i in range(8)])
+    assert equal is not None
+    assert equal == split([place(i, rate_bps=100 * GIGABIT) for i in range(8)])
+    slow = split([place(i, cores=65 if i else 1, **fast) for i in range(8)])
+    assert slow is not None
+    share_of = dict(zip(slow.machines, slow.own_shares, strict=True))
+    assert 0 < share_of[0] < 0.9 * share_of[1]
+    assert [share_of[i] for i in range(2, 8)] == pytest.approx([share_of[1]] * 6)
+    # Its other ranks have the cores beside.
+    both = split([place(i // 8, cores=8, **fast) for i in range(16)])
+    assert both is not None
+    assert both.prediction is not None
+    assert both.prediction[1].startswith("the cores of ")
+
+
+def test_a_switch_tells_what_its_cores_sum() -> None:
+    said = {"switches": ["s:4800"], "switch_rates": [100 * GIGABIT], "rate_bps": 10 * GIGABIT}
+    found = [
+        split([place(i, switch_sums=sums, **said) for i in range(4)])
+        for sums in ([], [None], [100 * GIGABIT], [GIGABIT])
+    ]
+    shares = [each.switch_shares[0] for each in found if each is not None]
+    assert shares[:3] == [1.0] * 3
+    assert 0 < shares[3] < 0.5
+
+
+def test_cores_do_not_count_where_a_rate_is_assumed() -> None:
+    places = [place(i, cores=2, summed_bytes_per_s=1000 * (i + 1)) for i in range(4)]
+    assert split(places) == split([place(i) for i in range(4)])
 
 
 # Ranks agree

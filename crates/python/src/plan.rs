@@ -5,7 +5,7 @@ use crate::error::to_python;
 use crate::interruptible::{lock, on_a_thread};
 use crate::settings::security_of;
 use crate::trust::Trust;
-use fanin_controller::{Cancel, route};
+use fanin_controller::{Cancel, Cores, route};
 use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
 ///
-/// `machines` are name, whether it trains, whether it sums, and the bits a second that its link
-/// carries out of it and into it. Returns `shares`, in the order of the machines;
+/// `machines` are name, whether it trains, whether it sums, the bits a second that its link carries
+/// out of it and into it, and the bytes a second that its cores sum, which may be infinite. Returns `shares`, in the order of the machines;
 /// `seconds_per_byte` of a tensor, headers apart; `bound`, what takes that long; and for comparison
 /// the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
 ///
@@ -26,14 +26,15 @@ use std::time::Duration;
 #[pyfunction]
 pub(crate) fn plan<'py>(
     py: Python<'py>,
-    machines: Vec<(String, bool, bool, f64, f64)>,
+    machines: Vec<(String, bool, bool, f64, f64, f64)>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let machine = |(name, trains, sums, up_bps, down_bps)| Machine {
+    let machine = |(name, trains, sums, up_bps, down_bps, summed_bytes_per_s)| Machine {
+        name,
         trains,
         sums,
         up_bps,
         down_bps,
-        ..Machine::training(name, up_bps)
+        summed_bytes_per_s,
     };
     let cluster = Cluster::new(machines.into_iter().map(machine).collect())
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -54,6 +55,13 @@ pub(crate) fn plan<'py>(
     Ok(answer)
 }
 
+/// The cores that this process may use, and the bytes a second that one of them sums.
+#[pyfunction]
+pub(crate) fn cores(py: Python<'_>) -> (usize, u64) {
+    let cores = py.detach(Cores::of_process);
+    (cores.count, cores.summed_bytes_per_s)
+}
+
 /// How this machine would send to `address`, host:port: its own address, the interface, and the
 /// bits a second of that where it tells. None where it would not. Sends nothing, but may ask a name
 /// server.
@@ -65,27 +73,27 @@ pub(crate) fn route_to(py: Python<'_>, address: String) -> Option<(String, Optio
     })
 }
 
-/// The bits a second that the link of the switch at `address` carries, as it says; None where it
-/// does not know.
+/// The bits a second that the link of the switch at `address` carries, and the bytes that its cores
+/// sum, as it says; None where it does not know.
 ///
 /// Raises the errors of `fanin.errors` where no switch answers within `timeout` seconds. With a
 /// `rank` it says as that rank that it waits; what `look` raises, which is called now and then,
 /// ends that.
 #[pyfunction]
 #[pyo3(signature = (address, timeout, *, rank=None, look=None, trust=None))]
-pub(crate) fn switch_rate(
+pub(crate) fn switch_capacity(
     py: Python<'_>,
     address: String,
     timeout: f64,
     rank: Option<u32>,
     look: Option<&Bound<'_, PyAny>>,
     trust: Option<&Trust>,
-) -> PyResult<Option<u64>> {
+) -> PyResult<(Option<u64>, Option<u64>)> {
     let patience = limit(timeout)?;
     let trust = Trust::of(trust);
     let cancel = Cancel::default();
     let cancelled = cancel.clone();
-    let work = move || fanin_controller::switch_rate(&address, rank, patience, &cancelled, &trust);
+    let work = move || fanin_controller::switch_capacity(&address, rank, patience, &cancelled, &trust);
     on_a_thread(py, "fanin-rate", look, || cancel.cancel(), work)?.map_err(|error| to_python(py, &error))
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_limits::host_of;
+use fanin_local::Cores;
 use fanin_protocol::control::{
     Admission, Agreed, Denied, Detached, HeartbeatReply, Hop, JobState, JoinRequest, PORTION_WHOLE, Resume,
     part_of,
@@ -198,6 +199,9 @@ impl Control for ControlService {
             false => Arc::default(),
         };
         let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job)).collect();
+        // The first time it takes a moment.
+        let cores = tokio::task::spawn_blocking(Cores::of_process).await.ok();
+        let sums = |cores: Cores| cores.summed_bytes_per_s * cores.count.min(config.shards.into()) as u64;
         Ok(Response::new(proto::StatusReply {
             version: env!("CARGO_PKG_VERSION").into(),
             wire_version: VERSION.into(),
@@ -208,6 +212,7 @@ impl Control for ControlService {
             protocol: self.jobs.protocol().into(),
             relays: Vec::new(),
             rate_bps: self.rate_bps.or_else(|| rate_bps_at(asked_at?.ip().to_canonical())),
+            summed_bytes_per_s: cores.map(sums),
             outdated: dropped(&figures.received, Reason::Generation),
             unplanned: dropped(&figures.received, Reason::Unplanned),
         }))
