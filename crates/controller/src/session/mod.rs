@@ -50,8 +50,8 @@ pub use probe::{Probe, ProbeReport, ProbeSum, cut_off, resolve_switch};
 pub use rank_names::RankNames;
 pub use split::{MemberStatus, Place, Prediction, Share, Split};
 pub use status::{
-    JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_capacity, switch_status,
-    trusted_status,
+    JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_capacity,
+    switch_status, trusted_status,
 };
 pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;
