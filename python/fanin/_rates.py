@@ -25,7 +25,7 @@ PHASE: Final = 0.25
 LIFE: Final = 5.0
 # How long a switch may take to open one.
 PATIENCE: Final = 1.0
-# What is on the way to one gauge at most, in bytes, and of one of its senders at least.
+# The most bytes on the way to one gauge, and the fewest that each of its senders may have there.
 WINDOW: Final = 512_000
 WINDOW_MIN: Final = 24_000
 # Phases that switches are measured in: of more than so many, several at once.

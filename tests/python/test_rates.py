@@ -321,7 +321,7 @@ def laboratory(**rates: int) -> Iterator[tuple[list[str], str]]:
             yield [lab.namespace(f"w{i}") for i in range(3)], listen
 
 
-# What a busy machine measures is not what the links carry to the last digit.
+# A busy machine does not measure the rates to the last digit.
 @needs_lab
 @pytest.mark.parametrize("rates", [{}, {"s0": 300 * MEGABIT}, {"w1": 50 * MEGABIT}], ids=str)
 def test_shares_follow_from_rates_that_nobody_tells(

@@ -4,11 +4,12 @@ use std::sync::OnceLock;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
-/// Contributions that are summed at once, and words of each: what is read stays in a core's cache, as what a service
-/// was just sent does.
+/// Contributions that are summed at once, and words of each. They stay in a core's cache, as do
+/// packets that a service just received.
 const CONTRIBUTIONS: usize = 8;
 const WORDS: usize = 2048;
-/// How often it is measured, and for how long: the fastest counts, as others may have had the core meanwhile.
+/// How often it is measured, and for how long. The fastest counts, because other processes may have
+/// had the core meanwhile.
 const ROUNDS: usize = 4;
 const ROUND: Duration = Duration::from_millis(5);
 

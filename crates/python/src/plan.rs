@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
 ///
-/// `machines` are name, whether it trains, whether it sums, the bits a second that its link carries
-/// out of it and into it, and the bytes a second that its cores sum, which may be infinite. Returns `shares`, in the order of the machines;
+/// A machine is its name, whether it trains, whether it sums, the bits a second of its link out of it
+/// and into it, and the bytes a second that its cores sum (infinite: no limit). Returns `shares`, in the order of the machines;
 /// `seconds_per_byte` of a tensor, headers apart; `bound`, what takes that long; and for comparison
 /// the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
 ///
@@ -161,7 +161,7 @@ pub(crate) fn gauge_at(
 }
 
 /// Fills the gauge at `address`, host:port, for so many seconds, with at most `window` bytes on the
-/// way: the bits a second that it receives from all that fill it.
+/// way. Returns the bits a second that the gauge receives from all its senders.
 ///
 /// Raises `OSError` where it cannot be measured.
 #[pyfunction]

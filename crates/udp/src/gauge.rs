@@ -1,14 +1,16 @@
-//! What a link carries, measured before a job begins: one machine opens a [`Gauge`], which counts, and others fill
-//! it ([`fill`]).
+//! The rate of a link, measured before a job begins: one machine opens a [`Gauge`], which counts,
+//! and others fill it ([`fill`]).
 //!
-//! A sender that sends as fast as it can floods small queues on the way, and starves what else is there. So it keeps
-//! no more than a window beyond what the gauge says that it reached, and what is lost is not sent again: the link is busy
-//! as long as something waits in its queue. A gauge answers no packet by a longer one, answers nobody without the
-//! ticket, and ends by itself, so that it is of no use to strangers.
+//! A sender that sends as fast as it can floods small queues on the way. So its window is the most
+//! that it sends beyond the packet that the gauge says it reached. Lost packets are not sent again:
+//! the link is busy as long as packets wait in its queue.
 //!
-//! The rate is the median of that of short pieces, by the kernel's time of arrival. So it is the link's also where
-//! a machine's cores are busy, and sender and gauge wait for each other, or several senders neither begin nor end at
-//! once.
+//! Strangers cannot use a gauge. It answers only those who know the ticket, never by more bytes
+//! than it received, and it ends by itself.
+//!
+//! The rate is the median of the rates of short pieces, by the kernel's times of arrival. A busy
+//! machine stops for moments, sender and gauge then wait for each other, and a mean would be too
+//! low. The median also holds if several senders begin and end at different moments.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -32,7 +34,7 @@ const SENDERS_MAX: usize = 64;
 const LIFE_MAX: Duration = Duration::from_secs(10);
 /// What comes before is not counted: windows grow, and a shaper hands out what it saved.
 const WARM_UP: Duration = Duration::from_millis(50);
-/// The pieces, whose rates' median is the rate, have a part of all bytes, within these limits.
+/// Each piece has this part of all bytes, within these limits.
 const PIECES: u64 = 16;
 const PIECE_BYTES: (u64, u64) = (24 << 10, 128 << 10);
 /// Times of arrival are kept of every so many bytes, and of no more.
@@ -140,8 +142,8 @@ pub enum Unmeasured {
     },
 }
 
-/// Fills the gauge at `to` for so long, with at most `window_bytes` on the way, and returns the bits a second that it
-/// says it receives, from all its senders together.
+/// Fills the gauge at `to` for so long, with at most `window_bytes` on the way. Returns the bits a
+/// second that the gauge receives from all its senders together.
 ///
 /// # Errors
 /// When it cannot be reached, or does not tell.

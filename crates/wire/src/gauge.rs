@@ -1,6 +1,6 @@
-//! The packets by which the rate of a link is measured, before a job begins. They go to a port that
-//! is open for the time of measuring alone, and belong to no job: a ticket in place of a tag says
-//! that the sender was told of the measurement.
+//! The packets that measure the rate of a link before a job begins. Their port is open only
+//! meanwhile. They belong to no job and have no tag: a ticket shows that the sender was told of the
+//! measurement.
 
 use crate::{MAGIC, VERSION, WireError, bytes_at};
 
@@ -29,8 +29,8 @@ pub struct Reading {
     pub ticket: u64,
     /// One more than the highest sequence that came from the addressee.
     pub reached: u64,
-    /// What comes from all senders together, in bits a second with headers; 0 where it is too early
-    /// to tell.
+    /// The bits a second that come from all senders together, with headers; 0 if it is too early to
+    /// tell.
     pub rate_bps: u64,
 }
 

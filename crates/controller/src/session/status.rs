@@ -179,8 +179,8 @@ pub fn trusted_status(switch: &str, patience: Duration, trust: &Trust) -> Result
     status
 }
 
-/// What the link of a switch carries, in bits a second, and its cores sum, in bytes a second, as it
-/// says, or `None` where it does not know. Waits for a switch that is not there yet, until `cancel` is called, and says as `rank`, if
+/// The bits a second that the link of a switch carries, and the bytes a second that its cores sum.
+/// `None` if the switch does not know. Waits for a switch that is not there yet, until `cancel` is called, and says as `rank`, if
 /// one is given, that it does. The switch is known by what `trust` says.
 ///
 /// # Errors
