@@ -21,9 +21,10 @@ from fanin.errors import JoinRefused
 PLACES_MAX: Final = 64
 # The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
-# Figures that differ by less are taken for equal: a busy machine's vary by as much, and the rates
-# of links seldom do.
+# Figures that differ by less are taken for equal: a busy machine's vary by as much. The rates of
+# links seldom do, and the numbers of free cores do where they matter.
 ALIKE: Final = 1.25
+ALIKE_SUMS: Final = 2.0
 # Most links that a line names.
 NAMED_MAX: Final = 2
 
@@ -65,7 +66,7 @@ class Place:
 
     def encode(self) -> str:
         """Return a text from which `decode` makes it again."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> Place:
@@ -327,16 +328,16 @@ def _summed(places: Sequence[Place], of_rank: Sequence[int], switches: int) -> l
         sums.append(min(core) * max(min(cores) - len(here), 1) if is_known else None)
     of_switches = places[0].switch_sums if _are_alike(places) else []
     sums += of_switches[:switches] + [None] * (switches - len(of_switches))
-    return [math.inf if each is None else float(each) for each in levelled(sums)]
+    return [math.inf if each is None else float(each) for each in levelled(sums, ALIKE_SUMS)]
 
 
-def levelled(figures: Sequence[int | None]) -> list[int | None]:
+def levelled(figures: Sequence[int | None], alike: float = ALIKE) -> list[int | None]:
     """Take figures that hardly differ for equal, so that equal machines have equal shares."""
     # Three digits, as they are shown.
     short = [None if figure is None else int(float(f"{figure:.3g}")) for figure in figures]
     levels: list[list[int]] = []
     for figure in sorted((figure for figure in short if figure is not None), reverse=True):
-        if levels and figure * ALIKE >= levels[-1][0]:
+        if levels and figure * alike >= levels[-1][0]:
             levels[-1].append(figure)
         else:
             levels.append([figure])

@@ -10,8 +10,8 @@ const CONTRIBUTIONS: usize = 8;
 const WORDS: usize = 2048;
 /// How often it is measured, and for how long. The fastest counts, because other processes may have
 /// had the core meanwhile.
-const ROUNDS: usize = 4;
-const ROUND: Duration = Duration::from_millis(5);
+const ROUNDS: usize = 20;
+const ROUND: Duration = Duration::from_millis(1);
 
 /// The cores of this machine that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
