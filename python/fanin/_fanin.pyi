@@ -355,12 +355,16 @@ class Planned(TypedDict):
     ring: float
     lower_bound: float
 
-def plan(machines: Sequence[tuple[str, bool, bool, float, float]]) -> Planned:
+def plan(machines: Sequence[tuple[str, bool, bool, float, float, float]]) -> Planned:
     """Return the split over machines that takes the least time.
 
-    A machine is its name, whether it trains, whether it sums, and what its link carries out of it
-    and into it in bits a second. Raises `ValueError` for what cannot be planned for.
+    A machine is its name, whether it trains, whether it sums, what its link carries out of it and
+    into it in bits a second, and the bytes a second that its cores sum. Raises `ValueError` for
+    what cannot be planned for.
     """
+
+def cores() -> tuple[int, int]:
+    """Return the cores that this process may use, and the bytes a second that one sums."""
 
 def route_to(address: str) -> tuple[str, str | None, int | None] | None:
     """Return this machine's address towards "host:port", the interface, and its bits a second."""
@@ -373,21 +377,45 @@ def cut_off(
     None where nothing does, or where it cannot be told.
     """
 
+class Gauge:
+    """Counts what fills it, at an address of this machine, until its seconds are over."""
+
+    port: int
+    ticket: int
+    """What those who fill it have to know."""
+
+    def __new__(cls, address: str, life: float) -> Gauge:
+        """Raise `OSError` where there is no port, and `ValueError` for what is no address."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+
+def gauge_at(address: str, timeout: float, trust: Trust | None = None) -> tuple[int, int]:
+    """Have a switch open a gauge, and return its port and ticket. Raises `fanin.errors`."""
+
+def fill(address: str, ticket: int, seconds: float, window: int) -> int:
+    """Fill a gauge at "host:port", and return the bits a second that it receives from all.
+
+    At most `window` bytes are on the way. Raises `OSError` where it cannot be measured.
+    """
+
 def interface_address(interface: str) -> str:
     """Return an address of an interface of this machine, IPv4 where it has one.
 
     Raises `ValueError` where there is no such interface, or it is down, or has none.
     """
 
-def switch_rate(
+def switch_capacity(
     address: str,
     timeout: float,
     *,
     rank: int | None = None,
     look: Callable[[], None] | None = None,
     trust: Trust | None = None,
-) -> int | None:
-    """Return the bits a second of a switch's link, as it says. Raises `fanin.errors`.
+) -> tuple[int | None, int | None]:
+    """Return the bits a second of a switch's link and the bytes that its cores sum, as it says.
+
+    Raises `fanin.errors`.
 
     Waits for a switch that is not there yet, and says so as `rank`. What `look` raises ends that.
     """

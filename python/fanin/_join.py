@@ -60,7 +60,7 @@ def join(
         # It sends as fast as the link is, and not as fast as answers come: what a virtual link is
         # said to carry has to be known.
         rate, crowd = link
-        known = [bps or settings.rate or rate for _, _, bps, _ in services]
+        known = [bps or settings.rate_bps or rate for _, _, bps, _ in services]
         services = [
             (at, share, None if bps is None else max(bps // crowd, 1), host)
             for (at, share, _, host), bps in zip(services, known, strict=True)

@@ -21,6 +21,7 @@ from typing import TypeAlias
 from fanin import _fanin
 from fanin._hosting import Hosted, host
 from fanin._join import join, no_switch
+from fanin._rates import measured
 from fanin._services import (
     Place,
     Service,
@@ -29,6 +30,7 @@ from fanin._services import (
     bracketed,
     columns,
     is_loopback,
+    is_own,
     local_machines,
     machines,
     place,
@@ -45,7 +47,10 @@ WAY_PATIENCE = 10.0
 NAMED_MAX = 4
 CAUSE_MAX = 200
 
-_said: set[str | None] = set()
+# Of a link whose rate is not known.
+_CURE = "Say what they carry: FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`"
+
+_said: set[str] = set()
 
 Gather: TypeAlias = Callable[[str, str, float], list[str]]
 """``gather(round, text, seconds)``: what each rank says in that round, in the order of the ranks.
@@ -96,9 +101,10 @@ class Ranks:
         here = place(settings, self.address)
         places = [Place.decode(text) for text in gather("place", here.encode())]
         if asked(places):
-            rates = [self._rate_of(switch, deadline) for switch in asked(places) if rank == 0]
-            told = gather("rates", json.dumps(rates))
-            places[0] = replace(places[0], switch_rates=json.loads(told[0]))
+            asks = asked(places) if rank == 0 else []
+            told = gather("rates", json.dumps([self._capacity(at, deadline) for at in asks]))
+            rates, sums = (list(each) for each in zip(*json.loads(told[0]), strict=True))
+            places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)
         hosted: Hosted | None = None
         local = self._share_memory(local_machines(places), gather)
@@ -132,11 +138,15 @@ class Ranks:
         try:
             if local is not None and max(of_rank) == 0:
                 return Connected(enter([]), None)
-            planned = split(places)
+            found = measured(places, rank, reachable(here, places), self.trust, gather)
+            planned = split(places, found.links if found is not None else None)
             if planned is None:
                 raise SwitchUnreachable(no_switch())
-            if rank == 0 and planned.is_assumed:
-                _say_once(planned.links)
+            if rank == 0:
+                for wrong in found.wrong if found is not None else []:
+                    _say_once(f"{wrong}. {_CURE}, or let UDP through between the machines")
+                if planned.is_assumed:
+                    _say_once(f"{planned.links}. If that is not so, {_CURE[0].lower()}{_CURE[1:]}")
             jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
             # A rank beyond the columns sends nothing to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
@@ -184,9 +194,10 @@ class Ranks:
                 local.close()
             raise
 
-    def _rate_of(self, switch: str, deadline: float) -> int | None:
+    def _capacity(self, switch: str, deadline: float) -> tuple[int | None, int | None]:
         left = max(deadline - time.monotonic(), 1.0)
-        return _fanin.switch_rate(switch, left, rank=self.rank, look=self.look, trust=self.trust)
+        trust, look = self.trust, self.look
+        return _fanin.switch_capacity(switch, left, rank=self.rank, look=look, trust=trust)
 
     def _check_ways(
         self,
@@ -323,16 +334,11 @@ class Connected:
             self.hosted.release()
 
 
-def _say_once(links: str | None) -> None:
-    """Say on what the plan of rank 0 rests that nobody told, once a process."""
-    if links not in _said:
-        _said.add(links)
-        print(
-            f"fanin: rank 0: {links}. If that is not so, say what they carry: FANIN_RATE=1gbit to "
-            "ranks, --rate 1gbit to `fanin switch`",
-            file=sys.stderr,
-            flush=True,
-        )
+def _say_once(text: str) -> None:
+    """Say once a process on what the plan of rank 0 rests that nobody told."""
+    if text not in _said:
+        _said.add(text)
+        print(f"fanin: rank 0: {text}", file=sys.stderr, flush=True)
 
 
 def _at(rank: int, places: Sequence[Place]) -> str:
@@ -350,12 +356,3 @@ def reachable(here: Place, places: Sequence[Place]) -> str:
             if route is not None:
                 return route[0]
     return here.address
-
-
-def is_own(switch: str) -> bool:
-    """Return whether each machine means one of its own by the switch, "host:port"."""
-    host = switch.rpartition(":")[0].strip("[]")
-    try:
-        return is_loopback(host)
-    except ValueError:
-        return host == "localhost"

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias
 
 from fanin import _fanin
-from fanin._settings import Plan, Settings
+from fanin._settings import ASSUMED, Plan, Settings
 from fanin.errors import JoinRefused
 
 # A switch, and so a service, sums for so many, which may be switches that sum for as many each.
 PLACES_MAX: Final = 64
 # The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
+# Figures that differ by less are taken for equal: a busy machine's vary by as much. The rates of
+# links seldom do, and the numbers of free cores do where they matter.
+ALIKE: Final = 1.25
+ALIKE_SUMS: Final = 2.0
 # Most links that a line names.
 NAMED_MAX: Final = 2
 
@@ -48,15 +53,34 @@ class Place:
     """None: ranks cannot sum, and nothing is planned, as with ATP and GOAT."""
     local: str | None
     """How its machine's ranks would sum among themselves; None if they may not."""
+    interface: str | None = None
+    """The interface of its link, if that is known."""
+    measures: bool = True
+    """Whether links may be measured whose rates nobody tells."""
+    cores: int | None = None
+    """The cores that the rank may use, if that is known."""
+    summed_bytes_per_s: int | None = None
+    """The bytes that one of them sums."""
+    switch_sums: list[int | None] = field(default_factory=list)
+    """The bytes a second that the switches sum, once rank 0 has asked."""
 
     def encode(self) -> str:
         """Return a text from which `decode` makes it again."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def decode(cls, text: str) -> Place:
         """Return what `encode` made a text of."""
         return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Links:
+    """What links carry in bits a second; None where that is not known."""
+
+    machines: list[int | None]
+    switches: list[int | None]
+    """Those of rank 0's switches that a plan is for."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +100,10 @@ class Split:
     link's rate is known, if ranks name different switches, and for one machine. A service that was
     told to sum alone has a prediction if all rates are known."""
     links: str | None = None
-    """The rates that the links were told, and those that were assumed for the others; None if no
-    share follows from them."""
+    """The rates that the links were told, those that were measured, and those that were assumed for
+    the others; None if no share follows from them."""
     is_assumed: bool = False
-    """Whether a share follows from something that nobody told."""
+    """Whether a share follows from something that nobody told, and that was not measured."""
 
     def hosts(self, column: Sequence[int]) -> list[int]:
         """Return the ranks of a column whose services sum it."""
@@ -103,9 +127,10 @@ def place(settings: Settings, address: str) -> Place:
     if switches and route is not None and is_loopback(address):
         # The store's way, or the machine's own name, leads nowhere; the one to the switch does.
         address = route[0]
-    rate = settings.rate
+    rate = settings.rate_bps
     if rate is None and route is not None:
         rate = route[2]
+    cores, summed = _fanin.cores()
     return Place(
         machine=machine(settings),
         name=settings.machine or socket.gethostname(),
@@ -115,6 +140,10 @@ def place(settings: Settings, address: str) -> Place:
         switch_rates=[None] * len(switches),
         plan=settings.plan if settings.protocol == "switchml" else None,
         local=_local(settings),
+        interface=None if route is None else route[1],
+        measures=settings.rate != ASSUMED,
+        cores=cores,
+        summed_bytes_per_s=summed,
     )
 
 
@@ -174,28 +203,61 @@ def _are_alike(places: Sequence[Place]) -> bool:
     return all(place.switches == places[0].switches for place in places if place.switches)
 
 
-def split(places: Sequence[Place]) -> Split | None:
+def _asked_to_sum(places: Sequence[Place]) -> tuple[bool, list[str]]:
+    """Return whether rank 0 would have own services sum, and the switches that it would."""
+    first = places[0]
+    if not first.switches:
+        return first.plan in ("auto", "own"), []
+    if first.plan == "own":
+        return True, []
+    own = first.plan == "auto" and max(machines(places)) > 0
+    return own and (_are_alike(places) or len(first.switches) > 1), first.switches
+
+
+def told(places: Sequence[Place]) -> Links:
+    """Return what the links were told to carry that a plan is for."""
+    of_rank = machines(places)
+    of_machines: list[int | None] = [None] * (max(of_rank) + 1)
+    for place, machine in zip(places, of_rank, strict=True):
+        of_machines[machine] = _slower(of_machines[machine], place.rate_bps)
+    _, names = _asked_to_sum(places)
+    known = _are_alike(places)
+    return Links(of_machines, places[0].switch_rates if names and known else [None] * len(names))
+
+
+def untold(places: Sequence[Place]) -> list[int]:
+    """Return whose links are to be measured: machines, and switches, which count on from those.
+
+    None if no share would follow from it, and on links that are no network's.
+    """
+    links, of_rank = told(places), machines(places)
+    count = len(links.machines)
+    own, names = _asked_to_sum(places)
+    is_planned = places[0].plan is not None and _are_alike(places)
+    may_be = count > 1 and all(place.measures for place in places)
+    if not (may_be and is_planned and own * count + len(names) > 1):
+        return []
+    # Several machines at one address are one, which somebody named as several.
+    addresses = {places[of_rank.index(machine)].address for machine in range(count)}
+    if len(addresses) < count or all(map(is_loopback, addresses)):
+        return []
+    rates = [*links.machines, *links.switches]
+    is_here = [False] * count + [is_own(name) for name in names]
+    return [i for i, rate in enumerate(rates) if rate is None and not is_here[i]]
+
+
+def split(places: Sequence[Place], measured: Links | None = None) -> Split | None:
     """Return what takes the least time as rank 0 would have it; None if nobody may sum.
 
-    A link of which nobody tells the rate is taken for as fast as the slowest of which it is told:
-    a switch as fat as all machines together has to say so.
+    A link of which nobody tells the rate, and that was not measured, is taken for as fast as the
+    slowest that is known: a switch as fat as all machines together has to say so.
 
     Raises `fanin.errors.JoinRefused` where there are more machines than own services sum for.
     """
-    first = places[0]
     of_rank = machines(places)
     count = max(of_rank) + 1
-    names = first.switches
+    own, names = _asked_to_sum(places)
     is_alike = _are_alike(places)
-    switch_rates = first.switch_rates if is_alike else [None] * len(names)
-    if not names:
-        own = first.plan in ("auto", "own")
-    elif first.plan == "own":
-        own, names, switch_rates = True, [], []
-    elif first.plan != "auto" or count == 1:
-        own = False
-    else:
-        own = is_alike or len(names) > 1
     if own and count > PLACES_MAX:
         # No rack is before them; before a switch that was named there may be.
         if not names:
@@ -213,18 +275,24 @@ def split(places: Sequence[Place]) -> Split | None:
         # A plan is for what travels between machines: here all ask as much of each.
         share = 1.0 / sums
         return Split(summing, [share] * len(summing), [share] * len(names), [None] * sums, None)
-    told = [*_rates(places, of_rank, count), *switch_rates]
-    known = [rate for rate in told if rate is not None]
+    rates = _Rates.of(told(places), measured)
+    known = [rate for rate in rates.known if rate is not None]
     usual = min(known, default=RATE_UNKNOWN_BPS)
-    links = [float(usual if rate is None else rate) for rate in told]
+    links = [float(usual if rate is None else rate) for rate in rates.known]
+    is_known = len(known) == len(links)
     firsts: dict[int, int] = {}
     for rank, machine in enumerate(of_rank):
         firsts.setdefault(machine, rank)
     called = [f"rank {firsts[machine]}'s machine" for machine in range(count)]
-    here = [(called[i], True, own, links[i], links[i]) for i in range(count)]
-    spare = zip(names, links[count:], strict=True)
-    there = [(name, False, True, rate, rate) for name, rate in spare]
-    plan = _fanin.plan([*here, *there])
+    # A rate that nobody knows is no limit that cores could be held against.
+    sums_bps = _summed(places, of_rank, len(names)) if is_known else [math.inf] * len(links)
+    cluster = zip([*called, *names], links, sums_bps, strict=True)
+    plan = _fanin.plan(
+        [
+            (name, i < count, own or i >= count, rate, rate, summed)
+            for i, (name, rate, summed) in enumerate(cluster)
+        ]
+    )
     # Machines that may not sum have no share.
     shares = plan["shares"] if own else plan["shares"][count:]
     seconds = plan["seconds_per_byte"]
@@ -234,39 +302,105 @@ def split(places: Sequence[Place]) -> Split | None:
     # Racks' links are not known, and those above them neither.
     is_planned = is_alike or not names
     # The share of one that sums alone is whole, however fast its link is.
-    is_predicted = len(known) == len(told) if sums == 1 else bool(known)
+    is_predicted = is_known if sums == 1 else bool(known)
     return Split(
         machines=used,
         own_shares=[shares[index] for index in used],
         switch_shares=shares[len(summing) :],
         rates_bps=[lanes[index] for index in used] + lanes[len(summing) :] if sums > 1 else [None],
         prediction=(seconds, plan["bound"]) if is_planned and is_predicted else None,
-        links=_told([*called, *names], told) if is_planned and sums > 1 else None,
-        is_assumed=is_planned and sums > 1 and len(known) < len(told) and bool(names or known),
+        links=rates.shown([*called, *names]) if is_planned and sums > 1 else None,
+        is_assumed=is_planned and sums > 1 and not is_known and bool(names or known),
     )
 
 
-def _rates(places: Sequence[Place], of_rank: Sequence[int], count: int) -> list[int | None]:
-    """Return what the machines' links were told to carry."""
-    told: list[int | None] = [None] * count
-    for place, machine in zip(places, of_rank, strict=True):
-        told[machine] = _slower(told[machine], place.rate_bps)
-    return told
+def _summed(places: Sequence[Place], of_rank: Sequence[int], switches: int) -> list[float]:
+    """Return the bytes a second that machines and switches sum, as far as it is known.
+
+    The cores of a machine do that which its ranks leave free, or one of them does beside its rank.
+    """
+    sums: list[int | None] = []
+    for machine in range(max(of_rank) + 1):
+        here = [place for place, at in zip(places, of_rank, strict=True) if at == machine]
+        cores = [place.cores for place in here if place.cores is not None]
+        core = [place.summed_bytes_per_s for place in here if place.summed_bytes_per_s is not None]
+        is_known = len(cores) == len(core) == len(here)
+        sums.append(min(core) * max(min(cores) - len(here), 1) if is_known else None)
+    of_switches = places[0].switch_sums if _are_alike(places) else []
+    sums += of_switches[:switches] + [None] * (switches - len(of_switches))
+    return [math.inf if each is None else float(each) for each in levelled(sums, ALIKE_SUMS)]
 
 
-def _told(names: Sequence[str], rates: Sequence[int | None]) -> str:
-    """Say what links carry, and what is taken for those that tell nothing: for people."""
-    known = sorted({rate for rate in rates if rate is not None})
-    silent = [name for name, rate in zip(names, rates, strict=True) if rate is None]
-    if not known:
-        return "no link tells its rate: all are taken for equal"
-    if not silent:
-        ends = dict.fromkeys([known[0], known[-1]])
-        return f"all tell their rates, {' to '.join(map(_shown, ends))}"
-    named = ", ".join(silent[:NAMED_MAX])
-    more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
-    tell = "tells" if len(silent) == 1 else "tell"
-    return f"{named}{more} {tell} no rate: taken for {_shown(known[0])}, the slowest that is told"
+def levelled(figures: Sequence[int | None], alike: float = ALIKE) -> list[int | None]:
+    """Take figures that hardly differ for equal, so that equal machines have equal shares."""
+    # Three digits, as they are shown.
+    short = [None if figure is None else int(float(f"{figure:.3g}")) for figure in figures]
+    levels: list[list[int]] = []
+    for figure in sorted((figure for figure in short if figure is not None), reverse=True):
+        if levels and figure * alike >= levels[-1][0]:
+            levels[-1].append(figure)
+        else:
+            levels.append([figure])
+    level_of = {figure: level[len(level) // 2] for level in levels for figure in level}
+    return [None if figure is None else level_of[figure] for figure in short]
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What links were told to carry, and what those that were told nothing were measured to."""
+
+    told: list[int | None]
+    measured: list[int | None]
+
+    @classmethod
+    def of(cls, told: Links, measured: Links | None) -> _Rates:
+        rates = [*told.machines, *told.switches]
+        found = [*measured.machines, *measured.switches] if measured else [None] * len(rates)
+        pairs = zip(rates, found, strict=True)
+        return cls(rates, [found if rate is None else None for rate, found in pairs])
+
+    @property
+    def known(self) -> list[int | None]:
+        return [
+            found if rate is None else rate
+            for rate, found in zip(self.told, self.measured, strict=True)
+        ]
+
+    def shown(self, names: Sequence[str]) -> str:
+        """Say what links carry, and what is taken for those that tell nothing: for people."""
+
+        def of(rates: Sequence[int | None]) -> list[str]:
+            return [name for name, rate in zip(names, rates, strict=True) if rate is not None]
+
+        tell, measured, known = of(self.told), of(self.measured), of(self.known)
+        parts = []
+        if len(measured) == len(names):
+            parts.append(f"all links were measured, {_range(self.measured)}")
+        elif measured:
+            were = "was" if len(measured) == 1 else "were"
+            parts.append(f"{_listed(measured)} {were} measured, {_range(self.measured)}")
+        silent = [name for name in names if name not in known]
+        if tell and not silent:
+            who = "the others" if measured else "all"
+            parts.append(f"{who} tell their rates, {_range(self.told)}")
+        if not known:
+            parts.append("no link tells its rate: all are taken for equal")
+        elif silent:
+            tells = "tells" if len(silent) == 1 else "tell"
+            slowest = _shown(min(rate for rate in self.known if rate is not None))
+            slowest += f", the slowest that is {'known' if measured else 'told'}"
+            parts.append(f"{_listed(silent)} {tells} no rate: taken for {slowest}")
+        return "; ".join(parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _range(rates: Sequence[int | None]) -> str:
+    known = [rate for rate in rates if rate is not None]
+    return " to ".join(dict.fromkeys([_shown(min(known)), _shown(max(known))]))
 
 
 def _shown(bps: int) -> str:
@@ -285,3 +419,12 @@ def is_loopback(address: str) -> bool:
 def bracketed(address: str) -> str:
     """Return the address as it stands before a colon and a port."""
     return f"[{address}]" if ":" in address else address
+
+
+def is_own(switch: str) -> bool:
+    """Return whether each machine means one of its own by the switch, "host:port"."""
+    host = switch.rpartition(":")[0].strip("[]")
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"

@@ -120,9 +120,15 @@ def _sub_models(text: str) -> str:
     return ",".join(map(str, sizes))
 
 
-def _rate(text: str) -> int:
+ASSUMED: Final = "assumed"
+"""The rate of links that are not to be measured."""
+
+
+def _rate(text: str) -> int | Literal["assumed"]:
     from fanin import _fanin
 
+    if text == ASSUMED:
+        return ASSUMED
     try:
         return _fanin.rate_bps(text)
     except ValueError as error:
@@ -255,8 +261,12 @@ class Settings:
         "who sums: what takes the least time, the switches alone, or the ranks' own services",
         "switchml",
     )
-    rate: int | None = _row(
-        _rate, None, "RATE", "what this machine's link carries each way, such as 1gbit"
+    rate: int | Literal["assumed"] | None = _row(
+        _rate,
+        None,
+        "RATE|assumed",
+        "what this machine's link carries each way, such as 1gbit; assumed: links that tell no "
+        "rate are not measured, and are taken for equal",
     )
     machine: str | None = _row(
         _name, None, "NAME", "ranks of the same name are on one machine, whatever it looks like"
@@ -290,6 +300,11 @@ class Settings:
         choices = list(_choices(said, called))
         protocol = _protocol(choices)
         return cls(**{c.name: _held_to(protocol, c) for c in choices if c.text is not None})
+
+    @property
+    def rate_bps(self) -> int | None:
+        """What this machine's link carries, if that was said."""
+        return None if self.rate == ASSUMED else self.rate
 
     @property
     def travels_as(self) -> TravelsAs:

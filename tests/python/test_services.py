@@ -601,7 +601,7 @@ if rank == 1:
     time.sleep(1.5)  # the other program has ended, but for its service
     client = dist.group.WORLD._get_backend(torch.device("cpu"))._channel._client
     for service in client.switch.split(","):
-        _fanin.switch_rate(service, 1.0)
+        _fanin.switch_capacity(service, 1.0)
     say("there")
 """
 

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess, switch_here
 from fanin import _fanin, errors
-from fanin._membership import Connected, Ranks, is_own
-from fanin._services import place
+from fanin._membership import Connected, Ranks
+from fanin._services import is_own, place
 from fanin._settings import Settings
 from fanin.torch.rendezvous.connections import Followers, Leader
 from ranks import DEADLINE, Failure, Me

@@ -144,6 +144,21 @@ fn a_running_switch_on_this_machine_has_no_problem() {
 }
 
 #[test]
+fn the_way_to_a_switch_is_measured_if_asked() {
+    let switch = switch_with(|_| {});
+    let told = Diagnosis::from(
+        command(&["--json", "--measure", "--switch", &switch.address().to_string()])
+            .output()
+            .expect("it runs"),
+    );
+    let messages: Vec<_> =
+        told.all("rates").iter().filter_map(|finding| finding["message"].as_str()).collect();
+    assert_eq!(messages.len(), 2);
+    // A machine that is busy may tell no rate.
+    assert!(messages[1].contains("measured: "), "{messages:?}");
+}
+
+#[test]
 fn a_switch_of_atp_is_examined_with_its_own_packets() {
     let server = switch_with(|config| config.protocol = protocol("atp"));
     let here = ([127, 0, 0, 1], 0).into();

@@ -27,7 +27,7 @@ mod session;
 pub use control_channel::{control_calls, switch_address};
 pub use error::{AllReduceError, ChainError, SessionError, Tensor};
 pub use fanin_limits::raise_descriptors;
-pub use fanin_local::{MemoryOfRanks, machine_id, memory_of_ranks};
+pub use fanin_local::{Cores, MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
 pub use node::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
 pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
@@ -35,5 +35,5 @@ pub use session::{
     Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState, Joining, LocalRanks, Meeting,
     MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport, ProbeSum, RankNames,
     RelayJob, RelayStatus, ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig,
-    cut_off, resolve_switch, switch_rate, switch_status, trusted_status,
+    cut_off, gauge_at, gauge_here, resolve_switch, switch_capacity, switch_status, trusted_status,
 };

@@ -23,11 +23,13 @@
 //! - `sums`: the arithmetic.
 //! - `local_sum`: the thread.
 //! - `machine`: who is on one machine.
+//! - `cores`: how fast its cores sum.
 //! - `error`.
 //!
 //! Deliberately absent: who is in which group and how its name gets around (the caller's), the
 //! network.
 
+mod cores;
 mod cut;
 mod error;
 mod gate;
@@ -36,6 +38,7 @@ mod machine;
 mod memory;
 mod sums;
 
+pub use cores::Cores;
 pub use error::{LocalError, MemoryError, Submission};
 pub use gate::RANKS_MAX;
 pub use local_sum::{Done, DoneOf, LocalConfig, LocalSum, Network};

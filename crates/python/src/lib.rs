@@ -55,7 +55,9 @@ mod _fanin {
     #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]
-    use crate::plan::{cut_off, interface_address, plan, route_to, switch_rate};
+    use crate::plan::{
+        Gauge, cores, cut_off, fill, gauge_at, interface_address, plan, route_to, switch_capacity,
+    };
     #[pymodule_export]
     use crate::rotation::rotated;
     #[pymodule_export]

@@ -13,6 +13,7 @@
 
 mod abort;
 mod block;
+mod gauge;
 mod gradient;
 mod ids;
 mod key;
@@ -26,6 +27,7 @@ pub use abort::{ABORT_BYTES, Abort, AbortReason};
 pub use block::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockPacket, PATHS_MAX, PRIORITIES, Tag, block_packet_bytes,
 };
+pub use gauge::{FILLER_BYTES, Filler, READING_BYTES, Reading};
 pub use gradient::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, FragmentHeader, FragmentPacket,
     GRADIENT_HEADER_BYTES, GradientHeader, GradientPacket, LEVELS_MAX, Label, PLANNED_WORKERS_MAX,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,10 @@ def planned(machines: Sequence[Machine], size_bytes: int, asked: _settings.Plan)
     def sums(machine: Machine) -> bool:
         return machine.sums and asked in ("auto", "own" if machine.trains else "switch")
 
-    told = [(m.name, m.trains, sums(m), float(m.rate_bps), float(m.rate_bps)) for m in machines]
+    told = [
+        (m.name, m.trains, sums(m), float(m.rate_bps), float(m.rate_bps), math.inf)
+        for m in machines
+    ]
     try:
         found = _fanin.plan(told)
     except ValueError as error:

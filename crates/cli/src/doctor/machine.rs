@@ -203,10 +203,34 @@ pub(super) fn rates(switch: &str, own_bps: Option<u64>, its_bps: Option<u64>) ->
     )
 }
 
-/// The rate that is assumed for a link if nobody tells it. Ranks assume it when they plan
-/// (`_services.py`).
-pub(super) const UNTOLD: &str =
-    "it is taken for as fast as the slowest that is told, or all for equal where none is";
+/// What becomes of a link whose rate nobody tells (`_rates.py`, `_services.py`).
+pub(super) const UNTOLD: &str = "ranks measure it as they join (--measure does so now); if that cannot be, it is taken for \
+     as fast as the slowest that is known, or all for equal where none is";
+
+/// What was measured of the way to a switch of whose links so much is told.
+pub(super) fn measured(switch: &str, told_bps: Option<u64>, measured: Result<u64, String>) -> Finding {
+    let rate = match measured {
+        Ok(rate) => rate,
+        Err(cause) => {
+            return Finding::warning(
+                Check::Rates,
+                format!("the way to {switch} could not be measured: {cause}"),
+                "let UDP through to every port of it, or tell the rates of the links (FANIN_RATE, fanin switch --rate)",
+            );
+        }
+    };
+    // To three digits: it is not more exact.
+    let unit = 10_u64.pow(rate.max(1).ilog10().saturating_sub(2));
+    let arrived = format!("{} arrive at {switch} from here", gigabits(rate / unit * unit));
+    match told_bps {
+        Some(told) if rate < told / 2 || told < rate / 2 => Finding::warning(
+            Check::Rates,
+            format!("{arrived}, and the slower of both links is told to carry {}", gigabits(told)),
+            "if nothing else uses the links now, correct FANIN_RATE here or --rate there",
+        ),
+        _ => Finding::ok(Check::Rates, format!("measured: {arrived}")),
+    }
+}
 
 /// A physical interface that is up and faster than the one that is used, where both tell their
 /// rate.
@@ -318,6 +342,22 @@ mod tests {
         );
         let said = judge_interface(address, &silent, Some("1gbit"), None).message;
         assert!(said.contains("carries 1gbit, as FANIN_RATE says"), "{said}");
+    }
+
+    #[test]
+    fn what_is_measured_is_held_against_what_is_told() {
+        let of = |told, rate| measured("box:4800", told, rate);
+        for told in [None, Some(1_000_000_000)] {
+            let finding = of(told, Ok(987_654_321));
+            assert_eq!(finding.verdict, Verdict::Ok);
+            assert_eq!(finding.message, "measured: 0.987 Gbit/s arrive at box:4800 from here");
+        }
+        for rate in [400_000_000, 2_100_000_000] {
+            assert_eq!(of(Some(1_000_000_000), Ok(rate)).verdict, Verdict::Warning);
+        }
+        let finding = of(None, Err("no answer".into()));
+        assert_eq!(finding.verdict, Verdict::Warning);
+        assert_eq!(finding.message, "the way to box:4800 could not be measured: no answer");
     }
 
     #[test]

@@ -16,14 +16,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_controller::protocols;
-use fanin_controller::{Probe, ProbeReport, SessionError, SwitchStatus, route};
-use fanin_udp::{path_mtu, probe_socket};
+use fanin_controller::{Probe, ProbeReport, SessionError, SwitchStatus, Trust, gauge_at, route};
+use fanin_udp::{fill, path_mtu, probe_socket};
 
 use self::finding::{Check, Examination, Finding};
 use self::machine::Window;
 use self::settings::Setting;
 use crate::arguments::seconds;
 use crate::tls::Known;
+
+/// For how long a link is filled, and how many bytes are on the way meanwhile, as when ranks join
+/// (`_rates.py`).
+const MEASURED_FOR: Duration = Duration::from_millis(250);
+const MEASURED_WITH: usize = 512_000;
 
 /// Find out why workers here do not reach a switch, or are slow
 ///
@@ -49,6 +54,9 @@ pub(crate) struct Arguments {
     /// Seconds that each step of a check may take
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Duration,
+    /// Fill the link to each switch for a moment, one after the other, and say what it carries
+    #[arg(long)]
+    measure: bool,
     #[command(flatten)]
     known: Known,
     /// The Python package's knowledge of the ranks' settings, as JSON
@@ -126,6 +134,11 @@ fn examine(
     examination.note(data_path::udp(&report, address))?;
     examination.note_all(local(address, settings, Some((&probe, &status)), Some(&report)))?;
     examination.note(own::rates(settings, &name, address, &status))?;
+    if arguments.measure {
+        let told = own::rate_bps(settings, route(address).as_ref()).into_iter().chain(status.rate_bps).min();
+        let measured = measured(&name, patience, &arguments.known.trust()?);
+        examination.note(machine::measured(&name, told, measured))?;
+    }
     match &report {
         Ok(report) => examination.note(data_path::heartbeat(report))?,
         Err(_) => examination.skip(&[Check::Heartbeat]),
@@ -133,6 +146,12 @@ fn examine(
     examination.note(jobs::pool(&status))?;
     examination.note_all(jobs::jobs(&status, &name))?;
     Ok(())
+}
+
+/// The bits a second that reach a switch from here, or why that cannot be told.
+fn measured(switch: &str, patience: Duration, trust: &Trust) -> Result<u64, String> {
+    let (gauge, ticket) = gauge_at(switch, patience, trust).map_err(|error| error.to_string())?;
+    fill(gauge, ticket, MEASURED_FOR, MEASURED_WITH).map_err(|error| error.to_string())
 }
 
 /// This machine's findings about the way to `address`, with what the switch added to it.

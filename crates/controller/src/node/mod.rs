@@ -11,6 +11,7 @@
 //! Deliberately absent: the decisions, which are `fanin_protocol::control`'s; the sums, which the
 //! data path has; and the other end of each call, which is `session`'s.
 
+mod gauges;
 mod http;
 mod jobs;
 mod limits;
@@ -214,8 +215,12 @@ impl SwitchServer {
         let protocols = protocols.iter().map(|protocol| *protocol as &dyn Protocol).collect();
         let registry = Registry::new(limits, protocols, Box::new(rand::random::<u64>))?;
         let jobs = Arc::new(Jobs::new(registry, driver).map_err(ServerError::Runtime)?);
-        let service =
-            ControlService { jobs: Arc::clone(&jobs), instance: rand::random(), rate_bps: config.rate_bps };
+        let service = ControlService {
+            jobs: Arc::clone(&jobs),
+            instance: rand::random(),
+            rate_bps: config.rate_bps,
+            gauges: Arc::default(),
+        };
         let (scraped, asked) = (Arc::clone(&jobs), Arc::clone(&jobs));
         let key = behind.1.fingerprint();
         let served = Served::start(

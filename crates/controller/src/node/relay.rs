@@ -630,4 +630,12 @@ impl Control for Service {
     ) -> Result<Response<proto::StatusReply>, Status> {
         Ok(Response::new(self.0.status(request.into_inner()).await?))
     }
+
+    /// No plan follows from a rack's link, nor from those above it.
+    async fn measure(
+        &self,
+        _: Request<proto::MeasureRequest>,
+    ) -> Result<Response<proto::MeasureReply>, Status> {
+        Err(Status::unimplemented("a switch with an upstream has no rate that a plan follows from"))
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_limits::host_of;
+use fanin_local::Cores;
 use fanin_protocol::control::{
     Admission, Agreed, Denied, Detached, HeartbeatReply, Hop, JobState, JoinRequest, PORTION_WHOLE, Resume,
     part_of,
@@ -21,6 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::address_of;
+use super::gauges::Gauges;
 use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
@@ -51,6 +53,8 @@ pub(super) struct ControlService {
     pub instance: u64,
     /// What its link carries; else what the interface tells.
     pub rate_bps: Option<u64>,
+    /// By which it is measured else.
+    pub gauges: Arc<Gauges>,
 }
 
 impl From<Malformed> for Status {
@@ -195,6 +199,9 @@ impl Control for ControlService {
             false => Arc::default(),
         };
         let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job)).collect();
+        // The first time it takes a moment.
+        let cores = tokio::task::spawn_blocking(Cores::of_process).await.ok();
+        let sums = |cores: Cores| cores.summed_bytes_per_s * cores.count.min(config.shards.into()) as u64;
         Ok(Response::new(proto::StatusReply {
             version: env!("CARGO_PKG_VERSION").into(),
             wire_version: VERSION.into(),
@@ -205,9 +212,21 @@ impl Control for ControlService {
             protocol: self.jobs.protocol().into(),
             relays: Vec::new(),
             rate_bps: self.rate_bps.or_else(|| rate_bps_at(asked_at?.ip().to_canonical())),
+            summed_bytes_per_s: cores.map(sums),
             outdated: dropped(&figures.received, Reason::Generation),
             unplanned: dropped(&figures.received, Reason::Unplanned),
         }))
+    }
+
+    async fn measure(
+        &self,
+        request: Request<proto::MeasureRequest>,
+    ) -> Result<Response<proto::MeasureReply>, Status> {
+        let asked_at = request.local_addr();
+        if let Some(toll) = request.extensions().get::<Toll>().cloned() {
+            toll.pay(STATUS_COUNTS).await?;
+        }
+        Ok(Response::new(self.gauges.open(asked_at)?))
     }
 }
 

@@ -13,6 +13,7 @@ mod cancel;
 mod config;
 mod local_ranks;
 mod local_sums;
+mod measure;
 mod meeting;
 mod oversight;
 mod pending;
@@ -43,13 +44,14 @@ use crate::error::{AllReduceError, SessionError, Tensor};
 pub use cancel::Cancel;
 pub use config::{ServiceConfig, SessionConfig};
 pub use local_ranks::LocalRanks;
+pub use measure::{gauge_at, gauge_here};
 pub use meeting::{Joining, Meeting, MeetingConfig};
 pub use probe::{Probe, ProbeReport, ProbeSum, cut_off, resolve_switch};
 pub use rank_names::RankNames;
 pub use split::{MemberStatus, Place, Prediction, Share, Split};
 pub use status::{
-    JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_rate, switch_status,
-    trusted_status,
+    JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_capacity,
+    switch_status, trusted_status,
 };
 pub use trace::{HandOver, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;

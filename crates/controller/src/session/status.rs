@@ -179,20 +179,20 @@ pub fn trusted_status(switch: &str, patience: Duration, trust: &Trust) -> Result
     status
 }
 
-/// What the link of a switch carries, in bits a second, as it says, or `None` where it does not
-/// know. Waits for a switch that is not there yet, until `cancel` is called, and says as `rank`, if
+/// The bits a second that the link of a switch carries, and the bytes a second that its cores sum.
+/// `None` if the switch does not know. Waits for a switch that is not there yet, until `cancel` is called, and says as `rank`, if
 /// one is given, that it does. The switch is known by what `trust` says.
 ///
 /// # Errors
 /// When it does not answer in `patience`, or is no switch; [`SessionError::Closed`] when it was
 /// cancelled.
-pub fn switch_rate(
+pub fn switch_capacity(
     switch: &str,
     rank: Option<u32>,
     patience: Duration,
     cancel: &Cancel,
     trust: &Trust,
-) -> Result<Option<u64>, SessionError> {
+) -> Result<(Option<u64>, Option<u64>), SessionError> {
     let runtime = runtime("fanin-rate")?;
     let told = |text: &str| {
         if let Some(rank) = rank {
@@ -201,7 +201,8 @@ pub fn switch_rate(
     };
     let reply = runtime.block_on(cancel.or(Connection::open_saying(switch, patience, trust, None, told)));
     runtime.shutdown_background();
-    Ok(reply?.1.rate_bps)
+    let (_, status) = reply?;
+    Ok((status.rate_bps, status.summed_bytes_per_s))
 }
 
 /// The meaning of a failed call to learn what a switch does.

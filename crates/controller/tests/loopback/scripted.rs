@@ -8,8 +8,8 @@ use std::time::Duration;
 use fanin_controller::proto::control_server::{Control, ControlServer};
 use fanin_controller::proto::{
     Admission, AttendRequest, HeartbeatReply, HeartbeatRequest, JoinReply, JoinRequest, LeaveReply,
-    LeaveRequest, MeetReply, MeetRequest, StatusReply, StatusRequest, heartbeat_reply::State,
-    join_reply::Outcome,
+    LeaveRequest, MeasureReply, MeasureRequest, MeetReply, MeetRequest, StatusReply, StatusRequest,
+    heartbeat_reply::State, join_reply::Outcome,
 };
 use fanin_protocol::control::{self, Agreed, Gathered, PORTION_WHOLE, Protocol, SwitchTree};
 use fanin_protocol::switchml::SwitchMl;
@@ -219,5 +219,9 @@ impl Control for Player {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let Script { wire_version, protocol, .. } = self.script;
         Ok(Response::new(StatusReply { wire_version, protocol: protocol.into(), ..StatusReply::default() }))
+    }
+    /// As a switch that knows of no measurements.
+    async fn measure(&self, _: Request<MeasureRequest>) -> Result<Response<MeasureReply>, Status> {
+        Err(Status::unimplemented("as scripted"))
     }
 }

@@ -174,7 +174,8 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let address = listener.local_addr().unwrap();
-    let service = ControlService { jobs: Arc::clone(&jobs), instance: 1, rate_bps: None };
+    let service =
+        ControlService { jobs: Arc::clone(&jobs), instance: 1, rate_bps: None, gauges: Arc::default() };
     let scraped = Arc::clone(&jobs);
     let text = move || metrics::text(Arc::clone(&scraped));
     let served =

@@ -1,0 +1,231 @@
+"""What links carry that nobody tells: measured by the ranks as they join, and agreed on by all.
+
+A machine's first rank fills the next machine's link, all of them at once: so each link carries one
+flow in each direction, and a flow is as fast as the slower of its two links. Then all machines fill
+the links of switches that tell no rate. It takes a second at most. A link that cannot be measured
+ends no joining: it is named with the cause, and the plan is made without it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final, TypeAlias
+
+from fanin import _fanin
+from fanin._services import Links, Place, bracketed, levelled, machines, told, untold
+from fanin.errors import FaninError
+
+# How long one phase fills links, in seconds. There are four at most.
+PHASE: Final = 0.25
+# How long a gauge is open: for all phases, and for ranks that come late to the first.
+LIFE: Final = 5.0
+# How long a switch may take to open one.
+PATIENCE: Final = 1.0
+# The most bytes on the way to one gauge, and the fewest that each of its senders may have there.
+WINDOW: Final = 512_000
+WINDOW_MIN: Final = 24_000
+# Phases that switches are measured in: of more than so many, several at once.
+SWITCH_PHASES: Final = 2
+# A rate that is so many times what was told of the same flow is nonsense.
+NONSENSE: Final = 10
+CAUSE_MAX: Final = 200
+
+Flow: TypeAlias = tuple[int, int]
+"""The machine that sends, and the one that receives; those beyond the machines are switches."""
+Port: TypeAlias = tuple[str, int, int]
+"""The address and port of a gauge, and its ticket."""
+
+_known: dict[str, str] = {}
+"""What was measured in this process, by the machines and switches between which it was."""
+
+
+@dataclass
+class Measured:
+    """What was measured: the same on every rank."""
+
+    links: Links
+    wrong: list[str] = field(default_factory=list)
+    """What could not be measured, and why: for people."""
+
+
+def measured(
+    places: Sequence[Place],
+    rank: int,
+    address: str,
+    trust: _fanin.Trust,
+    gather: Callable[[str, str], list[str]],
+) -> Measured | None:
+    """Measure the links that a plan needs and that nobody told; None if there are none.
+
+    `address` is this machine's, as the others reach it. Each rank calls it, and all return the
+    same. Raises what `gather` raises, and nothing else.
+    """
+    unknown = untold(places)
+    if not unknown:
+        return None
+    key = json.dumps([[[place.machine, place.address] for place in places], places[0].switches])
+    mine = _known.get(key, "")
+    # All ranks' words have little room, so each says a fingerprint of what it knows.
+    known = set(gather("rates known", sha256(mine.encode()).hexdigest()[:16] if mine else ""))
+    if mine and len(known) == 1:
+        return Measured(Links(**json.loads(mine)))
+    network = _Network.of(places, unknown)
+    with ExitStack() as stack:
+        ports = _opened(network, rank, address, trust, stack)
+        said = [json.loads(text) for text in gather("gauges", json.dumps(ports))]
+        opened: dict[str, Port | str] = {name: at for each in said for name, at in each.items()}
+        rates: dict[Flow, int] = {}
+        causes: dict[Flow, str] = {}
+        for number, phase in enumerate(network.phases()):
+            flows = [flow for flow in phase if network.firsts[flow[0]] == rank]
+            filled = json.dumps(_filled(network, flows, number, opened))
+            for text in gather(f"rates {number}", filled):
+                for sender, receiver, rate, cause in json.loads(text):
+                    flow = sender, receiver
+                    if cause:
+                        causes[flow] = cause
+                    else:
+                        rates[flow] = max(rate, rates.get(flow, 0))
+    found = network.judged(rates, causes)
+    if not found.wrong:
+        _known[key] = json.dumps(vars(found.links))
+    return found
+
+
+def _opened(
+    network: _Network, rank: int, address: str, trust: _fanin.Trust, stack: ExitStack
+) -> dict[str, Port | str]:
+    """Open the gauges of this rank's machine, and as rank 0 those of the switches."""
+    ports: dict[str, Port | str] = {}
+    if rank in network.firsts:
+        for number, _ in enumerate(network.rings):
+            name = f"{network.firsts.index(rank)} {number}"
+            try:
+                gauge = _fanin.Gauge(address, LIFE)
+                stack.callback(gauge.close)
+                ports[name] = address, gauge.port, gauge.ticket
+            except (OSError, ValueError) as error:
+                ports[name] = f"it cannot open a port at {address}: {error}"[:CAUSE_MAX]
+    for switch in network.switches if rank == 0 else []:
+        name = network.names[switch]
+        try:
+            port, ticket = _fanin.gauge_at(name, PATIENCE, trust)
+            ports[f"{switch}"] = name.rpartition(":")[0].strip("[]"), port, ticket
+        except FaninError as error:  # whatever it is, a plan can do without
+            ports[f"{switch}"] = str(error)[:CAUSE_MAX]
+    return ports
+
+
+def _filled(
+    network: _Network, flows: Sequence[Flow], phase: int, opened: Mapping[str, Port | str]
+) -> list[tuple[int, int, int, str]]:
+    """Send these flows, and return of each the rate, or what went wrong."""
+
+    def fill(flow: Flow) -> tuple[int, int, int, str]:
+        sender, receiver = flow
+        is_switch = receiver in network.switches
+        at = opened.get(f"{receiver}" if is_switch else f"{receiver} {phase}", "")
+        if isinstance(at, str):
+            return sender, receiver, 0, at or "it opened no port"
+        host, port, ticket = at
+        window = max(WINDOW // network.count, WINDOW_MIN) if is_switch else WINDOW
+        try:
+            rate = _fanin.fill(f"{bracketed(host)}:{port}", ticket, PHASE, window)
+        except OSError as error:
+            return sender, receiver, 0, f"{error}"[:CAUSE_MAX]
+        return sender, receiver, rate, ""
+
+    with ThreadPoolExecutor(max(len(flows), 1), "fanin-rates") as threads:
+        return list(threads.map(fill, flows))
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Whose links are measured, and by which flows."""
+
+    places: Sequence[Place]
+    unknown: list[int]
+    firsts: list[int]
+    """The first rank of each machine."""
+    told: list[int | None]
+    """What the links were told to carry: those of machines, then those of switches."""
+    switches: list[int]
+    """Those of the unknown that are switches."""
+    rings: list[int]
+    """How many machines further the one is that a machine sends to, in each ring."""
+
+    @classmethod
+    def of(cls, places: Sequence[Place], unknown: list[int]) -> _Network:
+        of_rank, links = machines(places), told(places)
+        count = max(of_rank) + 1
+        switches = [index for index in unknown if index >= count]
+        # A fast machine between two slow ones has other neighbours in a second ring.
+        rings = [] if switches == unknown else [1] if count < 4 else [1, 2]
+        firsts = [of_rank.index(machine) for machine in range(count)]
+        return cls(places, unknown, firsts, [*links.machines, *links.switches], switches, rings)
+
+    @property
+    def count(self) -> int:
+        return len(self.firsts)
+
+    @property
+    def names(self) -> dict[int, str]:
+        return dict(enumerate(self.places[0].switches, self.count))
+
+    def phases(self) -> Iterator[list[Flow]]:
+        """Yield the flows that are at once: of each ring, and to some of the switches."""
+        for ring in self.rings:
+            yield [(machine, (machine + ring) % self.count) for machine in range(self.count)]
+        at_once = -(-len(self.switches) // SWITCH_PHASES) or 1
+        for begin in range(0, len(self.switches), at_once):
+            some = self.switches[begin : begin + at_once]
+            yield [(machine, switch) for switch in some for machine in range(self.count)]
+
+    def judged(self, rates: Mapping[Flow, int], causes: Mapping[Flow, str]) -> Measured:
+        """Return what follows from the flows; a figure that cannot be is none."""
+        causes = dict(causes)
+        found: list[int | None] = [None] * len(self.told)
+        for flow, rate in rates.items():
+            receiver = flow[1]
+            most = self._most(flow)
+            if most is not None and rate > NONSENSE * most:
+                causes[flow] = (
+                    f"{_shown(rate)} arrived where {_shown(most)} were told, which cannot be"
+                )
+                continue
+            # A switch tells what all machines send, which is none of their rates.
+            for end in [receiver] if receiver in self.switches else flow:
+                found[end] = max(rate, found[end] or 0)
+        wrong = []
+        for index in self.unknown:
+            if found[index] is None:
+                # The flow that it received says most of its link; of those it sent, any does.
+                flows = sorted(causes, key=lambda flow: (flow[1] != index, flow))
+                cause = next((causes[flow] for flow in flows if index in flow), "nobody tried")
+                wrong.append(f"{self._named(index)} could not be measured: {cause}")
+        links = levelled([found[i] if i in self.unknown else None for i in range(len(found))])
+        return Measured(Links(links[: self.count], links[self.count :]), wrong)
+
+    def _most(self, flow: Flow) -> int | None:
+        """Return the bits a second that a flow has at most, by what is told of its ends."""
+        if flow[1] not in self.switches:
+            return min((told for end in flow if (told := self.told[end]) is not None), default=None)
+        # It tells what all machines send.
+        of_machines = [told for told in self.told[: self.count] if told is not None]
+        return sum(of_machines) if len(of_machines) == self.count else None
+
+    def _named(self, index: int) -> str:
+        if index >= self.count:
+            return f"the link of {self.names[index]}"
+        place = self.places[self.firsts[index]]
+        interface = f", {place.interface}" if place.interface else ""
+        return f"the link of rank {self.firsts[index]}'s machine ({place.name}{interface})"
+
+
+def _shown(bps: int) -> str:
+    return f"{bps / 1e9:.3g} Gbit/s"

@@ -1,0 +1,391 @@
+"""What links carry that nobody tells: measured as ranks join, and what a plan makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fanin.torch
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch, SwitchProcess, switch_here
+from fanin import _fanin, _rates, _services, errors
+from fanin._rates import Measured, measured
+from fanin._services import Links, Place, split, untold
+from fanin.torch.backend.options import Options
+from fanin_lab import netlab
+from fanin_lab.netlab import Netlab, address
+from laboratory import NAME, needs_lab
+from ranks import Me
+from torch._C._distributed_c10d import FileStore
+
+GIGABIT = 1_000_000_000
+MEGABIT = 1_000_000
+
+
+def place(machine: int, **said: Any) -> Place:
+    usual: dict[str, Any] = {
+        "machine": f"m{machine}",
+        "name": f"m{machine}",
+        "address": f"10.0.0.{machine + 1}",
+        "rate_bps": None,
+        "switches": [],
+        "switch_rates": [],
+        "plan": "auto",
+        "local": None,
+        "interface": "eth0",
+    }
+    return Place(**usual | said)
+
+
+def spare(*rates: int | None) -> dict[str, Any]:
+    return {
+        "switches": [f"10.0.1.{number}:4800" for number, _ in enumerate(rates)],
+        "switch_rates": list(rates),
+    }
+
+
+# Which links are measured
+
+
+def test_links_are_measured_that_nobody_told_the_rate_of() -> None:
+    assert untold([place(i) for i in range(3)]) == [0, 1, 2]
+    assert untold([place(i, **spare(None, None)) for i in range(2)]) == [0, 1, 2, 3]
+    rates = [GIGABIT, None, GIGABIT]
+    some = [place(i, rate_bps=rate, **spare(GIGABIT, None)) for i, rate in enumerate(rates)]
+    assert untold(some) == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [place(i, rate_bps=GIGABIT, **spare(GIGABIT)) for i in range(3)],
+        [place(0)] * 4,
+        [place(i, address="127.0.0.1") for i in range(2)],
+        [place(i, address="10.0.0.1") for i in range(2)],
+        [place(i, measures=i > 0) for i in range(2)],
+        [place(i, plan=None) for i in range(2)],
+        [place(i, plan="switch", **spare(None)) for i in range(2)],
+        # Racks, each with a link for its own ranks.
+        [place(i, switches=[f"10.0.1.{i}:4800"], switch_rates=[None]) for i in range(2)],
+    ],
+    ids=["told", "one", "loopback", "one address", "assumed", "atp", "one switch", "racks"],
+)
+def test_nothing_is_measured_where_no_plan_follows_from_it(places: list[Place]) -> None:
+    assert untold(places) == []
+
+    def gather(*_: str) -> list[str]:
+        raise AssertionError("nobody asks")
+
+    assert measured(places, 0, "10.0.0.1", _fanin.Trust(), gather) is None
+
+
+# What follows from figures
+
+
+def judged(
+    places: list[Place], rates: dict[tuple[int, int], int], causes: dict[tuple[int, int], str]
+) -> Measured:
+    return _rates._Network.of(places, untold(places)).judged(rates, causes)
+
+
+def test_a_machine_is_as_fast_as_the_faster_of_its_flows() -> None:
+    # Machine 1 has half the rate, and its neighbours' flows with it.
+    slow = {(0, 1): 500, (1, 2): 510, (2, 3): 1000, (3, 0): 990}
+    found = judged([place(i) for i in range(4)], slow, {})
+    assert found == Measured(Links([1000, 510, 1000, 1000], []))
+
+
+def test_what_a_switch_received_is_no_machine_s_rate() -> None:
+    flows = {(0, 1): 100, (1, 0): 100, (0, 2): 180, (1, 2): 200}
+    found = judged([place(i, **spare(None)) for i in range(2)], flows, {})
+    assert found == Measured(Links([100, 100], [200]))
+
+
+def test_a_second_ring_tells_fast_machines_between_slow_ones() -> None:
+    network = _rates._Network.of([place(i) for i in range(4)], [0, 1, 2, 3])
+    first, second = network.phases()
+    assert first == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    assert second == [(0, 2), (1, 3), (2, 0), (3, 1)]
+    rate = [100, 1000, 100, 1000]
+    flows = {flow: min(rate[end] for end in flow) for flow in [*first, *second]}
+    assert network.judged(flows, {}).links.machines == rate
+
+
+def test_machines_that_tell_their_rates_fill_switches_alone() -> None:
+    places = [place(i, rate_bps=GIGABIT, **spare(None, None, None)) for i in range(2)]
+    phases = list(_rates._Network.of(places, untold(places)).phases())
+    assert phases == [[(0, 2), (1, 2), (0, 3), (1, 3)], [(0, 4), (1, 4)]]
+
+
+def test_nonsense_names_machine_and_interface_and_is_no_figure() -> None:
+    rates = [MEGABIT, None, GIGABIT]
+    places = [place(i, rate_bps=rate) for i, rate in enumerate(rates)]
+    flows = {(0, 1): 11 * MEGABIT, (1, 2): 12 * GIGABIT, (2, 0): MEGABIT}
+    found = judged(places, flows, {})
+    assert found.links == Links([None] * 3, [])
+    assert found.wrong == [
+        "the link of rank 1's machine (m1, eth0) could not be measured: 0.011 Gbit/s arrived where "
+        "0.001 Gbit/s were told, which cannot be"
+    ]
+
+
+def test_a_link_that_is_not_measured_is_taken_for_the_slowest_that_is() -> None:
+    places = [place(i, **spare(None)) for i in range(3)]
+    causes = {(i, 3): "no answer from 10.0.1.0:9 over UDP within 300 ms" for i in range(3)}
+    flows = {(0, 1): GIGABIT, (1, 2): GIGABIT, (2, 0): GIGABIT}
+    found = judged(places, flows, causes)
+    assert found.links == Links([GIGABIT] * 3, [None])
+    assert found.wrong == [f"the link of 10.0.1.0:4800 could not be measured: {causes[0, 3]}"]
+    planned = split(places, found.links)
+    assert planned is not None
+    assert planned.is_assumed
+    assert planned.links == (
+        "rank 0's machine, rank 1's machine and 1 more were measured, 1 Gbit/s; 10.0.1.0:4800 "
+        "tells no rate: taken for 1 Gbit/s, the slowest that is known"
+    )
+    # BytePS Eqs. 1 and 2 for n = 3, k = 1.
+    assert planned.switch_shares == pytest.approx([0.4])
+
+
+def test_a_plan_says_what_was_told_and_what_was_measured() -> None:
+    places = [place(i, **spare(None)) for i in range(3)]
+    planned = split(places, Links([GIGABIT] * 3, [2 * GIGABIT]))
+    assert planned is not None
+    assert (planned.links, planned.is_assumed) == (
+        "all links were measured, 1 Gbit/s to 2 Gbit/s",
+        False,
+    )
+    assert planned.prediction is not None
+    places = [place(i, rate_bps=GIGABIT, **spare(None)) for i in range(3)]
+    planned = split(places, Links([None] * 3, [GIGABIT // 2]))
+    assert planned is not None
+    assert planned.links == (
+        "10.0.1.0:4800 was measured, 0.5 Gbit/s; the others tell their rates, 1 Gbit/s"
+    )
+    assert not planned.is_assumed
+
+
+def test_a_rate_that_was_told_counts_whatever_was_measured() -> None:
+    places = [place(i, rate_bps=GIGABIT) for i in range(3)]
+    assert split(places, Links([5, 6, 7], [])) == split(places)
+
+
+@pytest.mark.parametrize(
+    ("rates", "levelled"),
+    [
+        ([1000, 960, 940, None], [960, 960, 960, None]),
+        ([1000, 500, 490, 100], [1000, 490, 490, 100]),
+        ([None], [None]),
+    ],
+)
+def test_rates_that_hardly_differ_are_equal(
+    rates: list[int | None], levelled: list[int | None]
+) -> None:
+    assert _services.levelled(rates) == levelled
+
+
+# Cores
+
+
+def test_cores_count_where_links_are_faster() -> None:
+    # Eight machines at 100 Gbit/s, one of which has a core that sums 5 GB/s.
+    fast: dict[str, Any] = {"rate_bps": 100 * GIGABIT, "summed_bytes_per_s": 5 * GIGABIT}
+    equal = split([place(i, cores=65, **fast) for i in range(8)])
+    assert equal is not None
+    assert equal == split([place(i, rate_bps=100 * GIGABIT) for i in range(8)])
+    slow = split([place(i, cores=65 if i else 1, **fast) for i in range(8)])
+    assert slow is not None
+    share_of = dict(zip(slow.machines, slow.own_shares, strict=True))
+    assert 0 < share_of[0] < 0.9 * share_of[1]
+    assert [share_of[i] for i in range(2, 8)] == pytest.approx([share_of[1]] * 6)
+    # Its other ranks have the cores beside.
+    both = split([place(i // 8, cores=8, **fast) for i in range(16)])
+    assert both is not None
+    assert both.prediction is not None
+    assert both.prediction[1].startswith("the cores of ")
+
+
+def test_a_switch_tells_what_its_cores_sum() -> None:
+    said = {"switches": ["s:4800"], "switch_rates": [100 * GIGABIT], "rate_bps": 10 * GIGABIT}
+    found = [
+        split([place(i, switch_sums=sums, **said) for i in range(4)])
+        for sums in ([], [None], [100 * GIGABIT], [GIGABIT])
+    ]
+    shares = [each.switch_shares[0] for each in found if each is not None]
+    assert shares[:3] == [1.0] * 3
+    assert 0 < shares[3] < 0.5
+
+
+def test_cores_do_not_count_where_a_rate_is_assumed() -> None:
+    places = [place(i, cores=2, summed_bytes_per_s=1000 * (i + 1)) for i in range(4)]
+    assert split(places) == split([place(i) for i in range(4)])
+
+
+# Ranks agree
+
+
+def test_what_one_rank_alone_knows_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rates, "_known", {})
+    monkeypatch.setattr(_rates, "PHASE", 0.0)
+    places = [place(i, address=f"127.0.0.{i + 1}") for i in range(2)]
+    monkeypatch.setattr(_rates, "untold", lambda _: [0, 1])
+    monkeypatch.setattr(_fanin, "fill", lambda *_: GIGABIT)
+    rounds: list[str] = []
+
+    def gather(name: str, text: str) -> list[str]:
+        rounds.append(name)
+        if name == "rates known":
+            return [text, text if knows else ""]
+        return [text, "{}" if name == "gauges" else json.dumps([[1, 0, GIGABIT, ""]])]
+
+    def found() -> Measured | None:
+        rounds.clear()
+        return measured(places, 0, "127.0.0.1", _fanin.Trust(), gather)
+
+    knows = False
+    first = found()
+    assert first is not None
+    assert first.links == Links([GIGABIT, GIGABIT], [])
+    assert rounds == ["rates known", "gauges", "rates 0"]
+    knows = True
+    assert found() == first
+    assert rounds == ["rates known"]
+    knows = False
+    assert found() == first
+    assert rounds == ["rates known", "gauges", "rates 0"]
+
+
+# A switch measures its link
+
+
+def test_a_switch_opens_a_gauge_for_those_alone_who_asked() -> None:
+    with switch_here() as running:
+        host = running.address.rpartition(":")[0]
+        port, ticket = _fanin.gauge_at(running.address, 5.0)
+        with pytest.raises(OSError, match="no answer"):
+            _fanin.fill(f"{host}:{port}", ticket ^ 1, 0.1, 100_000)
+        assert _fanin.fill(f"{host}:{port}", ticket, 1.0, 100_000) > 0
+    with pytest.raises(errors.SwitchUnreachable):
+        _fanin.gauge_at("127.0.0.1:9", 0.2)
+
+
+# Real links
+
+
+def joined(me: Me, namespaces: list[str], meeting: str, **said: Any) -> Any:
+    netlab.enter(namespaces[me.rank])
+    me.init(
+        "fanin",
+        store=FileStore(meeting, me.world_size),
+        rank=me.rank,
+        world_size=me.world_size,
+        pg_options=Options(**said),
+    )
+    tensor = torch.full((100_000,), me.rank + 1, dtype=torch.int32)
+    dist.all_reduce(tensor)
+    assert (tensor == 6).all()
+    return fanin.torch.plan()
+
+
+def shares(me: Me, *where: Any) -> tuple[str, dict[int | None, float]]:
+    plan = joined(me, *where)
+    known = dict(_rates._known)
+    with pytest.MonkeyPatch.context() as patch:
+        if known:
+            patch.setattr(_fanin, "fill", unexpected)
+        again: Any = dist.new_group(backend="fanin")
+        if known:
+            assert fanin.torch.plan(again)["links"] == plan["links"]  # type: ignore[index]
+    return plan["links"], {each["host"]: each["share"] for each in plan["services"]}
+
+
+def unexpected(*_: Any) -> int:
+    raise AssertionError("nothing is to be sent")
+
+
+@contextlib.contextmanager
+def laboratory(**rates: int) -> Iterator[tuple[list[str], str]]:
+    """Three workers and a spare machine, whose links tell no rate."""
+    with Netlab(3, spares=1, rate_bps=100 * MEGABIT, rates=rates, name=NAME) as lab:
+        listen = f"{address('s0')}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, "s0")):
+            yield [lab.namespace(f"w{i}") for i in range(3)], listen
+
+
+# A busy machine does not measure the rates to the last digit.
+@needs_lab
+@pytest.mark.parametrize("rates", [{}, {"s0": 300 * MEGABIT}, {"w1": 50 * MEGABIT}], ids=str)
+def test_shares_follow_from_rates_that_nobody_tells(
+    launch: Launch, tmp_path: Path, rates: dict[str, int]
+) -> None:
+    with laboratory(**rates) as (spaces, listen):
+        ranks = launch(shares, 3, spaces, str(tmp_path / "store"), at=listen)
+        found = ranks.results()
+    assert all(each == found[0] for each in found)
+    links, of_hosts = found[0]
+    assert "measured" in links
+    assert sum(of_hosts.values()) == pytest.approx(1)
+    if "s0" in rates:
+        # It carries what all others do.
+        assert of_hosts[None] > 0.6
+    elif "w1" in rates:
+        assert of_hosts.get(1, 0) < min(of_hosts[0], of_hosts[2])
+    else:
+        assert len(of_hosts) == 4
+        assert 0.25 < of_hosts[None] < 0.6
+
+
+def alone(me: Me, namespaces: list[str], meeting: str) -> tuple[Any, list[str]]:
+    def refuses(*_: Any) -> tuple[int, int]:
+        raise errors.FaninError("no port is open there")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fanin, "gauge_at", refuses)
+        patch.setattr(_fanin, "fill", lambda *_: 100 * MEGABIT)
+        said = io.StringIO()
+        patch.setattr(sys, "stderr", said)
+        plan = joined(me, namespaces, meeting)
+    return plan, [line for line in said.getvalue().splitlines() if "measured: " in line]
+
+
+@needs_lab
+def test_a_link_that_cannot_be_measured_is_named_and_ends_no_joining(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with laboratory() as (spaces, listen):
+        found = launch(alone, 3, spaces, str(tmp_path / "store"), at=listen).results()
+    for plan, _ in found:
+        assert plan["links"].endswith(
+            f"{listen} tells no rate: taken for 0.1 Gbit/s, the slowest that is known"
+        )
+        assert [each["share"] for each in plan["services"]] == pytest.approx([0.2] * 3 + [0.4])
+    assert [said for _, said in found[1:]] == [[], []]
+    assert found[0][1] == [
+        f"fanin: rank 0: the link of {listen} could not be measured: no port is open there. Say "
+        "what they carry: FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`, or let UDP "
+        "through between the machines"
+    ]
+
+
+def silent(me: Me, namespaces: list[str], meeting: str) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fanin, "fill", unexpected)
+        said = {"rate": "assumed"} if me.rank == 1 else {}
+        return joined(me, namespaces, meeting, **said)
+
+
+@needs_lab
+def test_nothing_is_sent_if_a_rank_is_told_to_assume(launch: Launch, tmp_path: Path) -> None:
+    with laboratory() as (spaces, listen):
+        plans = launch(silent, 3, spaces, str(tmp_path / "store"), at=listen).results()
+    for plan in plans:
+        assert plan["links"] == "no link tells its rate: all are taken for equal"
+        assert [each["share"] for each in plan["services"]] == pytest.approx([0.2] * 3 + [0.4])
