@@ -8,6 +8,9 @@ all-reduce their parts on fanin, and each part goes back to its domain.
   that is CPU-assisted aggregation: fanin sums what the domains of a machine have in shared memory.
 - Some hold: reduce and broadcast, with roots whose copies do not compete with the NIC's.
 
+A bucket goes in pieces. While fanin sums one, the next is reduced in the machine, and the one before
+goes back.
+
 `fanin topo` says which of it a machine should take.
 """
 
@@ -30,7 +33,14 @@ from fanin.torch.backend.options import Options
 
 TIMEOUT = 300.0
 
-# By a bucket's address, length and dtype: it padded, where it has to be, and this holder's part.
+PIECE_BYTES = 4 << 20
+"""BytePS's partitions (§6.1). All ranks cut alike."""
+
+# A part is a multiple of this many elements, except in a tensor's last piece. So it begins where a
+# word of 16 bytes does, the widest that NCCL copies.
+_ALIGNED = 16
+
+# By a piece's address, length and dtype: it padded, where it has to be, and this holder's part.
 _Buffers = dict[tuple[int, int, torch.dtype], tuple[Tensor | None, Tensor]]
 
 
@@ -94,7 +104,7 @@ class MachineState:
                 self._across = across
         self._part = self._holders.index(rank) if rank in self._holders else None
         self._size = size
-        # Buffers of each bucket. A step's buffers are free when the next step's begin, as DDP waits
+        # Buffers of each piece. A step's buffers are free when the next step's begin, as DDP waits
         # for all. DDP forms its buckets anew: the next step forgets buffers that a step did not
         # use.
         self._buffers: _Buffers = {}
@@ -116,10 +126,17 @@ class MachineState:
 
         All ranks do in one order. The tensor is always the same for its address: a bucket of DDP.
         """
+        aligned = _ALIGNED * len(self._holders)
+        elements = max(PIECE_BYTES // flat.element_size() // aligned, 1) * aligned
+        # Pieces go back in order: once the last one is back, the whole tensor is.
+        return [self._average(piece, flat) for piece in flat.split(elements)][-1]
+
+    def _average(self, piece: Tensor, flat: Tensor) -> Future[Tensor]:
+        """Average a piece of a tensor; the future is of the tensor up to the piece's end."""
         with self._ends_for_all():
-            whole, part = self._memory(flat)
-            if whole is not flat:
-                whole[: flat.numel()].copy_(flat)  # what is behind it stays zero
+            whole, part = self._memory(piece)
+            if whole is not piece:
+                whole[: piece.numel()].copy_(piece)  # what is behind it stays zero
             # Before anything is summed, as DDP does: sums of float16 would overflow.
             whole.div_(self._size)
             self._reduce(whole, part)
@@ -130,7 +147,7 @@ class MachineState:
                 work = distributed.all_reduce(part, group=self._across, async_op=True)
                 assert work is not None  # of a member
                 sums = work.get_future()
-        # Buckets come one after the other, in the order of the calls, on all ranks.
+        # Pieces come one after the other, in the order of the calls, on all ranks.
         awaited = [sums] if self._before is None else [self._before, sums]
 
         def spread(_: Future[Any]) -> Tensor:
@@ -138,8 +155,8 @@ class MachineState:
                 for each in awaited:
                     each.wait()  # they are there: for this stream, and what one has failed with
                 self._gather(whole, part)
-                if whole is not flat:
-                    flat.copy_(whole[: flat.numel()])
+                if whole is not piece:
+                    piece.copy_(whole[: piece.numel()])
             return flat
 
         # A collected future has no devices, and its callbacks would run on any stream.
@@ -161,15 +178,15 @@ class MachineState:
                         group.abort()
             raise
 
-    def _memory(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        key = flat.data_ptr(), flat.numel(), flat.dtype
+    def _memory(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        key = piece.data_ptr(), piece.numel(), piece.dtype
         if key not in self._buffers:
-            length, rest = divmod(flat.numel(), len(self._holders))
+            length, rest = divmod(piece.numel(), len(self._holders))
             length += bool(rest)
-            padded = flat.new_zeros(length * len(self._holders)) if rest else None
-            self._buffers[key] = padded, flat.new_empty(length)
+            padded = piece.new_zeros(length * len(self._holders)) if rest else None
+            self._buffers[key] = padded, piece.new_empty(length)
         padded, part = self._used[key] = self._buffers[key]
-        return flat if padded is None else padded, part
+        return piece if padded is None else padded, part
 
     def _reduce(self, whole: Tensor, part: Tensor) -> None:
         if len(self._holders) == len(self._ranks):
