@@ -85,7 +85,7 @@ def in_stages(me: Me, holders: list[int] | None) -> tuple[bool, list[float]]:
     flat = torch.full((3 * machine.PIECE_BYTES // 4 - 5,), float(me.rank))
     back = threading.Event()
     reduce, gather = state._reduce, state._gather
-    overlapped = []
+    overlapped: list[bool] = []
 
     def reduce_after_the_first(whole: torch.Tensor, part: torch.Tensor) -> None:
         overlapped.append(len(overlapped) < 2 or back.wait(DEADLINE))

@@ -8,10 +8,11 @@ all-reduce their parts on fanin, and each part goes back to its domain.
   that is CPU-assisted aggregation: fanin sums what the domains of a machine have in shared memory.
 - Some hold: reduce and broadcast, with roots whose copies do not compete with the NIC's.
 
-A bucket goes in pieces. While fanin sums one, the next is reduced in the machine, and the one before
-goes back.
+A bucket goes in pieces. While fanin sums one, the next one is reduced in the machine, and the one
+before goes back.
 
-`fanin topo` says which of it a machine should take.
+`fanin topo` says which of it a machine should take, and is asked where the program says nothing
+(`ways`).
 """
 
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
@@ -30,6 +31,8 @@ from torch.futures import Future
 from fanin._services import machine
 from fanin._settings import Said
 from fanin.torch.backend.options import Options
+from fanin.torch.hooks import ways
+from fanin.torch.hooks.ways import Way
 
 TIMEOUT = 300.0
 
@@ -49,9 +52,13 @@ class _Neighbour:
     """What each rank tells the others."""
 
     machine: str
-    domain: str
+    way: Way | None
+    """The way that its program says, if it says one."""
     backend: str
-    holders: list[int] | None
+    gpu: str | None
+    """The PCI address of its GPU."""
+    switches: int
+    """How many are named."""
 
 
 class MachineState:
@@ -65,7 +72,8 @@ class MachineState:
     is torch's backend inside a machine: "nccl", or "gloo" for tensors of the CPU. Ranks of one
     machine with the same `domain` are one domain (default: all of them). `holders` are places in
     the domain, in the order of ranks, whose ranks each have a part of the sums and send it
-    (default: all). `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
+    (default: all). If no rank says one of the two, each machine does what `fanin topo` recommends
+    for its GPUs. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
 
     A state is of one model. Raises `ValueError` on all ranks where they say what cannot be, and the
     errors of `fanin.errors`.
@@ -75,7 +83,7 @@ class MachineState:
         self,
         local: str = "nccl",
         *,
-        domain: str = "",
+        domain: str | None = None,
         holders: Sequence[int] | None = None,
         switch: str | None = None,
         timeout: float = TIMEOUT,
@@ -83,12 +91,23 @@ class MachineState:
     ) -> None:
         rank, size = distributed.get_rank(), distributed.get_world_size()
         options = Options(switch=switch, **settings)
-        places = None if holders is None else list(holders)
-        own = _Neighbour(machine(options.settings), domain, local, places)
+        way = None
+        if domain is not None or holders is not None:
+            way = Way(domain or "", None if holders is None else list(holders))
+        named = options.settings.switch
+        own = _Neighbour(
+            machine(options.settings),
+            way,
+            local,
+            ways.own_gpu(local),
+            len(named.split(",")) if named else 0,
+        )
         neighbours: list[Any] = [None] * size
         distributed.all_gather_object(neighbours, own)
-        domains = _domains(neighbours)
-        holders_of = _holders(neighbours, domains)
+        machines = _machines(neighbours)
+        taken = _taken(rank, neighbours, machines)
+        domains = ways.domains(machines, taken)
+        holders_of = _holders(domains, taken)
         limit = timedelta(seconds=timeout)
         # All ranks make all groups. Reductions and what goes back are each in an order of their
         # own, so they have a communicator each.
@@ -112,6 +131,11 @@ class MachineState:
         self._before: Future[Any] | None = None
 
     @property
+    def ranks(self) -> list[int]:
+        """The ranks of this one's domain."""
+        return list(self._ranks)
+
+    @property
     def holders(self) -> list[int]:
         """The ranks of this one's domain that send, in the order of their parts."""
         return list(self._holders)
@@ -129,7 +153,7 @@ class MachineState:
         aligned = _ALIGNED * len(self._holders)
         elements = max(PIECE_BYTES // flat.element_size() // aligned, 1) * aligned
         # Pieces go back in order: once the last one is back, the whole tensor is.
-        return [self._average(piece, flat) for piece in flat.split(elements)][-1]
+        return [self._average(piece, flat) for piece in torch.split(flat, elements)][-1]
 
     def _average(self, piece: Tensor, flat: Tensor) -> Future[Tensor]:
         """Average a piece of a tensor; the future is of the tensor up to the piece's end."""
@@ -214,36 +238,56 @@ def machine_hook(state: MachineState, bucket: GradBucket) -> Future[Tensor]:
     return state.average(bucket.buffer())
 
 
-def _domains(neighbours: Sequence[_Neighbour]) -> list[list[int]]:
-    """Return the ranks of each domain."""
+def _machines(neighbours: Sequence[_Neighbour]) -> list[list[int]]:
+    """Return the ranks of each machine."""
     backends = {each.backend for each in neighbours}
     if len(backends) > 1:
         raise ValueError(f"ranks say different backends for local: {', '.join(sorted(backends))}")
-    domains: dict[tuple[str, str], list[int]] = {}
+    machines: dict[str, list[int]] = {}
     for rank, each in enumerate(neighbours):
-        domains.setdefault((each.machine, each.domain), []).append(rank)
-    return list(domains.values())
+        machines.setdefault(each.machine, []).append(rank)
+    return list(machines.values())
 
 
-def _holders(neighbours: Sequence[_Neighbour], domains: Sequence[list[int]]) -> list[list[int]]:
+def _taken(
+    rank: int, neighbours: Sequence[_Neighbour], machines: Sequence[Sequence[int]]
+) -> list[Way]:
+    """Return the way of each rank: what their programs say, or else what `fanin topo` recommends.
+
+    Collective if no rank says one. A machine's first rank asks for all on it.
+    """
+    if any(each.way is not None for each in neighbours):
+        return [each.way or Way() for each in neighbours]
+    own = None
+    for ranks in machines:
+        gpus = [neighbours[each].gpu for each in ranks]
+        if rank == ranks[0] and None not in gpus:
+            own = ways.recommended(gpus, len(machines), neighbours[0].switches)
+    told: list[Any] = [None] * len(neighbours)
+    distributed.all_gather_object(told, own)
+    return ways.that_fit(machines, [told[ranks[0]] for ranks in machines])
+
+
+def _holders(domains: Sequence[Sequence[int]], taken: Sequence[Way]) -> list[list[int]]:
     """Return which ranks of each domain hold, as many of each."""
     found = []
     for ranks in domains:
-        said = {str(neighbours[rank].holders): rank for rank in ranks}
+        said = {str(taken[rank].holders): rank for rank in ranks}
         if len(said) > 1:
-            ways = " and ".join(f"{what} (rank {rank})" for what, rank in said.items())
-            raise ValueError(f"ranks of one domain say different holders: {ways}")
-        places = neighbours[ranks[0]].holders
-        if places is None:
-            places = list(range(len(ranks)))
+            each_way = " and ".join(f"{what} (rank {rank})" for what, rank in said.items())
+            raise ValueError(f"ranks of one domain say different holders: {each_way}")
+        places = taken[ranks[0]].holders
+        places = list(range(len(ranks)) if places is None else places)
         if not places or len(set(places)) < len(places):
             raise ValueError(f"holders are {places}: name each once, and at least one")
         outside = [place for place in places if not 0 <= place < len(ranks)]
         if outside:
             raise ValueError(
-                f"holders are {places}, and the domain of ranks {ranks} has the places 0 to "
+                f"holders are {places}, and the domain of ranks {list(ranks)} has the places 0 to "
                 f"{len(ranks) - 1}"
             )
+        if len(places) == len(ranks):
+            places.sort()  # reduce-scatter gives the parts out in the order of ranks
         found.append([ranks[place] for place in places])
     counts = {len(each) for each in found}
     if len(counts) > 1:
