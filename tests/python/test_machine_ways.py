@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,3 +212,11 @@ def test_gpus_of_which_not_each_has_one_rank_are_not_summed_by_a_plan_for_all() 
     nvlink = report("nvlink")
     for others in (gpus[:7], [*gpus, "gpu0"], [*gpus[:7], "gpu6"], [*gpus[:7], "gpu9"], []):
         assert ways.of_report(nvlink, others) is None
+
+
+def test_a_gpu_is_named_as_in_sysfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: place)
+    assert ways.own_gpu("nccl") == "0001:3b:00.0"
+    assert ways.own_gpu("gloo") is None, "whose tensors are the host's"

@@ -76,7 +76,7 @@ def of_report(report: dict[str, Any], gpus: Sequence[str | None]) -> list[Way] |
     if strategy["kind"] == "roots":
         holders = [gpus.index(root) for root in strategy["roots"]]
         return [Way(holders=holders) for _ in gpus]
-    # CPU-assisted: a domain is what is behind the topmost switch, or a GPU at the NUMA node itself.
+    # CPU-assisted: GPUs behind one topmost switch are a domain. A GPU behind none is alone.
     links = [link["ends"] for link in report["links"] if link["wire"] == "pcie"]
     above = {low: high for high, low in links}
 
