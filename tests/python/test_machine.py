@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin.torch import MachineState, machine_hook
-from ranks import Me, sums_on_switch
+from fanin.torch.hooks import machine
+from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
@@ -41,6 +43,8 @@ def given(rank: int, length: int, step: int) -> torch.Tensor:
 
 
 def averaged(me: Me, *way: Any) -> Any:
+    # The longest tensor has several pieces.
+    machine.PIECE_BYTES = 1 << 16
     state = begin(me, *way)
     # Two steps: what is kept of the first one is in use again. All of a step are under way at once.
     kept = [torch.empty(length) for length in LENGTHS]
@@ -73,6 +77,38 @@ def test_all_ranks_get_the_average_and_holders_alone_send(launch: Launch, way: s
             assert (average.double() - right).abs().max() < 1e-6
         assert (sums > 0) == (rank in of_domain)
         assert holders is None or len(of_domain) == len(holders)
+
+
+def in_stages(me: Me, holders: list[int] | None) -> tuple[bool, list[float]]:
+    """Whether a bucket's first piece is back before the last one is reduced; and the average."""
+    state = begin(me, "aabb", "", holders)
+    flat = torch.full((3 * machine.PIECE_BYTES // 4 - 5,), float(me.rank))
+    back = threading.Event()
+    reduce, gather = state._reduce, state._gather
+    overlapped: list[bool] = []
+
+    def reduce_after_the_first(whole: torch.Tensor, part: torch.Tensor) -> None:
+        overlapped.append(len(overlapped) < 2 or back.wait(DEADLINE))
+        reduce(whole, part)
+
+    def gather_and_tell(whole: torch.Tensor, part: torch.Tensor) -> None:
+        gather(whole, part)
+        back.set()
+
+    state._reduce = reduce_after_the_first  # type: ignore[method-assign]
+    state._gather = gather_and_tell  # type: ignore[method-assign]
+    average = state.average(flat).wait()
+    dist.barrier()
+    assert len(overlapped) == 3
+    assert average.data_ptr() == flat.data_ptr()
+    return all(overlapped), torch.unique(average).tolist()
+
+
+@pytest.mark.parametrize("holders", [None, [1]], ids=["all hold", "one holds"])
+def test_a_piece_goes_back_while_another_of_its_bucket_is_not_yet_reduced(
+    launch: Launch, holders: list[int] | None
+) -> None:
+    assert launch(in_stages, 4, holders).results() == [(True, [1.5])] * 4
 
 
 def remembered(me: Me) -> tuple[int, int]:

@@ -8,7 +8,11 @@ all-reduce their parts on fanin, and each part goes back to its domain.
   that is CPU-assisted aggregation: fanin sums what the domains of a machine have in shared memory.
 - Some hold: reduce and broadcast, with roots whose copies do not compete with the NIC's.
 
-`fanin topo` says which of it a machine should take.
+A bucket goes in pieces. While fanin sums one, the next one is reduced in the machine, and the one
+before goes back.
+
+`fanin topo` says which of it a machine should take, and is asked where the program says nothing
+(`ways`).
 """
 
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
@@ -27,10 +31,19 @@ from torch.futures import Future
 from fanin._services import machine
 from fanin._settings import Said
 from fanin.torch.backend.options import Options
+from fanin.torch.hooks import ways
+from fanin.torch.hooks.ways import Way
 
 TIMEOUT = 300.0
 
-# By a bucket's address, length and dtype: it padded, where it has to be, and this holder's part.
+PIECE_BYTES = 4 << 20
+"""BytePS's partitions (§6.1). All ranks cut alike."""
+
+# A part is a multiple of this many elements, except in a tensor's last piece. So it begins where a
+# word of 16 bytes does, the widest that NCCL copies.
+_ALIGNED = 16
+
+# By a piece's address, length and dtype: it padded, where it has to be, and this holder's part.
 _Buffers = dict[tuple[int, int, torch.dtype], tuple[Tensor | None, Tensor]]
 
 
@@ -39,9 +52,13 @@ class _Neighbour:
     """What each rank tells the others."""
 
     machine: str
-    domain: str
+    way: Way | None
+    """The way that its program says, if it says one."""
     backend: str
-    holders: list[int] | None
+    gpu: str | None
+    """The PCI address of its GPU."""
+    switches: int
+    """How many are named."""
 
 
 class MachineState:
@@ -55,7 +72,8 @@ class MachineState:
     is torch's backend inside a machine: "nccl", or "gloo" for tensors of the CPU. Ranks of one
     machine with the same `domain` are one domain (default: all of them). `holders` are places in
     the domain, in the order of ranks, whose ranks each have a part of the sums and send it
-    (default: all). `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
+    (default: all). If no rank says one of the two, each machine does what `fanin topo` recommends
+    for its GPUs. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
 
     A state is of one model. Raises `ValueError` on all ranks where they say what cannot be, and the
     errors of `fanin.errors`.
@@ -65,7 +83,7 @@ class MachineState:
         self,
         local: str = "nccl",
         *,
-        domain: str = "",
+        domain: str | None = None,
         holders: Sequence[int] | None = None,
         switch: str | None = None,
         timeout: float = TIMEOUT,
@@ -73,12 +91,23 @@ class MachineState:
     ) -> None:
         rank, size = distributed.get_rank(), distributed.get_world_size()
         options = Options(switch=switch, **settings)
-        places = None if holders is None else list(holders)
-        own = _Neighbour(machine(options.settings), domain, local, places)
+        way = None
+        if domain is not None or holders is not None:
+            way = Way(domain or "", None if holders is None else list(holders))
+        named = options.settings.switch
+        own = _Neighbour(
+            machine(options.settings),
+            way,
+            local,
+            ways.own_gpu(local),
+            len(named.split(",")) if named else 0,
+        )
         neighbours: list[Any] = [None] * size
         distributed.all_gather_object(neighbours, own)
-        domains = _domains(neighbours)
-        holders_of = _holders(neighbours, domains)
+        machines = _machines(neighbours)
+        taken = _taken(rank, neighbours, machines)
+        domains = ways.domains(machines, taken)
+        holders_of = _holders(domains, taken)
         limit = timedelta(seconds=timeout)
         # All ranks make all groups. Reductions and what goes back are each in an order of their
         # own, so they have a communicator each.
@@ -94,12 +123,17 @@ class MachineState:
                 self._across = across
         self._part = self._holders.index(rank) if rank in self._holders else None
         self._size = size
-        # Buffers of each bucket. A step's buffers are free when the next step's begin, as DDP waits
+        # Buffers of each piece. A step's buffers are free when the next step's begin, as DDP waits
         # for all. DDP forms its buckets anew: the next step forgets buffers that a step did not
         # use.
         self._buffers: _Buffers = {}
         self._used: _Buffers = {}
         self._before: Future[Any] | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of this one's domain."""
+        return list(self._ranks)
 
     @property
     def holders(self) -> list[int]:
@@ -116,10 +150,17 @@ class MachineState:
 
         All ranks do in one order. The tensor is always the same for its address: a bucket of DDP.
         """
+        aligned = _ALIGNED * len(self._holders)
+        elements = max(PIECE_BYTES // flat.element_size() // aligned, 1) * aligned
+        # Pieces go back in order: once the last one is back, the whole tensor is.
+        return [self._average(piece, flat) for piece in torch.split(flat, elements)][-1]
+
+    def _average(self, piece: Tensor, flat: Tensor) -> Future[Tensor]:
+        """Average a piece of a tensor; the future is of the tensor up to the piece's end."""
         with self._ends_for_all():
-            whole, part = self._memory(flat)
-            if whole is not flat:
-                whole[: flat.numel()].copy_(flat)  # what is behind it stays zero
+            whole, part = self._memory(piece)
+            if whole is not piece:
+                whole[: piece.numel()].copy_(piece)  # what is behind it stays zero
             # Before anything is summed, as DDP does: sums of float16 would overflow.
             whole.div_(self._size)
             self._reduce(whole, part)
@@ -130,7 +171,7 @@ class MachineState:
                 work = distributed.all_reduce(part, group=self._across, async_op=True)
                 assert work is not None  # of a member
                 sums = work.get_future()
-        # Buckets come one after the other, in the order of the calls, on all ranks.
+        # Pieces come one after the other, in the order of the calls, on all ranks.
         awaited = [sums] if self._before is None else [self._before, sums]
 
         def spread(_: Future[Any]) -> Tensor:
@@ -138,8 +179,8 @@ class MachineState:
                 for each in awaited:
                     each.wait()  # they are there: for this stream, and what one has failed with
                 self._gather(whole, part)
-                if whole is not flat:
-                    flat.copy_(whole[: flat.numel()])
+                if whole is not piece:
+                    piece.copy_(whole[: piece.numel()])
             return flat
 
         # A collected future has no devices, and its callbacks would run on any stream.
@@ -161,15 +202,15 @@ class MachineState:
                         group.abort()
             raise
 
-    def _memory(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        key = flat.data_ptr(), flat.numel(), flat.dtype
+    def _memory(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        key = piece.data_ptr(), piece.numel(), piece.dtype
         if key not in self._buffers:
-            length, rest = divmod(flat.numel(), len(self._holders))
+            length, rest = divmod(piece.numel(), len(self._holders))
             length += bool(rest)
-            padded = flat.new_zeros(length * len(self._holders)) if rest else None
-            self._buffers[key] = padded, flat.new_empty(length)
+            padded = piece.new_zeros(length * len(self._holders)) if rest else None
+            self._buffers[key] = padded, piece.new_empty(length)
         padded, part = self._used[key] = self._buffers[key]
-        return flat if padded is None else padded, part
+        return piece if padded is None else padded, part
 
     def _reduce(self, whole: Tensor, part: Tensor) -> None:
         if len(self._holders) == len(self._ranks):
@@ -197,36 +238,56 @@ def machine_hook(state: MachineState, bucket: GradBucket) -> Future[Tensor]:
     return state.average(bucket.buffer())
 
 
-def _domains(neighbours: Sequence[_Neighbour]) -> list[list[int]]:
-    """Return the ranks of each domain."""
+def _machines(neighbours: Sequence[_Neighbour]) -> list[list[int]]:
+    """Return the ranks of each machine."""
     backends = {each.backend for each in neighbours}
     if len(backends) > 1:
         raise ValueError(f"ranks say different backends for local: {', '.join(sorted(backends))}")
-    domains: dict[tuple[str, str], list[int]] = {}
+    machines: dict[str, list[int]] = {}
     for rank, each in enumerate(neighbours):
-        domains.setdefault((each.machine, each.domain), []).append(rank)
-    return list(domains.values())
+        machines.setdefault(each.machine, []).append(rank)
+    return list(machines.values())
 
 
-def _holders(neighbours: Sequence[_Neighbour], domains: Sequence[list[int]]) -> list[list[int]]:
+def _taken(
+    rank: int, neighbours: Sequence[_Neighbour], machines: Sequence[Sequence[int]]
+) -> list[Way]:
+    """Return the way of each rank: what their programs say, or else what `fanin topo` recommends.
+
+    Collective if no rank says one. A machine's first rank asks for all on it.
+    """
+    if any(each.way is not None for each in neighbours):
+        return [each.way or Way() for each in neighbours]
+    own = None
+    for ranks in machines:
+        gpus = [neighbours[each].gpu for each in ranks]
+        if rank == ranks[0] and None not in gpus:
+            own = ways.recommended(gpus, len(machines), neighbours[0].switches)
+    told: list[Any] = [None] * len(neighbours)
+    distributed.all_gather_object(told, own)
+    return ways.that_fit(machines, [told[ranks[0]] for ranks in machines])
+
+
+def _holders(domains: Sequence[Sequence[int]], taken: Sequence[Way]) -> list[list[int]]:
     """Return which ranks of each domain hold, as many of each."""
     found = []
     for ranks in domains:
-        said = {str(neighbours[rank].holders): rank for rank in ranks}
+        said = {str(taken[rank].holders): rank for rank in ranks}
         if len(said) > 1:
-            ways = " and ".join(f"{what} (rank {rank})" for what, rank in said.items())
-            raise ValueError(f"ranks of one domain say different holders: {ways}")
-        places = neighbours[ranks[0]].holders
-        if places is None:
-            places = list(range(len(ranks)))
+            each_way = " and ".join(f"{what} (rank {rank})" for what, rank in said.items())
+            raise ValueError(f"ranks of one domain say different holders: {each_way}")
+        places = taken[ranks[0]].holders
+        places = list(range(len(ranks)) if places is None else places)
         if not places or len(set(places)) < len(places):
             raise ValueError(f"holders are {places}: name each once, and at least one")
         outside = [place for place in places if not 0 <= place < len(ranks)]
         if outside:
             raise ValueError(
-                f"holders are {places}, and the domain of ranks {ranks} has the places 0 to "
+                f"holders are {places}, and the domain of ranks {list(ranks)} has the places 0 to "
                 f"{len(ranks) - 1}"
             )
+        if len(places) == len(ranks):
+            places.sort()  # reduce-scatter gives the parts out in the order of ranks
         found.append([ranks[place] for place in places])
     counts = {len(each) for each in found}
     if len(counts) > 1:
