@@ -145,7 +145,7 @@ class Ranks:
             if rank == 0:
                 for wrong in found.wrong if found is not None else []:
                     _say_once(f"{wrong}. {_CURE}, or let UDP through between the machines")
-                if planned.is_assumed:
+                if planned.is_assumed or (found is not None and found.is_uneven):
                     _say_once(f"{planned.links}. If that is not so, {_CURE[0].lower()}{_CURE[1:]}")
             jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
             # A rank beyond the columns sends nothing to a service.

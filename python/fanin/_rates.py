@@ -2,8 +2,9 @@
 
 A machine's first rank fills the next machine's link, all of them at once: so each link carries one
 flow in each direction, and a flow is as fast as the slower of its two links. Then all machines fill
-the links of switches that tell no rate. It takes a second at most. A link that cannot be measured
-ends no joining: it is named with the cause, and the plan is made without it.
+the links of switches that tell no rate. That takes about a second, and what was measured is known
+to the process from then on. A link that cannot be measured ends no joining: it is named with the
+cause, and the plan is made without it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ WINDOW_MIN: Final = 24_000
 SWITCH_PHASES: Final = 2
 # A rate that is so many times what was told of the same flow is nonsense.
 NONSENSE: Final = 10
+# Measured links of machines that differ by more are told, as equal ones are what most people have.
+UNEVEN: Final = 2
 CAUSE_MAX: Final = 200
 
 Flow: TypeAlias = tuple[int, int]
@@ -40,8 +43,8 @@ Flow: TypeAlias = tuple[int, int]
 Port: TypeAlias = tuple[str, int, int]
 """The address and port of a gauge, and its ticket."""
 
-_known: dict[str, str] = {}
-"""What was measured in this process, by the machines and switches between which it was."""
+_known: dict[str, int | None] = {}
+"""What this process's groups measured of each link; None of one that could not be measured."""
 
 
 @dataclass
@@ -51,6 +54,12 @@ class Measured:
     links: Links
     wrong: list[str] = field(default_factory=list)
     """What could not be measured, and why: for people."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether machines' links differ much: they may, and one may have been busy instead."""
+        found = [rate for rate in self.links.machines if rate is not None]
+        return bool(found) and max(found) > UNEVEN * min(found)
 
 
 def measured(
@@ -68,13 +77,14 @@ def measured(
     unknown = untold(places)
     if not unknown:
         return None
-    key = json.dumps([[[place.machine, place.address] for place in places], places[0].switches])
-    mine = _known.get(key, "")
-    # All ranks' words have little room, so each says a fingerprint of what it knows.
-    known = set(gather("rates known", sha256(mine.encode()).hexdigest()[:16] if mine else ""))
-    if mine and len(known) == 1:
-        return Measured(Links(**json.loads(mine)))
     network = _Network.of(places, unknown)
+    links = [network.link(index) for index in unknown]
+    # All ranks' words have little room, so each says a fingerprint of what it knows.
+    mine = json.dumps([_known.get(link) for link in links])
+    is_known = all(link in _known for link in links)
+    known = gather("rates known", sha256(mine.encode()).hexdigest()[:16] if is_known else "")
+    if is_known and len(set(known)) == 1:
+        return Measured(network.carried({i: _known[network.link(i)] for i in unknown}))
     with ExitStack() as stack:
         ports = _opened(network, rank, address, trust, stack)
         said = [json.loads(text) for text in gather("gauges", json.dumps(ports))]
@@ -92,8 +102,8 @@ def measured(
                     else:
                         rates[flow] = max(rate, rates.get(flow, 0))
     found = network.judged(rates, causes)
-    if not found.wrong:
-        _known[key] = json.dumps(vars(found.links))
+    figures = [*found.links.machines, *found.links.switches]
+    _known.update((network.link(index), figures[index]) for index in unknown)
     return found
 
 
@@ -102,6 +112,13 @@ def _opened(
 ) -> dict[str, Port | str]:
     """Open the gauges of this rank's machine, and as rank 0 those of the switches."""
     ports: dict[str, Port | str] = {}
+    if rank == 0 and network.switches:
+        # At once, and first: the gauges of others are not open for long.
+        with ThreadPoolExecutor(len(network.switches), "fanin-rates") as threads:
+            at = threads.map(
+                lambda switch: _at_switch(network.names[switch], trust), network.switches
+            )
+            ports.update(zip(map(str, network.switches), at, strict=True))
     if rank in network.firsts:
         for number, _ in enumerate(network.rings):
             name = f"{network.firsts.index(rank)} {number}"
@@ -111,14 +128,16 @@ def _opened(
                 ports[name] = address, gauge.port, gauge.ticket
             except (OSError, ValueError) as error:
                 ports[name] = f"it cannot open a port at {address}: {error}"[:CAUSE_MAX]
-    for switch in network.switches if rank == 0 else []:
-        name = network.names[switch]
-        try:
-            port, ticket = _fanin.gauge_at(name, PATIENCE, trust)
-            ports[f"{switch}"] = name.rpartition(":")[0].strip("[]"), port, ticket
-        except FaninError as error:  # whatever it is, a plan can do without
-            ports[f"{switch}"] = str(error)[:CAUSE_MAX]
     return ports
+
+
+def _at_switch(name: str, trust: _fanin.Trust) -> Port | str:
+    """Have a switch open a gauge."""
+    try:
+        port, ticket = _fanin.gauge_at(name, PATIENCE, trust)
+    except FaninError as error:  # whatever it is, a plan can do without
+        return str(error)[:CAUSE_MAX]
+    return name.rpartition(":")[0].strip("[]"), port, ticket
 
 
 def _filled(
@@ -140,8 +159,12 @@ def _filled(
             return sender, receiver, 0, f"{error}"[:CAUSE_MAX]
         return sender, receiver, rate, ""
 
-    with ThreadPoolExecutor(max(len(flows), 1), "fanin-rates") as threads:
-        return list(threads.map(fill, flows))
+    try:
+        with ThreadPoolExecutor(max(len(flows), 1), "fanin-rates") as threads:
+            return list(threads.map(fill, flows))
+    except RuntimeError as error:
+        # No thread can be started. The others wait for what this rank says.
+        return [(*flow, 0, f"{error}"[:CAUSE_MAX]) for flow in flows]
 
 
 @dataclass(frozen=True)
@@ -208,8 +231,19 @@ class _Network:
                 flows = sorted(causes, key=lambda flow: (flow[1] != index, flow))
                 cause = next((causes[flow] for flow in flows if index in flow), "nobody tried")
                 wrong.append(f"{self._named(index)} could not be measured: {cause}")
-        links = levelled([found[i] if i in self.unknown else None for i in range(len(found))])
-        return Measured(Links(links[: self.count], links[self.count :]), wrong)
+        return Measured(self.carried({index: found[index] for index in self.unknown}), wrong)
+
+    def carried(self, figures: Mapping[int, int | None]) -> Links:
+        """Return what links carry, by figures of some of them."""
+        links = levelled([figures.get(index) for index in range(len(self.told))])
+        return Links(links[: self.count], links[self.count :])
+
+    def link(self, index: int) -> str:
+        """Return a name of the link that it has in every group."""
+        if index >= self.count:
+            return self.names[index]
+        place = self.places[self.firsts[index]]
+        return f"{place.machine} {place.address}"
 
     def _most(self, flow: Flow) -> int | None:
         """Return the bits a second that a flow has at most, by what is told of its ends."""

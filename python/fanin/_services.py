@@ -21,8 +21,8 @@ from fanin.errors import JoinRefused
 PLACES_MAX: Final = 64
 # The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
-# Figures that differ by less are taken for equal: a busy machine's vary by as much. The rates of
-# links seldom do, and the numbers of free cores do where they matter.
+# Figures that differ by less are taken for equal, as a busy machine's vary by as much: the rates of
+# links by the first, and the sums of cores by the second.
 ALIKE: Final = 1.25
 ALIKE_SUMS: Final = 2.0
 # Most links that a line names.
@@ -130,7 +130,8 @@ def place(settings: Settings, address: str) -> Place:
     rate = settings.rate_bps
     if rate is None and route is not None:
         rate = route[2]
-    cores, summed = _fanin.cores()
+    # Only SwitchML's plan asks for them, and they take a moment to measure.
+    cores, summed = _fanin.cores() if settings.protocol == "switchml" else (None, None)
     return Place(
         machine=machine(settings),
         name=settings.machine or socket.gethostname(),
@@ -233,6 +234,7 @@ def untold(places: Sequence[Place]) -> list[int]:
     links, of_rank = told(places), machines(places)
     count = len(links.machines)
     own, names = _asked_to_sum(places)
+    own = own and count <= PLACES_MAX
     is_planned = places[0].plan is not None and _are_alike(places)
     may_be = count > 1 and all(place.measures for place in places)
     if not (may_be and is_planned and own * count + len(names) > 1):
@@ -317,7 +319,7 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
 def _summed(places: Sequence[Place], of_rank: Sequence[int], switches: int) -> list[float]:
     """Return the bytes a second that machines and switches sum, as far as it is known.
 
-    The cores of a machine do that which its ranks leave free, or one of them does beside its rank.
+    The free cores of a machine sum: those that no rank of it has, and at least one.
     """
     sums: list[int | None] = []
     for machine in range(max(of_rank) + 1):

@@ -258,6 +258,17 @@ def test_what_one_rank_alone_knows_is_measured_again(monkeypatch: pytest.MonkeyP
     knows = True
     assert found() == first
     assert rounds == ["rates known"]
+    # What a link carries does not depend on who else is there, or what else was told.
+    places = [place(0, address="127.0.0.1"), place(5, address="127.0.0.6")]
+    assert found() == first
+    assert rounds == ["rates known", "gauges", "rates 0"]
+    places[1] = place(1, address="127.0.0.2", rate_bps=10 * GIGABIT)
+    monkeypatch.setattr(_rates, "untold", lambda _: [0])
+    again = found()
+    assert again is not None
+    assert again.links == Links([GIGABIT, None], [])
+    assert rounds == ["rates known"]
+    monkeypatch.setattr(_rates, "untold", lambda _: [0, 1])
     knows = False
     assert found() == first
     assert rounds == ["rates known", "gauges", "rates 0"]

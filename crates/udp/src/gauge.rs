@@ -34,9 +34,10 @@ const SENDERS_MAX: usize = 64;
 const LIFE_MAX: Duration = Duration::from_secs(10);
 /// What comes before is not counted: windows grow, and a shaper hands out what it saved.
 const WARM_UP: Duration = Duration::from_millis(50);
-/// Each piece has this part of all bytes, within these limits.
+/// Each piece has this part of all bytes, within these limits, and takes so long at least: packets come in batches, an interrupt each.
 const PIECES: u64 = 16;
 const PIECE_BYTES: (u64, u64) = (24 << 10, 128 << 10);
+const PIECE_MIN: Duration = Duration::from_millis(1);
 /// Times of arrival are kept of every so many bytes, and of no more.
 const MARK_BYTES: u64 = 8 << 10;
 const MARKS_MAX: usize = 1 << 16;
@@ -328,9 +329,9 @@ fn rate_bps(marks: &[(Duration, u64)]) -> u64 {
     let piece = ((last.1 - first.1) / PIECES).clamp(PIECE_BYTES.0, PIECE_BYTES.1);
     let (mut rates, mut begin) = (Vec::new(), first);
     for mark in marks {
-        let (bytes, took) = (mark.1 - begin.1, mark.0.saturating_sub(begin.0).as_secs_f64());
-        if bytes >= piece && took > 0.0 {
-            rates.push(8.0 * bytes as f64 / took);
+        let (bytes, took) = (mark.1 - begin.1, mark.0.saturating_sub(begin.0));
+        if bytes >= piece && took >= PIECE_MIN {
+            rates.push(8.0 * bytes as f64 / took.as_secs_f64());
             begin = mark;
         }
     }
@@ -389,6 +390,17 @@ mod tests {
         assert_eq!(count.take(from, &filler(TICKET, 6), now), Some(0));
         assert_eq!(count.take(from, &filler(TICKET, 4), now), Some(0));
         assert_eq!(count.reached, [(from, 7)]);
+    }
+
+    #[test]
+    fn batches_of_an_interrupt_are_not_taken_for_the_rate() {
+        // 10 Gbit/s in batches of 125 kB, each of which is taken in within 10 µs.
+        let batches = (0..1000).flat_map(|batch| {
+            let begin = Duration::from_micros(100 * batch);
+            (0..10).map(move |part| (begin + Duration::from_micros(part), 125_000 * batch + 12_500 * part))
+        });
+        let rate = rate_bps(&batches.collect::<Vec<_>>());
+        assert!((9_000_000_000..=11_500_000_000).contains(&rate), "{rate}");
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub fn gauge_at(switch: &str, patience: Duration, trust: &Trust) -> Result<(Sock
         let reply = reply.map_err(|_| lost("it fell silent".into()))?.map_err(|status| {
             lost(match status.code() {
                 // Not the transport's words.
+                Code::Unimplemented if status.message().is_empty() => "it is older than this rank".into(),
                 Code::Unimplemented | Code::ResourceExhausted => status.message().to_owned(),
                 _ => explain(&status),
             })

@@ -21,6 +21,9 @@ from torch import distributed
 
 from fanin._simulation import environment
 
+# How long `fanin topo` may take, in seconds: a driver that hangs keeps nobody.
+PATIENCE = 60.0
+
 
 @dataclass(frozen=True)
 class Way:
@@ -54,8 +57,9 @@ def recommended(gpus: Sequence[str | None], machines: int, spares: int) -> list[
             capture_output=True,
             text=True,
             check=True,
+            timeout=PATIENCE,
         )
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         warnings.warn(
             f"no way of summing inside this machine is recommended, as `fanin {' '.join(asked)}` "
