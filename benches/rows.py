@@ -243,6 +243,12 @@ UNEQUAL = Command(
     times=2,
     whole=True,
 )
+# With equal shares it would take 1.4 times the bound.
+UNEQUAL_UNTOLD = replace(
+    UNEQUAL,
+    what=UNEQUAL.what.replace(", 25 MB", ", rates untold, 25 MB"),
+    links=f"{UNEQUAL.links} --untold",
+)
 GROUPED = Command(
     "2 machines of 4, 1 Gbit/s, own services, 25 MB",
     *(8, 25 * MB, "--rate 1gbit", f"{_OWN} --ranks-per-machine 4", 3),
@@ -312,6 +318,7 @@ CHECKS = [
     Check(UNTOLD, 1.08, "bound", headers=True),
     Check(ONE_LINK, 1.12, "bound"),
     Check(UNEQUAL, 1.1, "bound"),
+    Check(UNEQUAL_UNTOLD, 1.1, "bound"),
     Check(GROUPED, 1.12, "bound", headers=True),
     Check(GROUPED, 1.5, "gloo"),
     Check(LOCAL, 2.0, "gloo"),
