@@ -1,8 +1,8 @@
 //! Whether large all-reduces take as long as planned.
 //!
 //! The naive way compares the time of an all-reduce with the plan. It blames a link for a rank that
-//! computes longer, as all others wait for it. So a tensor's time counts from its first result,
-//! which is there when all ranks have begun with it. A plan does not fit when many tensors in a row
+//! computes longer, as all others wait for it. So a tensor's time counts from its first result:
+//! all ranks have begun with it by then. A plan does not fit when many tensors in a row
 //! are too slow: other traffic, or a rank that pauses, slows some of them.
 
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl Pace {
         }
     }
 
-    /// The seconds a byte of the fastest of those that do not fit the plan: once, if there are any.
+    /// The fastest all-reduce that does not fit the plan, in seconds a byte: returned once.
     pub fn misfit(&mut self) -> Option<f64> {
         let Verdict::Misfit(fastest) = self.verdict else { return None };
         self.verdict = Verdict::Told;

@@ -40,7 +40,7 @@ struct Table {
     pace: Pace,
 }
 
-/// What travelled of an all-reduce that came out well.
+/// The part of an all-reduce that networks see.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Travelled {
     /// Headers apart.
@@ -68,7 +68,7 @@ impl Pending {
         tensor
     }
 
-    /// One has ended, and `travelled` if it came out well.
+    /// Notes that an all-reduce has ended; `travelled` is given if it came out well.
     pub fn remove(&self, number: u64, now: Instant, travelled: Option<Travelled>) {
         let mut table = self.lock();
         // One that was overtaken is no nearer to its end.
@@ -94,7 +94,7 @@ impl Pending {
         (!took.is_empty()).then(|| *took.select_nth_unstable_by(middle, f64::total_cmp).1)
     }
 
-    /// What a byte takes at least, in seconds, where that does not fit the plan: told once.
+    /// The seconds that a byte takes at least, if that does not fit the plan: once.
     pub fn misfit(&self) -> Option<f64> {
         self.lock().pace.misfit()
     }

@@ -102,7 +102,7 @@ impl Shared {
         // It holds no reference to the driver: a thread of the driver would otherwise wait for
         // itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
-            let flowed = result.as_ref().ok().map(|times| flowed(times));
+            let flowed = result.as_ref().ok().map(|parts| flowed(parts));
             let travelled = bytes.zip(flowed).map(|(bytes, flowed)| Travelled { bytes, flowed });
             pending.remove(name.number, Instant::now(), travelled);
             let result = result.map_err(|failure| AllReduceError {

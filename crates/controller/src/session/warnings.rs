@@ -53,7 +53,7 @@ fn misfit(Prediction { seconds_per_byte, bound }: &Prediction, measured: f64, li
         "the plan does not fit: a large all-reduce takes at least {:.3} ms/MB once it flows, and {:.3} ms/MB is planned, \
          bound by {bound} ({links}). A link carries less than planned, other traffic loads it, or the CPU is the \
          bottleneck. Say what links carry (FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`) and start again, or \
-         plan anew over other switches (fanin.torch.replan())",
+         plan anew over other switches (fanin.torch.replan)",
         1e9 * measured,
         1e9 * seconds_per_byte,
     )
@@ -82,7 +82,7 @@ mod tests {
              planned, bound by the link out of 10.0.0.9:4800 (all links were measured, 1 Gbit/s). "
         ));
         assert!(
-            text.contains("FANIN_RATE") && text.contains("--rate") && text.contains("fanin.torch.replan()")
+            text.contains("FANIN_RATE") && text.contains("--rate") && text.contains("fanin.torch.replan")
         );
         assert!(misfit(&planned, 32e-9, "").contains("(all links tell their rates)"));
     }

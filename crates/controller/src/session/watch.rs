@@ -153,7 +153,7 @@ impl Watch {
     fn hold_against_plan(&self) {
         let config = &self.shared.config;
         let Some(planned) = config.prediction.as_ref().filter(|_| self.own_name() == 0) else { return };
-        // One that took over does more than was planned.
+        // A service that took over does more than was planned.
         let is_as_planned = self.shared.lanes().all(|lane| lane.name == config.job);
         if is_as_planned && let Some(measured) = self.shared.pending.misfit() {
             warnings::plan_does_not_fit(0, planned, measured, &config.links);

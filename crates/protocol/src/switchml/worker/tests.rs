@@ -215,7 +215,10 @@ fn a_tensor_says_when_its_first_packet_left_and_its_first_and_last_results_came(
     }
     let mut times = Vec::new();
     while let Some(WorkerEvent::Completed(Numbers::Int(tensor), at)) = worker.poll_event() {
-        times.push((tensor.len() / ELEMENTS, at.map(|at| (at.first_sent.0, at.first_result.0, at.last_result.0))));
+        times.push((
+            tensor.len() / ELEMENTS,
+            at.map(|at| (at.first_sent.0, at.first_result.0, at.last_result.0)),
+        ));
     }
     times.sort_unstable();
     assert_eq!(times, [(0, None), (1, Some((30, 40, 40))), (3, Some((10, 20, 40)))]);
