@@ -47,13 +47,13 @@ pub(super) fn plan_does_not_fit(rank: u16, planned: &Prediction, measured: f64, 
 }
 
 fn misfit(Prediction { seconds_per_byte, bound }: &Prediction, measured: f64, links: &str) -> String {
-    // No share follows from rates where one service sums: they are planned if all are told.
+    // If one service sums, no share follows from rates. A time is predicted then if all are told.
     let links = if links.is_empty() { "all links tell their rates" } else { links };
     format!(
         "the plan does not fit: a large all-reduce takes at least {:.3} ms/MB once it flows, and {:.3} ms/MB is planned, \
-         bound by {bound} ({links}). A link carries less than planned, other traffic loads it, or the CPU is the \
-         bottleneck. Say what links carry (FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`) and start again, or \
-         plan anew over other switches (fanin.torch.replan)",
+         bound by {bound} ({links}). This link or one like it carries less than planned, other traffic loads it, or the CPU \
+         is the bottleneck. Say what links carry (FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`) and start \
+         again, or plan anew over other switches (fanin.torch.replan)",
         1e9 * measured,
         1e9 * seconds_per_byte,
     )
