@@ -38,6 +38,7 @@ LONG = (
     "test_atp_sockets",
     "test_layouts",
     "test_replan",
+    "test_rates",
     "test_examples",
     "test_performance",
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ from fanin.torch.backend.options import Options
 from fanin_lab import netlab
 from fanin_lab.netlab import Netlab, address
 from laboratory import NAME, needs_lab
-from ranks import Me
+from ranks import DEADLINE, Me
 from torch._C._distributed_c10d import FileStore
 
 GIGABIT = 1_000_000_000
@@ -400,3 +402,57 @@ def test_nothing_is_sent_if_a_rank_is_told_to_assume(launch: Launch, tmp_path: P
     for plan in plans:
         assert plan["links"] == "no link tells its rate: all are taken for equal"
         assert [each["share"] for each in plan["services"]] == pytest.approx([0.2] * 3 + [0.4])
+
+
+def trained(
+    me: Me, namespaces: list[str], meeting: str, stderr: str, late_s: float
+) -> tuple[Any, list[str]]:
+    """What rank 0 says of the plan while ranks sum, until it does or has done enough."""
+    said = Path(stderr)
+    if me.rank == 0:
+        with said.open("w") as file:
+            os.dup2(file.fileno(), 2)
+    plan = joined(me, namespaces, meeting, rate="100mbit")
+
+    def lines() -> list[str]:
+        return [line for line in said.read_text().splitlines() if "does not fit" in line]
+
+    end = time.monotonic() + DEADLINE / 2
+    # The first element ends it on all ranks at once.
+    tensor = torch.zeros(300_000)
+    enough = 16 if late_s else None
+    for step in range(1000):
+        if me.rank == 1:
+            # The fault: it computes for so long.
+            time.sleep(late_s)
+        is_over = step == enough or bool(lines()) or time.monotonic() > end
+        tensor[0] = float(me.rank == 0 and is_over)
+        dist.all_reduce(tensor)
+        if tensor[0] > 0:
+            break
+    measured: Any = fanin.torch.plan()
+    return plan | {"measured": measured["measured"]}, lines()
+
+
+@needs_lab
+@pytest.mark.parametrize("late_s", [0.0, 0.5], ids=["slow link", "late rank"])
+def test_a_plan_that_does_not_fit_is_told_and_a_late_rank_is_no_link(
+    launch: Launch, tmp_path: Path, late_s: float
+) -> None:
+    rates = {} if late_s else {"w1": 25 * MEGABIT}
+    with Netlab(3, spares=1, rate_bps=100 * MEGABIT, rates=rates, name=NAME) as lab:
+        listen = f"{address('s0')}:4800"
+        told = ("--rate", "100mbit")
+        with SwitchProcess(*told, listen=listen, popen=partial(lab.popen, "s0")):
+            spaces = [lab.namespace(f"w{i}") for i in range(3)]
+            where = (spaces, str(tmp_path / "store"), str(tmp_path / "stderr"), late_s)
+            plan, said = launch(trained, 3, *where, at=listen).result(0)
+    # The wait for a late rank is in what is measured, too.
+    assert plan["measured"] > 2 * plan["predicted"]
+    if late_s:
+        assert said == []
+        return
+    (line,) = said
+    assert line.startswith("fanin: rank 0: the plan does not fit: ")
+    predicted = f"{1e9 * plan['predicted']:.3f} ms/MB is planned, bound by {plan['bound']}"
+    assert f"{predicted} (all tell their rates, 0.1 Gbit/s)" in line

@@ -243,6 +243,7 @@ impl<A, T: Tensor> Worker<A, T> {
             let tensor = self.tensors.pop_front().expect("there is one");
             let times = (self.at.1 > 0).then(|| TensorTimes {
                 first_sent: self.began,
+                first_result: self.began,
                 last_result: now,
                 loss: Default::default(),
             });

@@ -38,7 +38,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 ///
 /// - `trace`: the file of a timeline, and the rank that this process has in it.
 /// - `prediction`: what the plan of the shares takes, in seconds a byte, and what takes that long.
-///   `links`: what the links were told to carry. `fanin status` shows both.
+///   `links`: what the links were told to carry. `fanin status` shows both, and rank 0 says so if
+///   large all-reduces do not fit the prediction.
 /// - `local`: this machine's ranks, which sum among themselves first. If there is no other machine,
 ///   `services` may be empty.
 /// - `hosted`: a switch of this process. If it is one of `services`, packets to it touch no socket.

@@ -55,6 +55,7 @@ impl AllReduce {
         match all.iter_mut().find(|part| part.lane == lane) {
             Some(PartTimes { times: whole, .. }) => {
                 whole.first_sent = whole.first_sent.min(times.first_sent);
+                whole.first_result = whole.first_result.min(times.first_result);
                 whole.last_result = whole.last_result.max(times.last_result);
                 whole.loss += times.loss;
             }

@@ -141,7 +141,8 @@ fn every_shard_says_when_it_was_at_work() {
         parts.sort_by_key(|part| part.lane);
         assert_eq!(parts.iter().map(|part| part.lane).collect::<Vec<_>>(), [0, 1]);
         for part in parts {
-            assert!(before <= part.times.first_sent && part.times.first_sent < part.times.last_result);
+            assert!(before <= part.times.first_sent && part.times.first_sent < part.times.first_result);
+            assert!(part.times.first_result <= part.times.last_result);
             assert!(part.times.last_result <= Clock.now());
         }
     }

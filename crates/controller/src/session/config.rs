@@ -73,7 +73,7 @@ pub struct SessionConfig {
     /// The services that sum, in the same order on every rank. One, with a protocol whose jobs are
     /// not divided.
     pub services: Vec<ServiceConfig>,
-    /// What they take, if that was planned: for people.
+    /// What they take, if that was planned: large all-reduces are held against it.
     pub prediction: Option<Prediction>,
     /// The rates that their links were told to carry, and those assumed for the others: for people.
     pub links: String,

@@ -16,6 +16,7 @@ mod local_sums;
 mod measure;
 mod meeting;
 mod oversight;
+mod pace;
 mod pending;
 mod presence;
 mod probe;

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fanin_udp::Submission;
 use fanin_wire::WireDtype;
 
+use super::pace::Pace;
 use crate::error::Tensor;
 
 /// Shorter ones tell of round trips, and not of rates.
@@ -36,9 +37,24 @@ struct Table {
     last_end: Option<Instant>,
     /// Seconds a byte of the large ones that came out well of late.
     took: VecDeque<f64>,
+    pace: Pace,
+}
+
+/// The part of an all-reduce that networks see.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Travelled {
+    /// Headers apart.
+    pub bytes: usize,
+    /// From its first result to its last one: no rank was waited for meanwhile, unless it paused.
+    pub flowed: Duration,
 }
 
 impl Pending {
+    /// All-reduces of a job whose plan says so many seconds a byte.
+    pub fn planned(seconds_per_byte: Option<f64>) -> Self {
+        Self(Mutex::new(Table { pace: Pace::planned(seconds_per_byte), ..Table::default() }))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,16 +68,19 @@ impl Pending {
         tensor
     }
 
-    /// One has ended; `bytes` of it travelled, if it came out well.
-    pub fn remove(&self, number: u64, now: Instant, bytes: Option<usize>) {
+    /// Notes that an all-reduce has ended; `travelled` is given if it came out well.
+    pub fn remove(&self, number: u64, now: Instant, travelled: Option<Travelled>) {
         let mut table = self.lock();
         // One that was overtaken is no nearer to its end.
         let is_oldest = table.under_way.first_key_value().is_some_and(|(oldest, _)| *oldest == number);
         let ended = table.under_way.remove(&number);
-        if let (Some(ended), Some(bytes)) = (ended, bytes.filter(|bytes| *bytes >= LARGE_BYTES)) {
+        let large = travelled.filter(|travelled| travelled.bytes >= LARGE_BYTES);
+        if let (Some(ended), Some(Travelled { bytes, flowed })) = (ended, large) {
             let since = table.last_end.map_or(ended.since, |end| end.max(ended.since));
             table.took.truncate(LATELY - 1);
-            table.took.push_front(now.saturating_duration_since(since).as_secs_f64() / bytes as f64);
+            let took = now.saturating_duration_since(since);
+            table.took.push_front(took.as_secs_f64() / bytes as f64);
+            table.pace.note(now, took.min(flowed).as_secs_f64() / bytes as f64);
         }
         if is_oldest {
             table.last_end = Some(now);
@@ -73,6 +92,11 @@ impl Pending {
         let mut took: Vec<f64> = self.lock().took.iter().copied().collect();
         let middle = took.len() / 2;
         (!took.is_empty()).then(|| *took.select_nth_unstable_by(middle, f64::total_cmp).1)
+    }
+
+    /// The seconds that a byte takes at least, if that does not fit the plan: once.
+    pub fn misfit(&self) -> Option<f64> {
+        self.lock().pace.misfit()
     }
 
     /// The one that was submitted first.
@@ -100,7 +124,6 @@ mod tests {
     use super::*;
     use fanin_udp::CollectiveKind;
     use fanin_wire::{Dtype, Op};
-    use std::time::Duration;
 
     #[test]
     fn time_counts_from_the_later_of_submission_and_the_end_of_the_one_before() {
@@ -122,9 +145,10 @@ mod tests {
     fn what_a_byte_takes_is_the_median_of_large_tensors_that_came_out_well() {
         let pending = Pending::default();
         let start = Instant::now();
-        let ends = |milliseconds: u64, bytes| {
+        let ends = |milliseconds: u64, bytes: Option<usize>| {
             let number = pending.insert(&Submission::all_gather(vec![]), start).number;
-            pending.remove(number, start + Duration::from_millis(milliseconds), bytes);
+            let travelled = bytes.map(|bytes| Travelled { bytes, flowed: Duration::ZERO });
+            pending.remove(number, start + Duration::from_millis(milliseconds), travelled);
         };
         ends(1, Some(LARGE_BYTES - 1));
         ends(2, None);
@@ -140,6 +164,47 @@ mod tests {
             ends(1000 + 50 * end, Some(LARGE_BYTES));
         }
         assert!((of_megabyte(&pending) - 0.050).abs() < 1e-9, "the older ones are forgotten");
+    }
+
+    /// Ends an all-reduce each 500 ms, of so many bytes, which flowed for so long.
+    fn at_pace(pending: &Pending, count: u32, bytes: usize, flowed: Duration) {
+        let mut now = Instant::now();
+        for _ in 0..count {
+            let number = pending.insert(&Submission::all_gather(vec![]), now).number;
+            now += Duration::from_millis(500);
+            pending.remove(number, now, Some(Travelled { bytes, flowed }));
+        }
+    }
+
+    #[test]
+    fn large_tensors_alone_are_held_against_the_plan() {
+        // 100 ms for the shortest large one.
+        let pending = Pending::planned(Some(0.1 / LARGE_BYTES as f64));
+        at_pace(&pending, 100, LARGE_BYTES - 1, Duration::from_millis(500));
+        assert_eq!(pending.misfit(), None);
+        at_pace(&pending, 100, LARGE_BYTES, Duration::from_millis(250));
+        assert_eq!(pending.misfit(), Some(0.25 / LARGE_BYTES as f64));
+    }
+
+    #[test]
+    fn a_plan_fits_though_a_rank_comes_late_with_every_tensor() {
+        let pending = Pending::planned(Some(0.1 / LARGE_BYTES as f64));
+        at_pace(&pending, 100, LARGE_BYTES, Duration::from_millis(100));
+        assert_eq!(pending.misfit(), None);
+        assert_eq!(pending.seconds_per_byte(), Some(0.5 / LARGE_BYTES as f64), "the wait is shown");
+    }
+
+    #[test]
+    fn a_tensor_that_begins_before_the_last_one_ends_counts_from_that_end() {
+        let pending = Pending::planned(Some(0.1 / LARGE_BYTES as f64));
+        let start = Instant::now();
+        let numbers = [(); 100].map(|()| pending.insert(&Submission::all_gather(vec![]), start).number);
+        for (number, ended) in numbers.into_iter().zip(1..) {
+            let flowed = Duration::from_millis(600);
+            let travelled = Travelled { bytes: LARGE_BYTES, flowed };
+            pending.remove(number, start + Duration::from_millis(150) * ended, Some(travelled));
+        }
+        assert_eq!(pending.misfit(), None);
     }
 
     #[test]

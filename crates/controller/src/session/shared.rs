@@ -9,7 +9,7 @@ use fanin_udp::{Clock, CollectiveKind, Failure, Membership, PartTimes, Submissio
 use fanin_wire::Rank;
 
 use super::config::SessionConfig;
-use super::pending::{Pending, bytes_on_wire};
+use super::pending::{Pending, Travelled, bytes_on_wire};
 use super::trace::{HandOver, SessionTrace};
 use crate::control_channel::Connection;
 use crate::error::{AllReduceError, Member, SessionError, Tensor};
@@ -65,6 +65,7 @@ impl Shared {
         joined: impl IntoIterator<Item = (Membership, Connection)>,
     ) -> Self {
         let name = config.job.clone();
+        let planned = config.prediction.as_ref().map(|planned| planned.seconds_per_byte);
         let lane = |(job, connection)| {
             let (name, left) = (name.clone(), Ranks::default());
             Lane { job, name, connection, left, silent: None, is_rejoining: false }
@@ -78,7 +79,7 @@ impl Shared {
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
             driver,
             trace,
-            pending: Arc::default(),
+            pending: Arc::new(Pending::planned(planned)),
             on_failure: Mutex::default(),
             config,
         }
@@ -101,7 +102,9 @@ impl Shared {
         // It holds no reference to the driver: a thread of the driver would otherwise wait for
         // itself to end.
         let done = move |result: Result<Vec<PartTimes>, Failure>| {
-            pending.remove(name.number, Instant::now(), bytes.filter(|_| result.is_ok()));
+            let flowed = result.as_ref().ok().map(|parts| flowed(parts));
+            let travelled = bytes.zip(flowed).map(|(bytes, flowed)| Travelled { bytes, flowed });
+            pending.remove(name.number, Instant::now(), travelled);
             let result = result.map_err(|failure| AllReduceError {
                 cause: names.error(SessionError::from_failure(&failure, &members)),
                 tensor: name,
@@ -191,6 +194,13 @@ impl Shared {
 /// Services in one text.
 pub(super) fn names<'a>(switches: impl Iterator<Item = &'a str>) -> String {
     switches.collect::<Vec<_>>().join(",")
+}
+
+/// From the first result of a tensor to its last one, over all lanes.
+fn flowed(parts: &[PartTimes]) -> Duration {
+    let first = parts.iter().map(|part| part.times.first_result).min();
+    let last = parts.iter().map(|part| part.times.last_result).max();
+    first.zip(last).map_or(Duration::ZERO, |(first, last)| last.since(first))
 }
 
 /// Saturates after five centuries.

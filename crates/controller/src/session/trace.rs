@@ -486,6 +486,7 @@ mod tests {
     fn done(number: u64, submitted: u64, done: u64) -> Done {
         let times = TensorTimes {
             first_sent: Instant(submitted + 1),
+            first_result: Instant(submitted + 1),
             last_result: Instant(done - 1),
             loss: Loss::default(),
         };

@@ -6,6 +6,8 @@ use std::sync::Once;
 
 use fanin_protocol::WorkerStatistics;
 
+use super::split::Prediction;
+
 /// As many packets say something about the path.
 const PACKETS_MIN: u64 = 20_000;
 /// One in so many that had to be sent again costs speed that can be seen.
@@ -37,6 +39,26 @@ pub(super) fn packets_lost(rank: u16, switch: &str, statistics: &WorkerStatistic
     }
 }
 
+/// Says that large all-reduces take so many seconds a byte at least, which does not fit the plan.
+pub(super) fn plan_does_not_fit(rank: u16, planned: &Prediction, measured: f64, links: &str) {
+    let text = misfit(planned, measured, links);
+    tracing::warn!(rank, "{text}");
+    say(rank, &text);
+}
+
+fn misfit(Prediction { seconds_per_byte, bound }: &Prediction, measured: f64, links: &str) -> String {
+    // If one service sums, no share follows from rates. A time is predicted then if all are told.
+    let links = if links.is_empty() { "all links tell their rates" } else { links };
+    format!(
+        "the plan does not fit: a large all-reduce takes at least {:.3} ms/MB once it flows, and {:.3} ms/MB is planned, \
+         bound by {bound} ({links}). This link or one like it carries less than planned, other traffic loads it, or the CPU \
+         is the bottleneck. Say what links carry (FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`) and start \
+         again, or plan anew over other switches (fanin.torch.replan)",
+        1e9 * measured,
+        1e9 * seconds_per_byte,
+    )
+}
+
 fn sent_again_percent(sent: u64, again: u64) -> Option<u64> {
     (sent >= PACKETS_MIN && again > sent / SENT_AGAIN_MAX).then(|| (100 * again).div_ceil(sent))
 }
@@ -50,6 +72,20 @@ pub(super) fn say(rank: impl std::fmt::Display, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_misfit_names_times_and_what_binds_and_whence_rates_are() {
+        let planned = Prediction { seconds_per_byte: 8e-9, bound: "the link out of 10.0.0.9:4800".into() };
+        let text = misfit(&planned, 32.04e-9, "all links were measured, 1 Gbit/s");
+        assert!(text.starts_with(
+            "the plan does not fit: a large all-reduce takes at least 32.040 ms/MB once it flows, and 8.000 ms/MB is \
+             planned, bound by the link out of 10.0.0.9:4800 (all links were measured, 1 Gbit/s). "
+        ));
+        assert!(
+            text.contains("FANIN_RATE") && text.contains("--rate") && text.contains("fanin.torch.replan")
+        );
+        assert!(misfit(&planned, 32e-9, "").contains("(all links tell their rates)"));
+    }
 
     #[test]
     fn losses_are_told_when_many_of_many_packets_were_sent_again() {

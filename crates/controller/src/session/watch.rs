@@ -109,6 +109,7 @@ impl Watch {
         let job = self.shared.job(self.service);
         let (statistics, _) = self.shared.driver.latest_statistics_of(self.service);
         warnings::packets_lost(self.own_name(), &self.member().switch, &statistics);
+        self.hold_against_plan();
         let rtt = statistics.smoothed_rtt;
         let message = HeartbeatRequest {
             job_id: job.id().0,
@@ -146,6 +147,17 @@ impl Watch {
             }
         };
         pulse(reply)
+    }
+
+    /// Rank 0 says if the plan does not fit: what it sees, all see.
+    fn hold_against_plan(&self) {
+        let config = &self.shared.config;
+        let Some(planned) = config.prediction.as_ref().filter(|_| self.own_name() == 0) else { return };
+        // A service that took over does more than was planned.
+        let is_as_planned = self.shared.lanes().all(|lane| lane.name == config.job);
+        if is_as_planned && let Some(measured) = self.shared.pending.misfit() {
+            warnings::plan_does_not_fit(0, planned, measured, &config.links);
+        }
     }
 
     async fn act_on(&mut self, pulse: Pulse) -> Result<(), SessionError> {

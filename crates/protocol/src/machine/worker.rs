@@ -53,6 +53,8 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
 pub struct TensorTimes {
     /// Its first packet was written.
     pub first_sent: Instant,
+    /// Its first result came: all ranks had sent something of it.
+    pub first_result: Instant,
     /// Its last result came.
     pub last_result: Instant,
     /// The part that its sum lacks.

@@ -38,6 +38,7 @@ struct Entry<T> {
     chunks_left: u64,
     /// When the first of its packets was written; far in the future before.
     first_sent: Instant,
+    first_result: Instant,
     /// The part that its chunks lack so far.
     loss: Loss,
 }
@@ -115,6 +116,7 @@ impl<T: Tensor> Stream<T> {
             first_chunk: self.end,
             chunks_left: chunks - skipped,
             first_sent: Instant(u64::MAX),
+            first_result: Instant(u64::MAX),
             loss: Loss::default(),
         });
         self.end += chunks;
@@ -194,11 +196,17 @@ impl<T: Tensor> Chunk<'_, T> {
     #[inline]
     pub(crate) fn finish_chunk(self, now: Instant) -> Option<(T, TensorTimes)> {
         let entry = &mut self.stream.entries[self.entry];
+        entry.first_result = entry.first_result.min(now);
         entry.chunks_left -= 1;
         if entry.chunks_left > 0 {
             return None;
         }
-        let times = TensorTimes { first_sent: entry.first_sent, last_result: now, loss: entry.loss };
+        let times = TensorTimes {
+            first_sent: entry.first_sent,
+            first_result: entry.first_result,
+            last_result: now,
+            loss: entry.loss,
+        };
         let tensor = entry.tensor.take();
         self.stream.outstanding -= 1;
         while self.stream.entries.front().is_some_and(|entry| entry.tensor.is_none()) {
