@@ -21,8 +21,8 @@ from fanin.errors import JoinRefused
 PLACES_MAX: Final = 64
 # The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
-# Figures that differ by less are taken for equal, as a busy machine's vary by as much: the rates of
-# links by the first, and the sums of cores by the second.
+# Rates of links, and sums of cores, that differ by less are taken for equal. A busy machine's vary
+# by as much.
 ALIKE: Final = 1.25
 ALIKE_SUMS: Final = 2.0
 # Most links that a line names.

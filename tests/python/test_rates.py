@@ -260,7 +260,7 @@ def test_what_one_rank_alone_knows_is_measured_again(monkeypatch: pytest.MonkeyP
     knows = True
     assert found() == first
     assert rounds == ["rates known"]
-    # What a link carries does not depend on who else is there, or what else was told.
+    # A link carries as much whoever else is in the group, and whatever else was told.
     places = [place(0, address="127.0.0.1"), place(5, address="127.0.0.6")]
     assert found() == first
     assert rounds == ["rates known", "gauges", "rates 0"]

@@ -32,7 +32,7 @@ use crate::train_socket::{Offload, Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocke
 const SENDERS_MAX: usize = 64;
 /// No gauge is open for longer.
 const LIFE_MAX: Duration = Duration::from_secs(10);
-/// What comes before is not counted: windows grow, and a shaper hands out what it saved.
+/// Bytes of the first moment do not count: windows grow, and a shaper hands out what it saved.
 const WARM_UP: Duration = Duration::from_millis(50);
 /// Each piece has this part of all bytes, within these limits, and takes so long at least: packets come in batches, an interrupt each.
 const PIECES: u64 = 16;

@@ -438,8 +438,8 @@ impl<'a> SlotPacket<'a> {
     ) -> usize {
         let bytes = SLOT_HEADER_BYTES + header.collective.payload_bytes(elements);
         let out = &mut out[..bytes];
-        // By words, as they are hashed: to read a word that was written in parts waits until the
-        // payload of the packet before is in the cache.
+        // The hash reads words. A word that was written in parts could be read only when the
+        // payload of the packet before has reached the cache.
         let (first, second) = preamble.to_words();
         let slot = u64::from(header.slot.0) << 32 | u64::from(header.next_exponent as u16) << 48;
         let words = [
