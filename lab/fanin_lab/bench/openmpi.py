@@ -92,7 +92,8 @@ def crew(
                 accepted.settimeout(None)
                 pipe = Connection(accepted.detach())
                 stack.callback(pipe.close)
-                by_rank[pipe.recv()] = pipe
+                if pipe.poll(max(deadline - time.monotonic(), 0)):
+                    by_rank[pipe.recv()] = pipe
         pipes = [by_rank[rank] for rank in range(ranks)]
         ready = Crew(pipes, timeout_s, lambda _: f"and Open MPI said: {_last_words(said)}")
         ready.hear(str)
