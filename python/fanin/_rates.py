@@ -18,7 +18,16 @@ from hashlib import sha256
 from typing import Final, TypeAlias
 
 from fanin import _fanin
-from fanin._services import Links, Place, bracketed, levelled, machines, told, untold
+from fanin._services import (
+    RATE_UNKNOWN_BPS,
+    Links,
+    Place,
+    bracketed,
+    levelled,
+    machines,
+    told,
+    untold,
+)
 from fanin.errors import FaninError
 
 # How long one phase fills links, in seconds. There are four at most.
@@ -34,6 +43,8 @@ WINDOW_MIN: Final = 24_000
 SWITCH_PHASES: Final = 2
 # A rate that is so many times what was told of the same flow is nonsense.
 NONSENSE: Final = 10
+# A faster link counts as fast as this: above it, the cores of a busy machine are measured.
+RATE_MAX: Final = RATE_UNKNOWN_BPS
 # Measured links of machines that differ by more are told, as equal ones are what most people have.
 UNEVEN: Final = 2
 CAUSE_MAX: Final = 200
@@ -235,7 +246,8 @@ class _Network:
 
     def carried(self, figures: Mapping[int, int | None]) -> Links:
         """Return what links carry, by figures of some of them."""
-        links = levelled([figures.get(index) for index in range(len(self.told))])
+        found = [figures.get(index) for index in range(len(self.told))]
+        links = levelled([None if rate is None else min(rate, RATE_MAX) for rate in found])
         return Links(links[: self.count], links[self.count :])
 
     def link(self, index: int) -> str:

@@ -22,8 +22,8 @@ PLACES_MAX: Final = 64
 # The rate that is assumed if no link's rate is known.
 RATE_UNKNOWN_BPS: Final = 10_000_000_000
 # Rates of links, and sums of cores, that differ by less are taken for equal. A busy machine's vary
-# by as much.
-ALIKE: Final = 1.25
+# by as much, and links that are not equal are mostly twice as fast.
+ALIKE: Final = 1.7
 ALIKE_SUMS: Final = 2.0
 # Most links that a line names.
 NAMED_MAX: Final = 2

@@ -111,6 +111,14 @@ def test_what_a_switch_received_is_no_machine_s_rate() -> None:
     assert found == Measured(Links([100, 100], [200]))
 
 
+def test_links_of_more_than_10_gbit_count_as_equal() -> None:
+    places = [place(i) for i in range(2)]
+    network = _rates._Network.of(places, untold(places))
+    found = network.judged({(0, 1): 29 * GIGABIT, (1, 0): 11 * GIGABIT}, {})
+    assert found.links == Links([10 * GIGABIT] * 2, [])
+    assert not found.is_uneven
+
+
 def test_a_second_ring_tells_fast_machines_between_slow_ones() -> None:
     network = _rates._Network.of([place(i) for i in range(4)], [0, 1, 2, 3])
     first, second = network.phases()
