@@ -47,7 +47,7 @@ WAY_PATIENCE = 10.0
 NAMED_MAX = 4
 CAUSE_MAX = 200
 
-# Of a link whose rate is not known.
+# The advice to a user with a link of unknown rate.
 _CURE = "Say what they carry: FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`"
 
 _said: set[str] = set()

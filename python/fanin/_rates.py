@@ -25,6 +25,7 @@ from fanin._services import (
     bracketed,
     levelled,
     machines,
+    shown,
     told,
     untold,
 )
@@ -229,7 +230,7 @@ class _Network:
             most = self._most(flow)
             if most is not None and rate > NONSENSE * most:
                 causes[flow] = (
-                    f"{_shown(rate)} arrived where {_shown(most)} were told, which cannot be"
+                    f"{shown(rate)} arrived where {shown(most)} were told, which cannot be"
                 )
                 continue
             # A switch tells what all machines send, which is none of their rates.
@@ -271,7 +272,3 @@ class _Network:
         place = self.places[self.firsts[index]]
         interface = f", {place.interface}" if place.interface else ""
         return f"the link of rank {self.firsts[index]}'s machine ({place.name}{interface})"
-
-
-def _shown(bps: int) -> str:
-    return f"{bps / 1e9:.3g} Gbit/s"

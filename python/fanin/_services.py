@@ -389,7 +389,7 @@ class _Rates:
             parts.append("no link tells its rate: all are taken for equal")
         elif silent:
             tells = "tells" if len(silent) == 1 else "tell"
-            slowest = _shown(min(rate for rate in self.known if rate is not None))
+            slowest = shown(min(rate for rate in self.known if rate is not None))
             slowest += f", the slowest that is {'known' if measured else 'told'}"
             parts.append(f"{_listed(silent)} {tells} no rate: taken for {slowest}")
         return "; ".join(parts)
@@ -402,11 +402,12 @@ def _listed(names: Sequence[str]) -> str:
 
 def _range(rates: Sequence[int | None]) -> str:
     known = [rate for rate in rates if rate is not None]
-    return " to ".join(dict.fromkeys([_shown(min(known)), _shown(max(known))]))
+    return " to ".join(dict.fromkeys([shown(min(known)), shown(max(known))]))
 
 
-def _shown(bps: int) -> str:
-    return f"{bps / 1e9:g} Gbit/s"
+def shown(bps: int) -> str:
+    """Return a rate for people."""
+    return f"{bps / 1e9:.3g} Gbit/s"
 
 
 def _slower(one: int | None, other: int | None) -> int | None:

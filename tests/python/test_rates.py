@@ -25,26 +25,11 @@ from fanin.torch.backend.options import Options
 from fanin_lab import netlab
 from fanin_lab.netlab import Netlab, address
 from laboratory import NAME, needs_lab
+from places import GIGABIT, place
 from ranks import DEADLINE, Me
 from torch._C._distributed_c10d import FileStore
 
-GIGABIT = 1_000_000_000
 MEGABIT = 1_000_000
-
-
-def place(machine: int, **said: Any) -> Place:
-    usual: dict[str, Any] = {
-        "machine": f"m{machine}",
-        "name": f"m{machine}",
-        "address": f"10.0.0.{machine + 1}",
-        "rate_bps": None,
-        "switches": [],
-        "switch_rates": [],
-        "plan": "auto",
-        "local": None,
-        "interface": "eth0",
-    }
-    return Place(**usual | said)
 
 
 def spare(*rates: int | None) -> dict[str, Any]:

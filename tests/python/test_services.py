@@ -25,29 +25,15 @@ from fanin import _hosting
 from fanin._services import Place, Split, asked, columns, split
 from fanin.errors import JoinRefused
 from fanin.torch.rendezvous import handshake
+from places import GIGABIT, place
 from programs import BY_TORCH, Program, Start
 from ranks import DEADLINE, Failure, Me, sums_on_switch, wait_until
 from torch._C._distributed_c10d import HashStore
 
 ALONE = ""  # for `launch`: no switch is named
-GIGABIT = 1_000_000_000
 
 
 # The plan, from what ranks say
-
-
-def place(machine: int, **said: Any) -> Place:
-    usual: dict[str, Any] = {
-        "machine": f"m{machine}",
-        "name": f"m{machine}",
-        "address": f"10.0.0.{machine + 1}",
-        "rate_bps": None,
-        "switches": [],
-        "switch_rates": [],
-        "plan": "auto",
-        "local": None,
-    }
-    return Place(**usual | said)
 
 
 def planned(places: list[Place]) -> Split:

@@ -17,10 +17,11 @@ use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
 ///
-/// A machine is its name, whether it trains, whether it sums, the bits a second of its link out of it
-/// and into it, and the bytes a second that its cores sum (infinite: no limit). Returns `shares`, in the order of the machines;
-/// `seconds_per_byte` of a tensor, headers apart; `bound`, what takes that long; and for comparison
-/// the seconds per byte of a `ring` and the `lower_bound` of any way to sum.
+/// A machine is its name, whether it trains, whether it sums, the bits a second of its link out of
+/// it and into it, and the bytes a second that its cores sum. Infinite bytes are no limit. Returns
+/// `shares`, in the order of the machines; `seconds_per_byte` of a tensor, headers apart; `bound`,
+/// the link or the cores that take that long; and for comparison the seconds per byte of a `ring`
+/// and the `lower_bound` of any way to sum.
 ///
 /// Raises `ValueError` for machines that cannot be planned for.
 #[pyfunction]

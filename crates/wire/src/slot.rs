@@ -367,8 +367,8 @@ impl SlotHeader {
 /// A checked update, result or restore packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotPacket<'a> {
-    /// Sender and job. Not a copy: to copy what was written a moment ago, field by field, waits
-    /// until the payload of the packet before is in the cache.
+    /// Sender and job. It is not copied: its fields were written a moment ago, and a copy would
+    /// wait until the payload of the packet before is in the cache.
     pub preamble: &'a Preamble,
     /// Slot and chunk.
     pub header: SlotHeader,

@@ -70,6 +70,7 @@ class Bulk:
         for flow in self._flows:
             flow.allow(True)
         while any(flow.arrived_bytes() < w for flow, w in zip(self._flows, wanted, strict=True)):
+            # The counts are in shared memory, where nothing tells of a change.
             if time.monotonic() > deadline:
                 raise BenchError(f"TCP between w0 and w1 brought nothing in {_DEADLINE_S:.0f} s")
             time.sleep(0.005)
@@ -101,12 +102,13 @@ class Bulk:
         """
         self.start()
         self.mark()
-        time.sleep(_ALONE_S)
+        time.sleep(_ALONE_S)  # the time that is measured
         return self.stop()
 
     def _wait_still(self) -> None:
         deadline = time.monotonic() + _DEADLINE_S
         while not all(flow.is_still() for flow in self._flows):
+            # As above: a count in shared memory.
             if time.monotonic() > deadline:
                 raise BenchError(f"TCP between w0 and w1 did not stop in {_DEADLINE_S:.0f} s")
             time.sleep(0.005)
@@ -157,7 +159,7 @@ def _send(to: str, file: Path) -> None:
                 words[_SENT] += len(buffer)
                 connection.sendall(buffer)
             else:
-                time.sleep(0.002)
+                time.sleep(0.002)  # the word is in shared memory, and the other side waits for it
 
 
 def _sink(here: str, file: Path) -> None:

@@ -51,6 +51,7 @@ def _play(parent: Connection) -> None:
 
 def _measure(inputs: Inputs, begin: float) -> Timing:
     resent = tcp_retransmissions()
+    # The barrier, as in rank.py: a moment on the clock that all ranks share.
     time.sleep(max(0.0, begin - time.monotonic()))
     cpu = time.process_time()
     began = time.monotonic()

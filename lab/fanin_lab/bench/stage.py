@@ -137,6 +137,7 @@ class Stage:
         begin = time.monotonic() + _NOTICE_S + _NOTICE_A_RANK_S * self.world_size
         crew.tell(begin)
         if flows:
+            # TCP counts from the moment at which the ranks begin.
             time.sleep(max(0.0, begin - time.monotonic()))
             flows.mark()
         timings = crew.hear(Timing)

@@ -207,7 +207,7 @@ pub(super) fn rates(switch: &str, own_bps: Option<u64>, its_bps: Option<u64>) ->
 pub(super) const UNTOLD: &str = "ranks measure it as they join (--measure does so now); if that cannot be, it is taken for \
      as fast as the slowest that is known, or all for equal where none is";
 
-/// What was measured of the way to a switch of whose links so much is told.
+/// The rate of the way to a switch as it was measured, beside the rate that was told.
 pub(super) fn measured(switch: &str, told_bps: Option<u64>, measured: Result<u64, String>) -> Finding {
     let rate = match measured {
         Ok(rate) => rate,

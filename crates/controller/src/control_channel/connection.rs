@@ -220,8 +220,8 @@ impl Waiting {
 
 /// A handshake that took so long was held up, by a busy core or a packet that was lost, or the switch is far away.
 const HANDSHAKE_LONG: Duration = Duration::from_millis(1);
-/// Handshakes more after one that took long, and how long each may take. The least round trip of all counts: a single lost packet costs a
-/// second, and would make the pool of the whole job too large for every queue on the way.
+/// Handshakes more after one that took long, and how long each may take. The least round trip of all counts. A single lost packet costs a
+/// second. As a round trip it would make the whole job's pool too large for every queue on the way.
 const HANDSHAKES_MORE: usize = 3;
 const HANDSHAKE_MORE_MAX: Duration = Duration::from_millis(100);
 

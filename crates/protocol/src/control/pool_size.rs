@@ -15,14 +15,14 @@ pub const HOST_PROCESSING: Duration = Duration::from_micros(200);
 
 /// Fewest slots a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
 pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
-/// The same of the service with the largest share of several, if [`PORT_BYTES`] has room for so many of each rank: a rank's packets in
-/// flight to all of them share its link, and what is more than that carries waits there, at the start and at the end of each tensor.
+/// Fewest slots a shard of the service with the largest share of several, if [`PORT_BYTES`] has room for so many of each rank. A rank's
+/// packets in flight to all services share its link. Packets beyond what it carries wait there at the start and the end of each tensor.
 pub const SLOTS_AUTOMATIC_MIN_OF_MANY: u16 = 32;
-/// The windows of all ranks to one shard of a service have so many bytes together. Its link is often no faster than theirs, and then a
-/// single port's buffer on the way holds what comes at once: an unmanaged switch has 100 to 200 kB. Not all of it comes at once, since a
-/// part is on its way back as results. Half as much for each of two shards made trains too short: it took a fifth longer.
+/// The windows of all ranks to one shard of a service have so many bytes together. The service's link is often no faster than theirs.
+/// Packets that come at once then wait in the buffer of a single port. An unmanaged switch has 100 to 200 kB a port. Some of the packets
+/// are on their way back as results meanwhile. Shards do not share this number: trains of 8 packets took longer than the losses.
 const PORT_BYTES: usize = 200_000;
-/// The same of a service whose share is ever so small.
+/// Fewest slots a shard of a service whose share is ever so small.
 const SLOTS_AUTOMATIC_LEAST: u16 = 8;
 /// A share as large as the largest one of the job: [`Path::portion`] counts in parts of this.
 pub const PORTION_WHOLE: u16 = 1024;

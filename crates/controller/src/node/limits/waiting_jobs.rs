@@ -9,11 +9,11 @@ use tonic::Status;
 
 use crate::node::lock;
 
-/// One address may have ranks wait for half of the jobs that may wait or run at once, so that
-/// others have room.
+/// The ranks of an address may wait for half of the jobs that may wait or run at once. Others have
+/// room then.
 const OF_ONE_ADDRESS: u32 = 2;
-/// One address may have ranks wait at a relay for half as many jobs as the relay's upstream lets
-/// wait from the relay's address.
+/// An upstream lets ranks of a relay's address wait for a number of jobs. At the relay, the ranks of
+/// an address may wait for half of that number.
 const OF_ONE_AT_RELAY_MAX: usize = 64;
 
 /// By address the names of the jobs, and how many ranks of each wait.
