@@ -29,6 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
             generation: Generation(0),
             workers: WORKERS,
             slots: SLOTS,
+            window: SLOTS,
             elements: 256,
             wire_dtype,
             shard: ShardId(0),

@@ -79,6 +79,7 @@ fn contributions_that_are_kept_side_by_side_fit_into_what_was_counted() {
                 generation: Generation(0),
                 workers,
                 slots: SLOTS,
+                window: SLOTS,
                 elements,
                 wire_dtype,
                 shard: ShardId(0),

@@ -160,6 +160,7 @@ impl Kindred for SwitchMl {
             generation: Generation(said.number("generation").unwrap_or(0)),
             workers,
             slots: said.number("slots").expect("slots="),
+            window: said.number("slots").expect("slots="),
             elements: CHUNK as u16,
             wire_dtype: WireDtype::SharedExponent,
             shard: ShardId(0),

@@ -579,6 +579,7 @@ mod tests {
             generation: Generation(1),
             workers: 1,
             slots: 1,
+            window: 1,
             elements: 256,
             wire_dtype: WireDtype::SharedExponent,
             shard: ShardId(0),

@@ -261,6 +261,7 @@ mod tests {
                         generation: Generation(0),
                         workers: 1,
                         slots: 8,
+                        window: 8,
                         elements: 352,
                         wire_dtype: Default::default(),
                         shard: ShardId(0),

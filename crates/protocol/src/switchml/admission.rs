@@ -17,6 +17,11 @@ use crate::machine::JobIdentity;
 
 const _: () = assert!(IN_FLIGHT_MAX == SLOTS_MAX, "whoever is admitted is served");
 
+/// A pool that is chosen without a request has so many slots for each packet of a window. A slot
+/// that waits for a packet that was lost comes back within a round trip or two. Meanwhile the window
+/// goes round through the others.
+const POOL_WINDOWS: u16 = 2;
+
 /// The part that all members are told.
 #[derive(Clone, PartialEq, Message)]
 struct Common {
@@ -31,6 +36,9 @@ struct Common {
     shards: u32,
     #[prost(uint32, tag = "5")]
     workers: u32,
+    /// Packets of a worker that are on the way at most.
+    #[prost(uint32, tag = "6")]
+    window: u32,
 }
 
 /// A rank's message.
@@ -76,26 +84,30 @@ pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let of_racks = ranks.tree.switches.iter().map(|switch| switch.hop.receive_buffer_bytes);
     path.receive_buffer_bytes = of_racks.fold(path.receive_buffer_bytes, usize::min);
     let resumes = ranks.resumes();
-    let (in_flight, elements) = match resumes.first() {
+    // Who asks for slots has all of them in use.
+    let asked = ranks.in_flight();
+    let (slots, elements) = match resumes.first() {
         Some(resume) => (resume.in_flight, resume.elements),
-        None => (ranks.in_flight().unwrap_or_else(|| pool_slots(&path)), ranks.elements),
+        None => (asked.unwrap_or_else(|| POOL_WINDOWS * pool_slots(&path)), ranks.elements),
     };
+    let window = if asked.is_some() { slots } else { slots.div_ceil(POOL_WINDOWS) };
     let completed: Vec<&[Vec<u32>]> = resumes.iter().map(|resume| resume.completed.as_slice()).collect();
     let restore = restorers(&completed)?;
     let wire_dtype = path.wire_dtype;
     let terms = Terms {
-        in_flight,
+        in_flight: slots,
         elements,
         wire_dtype,
         loss_bound: LossBound::RELIABLE,
-        pool_units: pool_units(in_flight, elements, wire_dtype, racks.root.count()),
+        pool_units: pool_units(slots, elements, wire_dtype, racks.root.count()),
     };
     let common = Common {
-        slots: in_flight.into(),
+        slots: slots.into(),
         elements: elements.into(),
         wire_dtype: wire_dtype.name().into(),
         shards: ranks.shards.into(),
         workers: ranks.world_size().into(),
+        window: window.into(),
     };
     let seats = seats(&racks, &common, &restore);
     Ok((terms, seats))
@@ -132,6 +144,7 @@ impl Common {
             generation,
             workers,
             slots: narrow(self.slots, "slots")?,
+            window: narrow(self.window, "window")?,
             elements: narrow(self.elements, "elements")?,
             wire_dtype: self.wire_dtype.parse().map_err(|_| Malformed("wire_dtype"))?,
             shard: ShardId(0),

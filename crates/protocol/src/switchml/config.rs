@@ -23,6 +23,9 @@ pub struct JobConfig {
     pub workers: u16,
     /// Slots of the pool in this shard, 1 to [`SLOTS_MAX`]; each has two versions.
     pub slots: u16,
+    /// Packets of a worker that are on the way at most, 1 to `slots`. If there are more slots, one
+    /// that lost a packet keeps no other from going on.
+    pub window: u16,
     /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16,
     /// up to four times as int8.
     pub elements: u16,
@@ -42,6 +45,9 @@ impl JobConfig {
         }
         if self.slots == 0 || self.slots > SLOTS_MAX {
             return Err(ConfigError::Slots(self.slots));
+        }
+        if self.window == 0 || self.window > self.slots {
+            return Err(ConfigError::Window { window: self.window, slots: self.slots });
         }
         if !CHUNK_ELEMENTS.contains(&usize::from(self.elements)) {
             return Err(ConfigError::Elements(self.elements));
@@ -164,6 +170,13 @@ pub enum ConfigError {
     Workers(u16),
     /// No pool has so many slots.
     Slots(u16),
+    /// No worker has so many packets on the way.
+    Window {
+        /// The packets.
+        window: u16,
+        /// The slots that they go through.
+        slots: u16,
+    },
     /// No packet carries so many elements.
     Elements(u16),
     /// No switch tells so many contributions apart.
@@ -175,6 +188,9 @@ impl core::fmt::Display for ConfigError {
         match self {
             Self::Workers(n) => write!(f, "{n} workers: a job has 1 to {RANKS_MAX}"),
             Self::Slots(n) => write!(f, "{n} slots: a pool has 1 to {SLOTS_MAX}"),
+            Self::Window { window, slots } => {
+                write!(f, "{window} packets on the way: 1 to the {slots} slots")
+            }
             Self::Elements(n) => write!(f, "{n} elements a chunk: one of {CHUNK_ELEMENTS:?}"),
             Self::Contributions(n) => write!(f, "{n} contributions: a switch gets 1 to {PLACES_MAX}"),
         }

@@ -63,6 +63,8 @@ pub struct Worker<A, T> {
     last_progress: Option<Instant>,
     /// While nothing comes back: when to try again.
     stalled_until: Option<Instant>,
+    /// Whether a stream's last packets were sent again since then, to learn whether they are lost.
+    probed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,12 +126,13 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             last_payloads: vec![0; slots * config.payload_bytes_max()],
             ready: VecDeque::with_capacity(slots),
             in_flight: InFlight::new(config.slots),
-            window: Window::new(config.slots),
+            window: Window::new(config.window),
             in_doubt: Vec::new(),
             unsummed: 0,
             timeouts_only: false,
             last_progress: None,
             stalled_until: None,
+            probed: false,
         }
     }
 
@@ -147,8 +150,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.ready.clear();
         self.in_doubt.clear();
         self.in_flight = InFlight::new(self.config.slots);
-        self.window = Window::new(self.config.slots);
+        self.window = Window::new(self.config.window);
         self.stalled_until = None;
+        self.probed = false;
         for slot in &mut self.slots {
             slot.phase = Phase::Idle;
         }
@@ -309,6 +313,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn progressed(&mut self, now: Instant) {
         self.last_progress = Some(now);
         self.stalled_until = None;
+        self.probed = false;
     }
 
     /// The slot that waits for an answer the longest, and since when: while answers come in the
@@ -317,6 +322,38 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let (index, sent) = self.in_flight.oldest()?;
         let overtaken = self.timeouts_only || self.in_flight.is_overtaken(index);
         Some((index, self.last_progress.filter(|_| !overtaken).map_or(sent, |last| sent.max(last))))
+    }
+
+    /// Whether the stream ends with what is in flight: too few packets follow a lost one to overtake
+    /// it by the usual margin, and a timeout is many round trips.
+    fn is_at_end(&self) -> bool {
+        self.ready.is_empty()
+            && self.in_flight.count() < self.config.slots.into()
+            && self.stalled_until.is_none()
+            && !self.window.doubts()
+            && !self.timeouts_only
+    }
+
+    /// At a stream's end: the packet that waits longest, and when it is sent again.
+    fn end_due(&self) -> Option<(SlotIndex, Instant)> {
+        let (index, sent) = self.in_flight.oldest()?;
+        if self.in_flight.is_overtaken(index) {
+            return Some((index, sent + self.core.round_trip.overtaken()?));
+        }
+        let is_first = matches!(self.slots[index.index()].phase, Phase::Sent { .. });
+        let since = self.last_progress.map_or(sent, |last| sent.max(last));
+        Some((index, since + self.core.round_trip.probe()?)).filter(|_| is_first && !self.probed)
+    }
+
+    /// At a stream's end: sends again what was overtaken, or a few packets to learn whether those in
+    /// flight are lost.
+    fn look_after_end(&mut self, now: Instant) {
+        let mut probes = 0;
+        while let Some((index, _)) = self.end_due().filter(|(_, due)| *due <= now && probes < ANEW) {
+            probes += u32::from(!self.in_flight.is_overtaken(index));
+            self.send_again(index);
+        }
+        self.probed |= probes > 0;
     }
 
     /// Sends the first chunks that are in flight again, and doubts the others: nothing was answered
@@ -487,6 +524,9 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
 
     /// Algorithm 4, lines 20 to 22.
     fn handle_timeout(&mut self, now: Instant) {
+        if self.is_at_end() {
+            self.look_after_end(now);
+        }
         if self.poll_timeout().is_none_or(|due| due > now) {
             return;
         }
@@ -549,7 +589,9 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn poll_timeout(&self) -> Option<Instant> {
         let (_, since) = self.waits_longest()?;
         let due = since + self.core.round_trip.timeout();
-        Some(self.stalled_until.map_or(due, |until| due.max(until)))
+        let due = self.stalled_until.map_or(due, |until| due.max(until));
+        let at_end = self.is_at_end().then(|| self.end_due()).flatten();
+        Some(at_end.map_or(due, |(_, at_end)| due.min(at_end)))
     }
 }
 
@@ -585,8 +627,8 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         if !self.core.resume(plan.switch) {
             return;
         }
-        let JobConfig { slots, elements, wire_dtype, .. } = self.config;
-        self.config = JobConfig { slots, elements, wire_dtype, ..plan.config };
+        let JobConfig { slots, window, elements, wire_dtype, .. } = self.config;
+        self.config = JobConfig { slots, window, elements, wire_dtype, ..plan.config };
         self.worker = plan.place;
         self.last_progress = None;
         for index in plan.restore {

@@ -84,10 +84,27 @@ impl RoundTrip {
         self.smoothed.unwrap_or_default()
     }
 
+    /// How long the last packets of a stream wait before they are sent again for the first time, if
+    /// a round trip was measured. Nothing follows them whose answer would show that they are lost,
+    /// and a timeout is many round trips (the probe of RFC 8985, 7.2).
+    pub(crate) fn probe(&self) -> Option<Duration> {
+        Some(self.smoothed? + self.margin() / 4)
+    }
+
+    /// How long a packet waits that was sent before one which is answered, if a round trip was
+    /// measured: results may cross (RFC 8985, 6.2).
+    pub(crate) fn overtaken(&self) -> Option<Duration> {
+        Some(self.smoothed? * 5 / 4)
+    }
+
     /// The floor is a margin above the mean: results come in trains, between which a packet ages
     /// without a sample.
+    fn margin(&self) -> Duration {
+        (self.variation * 4).max(self.config.floor)
+    }
+
     pub(crate) fn timeout(&self) -> Duration {
-        let margin = (self.variation * 4).max(self.config.floor);
+        let margin = self.margin();
         let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + margin);
         let timeout = measured.saturating_mul(1 << self.backoff.min(16));
         timeout.min(self.config.ceiling.max(self.config.floor))

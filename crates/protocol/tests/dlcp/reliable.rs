@@ -33,6 +33,7 @@ fn switchml(tensors: &[Values], op: Op) -> Vec<u64> {
         generation: Generation(0),
         workers: workers as u16,
         slots: 8,
+        window: 8,
         elements: ELEMENTS as u16,
         wire_dtype: WireDtype::Native,
         shard: ShardId(0),

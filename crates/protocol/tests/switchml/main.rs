@@ -74,6 +74,7 @@ fn as_many_ranks_as_a_job_can_have_sum_exactly_behind_racks() {
         let report = run(&Scenario {
             workers: RANKS_MAX as u16,
             slots: 4,
+            window: 4,
             wire_dtype,
             tensors: vec![
                 tensor(Dtype::Float32, Op::Average, 5000),

@@ -7,7 +7,7 @@ use fanin_protocol::control::{
     Admission, Agreed, Command, HeartbeatReply, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Refusal,
     Registry, RegistryConfig, Resume, Ticket,
 };
-use fanin_protocol::switchml::{self, RankTerms, Switch, SwitchJob, WorkerPlan};
+use fanin_protocol::switchml::{self, JobConfig, RankTerms, Switch, SwitchJob, WorkerPlan};
 use fanin_protocol::{Instant, Lane, RetransmissionConfig, Summer, WorkerMachine};
 use fanin_testworld::{Machine, World};
 use fanin_wire::{AbortReason, Generation, JobId, Key, ShardId};
@@ -382,6 +382,7 @@ fn terms(admission: &Admission, part: &[u8]) -> RankTerms {
 fn go_on(world: &mut World<SwitchMl>, worker: u16, lane: usize, admission: &Admission) {
     let part = &admission.seats.ranks[usize::from(worker)];
     let RankTerms { config, place, restore, .. } = terms(admission, part);
+    let config = JobConfig { window: world.script.scenario.window, ..config };
     let membership = &mut world.script.memberships[usize::from(worker)][lane];
     membership.joined = Some((config.id, config.generation));
     membership.key = Some(config.key);

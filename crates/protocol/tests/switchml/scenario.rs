@@ -108,6 +108,8 @@ pub struct Scenario {
     pub workers: u16,
     /// Slots of its pool.
     pub slots: u16,
+    /// Packets of a worker that are on the way at most.
+    pub window: u16,
     /// How the elements of large float tensors travel.
     pub wire_dtype: WireDtype,
     /// The tensors, in order.
@@ -211,6 +213,7 @@ impl Scenario {
             seed,
             workers,
             slots,
+            window: slots,
             tensors,
             pause: Duration::from_micros(dice.rand_range(0..30_000)),
             loss,
@@ -240,6 +243,9 @@ impl Scenario {
                     tensor.dtype = Dtype::Uint8;
                 }
             }
+        }
+        if dice.rand_range(0..2) == 0 {
+            scenario.window = dice.rand_range(1..u64::from(slots) + 1) as u16;
         }
         scenario
     }

@@ -79,6 +79,7 @@ fn all_reduce(seed: u64, loss: f64, classify: fn(&SimWorker, &[u8]) -> Class) ->
         generation: Generation(0),
         workers: WORKERS.into(),
         slots: 16,
+        window: 16,
         elements: 256,
         wire_dtype: WireDtype::SharedExponent,
         shard: ShardId(0),

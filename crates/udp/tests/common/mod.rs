@@ -45,6 +45,7 @@ pub fn job(workers: usize) -> JobConfig {
         generation: Generation(1),
         workers: workers as u16,
         slots: 16,
+        window: 16,
         elements: 256,
         wire_dtype: WireDtype::SharedExponent,
         shard: ShardId(0),

@@ -26,6 +26,7 @@ fn config(workers: u8, slots: u16) -> JobConfig {
         generation: Generation(0),
         workers: workers.into(),
         slots,
+        window: slots,
         elements: ELEMENTS as u16,
         wire_dtype: WireDtype::SharedExponent,
         shard: ShardId(0),

@@ -1,6 +1,7 @@
 //! Workers and a switch joined by hand, without loss unless a test makes it.
 
 mod bfloat16;
+mod ends;
 mod int8;
 mod lengths;
 mod native;
@@ -80,6 +81,7 @@ impl Rack {
             generation: Generation(0),
             workers: workers.into(),
             slots,
+            window: slots,
             elements: elements as u16,
             wire_dtype,
             shard: ShardId(0),

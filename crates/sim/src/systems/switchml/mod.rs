@@ -43,6 +43,8 @@ pub struct SwitchMl {
     pub elements: u16,
     /// Slots of the job's pool.
     pub slots: u16,
+    /// Packets of a worker that are on the way at most.
+    pub window: u16,
     /// Shortest wait for an answer.
     pub timeout: Duration,
     /// Whether losses are noticed by it alone, always as long, and make no window smaller.
@@ -65,6 +67,8 @@ struct Keys {
     elements: Option<Spanned<u16>>,
     /// The slots of the job's part of the switches' memory; all unless given.
     slots: Option<Spanned<u16>>,
+    /// Packets of a worker that are on the way at most; as many as there are slots unless given.
+    window: Option<Spanned<u16>>,
     /// Shortest wait for an answer before a packet is sent again.
     timeout: Option<Spanned<Time>>,
     /// As in the paper: losses are noticed by the timeout alone, always as long, not by packets
@@ -75,9 +79,18 @@ struct Keys {
 fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
     let keys: Keys = entry.table()?;
     entry.workers_between(1, RANKS_MAX as usize)?;
+    let slots = slots(entry, keys.slots.as_ref())?;
+    let window = match keys.window {
+        Some(window) if !(1..=slots).contains(window.get_ref()) => {
+            return Err(at(&window, format!("1 to as many as there are slots, {slots}")));
+        }
+        Some(window) => window.into_inner(),
+        None => slots,
+    };
     let system = SwitchMl {
         elements: LENGTHS.of(entry, keys.elements.as_ref())?,
-        slots: slots(entry, keys.slots.as_ref())?,
+        slots,
+        window,
         timeout: timeout(keys.timeout.as_ref())?,
         timeouts_only: keys.timeouts_only,
     };
@@ -145,7 +158,7 @@ impl System for SwitchMl {
             .expect("a scenario's placements are checked when it is read");
         let config = placement.config;
         let elements = if tenant.plan().sampled { SAMPLE_ELEMENTS as u16 } else { config.elements };
-        let config = JobConfig { elements, ..config };
+        let config = JobConfig { elements, window: self.window, ..config };
         let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WireDtype::SharedExponent));
         let mut pools = Vec::new();
         for Pool { switch, contributions, upstream } in placement.switches {
