@@ -35,6 +35,7 @@ fn address(switch: usize) -> SocketAddr {
 fn admission(job: u32, tree: &SwitchTree, window: u16, fragments: &[u32]) -> Admission {
     let terms = Terms {
         in_flight: window,
+        window,
         elements: 256,
         wire_dtype: WireDtype::SharedExponent,
         loss_bound: LossBound::RELIABLE,

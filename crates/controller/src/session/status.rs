@@ -107,7 +107,7 @@ pub enum JobStatusState {
         job: JobId,
         /// Its generation.
         generation: Generation,
-        /// Packets of a rank that may be in flight in a shard: slots, or ATP's window.
+        /// Packets of a rank that may be in flight in a shard: its window.
         in_flight: u16,
         /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as
         /// int8.

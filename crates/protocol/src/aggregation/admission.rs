@@ -49,6 +49,7 @@ pub(crate) fn terms(ranks: &Gathered<'_>, chosen: u16) -> Terms {
     let wire_dtype = WireDtype::SharedExponent;
     Terms {
         in_flight,
+        window: in_flight,
         elements,
         wire_dtype,
         loss_bound: LossBound::RELIABLE,

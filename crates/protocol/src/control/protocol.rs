@@ -195,8 +195,11 @@ impl<'a> Gathered<'a> {
 /// What a job will be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Packets of a rank that may be in flight in a shard.
+    /// Packets of a rank that may be in flight in a shard, each in a place of its own; what a rank that
+    /// goes on has as many of.
     pub in_flight: u16,
+    /// Those of them that are in flight at once at most.
+    pub window: u16,
     /// Elements of a full packet, as the protocol counts them.
     pub elements: u16,
     /// How the elements of large float tensors travel.

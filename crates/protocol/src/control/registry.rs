@@ -666,7 +666,7 @@ impl Registry {
                 Life::Running { .. } => JobState::Running {
                     job: *id,
                     generation: job.admission.generation,
-                    in_flight: job.admission.terms.in_flight,
+                    in_flight: job.admission.terms.window,
                     elements: job.admission.terms.elements,
                     wire_dtype: job.admission.terms.wire_dtype,
                     security: job.admission.key.security(),

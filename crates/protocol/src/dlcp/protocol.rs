@@ -136,6 +136,7 @@ impl Protocol for Dlcp {
         let flows = FlowPlan::new(bound, workers, elements, of_shard.max(1)).over(paths);
         let terms = Terms {
             in_flight: flows.flows,
+            window: flows.flows,
             elements,
             wire_dtype: WireDtype::Native,
             loss_bound: bound,

@@ -96,6 +96,7 @@ pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let wire_dtype = path.wire_dtype;
     let terms = Terms {
         in_flight: slots,
+        window,
         elements,
         wire_dtype,
         loss_bound: LossBound::RELIABLE,

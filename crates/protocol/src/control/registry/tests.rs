@@ -29,8 +29,12 @@ fn at(seconds: u64) -> Instant {
 }
 
 fn registry() -> Registry {
+    registry_of(2048)
+}
+
+fn registry_of(pool_units: u32) -> Registry {
     let mut last = 40;
-    let config = RegistryConfig { pool_units: 2048, jobs_max: 3, ..RegistryConfig::default() };
+    let config = RegistryConfig { pool_units, jobs_max: 3, ..RegistryConfig::default() };
     let generator = move || {
         last += 1;
         last
@@ -257,6 +261,7 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
         protocol: "switchml",
         terms: Terms {
             in_flight: 64,
+            window: 64,
             elements: 352,
             wire_dtype: WireDtype::SharedExponent,
             loss_bound: LossBound::RELIABLE,
@@ -297,7 +302,7 @@ fn one_request_for_slots_holds_for_all() {
 
 #[test]
 fn without_a_request_the_slowest_rank_and_the_furthest_decide() {
-    let mut registry = registry();
+    let mut registry = registry_of(4096);
     let free = |rate_bps, rtt_us, rank| JoinRequest {
         rate_bps,
         rtt: Duration::from_micros(rtt_us),
@@ -308,7 +313,10 @@ fn without_a_request_the_slowest_rank_and_the_furthest_decide() {
     // 5 Gbit/s over 800 µs are 500000 bytes, 348 packets of 1440.
     assert!(matches!(
         decision,
-        JoinDecision::Complete { outcome: Ok(Admission { terms: Terms { in_flight: 512, .. }, .. }), .. }
+        JoinDecision::Complete {
+            outcome: Ok(Admission { terms: Terms { in_flight: 1024, window: 512, .. }, .. }),
+            ..
+        }
     ));
 }
 
