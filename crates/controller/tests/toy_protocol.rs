@@ -76,6 +76,7 @@ impl Protocol for Toy {
     fn admit(&self, ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
         let terms = Terms {
             in_flight: 1,
+            window: 1,
             elements: ranks.elements,
             wire_dtype: WireDtype::Native,
             loss_bound: LossBound::RELIABLE,
