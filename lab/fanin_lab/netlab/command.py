@@ -133,6 +133,14 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
 def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
     """Add what machines there are beyond workers that are alike."""
     parser.add_argument(
+        "--nics",
+        type=units.positive_number,
+        default=1,
+        metavar="N",
+        help="links of each worker, eth0, eth1, .., each with a subnet of its own: 10.77.0.0/24, "
+        "10.78.0.0/24, .. (default: 1)",
+    )
+    parser.add_argument(
         "--spares",
         type=units.whole_number,
         default=0,
@@ -151,7 +159,8 @@ def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="MACHINE=R",
-        help="of one machine's link, as in w3=500mbit; for each such machine once",
+        help="of one machine's link, as in w3=500mbit; of all workers' further links, as in "
+        "eth1=500mbit, or of one, as in w3:eth1=500mbit; for each such once",
     )
 
 
@@ -189,6 +198,7 @@ def _up(args: argparse.Namespace) -> int:
         args.workers,
         spares=args.spares,
         racks=args.racks,
+        nics=args.nics,
         rate_bps=args.rate,
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
@@ -222,6 +232,7 @@ def _up(args: argparse.Namespace) -> int:
         queue=lab.queue_bytes,
         burst=lab.burst_bytes,
         udp_offload=lab.udp_offload,
+        nics=lab.nics,
     )
     print(f"{there}; {links}")
     return 0
