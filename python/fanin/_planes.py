@@ -11,6 +11,7 @@ Absent: ways around a plane that fails while a job runs. Whoever it cuts off is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -47,18 +48,17 @@ def named() -> list[str]:
 
 
 def first_address(interfaces: Sequence[str]) -> str:
-    """Return the address of the first interface that has one.
+    """Return the address of the first interface that has one and a carrier, else of the first.
 
-    Raises `ValueError`, which says of the first why nobody can listen there, if none has.
+    Raises `ValueError`, which says why nobody can listen at the first, if none has both.
     """
-    wrong: ValueError | None = None
     for interface in interfaces:
-        try:
-            return _fanin.interface_address(interface)
-        except ValueError as cause:
-            wrong = wrong or ValueError(f"{GLOO_VARIABLE} is {interface!r}: {cause}")
-    assert wrong is not None, "an interface is named"
-    raise wrong
+        with contextlib.suppress(ValueError):
+            return _fanin.interface_address(interface, linked=True)
+    try:
+        return _fanin.interface_address(interfaces[0])
+    except ValueError as cause:
+        raise ValueError(f"{GLOO_VARIABLE} is {interfaces[0]!r}: {cause}") from None
 
 
 def nics(settings: Settings) -> list[Nic]:
@@ -69,7 +69,7 @@ def nics(settings: Settings) -> list[Nic]:
 
 def _nic(name: str, settings: Settings) -> Nic:
     try:
-        address = _fanin.interface_address(name)
+        address = _fanin.interface_address(name, linked=True)
     except ValueError as cause:
         return Nic(name, "", None, str(cause)[:CAUSE_MAX])
     route = _fanin.route_to(f"{bracketed(address)}:9")
