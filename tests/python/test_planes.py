@@ -294,9 +294,13 @@ def sums(
         dist.all_reduce(tensor)
         ranks = sum(rank + step for rank in range(me.world_size))
         assert torch.equal(tensor, torch.arange(500_000, dtype=torch.int32) * ranks)
-        mine = torch.full((1000,), me.rank)
-        dist.broadcast(mine, 1)  # by Gloo, or a service
-        assert (mine == 1).all()
+        tensor = torch.arange(400_000 * me.world_size, dtype=torch.int32) * (me.rank + step)
+        mine = torch.empty(400_000, dtype=torch.int32)
+        dist.reduce_scatter_single(mine, tensor)
+        whole = torch.arange(400_000 * me.world_size, dtype=torch.int32) * ranks
+        assert torch.equal(mine, whole[400_000 * me.rank :][:400_000])
+        dist.broadcast(mine, 1)
+        assert torch.equal(mine, whole[400_000:800_000])
     plan = fanin.torch.plan()
     assert plan is not None
     lines = [line for line in said.getvalue().splitlines() if "is not used" in line]

@@ -329,23 +329,19 @@ fn an_interface_that_is_not_there_is_a_problem() {
 #[test]
 fn each_interface_of_several_is_examined() {
     let (_held, nowhere) = ports::closed_port();
-    let output =
-        command(&["--json", "--switch", &nowhere.to_string()]).env("GLOO_SOCKET_IFNAME", "lo, none0").output();
+    let output = command(&["--json", "--switch", &nowhere.to_string()])
+        .env("GLOO_SOCKET_IFNAME", "lo, none0")
+        .output();
     let diagnosis = Diagnosis::from(output.expect("it runs"));
-    let report: serde_json::Value = serde_json::from_str(&diagnosis.report).expect("it is JSON");
-    let of = |check: &str| -> Vec<String> {
-        let findings = report["findings"].as_array().expect("findings");
-        let of_check = findings.iter().filter(|finding| finding["check"] == check);
-        of_check.map(|finding| finding["message"].as_str().unwrap_or_default().into()).collect()
-    };
-    let addresses = of("address");
+    let addresses = diagnosis.all("address");
+    let says = |index: usize| addresses[index]["message"].as_str().unwrap_or_default();
     assert_eq!(addresses.len(), 2, "{addresses:?}");
     assert!(
-        addresses[0].starts_with("127.0.0.1 (lo): GLOO_SOCKET_IFNAME names lo; it tells no rate"),
+        says(0).starts_with("127.0.0.1 (lo): GLOO_SOCKET_IFNAME names lo; it tells no rate"),
         "{addresses:?}"
     );
-    assert!(addresses[1].starts_with("GLOO_SOCKET_IFNAME is \"none0\": there is no such"), "{addresses:?}");
-    assert_eq!(of("service").len(), 1);
+    assert!(says(1).starts_with("GLOO_SOCKET_IFNAME is \"none0\": there is no such"), "{addresses:?}");
+    assert_eq!(diagnosis.all("service").len(), 1);
 }
 
 #[test]
