@@ -283,8 +283,16 @@ def sums(
     if rate is not None:
         os.environ["FANIN_RATE"] = rate
     said = io.StringIO()
+    fills = _fanin.fill
+
+    def filled(at: str, *how: Any) -> int:
+        # A busy machine would be measured in place of its links.
+        assert fills(at, *how) > 0
+        return SHAPED // (1 + (at.split(".")[1] != "77"))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", said)
+        patch.setattr(_fanin, "fill", filled)
         store = FileStore(meeting, me.world_size)
         me.init("fanin", store=store, rank=me.rank, world_size=me.world_size)
     me.say("joined")
@@ -353,9 +361,7 @@ def test_links_of_two_rates_carry_what_they_can_and_sums_are_exact(
         found = on_planes(launch, tmp_path / "store", lab, ["eth0,eth1"] * 2)
     shares, said, bytes_sent = found
     assert said == []
-    assert sum(shares.values()) == pytest.approx(1)
-    # Measured, on a machine that may be busy.
-    assert 0.1 < shares[1] < shares[0]
+    assert shares == pytest.approx({0: 2 / 3, 1: 1 / 3})
     for first, second in bytes_sent:
         assert second / (first + second) == pytest.approx(shares[1], rel=0.1)
 
