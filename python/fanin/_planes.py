@@ -35,8 +35,12 @@ from fanin._settings import Settings
 
 # torch's: it names the interfaces that Gloo uses, in turn, with commas between.
 GLOO_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
+# Most interfaces of a machine: a process has a service at each.
+NICS_MAX: Final = 8
 CAUSE_MAX: Final = 200
-SUBNETS: Final = "give each interface a subnet of its own (ip -br address)"
+SUBNETS: Final = (
+    "name interfaces in one order on all machines, each in a subnet of its own (ip -br address)"
+)
 
 Gather: TypeAlias = Callable[[str, str], list[str]]
 
@@ -62,8 +66,16 @@ def first_address(interfaces: Sequence[str]) -> str:
 
 
 def nics(settings: Settings) -> list[Nic]:
-    """Return this machine's interfaces, if several are named; else none, as the route decides."""
+    """Return this machine's interfaces, if several are named; else none, as the route decides.
+
+    Raises `ValueError` if there are too many.
+    """
     names = named()
+    if len(names) > NICS_MAX:
+        raise ValueError(
+            f"{GLOO_VARIABLE} names {len(names)} interfaces, and services use {NICS_MAX} at most: "
+            "leave some out"
+        )
     return [_nic(name, settings) for name in names] if len(names) > 1 else []
 
 
@@ -176,10 +188,8 @@ def _obstacle(places: Sequence[Place], rank: int, number: int) -> str:
         if route is None:
             return f"no way leads to {theirs.address} ({other.name})"[:CAUSE_MAX]
         if route[0] != nic.address:
-            return (
-                f"packets to {theirs.address} ({other.name}) leave by {route[1]} ({route[0]}) in "
-                f"place of {nic.interface} ({nic.address}): {SUBNETS}"
-            )[:CAUSE_MAX]
+            way = f"leave by {route[1]} ({route[0]}) in place of {nic.interface} ({nic.address})"
+            return f"packets to {theirs.address} ({other.name}) {way}"[:CAUSE_MAX] + f": {SUBNETS}"
     return ""
 
 

@@ -19,10 +19,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import _fanin
+from fanin import _fanin, _planes
 from fanin._planes import Part, Plane, agreed, divided, summary
 from fanin._rates import Measured
 from fanin._services import Links, Nic, Place
+from fanin._settings import Settings
 from fanin.errors import JoinRefused
 from fanin_lab import netlab
 from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab, address
@@ -161,8 +162,8 @@ def test_two_interfaces_in_a_subnet_are_one_plane(monkeypatch: pytest.MonkeyPatc
     assert [plane.number for plane in planes] == [0]
     assert unused == [
         "interface 2 of those that GLOO_SOCKET_IFNAME names is not used: on rank 1's machine (m1) "
-        "packets to 10.1.0.1 (m0) leave by eth0 (10.0.0.2) in place of eth1 (10.1.0.2): give each "
-        "interface a subnet of its own (ip -br address)"
+        "packets to 10.1.0.1 (m0) leave by eth0 (10.0.0.2) in place of eth1 (10.1.0.2): name "
+        "interfaces in one order on all machines, each in a subnet of its own (ip -br address)"
     ]
 
 
@@ -183,6 +184,12 @@ def test_a_switch_is_in_the_plane_whose_subnet_leads_to_it(monkeypatch: pytest.M
         [5, 6],
     )
     assert (second.switches, second.switch_rates, second.switch_sums) == (["a:1"], [1], [4])
+
+
+def test_more_interfaces_than_services_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join(f"eth{number}" for number in range(9)))
+    with pytest.raises(ValueError, match="names 9 interfaces, and services use 8 at most"):
+        _planes.nics(Settings())
 
 
 def test_a_place_with_interfaces_is_told_and_read() -> None:
@@ -423,7 +430,7 @@ def test_interfaces_of_one_subnet_are_told_apart_by_nobody(launch: Launch, tmp_p
         found = on_planes(launch, tmp_path / "store", lab, ["eth0,eth1"] * 2, "assumed")
     shares, (said,), _ = found
     assert shares == {0: pytest.approx(1)}
-    assert "leave by eth0 (10.77.0.1) in place of eth1 (10.77.0.100): give each" in said
+    assert "leave by eth0 (10.77.0.1) in place of eth1 (10.77.0.100): name inter" in said
 
 
 def connects(me: Me, namespaces: list[str]) -> list[str]:

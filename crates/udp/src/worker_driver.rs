@@ -236,7 +236,7 @@ impl WorkerDriver {
         (0..self.services.len()).filter(|index| self.services[*index].home == Some(root)).collect()
     }
 
-    /// Which packets of a slice go to which of its root's services, by their shares; a short slice goes to the first.
+    /// The packets of a slice that each of its root's services gets, by their shares. A short slice goes to the first.
     fn divided(&self, homes: &[usize], packets: usize) -> Vec<(usize, Range<usize>)> {
         let homes = if packets < homes.len() * PART_CHUNKS_MIN { &homes[..1] } else { homes };
         let share = |home: &usize| self.services[*home].share;

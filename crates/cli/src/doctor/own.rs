@@ -106,8 +106,8 @@ fn named() -> Vec<String> {
     names
 }
 
-/// The address of an interface that the user names, beside `others` that have one already, and why
-/// it is used.
+/// The address of an interface that the user names, and why it is used. Services listen at `others`
+/// already.
 fn address_of(
     interface: &str,
     is_one_of_several: bool,
@@ -137,8 +137,8 @@ fn address_of(
     Ok((found, format!("{INTERFACE}{names}{interface}{says}")))
 }
 
-/// The address where this machine's service would listen, and why, if the user names no interface;
-/// with `switch`, if one is named.
+/// The address where this machine's service would listen if the user names no interface, and why.
+/// The way to `switch` may decide.
 fn address(switch: Option<&str>) -> Result<(IpAddr, String), Finding> {
     let said = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(store) = said(STORE) {
