@@ -180,16 +180,21 @@ def _obstacle(places: Sequence[Place], rank: int, number: int) -> str:
         return f"it names {names or 'none'} alone"
     if nic.wrong:
         return f"{nic.interface} has no use: {nic.wrong}"
-    for other in places:
-        theirs = other.nic(number)
-        if other.machine == here.machine or theirs is None or theirs.wrong:
-            continue
-        route = _fanin.route_to(f"{bracketed(theirs.address)}:9")
+    # A machine's ranks have the same addresses.
+    others = {
+        theirs.address: other.name
+        for other in places
+        if other.machine != here.machine
+        and (theirs := other.nic(number)) is not None
+        and not theirs.wrong
+    }
+    for address, name in others.items():
+        route = _fanin.route_to(f"{bracketed(address)}:9")
         if route is None:
-            return f"no way leads to {theirs.address} ({other.name})"[:CAUSE_MAX]
+            return f"no way leads to {address} ({name})"[:CAUSE_MAX]
         if route[0] != nic.address:
             way = f"leave by {route[1]} ({route[0]}) in place of {nic.interface} ({nic.address})"
-            return f"packets to {theirs.address} ({other.name}) {way}"[:CAUSE_MAX] + f": {SUBNETS}"
+            return f"packets to {address} ({name}) {way}"[:CAUSE_MAX] + f": {SUBNETS}"
     return ""
 
 
