@@ -262,6 +262,15 @@ UNEQUAL_UNTOLD = replace(
     what=UNEQUAL.what.replace(", 25 MB", ", rates untold, 25 MB"),
     links=f"{UNEQUAL.links} --untold",
 )
+# Two interfaces of each machine. So slow that the processor is no limit.
+ONE_NIC, TWO_NICS = (
+    Command(
+        f"4, {links} 200 Mbit/s, own services, 25 MB",
+        *(4, 25 * MB, f"--rate 200mbit --nics {nics}", _OWN, 3, optimal(4, 0) / nics),
+        peers="none",
+    )
+    for nics, links in ((1, "one link of"), (2, "two links of"))
+)
 GROUPED = Command(
     "2 machines of 4, 1 Gbit/s, own services, 25 MB",
     *(8, 25 * MB, "--rate 1gbit", f"{_OWN} --ranks-per-machine 4", 3),
@@ -336,6 +345,8 @@ CHECKS = [
     Check(ONE_LINK, 1.12, "bound"),
     Check(UNEQUAL, 1.1, "bound"),
     Check(UNEQUAL_UNTOLD, 1.1, "bound"),
+    Check(TWO_NICS, 1.1, "bound", headers=True),
+    Check(TWO_NICS, 0.55, ONE_NIC, "the time with one link each"),
     Check(GROUPED, 1.12, "bound", headers=True),
     Check(GROUPED, 1.5, "gloo"),
     Check(LOCAL, 2.0, "gloo"),

@@ -90,6 +90,7 @@ def shown_links(
     udp_offload: bool = True,
     bulk: bool = False,
     untold: bool = False,
+    nics: int = 1,
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
@@ -98,6 +99,7 @@ def shown_links(
     text = f"{'unshaped' if bps is None else shown_rate(bps)} links"
     text += " of untold rate" if untold else ""
     text += f" ({', '.join(others)})" if others else ""
+    text += f", {nics} to each worker" if nics > 1 else ""
     text += f", MTU {mtu}"
     text += "" if queue is None else f", queues of {shown_size(queue)}"
     text += "" if burst is None else f", bursts of {shown_size(burst)}"

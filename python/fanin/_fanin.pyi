@@ -399,10 +399,11 @@ def fill(address: str, ticket: int, seconds: float, window: int) -> int:
     At most `window` bytes are on the way. Raises `OSError` where it cannot be measured.
     """
 
-def interface_address(interface: str) -> str:
+def interface_address(interface: str, *, linked: bool = False) -> str:
     """Return an address of an interface of this machine, IPv4 where it has one.
 
-    Raises `ValueError` where there is no such interface, or it is down, or has none.
+    Raises `ValueError` where there is no such interface, or it is down, or has none; with `linked`
+    also where it has no carrier.
     """
 
 def switch_capacity(

@@ -1,11 +1,11 @@
-"""The service that a process hosts for the jobs of its groups: one, whatever their number."""
+"""The services that a process hosts for its groups' jobs: one at an address for all of them."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from typing import Final
+from typing import Final, TypeAlias
 
 from fanin import _fanin
 from fanin._services import bracketed
@@ -16,22 +16,25 @@ LINGER: Final = 5.0
 CORES_A_SHARD: Final = 8
 SHARDS_MAX: Final = 8
 
+_Of: TypeAlias = tuple[str, str | None]
+"""The address at which a service listens, and its secret file."""
+
 # A collected group gives its service back wherever the collector runs, also in `host`.
 _lock = threading.RLock()
-_hosted: Hosted | None = None
+_hosted: dict[_Of, Hosted] = {}
 
 
 def _forget() -> None:
     """Leave the service to the parent, in a process that was forked, and a lock held there."""
     global _hosted, _lock
-    _hosted, _lock = None, threading.RLock()
+    _hosted, _lock = {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
 class Hosted:
-    """The process's service, as long as somebody uses it. Made by `host`."""
+    """A service of the process, as long as somebody uses it. Made by `host`."""
 
     def __init__(self, address: str, secret_file: str | None) -> None:
         shards = min(max((os.cpu_count() or 1) // CORES_A_SHARD, 1), SHARDS_MAX)
@@ -45,13 +48,12 @@ class Hosted:
 
     def release(self) -> None:
         """Give it back. The last user ends it, once nobody needs it any more."""
-        global _hosted
         with _lock:
             self._users -= 1
             if self._users > 0:
                 return
-            if _hosted is self:
-                _hosted = None
+            if _hosted.get(self.of) is self:
+                del _hosted[self.of]
         if threading.main_thread().is_alive():
             # In the background, as others may take their time.
             threading.Thread(target=self._end, name="fanin-linger").start()
@@ -65,11 +67,11 @@ def host(address: str, secret_file: str | None = None) -> Hosted:
     It serves those alone who know the secret in `secret_file`, if one is given. Raises `OSError`
     when it cannot listen there, and `fanin.errors.FaninError` for a file without a secret.
     """
-    global _hosted
+    of = address, secret_file
     with _lock:
-        hosted = _hosted
-        if hosted is None or hosted.of != (address, secret_file):
-            hosted = _hosted = Hosted(address, secret_file)
+        hosted = _hosted.get(of)
+        if hosted is None:
+            hosted = _hosted[of] = Hosted(address, secret_file)
         hosted._users += 1
         return hosted
 

@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fanin import _fanin
 from fanin._hosting import Hosted, host
 from fanin._join import join, no_switch
+from fanin._planes import Part, agreed, divided, nics, summary
 from fanin._rates import measured
 from fanin._services import (
     Place,
@@ -34,7 +35,6 @@ from fanin._services import (
     local_machines,
     machines,
     place,
-    split,
 )
 from fanin._settings import Settings
 from fanin.errors import SwitchUnreachable, Untrusted
@@ -98,7 +98,7 @@ class Ranks:
         def gather(name: str, text: str) -> list[str]:
             return self.gather(name, text, deadline - time.monotonic())
 
-        here = place(settings, self.address)
+        here = place(settings, self.address, nics(settings))
         places = [Place.decode(text) for text in gather("place", here.encode())]
         if asked(places):
             asks = asked(places) if rank == 0 else []
@@ -106,7 +106,7 @@ class Ranks:
             rates, sums = (list(each) for each in zip(*json.loads(told[0]), strict=True))
             places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)
-        hosted: Hosted | None = None
+        hosted: list[Hosted] = []
         local = self._share_memory(local_machines(places), gather)
 
         # If the ranks of a machine do not sum among themselves, they share its link.
@@ -137,62 +137,102 @@ class Ranks:
 
         try:
             if local is not None and max(of_rank) == 0:
-                return Connected(enter([]), None)
-            found = measured(places, rank, reachable(here, places), self.trust, gather)
-            planned = split(places, found.links if found is not None else None)
-            if planned is None:
+                return Connected(enter([]))
+            planes, unused = agreed(places, rank, gather)
+            found = [
+                measured(
+                    plane.places,
+                    rank,
+                    reachable(plane.places[rank], plane.places),
+                    self.trust,
+                    plane.gather(gather),
+                )
+                for plane in planes
+            ]
+            parts = divided(planes, found)
+            if parts is None:
                 raise SwitchUnreachable(no_switch())
+            planned = summary(parts)
             if rank == 0:
-                for wrong in found.wrong if found is not None else []:
+                for wrong in unused:
+                    _say_once(wrong)
+                for wrong in [wrong for each in found if each is not None for wrong in each.wrong]:
                     _say_once(f"{wrong}. {_CURE}, or let UDP through between the machines")
-                if planned.is_assumed or (found is not None and found.is_uneven):
+                is_uneven = any(each is not None and each.is_uneven for each in found)
+                if planned.is_assumed or is_uneven:
                     _say_once(f"{planned.links}. If that is not so, {_CURE[0].lower()}{_CURE[1:]}")
             jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
             # A rank beyond the columns sends nothing to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
-            # A name of this machine that means itself says nothing to others.
-            listens, key, error = "", "", ""
-            if rank in planned.hosts(mine):
-                try:
-                    hosted = host(reachable(here, places), settings.secret_file)
-                    listens, key = hosted.address, hosted.switch.fingerprint
-                except OSError as cause:
-                    error = f"rank {rank} cannot host a service: {cause}"
-            addresses = [""] * self.world_size
-            if planned.machines:
-                said = json.dumps([listens, key, error])
-                answers = [json.loads(text) for text in gather("service", said)]
-                for *_, wrong in answers:
-                    if wrong:
-                        raise SwitchUnreachable(wrong)
-                addresses = [address for address, *_ in answers]
-                for address, seen, _ in answers:
-                    if address:
-                        # So nobody else can be taken for it, whoever has its address later.
-                        self.trust.insist(address, seen)
+            addresses = [self._host(part, mine, settings, gather, hosted) for part in parts]
             switches = settings.switch.split(",") if settings.switch else []
-            if len(switches) != len(planned.switch_shares):
-                switches = places[0].switches[: len(planned.switch_shares)]
+            if len(switches) != len(places[0].switches):
+                switches = places[0].switches
 
             def services(column: Sequence[int]) -> list[Service]:
-                hosts = planned.hosts(column)
-                return planned.services(hosts, [addresses[host] for host in hosts], switches)
+                return [
+                    service
+                    for part, at in zip(parts, addresses, strict=True)
+                    for service in part.services(column, at, switches)
+                ]
 
             if len(services(mine)) > 1:
                 # An obstacle between two machines is between all of their columns.
                 self._check_ways(places, services(jobs[0]), settings, gather, deadline)
-            switch = hosted.switch if hosted is not None else None
-            connected = Connected(enter(services(mine), planned, switch), hosted)
+            # A rank lives on the threads of one service.
+            switch = hosted[0].switch if hosted else None
+            # A plane's places name no others.
+            interfaces = [
+                at.interface
+                for plane in planes
+                if here.nics and not (at := plane.places[rank]).nics and at.interface
+            ]
+            connected = Connected(enter(services(mine), planned, switch), hosted, interfaces)
             self._compare_keys(places, here, connected, gather)
             return connected
         except BaseException as error:
             if self.tell is not None:
                 self.tell(error)
-            if hosted is not None:
-                hosted.release()
+            for each in hosted:
+                each.release()
             if local is not None:
                 local.close()
             raise
+
+    def _host(
+        self,
+        part: Part,
+        column: Sequence[int],
+        settings: Settings,
+        gather: Callable[[str, str], list[str]],
+        hosted: list[Hosted],
+    ) -> list[str]:
+        """Return the addresses of the ranks' services in a plane; this rank's is added to `hosted`.
+
+        Raises `SwitchUnreachable` on all ranks if a rank cannot host its service.
+        """
+        rank, places = self.rank, part.plane.places
+        listens, key, error = "", "", ""
+        if rank in part.split.hosts(column):
+            try:
+                # A name of this machine that means itself says nothing to others.
+                own = host(reachable(places[rank], places), settings.secret_file)
+                hosted.append(own)
+                listens, key = own.address, own.switch.fingerprint
+            except OSError as cause:
+                error = f"rank {rank} cannot host a service: {cause}"
+        if not part.split.machines:
+            return [""] * self.world_size
+        said = json.dumps([listens, key, error])
+        answers = [json.loads(text) for text in part.plane.gather(gather)("service", said)]
+        for *_, wrong in answers:
+            if wrong:
+                raise SwitchUnreachable(wrong)
+        for address, seen, _ in answers:
+            if address:
+                # So nobody else can be taken for it, whoever has its address later.
+                self.trust.insist(address, seen)
+        return [address for address, *_ in answers]
 
     def _capacity(self, switch: str, deadline: float) -> tuple[int | None, int | None]:
         left = max(deadline - time.monotonic(), 1.0)
@@ -324,14 +364,20 @@ class Connected:
     """A rank in its job."""
 
     client: _fanin.Client
-    hosted: Hosted | None
-    """The service of this process, if it is one of those that sum."""
+    hosted: list[Hosted] = field(default_factory=list)
+    """The services of this process, if some of those that sum are in it."""
+    interfaces: list[str] = field(default_factory=list)
+    """This machine's interfaces that are used, if the user names several."""
+
+    def release(self) -> None:
+        """Give the services back."""
+        for service in self.hosted:
+            service.release()
 
     def close(self) -> None:
-        """Leave, and give the service back."""
+        """Leave, and give the services back."""
         self.client.close()
-        if self.hosted is not None:
-            self.hosted.release()
+        self.release()
 
 
 def _say_once(text: str) -> None:

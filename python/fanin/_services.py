@@ -34,6 +34,18 @@ in whose process it is."""
 
 
 @dataclass(frozen=True)
+class Nic:
+    """An interface that the user names for a machine."""
+
+    interface: str
+    address: str
+    rate_bps: int | None
+    """Its link's rate, if that is known."""
+    wrong: str = ""
+    """What keeps services from listening there, if anything does."""
+
+
+@dataclass(frozen=True)
 class Place:
     """A rank's place, and its settings."""
 
@@ -63,6 +75,16 @@ class Place:
     """The bytes that one of them sums."""
     switch_sums: list[int | None] = field(default_factory=list)
     """The bytes a second that the switches sum, once rank 0 has asked."""
+    nics: list[Nic] = field(default_factory=list)
+    """Its interfaces if the user names several, the first of which may be that of its address."""
+    ways: list[str | None] = field(default_factory=list)
+    """The address from which packets to each of the switches leave, if the user names several."""
+
+    def nic(self, number: int) -> Nic | None:
+        """Return the interface that has this number; None if there are not so many."""
+        if self.nics:
+            return self.nics[number] if number < len(self.nics) else None
+        return Nic(self.interface or "", self.address, self.rate_bps) if number == 0 else None
 
     def encode(self) -> str:
         """Return a text from which `decode` makes it again."""
@@ -71,7 +93,8 @@ class Place:
     @classmethod
     def decode(cls, text: str) -> Place:
         """Return what `encode` made a text of."""
-        return cls(**json.loads(text))
+        said = json.loads(text)
+        return cls(**said | {"nics": [Nic(**nic) for nic in said["nics"]]})
 
 
 @dataclass(frozen=True)
@@ -119,8 +142,11 @@ class Split:
         return [service for service in services if service[1] > 0]
 
 
-def place(settings: Settings, address: str) -> Place:
-    """Return where this rank is; `address` is this machine's, as far as is known."""
+def place(settings: Settings, address: str, nics: Sequence[Nic] = ()) -> Place:
+    """Return where this rank is; `address` is this machine's, as far as is known.
+
+    `nics` are its interfaces if the user names several.
+    """
     switches = settings.switch.split(",") if settings.switch else []
     # Any port: nothing is sent.
     route = _fanin.route_to(switches[0] if switches else f"{bracketed(address)}:9")
@@ -145,7 +171,14 @@ def place(settings: Settings, address: str) -> Place:
         measures=settings.rate != ASSUMED,
         cores=cores,
         summed_bytes_per_s=summed,
+        nics=list(nics),
+        ways=[_source(switch) for switch in switches] if nics else [],
     )
+
+
+def _source(switch: str) -> str | None:
+    route = _fanin.route_to(switch)
+    return None if route is None else route[0]
 
 
 def _local(settings: Settings) -> str | None:
@@ -213,6 +246,12 @@ def _asked_to_sum(places: Sequence[Place]) -> tuple[bool, list[str]]:
         return True, []
     own = first.plan == "auto" and max(machines(places)) > 0
     return own and (_are_alike(places) or len(first.switches) > 1), first.switches
+
+
+def sums_itself(places: Sequence[Place]) -> bool:
+    """Return whether the machines' own services may sum."""
+    own, _ = _asked_to_sum(places)
+    return own and max(machines(places)) < PLACES_MAX
 
 
 def told(places: Sequence[Place]) -> Links:

@@ -226,7 +226,7 @@ def joined(settings: Settings, job: str, rank: int, world_size: int, timeout: fl
     """Join `job` with the other ranks, who are found at the first switch that rank 0 names."""
     if world_size == 1 or settings.protocol != "switchml":
         # There is nothing to agree on: sums are where the switches are.
-        return Group(Connected(join(settings, job, rank, world_size, timeout), None))
+        return Group(Connected(join(settings, job, rank, world_size, timeout)))
     if settings.switch is None:
         raise SwitchUnreachable(no_switch())
     if settings.trace is not None:

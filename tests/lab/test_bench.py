@@ -284,6 +284,21 @@ def test_services_of_their_own_and_a_spare_machine_share_the_sums(tmp_path: Path
     assert run["backends"]["fanin"]["error_max"] == 0
 
 
+@needs_lab
+def test_workers_with_several_links_use_them_all(tmp_path: Path) -> None:
+    shown, runs = bench(
+        tmp_path,
+        *("--workers", "3", "--rate", "200mbit", "--nics", "2", "--rate-of", "eth1=100mbit"),
+        *("--size", "1MB", "--repeat", "1", "--warmup", "0"),
+    )
+    assert "200mbit links (eth1 100mbit), 2 to each worker, MTU 1500, own services" in shown
+    (run,) = runs
+    assert (run["links"]["nics"], run["with_switch"]) == (2, False)
+    # As long as over one link of both rates.
+    assert run["bound_s"] == pytest.approx(4 / 3 * 8e6 / 300e6)
+    assert all(found["error_max"] == 0 for found in run["backends"].values())
+
+
 def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
     def refusal(*options: str) -> str:
         command = [sys.executable, "-m", "fanin", "bench", "allreduce", *options]
@@ -296,6 +311,7 @@ def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
         *("--workers", "3", "--ranks-per-machine", "2", "--mtu", "1500")
     )
     assert "atp sums in its switches" in refusal("--protocol", "atp", "--spares", "1")
+    assert "--nics: several links are for" in refusal("--nics", "2", "--plan", "switch")
     one = ("--workers", "1", "--rate", "1gbit", "--background", "tcp")
     assert "--background tcp needs two machines" in refusal(*one)
     assert "atp has no plan" in refusal("--protocol", "atp", "--rate", "1gbit", "--untold")

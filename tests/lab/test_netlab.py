@@ -14,6 +14,7 @@ import pytest
 from fanin_lab import netlab
 from fanin_lab.netlab import (
     INTERFACE,
+    NICS_MAX,
     RACKS_MAX,
     SERVER,
     SPARES_MAX,
@@ -244,6 +245,30 @@ def test_spare_machines_stand_above_racks() -> None:
         assert netlab.members(NAME) == ["w0", "w1", "s0", "sw0", "sw1", SERVER]
 
 
+@needs_lab
+def test_workers_have_further_links_in_subnets_of_their_own() -> None:
+    rates = ("--rate", "100mbit", "--rate-of", "eth1=50mbit", "--rate-of", "w1:eth1=20mbit")
+    options = ("--workers", "2", "--nics", "2", "--spares", "1", *rates)
+    up = fanin("up", "--name", NAME, *options)
+    assert up.returncode == 0, up.stderr
+    assert "100mbit links (eth1 50mbit, w1:eth1 20mbit), 2 to each worker" in up.stdout
+    state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+    links = [link for worker in state["workers"] for link in [worker, *worker["further"]]]
+    assert [link["address"] for link in links] == [
+        netlab.address(worker, nic) for worker in ("w0", "w1") for nic in range(2)
+    ]
+    assert all(link["connected"] for link in links)
+    for way in ("up_rate_bps", "down_rate_bps"):
+        assert [link[way] for link in links] == [10**8, 5 * 10**7, 10**8, 2 * 10**7]
+    assert state["spares"][0]["further"] == []
+    others = [netlab.address("w1"), netlab.address("w1", 1), netlab.address(SWITCH, 1)]
+    knock = (sys.executable, "-c", KNOCK, *others)
+    assert fanin("exec", "--name", NAME, "w0", "--", *knock).stdout.split() == others
+    shown = fanin("status", "--name", NAME).stdout.splitlines()
+    assert [line.split()[0] for line in shown[:6]] == [SWITCH, "w0", "eth1", "w1", "eth1", "s0"]
+    assert fanin("down", "--name", NAME).stdout == "removed w0 w1 s0 sw\n"
+
+
 def test_more_than_there_is_room_for_and_rates_of_nobody_are_refused() -> None:
     with pytest.raises(NetlabError, match=f"209 workers: a laboratory has 1 to {WORKERS_MAX}"):
         Netlab(209)
@@ -253,6 +278,13 @@ def test_more_than_there_is_room_for_and_rates_of_nobody_are_refused() -> None:
         Netlab(1, spare_rate_bps=10**9)
     with pytest.raises(NetlabError, match="a rate of w2: the machines are w0 w1 s0"):
         Netlab(2, spares=1, rates={"w2": 10**9})
+    with pytest.raises(NetlabError, match=f"9 links of a worker: it has 1 to {NICS_MAX}"):
+        Netlab(1, nics=9)
+    with pytest.raises(NetlabError, match="several links of a worker and several racks"):
+        Netlab(2, nics=2, racks=2)
+    for wrong in ("eth2", "w2:eth1", "s0:eth1"):
+        with pytest.raises(NetlabError, match=f"a rate of {wrong}: the machines are w0 w1 s0 eth1"):
+            Netlab(2, nics=2, spares=1, rates={wrong: 10**9})
     most = Netlab(WORKERS_MAX, spares=SPARES_MAX, racks=RACKS_MAX).rates
     addresses = {netlab.address(member) for member in [*most, "sw0", f"sw{RACKS_MAX - 1}", SERVER]}
     assert len(addresses) == WORKERS_MAX + SPARES_MAX + 3

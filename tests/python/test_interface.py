@@ -69,6 +69,12 @@ def test_services_listen_at_the_interface_that_is_named() -> None:
     assert own("lo").stdout == "127.0.0.1\n"
 
 
+def test_of_several_interfaces_the_first_that_is_there_has_the_address() -> None:
+    assert own("none0, lo").stdout == "127.0.0.1\n"
+    absent = own("none0,none1").stderr
+    assert "GLOO_SOCKET_IFNAME is 'none0': there is no such interface here" in absent
+
+
 def test_an_interface_that_cannot_be_listened_at_says_why() -> None:
     absent = own("none0").stderr
     assert "GLOO_SOCKET_IFNAME is 'none0': there is no such interface here" in absent

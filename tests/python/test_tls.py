@@ -175,10 +175,10 @@ def test_ranks_to_whom_a_switch_shows_different_keys_all_refuse_it(same: bool) -
     here = place(replace(settings, plan="switch"), "10.0.0.1")
     client: Any = Closed()
     if same:
-        ranks._compare_keys([here, here], here, Connected(client, None), gather)
+        ranks._compare_keys([here, here], here, Connected(client), gather)
     else:
         with pytest.raises(errors.Untrusted, match=f"{own} to rank 0 and {other} to rank 1"):
-            ranks._compare_keys([here, here], here, Connected(client, None), gather)
+            ranks._compare_keys([here, here], here, Connected(client), gather)
     assert client.closed is not same
 
 

@@ -327,6 +327,24 @@ fn an_interface_that_is_not_there_is_a_problem() {
 }
 
 #[test]
+fn each_interface_of_several_is_examined() {
+    let (_held, nowhere) = ports::closed_port();
+    let output = command(&["--json", "--switch", &nowhere.to_string()])
+        .env("GLOO_SOCKET_IFNAME", "lo, none0")
+        .output();
+    let diagnosis = Diagnosis::from(output.expect("it runs"));
+    let addresses = diagnosis.all("address");
+    let says = |index: usize| addresses[index]["message"].as_str().unwrap_or_default();
+    assert_eq!(addresses.len(), 2, "{addresses:?}");
+    assert!(
+        says(0).starts_with("127.0.0.1 (lo): GLOO_SOCKET_IFNAME names lo; it tells no rate"),
+        "{addresses:?}"
+    );
+    assert!(says(1).starts_with("GLOO_SOCKET_IFNAME is \"none0\": there is no such"), "{addresses:?}");
+    assert_eq!(diagnosis.all("service").len(), 1);
+}
+
+#[test]
 fn every_switch_of_several_is_examined() {
     let (one, other) = (switch_with(|_| {}), switch_with(|_| {}));
     let diagnosis = Diagnosis::of(format!("{},{}", one.address(), other.address()));

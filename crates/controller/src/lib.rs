@@ -30,7 +30,10 @@ pub use fanin_limits::raise_descriptors;
 pub use fanin_local::{Cores, MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};
 pub use node::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
-pub use path::{InterfaceError, Route, interface_address, interface_of, interface_rate_bps, route};
+pub use path::{
+    InterfaceError, Route, interface_address, interface_of, interface_rate_bps, linked_address, route,
+    subnet_of,
+};
 pub use session::{
     Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState, Joining, LocalRanks, Meeting,
     MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport, ProbeSum, RankNames,

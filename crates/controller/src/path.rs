@@ -90,6 +90,9 @@ pub enum InterfaceError {
     /// It has no address.
     #[error("the interface has no address (ip address add ADDR/BITS dev NAME)")]
     NoAddress,
+    /// It is up, and nothing is at its other end.
+    #[error("the interface has no carrier: is its cable in, and the other end up (ip -br link)?")]
+    NoCarrier,
 }
 
 /// An address of an interface of this machine, IPv4 where it has one.
@@ -109,6 +112,32 @@ pub fn interface_address(interface: &str) -> Result<IpAddr, InterfaceError> {
     let mut addresses: Vec<IpAddr> = found.iter().filter_map(ip_of).collect();
     addresses.sort_by_key(IpAddr::is_ipv6);
     addresses.first().copied().ok_or(InterfaceError::NoAddress)
+}
+
+/// As [`interface_address`], of an interface that has others beside it: one without a carrier is
+/// left out.
+///
+/// # Errors
+/// When nobody can listen there, or it has no carrier.
+pub fn linked_address(interface: &str) -> Result<IpAddr, InterfaceError> {
+    let address = interface_address(interface)?;
+    let is_running = getifaddrs().is_ok_and(|mut all| {
+        all.any(|found| {
+            found.interface_name == interface && found.flags.contains(InterfaceFlags::IFF_RUNNING)
+        })
+    });
+    if is_running { Ok(address) } else { Err(InterfaceError::NoCarrier) }
+}
+
+/// The network that an address of this machine is in: its own first address.
+#[must_use]
+pub fn subnet_of(address: IpAddr) -> Option<IpAddr> {
+    let found = getifaddrs().ok()?.find(|found| ip_of(found) == Some(address))?;
+    let mask = found.netmask?;
+    match address {
+        IpAddr::V4(own) => mask.as_sockaddr_in().map(|mask| IpAddr::V4(own & mask.ip())),
+        IpAddr::V6(own) => mask.as_sockaddr_in6().map(|mask| IpAddr::V6(own & mask.ip())),
+    }
 }
 
 fn ip_of(found: &nix::ifaddrs::InterfaceAddress) -> Option<IpAddr> {
@@ -131,6 +160,13 @@ mod tests {
     fn an_interface_that_nobody_can_listen_at_says_why() {
         assert_eq!(interface_address("lo"), Ok(IpAddr::from([127, 0, 0, 1])));
         assert_eq!(interface_address("no such"), Err(InterfaceError::Absent));
+        assert_eq!(linked_address("lo"), Ok(IpAddr::from([127, 0, 0, 1])));
+    }
+
+    #[test]
+    fn an_address_is_in_the_subnet_of_its_mask() {
+        assert_eq!(subnet_of(IpAddr::from([127, 0, 0, 1])), Some(IpAddr::from([127, 0, 0, 0])));
+        assert_eq!(subnet_of(IpAddr::from([192, 0, 2, 1])), None);
     }
 
     #[test]

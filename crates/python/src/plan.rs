@@ -184,10 +184,15 @@ pub(crate) fn fill(
 
 /// An address of an interface of this machine, IPv4 where it has one.
 ///
-/// Raises `ValueError` where there is no such interface, or it is down, or has none.
+/// Raises `ValueError` where there is no such interface, or it is down, or has none; with `linked`
+/// also where it has no carrier.
 #[pyfunction]
-pub(crate) fn interface_address(interface: &str) -> PyResult<String> {
-    fanin_controller::interface_address(interface)
-        .map(|address| address.to_string())
-        .map_err(|error| PyValueError::new_err(error.to_string()))
+#[pyo3(signature = (interface, *, linked=false))]
+pub(crate) fn interface_address(interface: &str, linked: bool) -> PyResult<String> {
+    let found = if linked {
+        fanin_controller::linked_address(interface)
+    } else {
+        fanin_controller::interface_address(interface)
+    };
+    found.map(|address| address.to_string()).map_err(|error| PyValueError::new_err(error.to_string()))
 }

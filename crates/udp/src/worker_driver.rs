@@ -208,8 +208,8 @@ impl WorkerDriver {
         // A thread hears of all its parts at once: workers that begin with different ones send in different orders.
         let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.len()).map(|_| Vec::new()).collect();
         for (tensor, operation) in submission.parts {
-            let home = self.home(kind, operation.pattern);
-            for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, home) {
+            let homes = self.homes(kind, operation.pattern);
+            for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, &homes) {
                 // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
                 let part = unsafe { tensor.part(range) };
                 let part = Part::new(part, self.number(service, shard), piece, Arc::clone(&all_reduce));
@@ -228,24 +228,44 @@ impl WorkerDriver {
         drop(refused);
     }
 
-    /// The service that is on the machine of a slice's root.
-    fn home(&self, kind: CollectiveKind, pattern: Pattern) -> Option<usize> {
+    /// The services that are on the machine of a slice's root: one for each of its interfaces.
+    fn homes(&self, kind: CollectiveKind, pattern: Pattern) -> Vec<usize> {
         let (true, Pattern::Reduce(root) | Pattern::Broadcast(root)) = (kind.is_sliced(), pattern) else {
-            return None;
+            return Vec::new();
         };
-        self.services.iter().position(|service| service.home == Some(root))
+        (0..self.services.len()).filter(|index| self.services[*index].home == Some(root)).collect()
     }
 
-    /// Which elements of `tensor` go where: to the service `home`, or to all by their shares.
-    fn cut(&self, placement: &mut Placement, tensor: &RawTensor, home: Option<usize>) -> Vec<Cut> {
+    /// The packets of a slice that each of its root's services gets, by their shares. A short slice goes to the first.
+    fn divided(&self, homes: &[usize], packets: usize) -> Vec<(usize, Range<usize>)> {
+        let homes = if packets < homes.len() * PART_CHUNKS_MIN { &homes[..1] } else { homes };
+        let share = |home: &usize| self.services[*home].share;
+        let whole: f64 = homes.iter().map(share).sum();
+        let (mut begin, mut before) = (0, 0.0);
+        let mut placed = Vec::new();
+        for (number, home) in homes.iter().enumerate() {
+            before += share(home);
+            // The last one has the rest, whatever was rounded.
+            let is_last = number + 1 == homes.len();
+            let end = if is_last { packets } else { (packets as f64 * before / whole) as usize };
+            if begin < end {
+                placed.push((*home, begin..end));
+            }
+            begin = begin.max(end);
+        }
+        placed
+    }
+
+    /// Which elements of `tensor` go where: to the services `homes`, or to all by their shares if there are none.
+    fn cut(&self, placement: &mut Placement, tensor: &RawTensor, homes: &[usize]) -> Vec<Cut> {
         let mut cuts = Vec::new();
         for piece in pieces(tensor.elements(), PIECE_ELEMENTS_MAX) {
             let packet = |service: &Service| service.job.packet_elements(tensor.dtype(), piece.len());
             let longest = self.services.iter().map(packet).max().unwrap_or(1);
             let packets = piece.len().div_ceil(longest);
-            let placed = match home {
-                Some(home) => vec![(home, 0..packets)],
-                None => placement.place(packets, PART_CHUNKS_MIN),
+            let placed = match homes {
+                [] => placement.place(packets, PART_CHUNKS_MIN),
+                homes => self.divided(homes, packets),
             };
             for (index, packets) in placed {
                 let end = |packets: usize| (piece.start + packets * longest).min(piece.end);

@@ -57,6 +57,21 @@ impl Services {
         self.workers.iter().zip(tensors).map(submit).collect()
     }
 
+    /// Has each worker submit its tensor in slices of a length, and waits for all.
+    fn submit_slices(
+        &self,
+        tensors: &mut [Vec<i32>],
+        length: usize,
+        make: impl Fn(Vec<RawTensor>) -> Submission,
+    ) {
+        let submit = |(worker, tensor): (&WorkerDriver, &mut Vec<i32>)| {
+            let slices = tensor.chunks_mut(length).map(|slice| common::raw(slice, Dtype::Int32));
+            common::begin(worker, make(slices.collect()))
+        };
+        let waits: Vec<_> = self.workers.iter().zip(tensors).map(submit).collect();
+        waits.iter().for_each(|wait| finished(wait).unwrap());
+    }
+
     fn packets(&self, service: usize) -> u64 {
         self.workers[0].statistics_of(service).packets_sent
     }
@@ -102,19 +117,7 @@ fn slices_go_through_the_services_of_their_roots_and_the_others_get_no_packets()
     let value = |rank: usize, i: usize| (rank * 31 + i) as i32;
     let mut all: Vec<Vec<i32>> =
         (0..WORKERS).map(|rank| (0..WORKERS * slice).map(|i| value(rank, i)).collect()).collect();
-    let submit = |all: &mut [Vec<i32>], make: fn(Vec<RawTensor>) -> Submission| {
-        let waits: Vec<_> = services
-            .workers
-            .iter()
-            .zip(all)
-            .map(|(worker, tensor)| {
-                let slices = tensor.chunks_mut(slice).map(|slice| common::raw(slice, Dtype::Int32));
-                common::begin(worker, make(slices.collect()))
-            })
-            .collect();
-        waits.iter().for_each(|wait| finished(wait).unwrap());
-    };
-    submit(&mut all, |slices| Submission::reduce_scatter(slices, Op::Sum));
+    services.submit_slices(&mut all, slice, |slices| Submission::reduce_scatter(slices, Op::Sum));
     let sum = |i: usize| (0..WORKERS).map(|rank| value(rank, i)).sum::<i32>();
     for (rank, tensor) in all.iter().enumerate() {
         for (i, got) in tensor.iter().enumerate() {
@@ -125,9 +128,31 @@ fn slices_go_through_the_services_of_their_roots_and_the_others_get_no_packets()
     // A slice is 391 chunks; those of the second worker go by the shares.
     let sent: Vec<u64> = (0..3).map(|service| services.packets(service)).collect();
     assert!(sent[0] > 391 && sent[0] < 700 && sent[1] > 0 && sent[2] > 391, "{sent:?}");
-    submit(&mut all, Submission::all_gather);
+    services.submit_slices(&mut all, slice, Submission::all_gather);
     for (rank, tensor) in all.iter().enumerate() {
         assert!((0..WORKERS * slice).all(|i| tensor[i] == sum(i)), "worker {rank}");
+    }
+}
+
+#[test]
+fn a_slice_is_shared_by_all_services_of_its_root() {
+    // Each worker has two, the first of which takes two thirds.
+    let home = |service: usize| Some(WorkerId((service / 2) as u8));
+    let services = Services::start_on(&[(0.2, 1), (0.1, 2)].repeat(WORKERS), home, &[]);
+    let slice = 100_000;
+    let mut all: Vec<Vec<i32>> = (0..WORKERS as i32)
+        .map(|rank| (0..(WORKERS * slice) as i32).map(|i| rank * 31 + i).collect())
+        .collect();
+    services.submit_slices(&mut all, slice, |slices| Submission::reduce_scatter(slices, Op::Sum));
+    services.submit_slices(&mut all, slice, Submission::all_gather);
+    for (rank, tensor) in all.iter().enumerate() {
+        let is_sum = |(i, got): (usize, &i32)| *got == 3 * i as i32 + 93;
+        assert!(tensor.iter().enumerate().all(is_sum), "worker {rank}");
+    }
+    for root in 0..WORKERS {
+        let (first, second) = (services.packets(2 * root), services.packets(2 * root + 1));
+        let measured = first as f64 / (first + second) as f64;
+        assert!((measured - 2.0 / 3.0).abs() < 0.05, "root {root}: {first} and {second} packets");
     }
 }
 

@@ -51,6 +51,7 @@ examples:
   sudo $(which fanin) bench allreduce --workers 8 --rate 1gbit --size 25MB --json result.json
   sudo $(which fanin) bench allreduce --workers 4 --rate 1gbit --loss 1% --size 25MB
   sudo $(which fanin) bench allreduce --rate 1gbit --loss 1% --size 4MB --loss-bound 0.02
+  sudo $(which fanin) bench allreduce --workers 4 --rate 200mbit --nics 2 --baseline none
   fanin bench allreduce --protocol atp --size 4MB
   sudo $(which fanin) bench allreduce --protocol atp --racks 2 --rate 1gbit
   sudo $(which fanin) bench allreduce --sweep --rate 1gbit --plot tat.png

@@ -80,6 +80,15 @@ def _check_cast(
     for workers in counts:
         if workers % grouped:
             raise BenchError(f"{workers} ranks do not fill machines of {grouped}")
+    if (
+        links is not None
+        and links.nics > 1
+        and (settings.protocol != "switchml" or settings.plan == "switch")
+    ):
+        raise BenchError(
+            "--nics: several links are for the ranks' own services: without --protocol and --plan "
+            "switch"
+        )
     if settings.protocol != "switchml" and not with_switch:
         raise BenchError(
             f"{settings.protocol} sums in its switches and its server: without --spares"
@@ -103,7 +112,7 @@ def _check_openmpi(collective: str, dtype: str) -> None:
 
 def has_switch(args: argparse.Namespace) -> bool:
     """Whether there is a switch with a link for every worker: where nothing else is asked for."""
-    return not (args.settings.plan == "own" or args.spares)
+    return not (args.settings.plan == "own" or args.spares or args.nics > 1)
 
 
 def links_of(args: argparse.Namespace) -> Links | None:
@@ -113,6 +122,7 @@ def links_of(args: argparse.Namespace) -> Links | None:
         loss=args.loss,
         mtu=args.mtu or MTU_DEFAULT,
         racks=args.racks,
+        nics=args.nics,
         spares=args.spares,
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),

@@ -27,7 +27,7 @@ from fanin_lab.bench.crew import Crew
 from fanin_lab.bench.message import ALONE, OPENMPI, OVER_TCP, Place, Round, Timing, Verdict
 from fanin_lab.bench.plan import Machine, Plan, planned
 from fanin_lab.bench.processes import end_with_parent, ended
-from fanin_lab.netlab import INTERFACE, MTU_DEFAULT, SERVER, SWITCH, Netlab, address
+from fanin_lab.netlab import MTU_DEFAULT, SERVER, SWITCH, Netlab, address, interface
 from fanin_lab.units import shown_links
 
 SWITCH_PORT = 4800
@@ -67,6 +67,8 @@ class Links:
     """Whether TCP sends all it can from `w0` to `w1` and back."""
     untold: bool = False
     """Whether nobody tells fanin the rates."""
+    nics: int = 1
+    """The links of each worker."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -227,10 +229,10 @@ def stage(
                     rank=rank,
                     world_size=workers,
                     namespace=lab.namespace(f"w{machine}") if lab else None,
-                    interface=INTERFACE if lab else "lo",
+                    interface=",".join(map(interface, range(lab.nics))) if lab else "lo",
                     rendezvous=str(directory / "rendezvous"),
                     switch=services.named(lab.switch_of(machine) if lab else SWITCH),
-                    rate_bps=lab.rates[f"w{machine}"] if lab and told else None,
+                    rate_bps=_told_bps(lab, f"w{machine}") if lab and told else None,
                     timeout_s=timeout_s,
                     backends=backends,
                     settings=settings,
@@ -272,6 +274,7 @@ def laboratory(machines: int, links: Links) -> Netlab:
         loss=links.loss,
         mtu=links.mtu,
         racks=links.racks,
+        nics=links.nics,
         # Of its own: somebody may be at work in the laboratory of `fanin netlab`.
         name=f"bench{os.getpid()}",
     )
@@ -282,12 +285,23 @@ def cluster(lab: Netlab, settings: Settings, with_switch: bool) -> list[Machine]
     rates = {name: bps for name, bps in lab.rates.items() if bps is not None}
     if rates.keys() != lab.rates.keys() or lab.racks > 1 or settings.protocol != "switchml":
         return None
+    for worker, bps in [each for of in lab.further.values() for each in of.items()]:
+        # The planes are planned one by one, and only the first has spare machines.
+        if bps is None or lab.spares:
+            return None
+        rates[worker] += bps
     machines = [
         Machine(name, bps, trains=name.startswith("w"), sums=True) for name, bps in rates.items()
     ]
     if with_switch:
         machines.append(Machine(SWITCH, _switch_bps(lab), trains=False, sums=True))
     return machines
+
+
+def _told_bps(lab: Netlab, worker: str) -> int | None:
+    """Return the rate that ranks are told of each of their links; None if these differ."""
+    rates = {lab.rates[worker], *(of[worker] for of in lab.further.values())}
+    return rates.pop() if len(rates) == 1 else None
 
 
 def _sweep() -> None:

@@ -12,6 +12,7 @@ from fanin_lab.netlab.kernel import NetlabError
 from fanin_lab.netlab.lab import (
     INTERFACE,
     MTU_DEFAULT,
+    NICS_MAX,
     RACKS_MAX,
     SERVER,
     SERVER_ADDRESS,
@@ -23,6 +24,7 @@ from fanin_lab.netlab.lab import (
     address,
     down,
     enter,
+    interface,
     members,
     names,
     processes,
@@ -32,6 +34,7 @@ from fanin_lab.netlab.state import describe, tcp_retransmissions
 __all__ = [
     "INTERFACE",
     "MTU_DEFAULT",
+    "NICS_MAX",
     "RACKS_MAX",
     "SERVER",
     "SERVER_ADDRESS",
@@ -45,6 +48,7 @@ __all__ = [
     "describe",
     "down",
     "enter",
+    "interface",
     "members",
     "names",
     "processes",

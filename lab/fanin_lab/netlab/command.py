@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from fanin import _signals
 
@@ -40,6 +42,9 @@ examples (as root):
 four machines, the last with a slower link, and a fast one that only sums:
   fanin netlab up --workers 4 --rate 1gbit --rate-of w3=500mbit --spares 1 --spare-rate 2.5gbit
   fanin netlab exec s0 -- fanin switch --listen 10.77.0.209:4800 &
+workers with two links each, in 10.77.0.0/24 and 10.78.0.0/24:
+  fanin netlab up --workers 4 --nics 2 --rate 1gbit --rate-of eth1=500mbit
+  fanin netlab exec w0 -- env GLOO_SOCKET_IFNAME=eth0,eth1 torchrun ...
 two racks, for ATP:
   fanin netlab up --workers 4 --racks 2 --rate 1gbit
   fanin netlab exec server -- fanin switch --protocol atp --listen 10.77.0.254:4800 &
@@ -133,6 +138,14 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
 def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
     """Add what machines there are beyond workers that are alike."""
     parser.add_argument(
+        "--nics",
+        type=units.positive_number,
+        default=1,
+        metavar="N",
+        help="links of each worker, eth0, eth1, .., each with a subnet of its own: 10.77.0.0/24, "
+        "10.78.0.0/24, .. (default: 1)",
+    )
+    parser.add_argument(
         "--spares",
         type=units.whole_number,
         default=0,
@@ -151,7 +164,8 @@ def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="MACHINE=R",
-        help="of one machine's link, as in w3=500mbit; for each such machine once",
+        help="of one machine's link, as in w3=500mbit; of all workers' further links, as in "
+        "eth1=500mbit, or of one, as in w3:eth1=500mbit; for each such once",
     )
 
 
@@ -189,6 +203,7 @@ def _up(args: argparse.Namespace) -> int:
         args.workers,
         spares=args.spares,
         racks=args.racks,
+        nics=args.nics,
         rate_bps=args.rate,
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
@@ -222,6 +237,7 @@ def _up(args: argparse.Namespace) -> int:
         queue=lab.queue_bytes,
         burst=lab.burst_bytes,
         udp_offload=lab.udp_offload,
+        nics=lab.nics,
     )
     print(f"{there}; {links}")
     return 0
@@ -248,6 +264,19 @@ def _exec(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     os.execvp(execute[0], execute)
 
 
+def _shown_link(link: Mapping[str, Any]) -> str:
+    rates = [
+        "unshaped" if bps is None else units.shown_rate(bps)
+        for bps in (link["up_rate_bps"], link["down_rate_bps"])
+    ]
+    return (
+        f"{link['address'] or 'no address':<12} "
+        f"{'connected' if link['connected'] else 'not connected'}, "
+        f"MTU {link['mtu_bytes']}, up {rates[0]}, down {rates[1]}, "
+        f"loss {100 * (link['down_loss'] or 0):g} %"
+    )
+
+
 def _status(args: argparse.Namespace) -> int:
     state = describe(args.name)
     if args.json:
@@ -261,15 +290,8 @@ def _status(args: argparse.Namespace) -> int:
     for bridge in bridges:
         print(f"{bridge['name']:<4} {bridge['address'] or 'missing'}")
     for machine in machines:
-        rates = [
-            "unshaped" if bps is None else units.shown_rate(bps)
-            for bps in (machine["up_rate_bps"], machine["down_rate_bps"])
-        ]
-        print(
-            f"{machine['name']:<4} {machine['address'] or 'no address':<12} "
-            f"{'connected' if machine['connected'] else 'not connected'}, "
-            f"MTU {machine['mtu_bytes']}, up {rates[0]}, down {rates[1]}, "
-            f"loss {100 * (machine['down_loss'] or 0):g} %, processes {len(machine['processes'])}"
-        )
+        print(f"{machine['name']:<4} {_shown_link(machine)}, processes {len(machine['processes'])}")
+        for link in machine["further"]:
+            print(f"{link['interface']:>4} {_shown_link(link)}")
     print(f"packets lost on purpose: {state['packets_lost']}")
     return 0

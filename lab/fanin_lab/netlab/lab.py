@@ -39,7 +39,8 @@ RACKS_MAX = 10
 MTU_MIN, MTU_DEFAULT, MTU_MAX = 576, 1500, 65535
 _ETHERNET_HEADER = 14  # bytes, which a queue counts and an MTU does not
 INTERFACE = "eth0"
-"""The link, as a worker or a spare machine sees it."""
+"""The link, as a worker or a spare machine sees it; the further links of workers are eth1, .."""
+NICS_MAX = 4
 
 _FIRST = {"w": 1, "s": WORKERS_MAX + 1, SWITCH: WORKERS_MAX + SPARES_MAX + 1}
 """The last part of the first address of workers, spare machines, and switches of racks."""
@@ -86,6 +87,10 @@ class Netlab:
 
     With several ``racks`` the workers are divided among ``sw0``, ``sw1``, .., each with a link to
     ``server``: a bridge as well, so that any two can talk. Spare machines then hang on that.
+
+    With several ``nics`` workers have further links, ``eth1``, .., each to a bridge of its own at
+    ``sw`` and with a subnet of its own. They have ``rate_bps``; ``rates`` has others by the names
+    ``eth1``, .. for all workers, and ``w0:eth1`` for one of them.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Netlab:
         *,
         spares: int = 0,
         racks: int = 1,
+        nics: int = 1,
         rate_bps: int | None = None,
         spare_rate_bps: int | None = None,
         rates: Mapping[str, int] | None = None,
@@ -114,6 +120,10 @@ class Netlab:
             raise NetlabError(
                 f"{racks} racks of {workers} workers: 1 to {RACKS_MAX}, none of them empty"
             )
+        if not 1 <= nics <= NICS_MAX:
+            raise NetlabError(f"{nics} links of a worker: it has 1 to {NICS_MAX}")
+        if nics > 1 and racks > 1:
+            raise NetlabError("several links of a worker and several racks: say one of them")
         if not MTU_MIN <= mtu <= MTU_MAX:
             raise NetlabError(f"an MTU of {mtu}: IPv4 over Ethernet has {MTU_MIN} to {MTU_MAX}")
         if loss is not None and not 0 <= loss <= 0.5:
@@ -125,17 +135,32 @@ class Netlab:
         self.rates: dict[str, int | None] = dict.fromkeys(_named("w", workers), rate_bps)
         """The rates of the machines' links, both ways; None: unshaped. Workers come first."""
         self.rates |= dict.fromkeys(_named("s", spares), spare_rate_bps or rate_bps)
-        if unknown := (rates or {}).keys() - self.rates.keys():
-            raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(self.rates)}")
-        self.rates |= rates or {}
-        if queue_bytes is not None and not any(self.rates.values()):
+        rates = dict(rates or {})
+        self.nics = nics
+        self.further = {
+            interface(number): {
+                worker: rates.pop(f"{worker}:{interface(number)}", usual)
+                for worker in _named("w", workers)
+            }
+            for number in range(1, nics)
+            for usual in [rates.pop(interface(number), rate_bps)]
+        }
+        """The rates of workers' further links, by interface and worker."""
+        if unknown := rates.keys() - self.rates.keys():
+            there = [*self.rates, *self.further]
+            raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(there)}")
+        self.rates |= rates
+        shaped = [
+            bps for of_link in [self.rates, *self.further.values()] for bps in of_link.values()
+        ]
+        if queue_bytes is not None and not any(shaped):
             raise NetlabError("a queue, and no link has a rate that would fill it: say one, too")
         if queue_bytes is not None and queue_bytes < mtu + _ETHERNET_HEADER:
             raise NetlabError(
                 f"a queue of {queue_bytes} bytes: none has room for a full packet, so each would "
                 f"be dropped; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
             )
-        if burst_bytes is not None and not any(self.rates.values()):
+        if burst_bytes is not None and not any(shaped):
             raise NetlabError("a burst, and no link has a rate that it would exceed: say one, too")
         if burst_bytes is not None and burst_bytes < mtu + _ETHERNET_HEADER:
             raise NetlabError(
@@ -214,37 +239,56 @@ class Netlab:
             create.append(self._link(switch, UPLINK, SERVER, switch))
             ports[switch].append(UPLINK)
             ports[SERVER].append(switch)
+        for further, workers in self.further.items():
+            create += [self._link(each, further, SWITCH, port(each, further)) for each in workers]
         batch(["ip"], create)
         for bridge, of_bridge in ports.items():
-            self._build_bridge(bridge, of_bridge)
-        for machine, rate_bps in self.rates.items():
+            self._build_bridge(bridge, BRIDGE, of_bridge, address(bridge))
+        for number, (further, workers) in enumerate(self.further.items(), 1):
+            at = address(SWITCH, number)
+            self._build_bridge(SWITCH, f"br{number}", [port(w, further) for w in workers], at)
+        # A switch's port has a small buffer, and a machine's own interface has not.
+        own_queue = _OWN_QUEUE * (self.mtu + _ETHERNET_HEADER)
+        for machine in self.rates:
+            rates = self._rates_of(machine)
             namespace = self.namespace(machine)
-            link = f"link set {INTERFACE} mtu {self.mtu} {self._segments()} up"
-            own = f"addr add {address(machine)}/24 dev {INTERFACE}"
-            batch(["ip", "-n", namespace], ["link set lo up", link, own])
-            # A switch's port has a small buffer, and a machine's own interface has not.
-            own_queue = _OWN_QUEUE * (self.mtu + _ETHERNET_HEADER)
-            self._impair(namespace, {INTERFACE: rate_bps}, own_queue)
+            links = [
+                line
+                for number, name in enumerate(rates)
+                for line in (
+                    f"link set {name} mtu {self.mtu} {self._segments()} up",
+                    f"addr add {address(machine, number)}/24 dev {name}",
+                )
+            ]
+            batch(["ip", "-n", namespace], ["link set lo up", *links])
+            self._impair(namespace, rates, own_queue)
         for bridge, of_bridge in ports.items():
-            rates = {port: self.rates.get(port, self.rate_bps) for port in of_bridge}
+            rates = {end: self.rates.get(end, self.rate_bps) for end in of_bridge}
+            for further, of_workers in self.further.items():
+                rates |= {port(worker, further): bps for worker, bps in of_workers.items()}
             self._impair(self.namespace(bridge), rates, 0)
+
+    def _rates_of(self, machine: str) -> dict[str, int | None]:
+        """Return the rates of a machine's links, by interface."""
+        further = {name: of[machine] for name, of in self.further.items() if machine in of}
+        return {INTERFACE: self.rates[machine], **further}
 
     def _link(self, below: str, end: str, above: str, port: str) -> str:
         # Born in their namespaces: a name in ours could be taken, or be left behind.
         below, above = self.namespace(below), self.namespace(above)
         return f"link add {end} netns {below} type veth peer name {port} netns {above}"
 
-    def _build_bridge(self, member: str, ports: Sequence[str]) -> None:
+    def _build_bridge(self, member: str, bridge: str, ports: Sequence[str], at: str) -> None:
         namespace = self.namespace(member)
         link = f"mtu {self.mtu} {self._segments()} up"
         batch(
             ["ip", "-n", namespace],
             [
                 "link set lo up",
-                f"link add {BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-                *(f"link set {port} master {BRIDGE} {link}" for port in ports),
-                f"link set {BRIDGE} {link}",
-                f"addr add {address(member)}/24 dev {BRIDGE}",
+                f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+                *(f"link set {port} master {bridge} {link}" for port in ports),
+                f"link set {bridge} {link}",
+                f"addr add {at}/24 dev {bridge}",
             ],
         )
         # Where br_netfilter is loaded, the bridge would route and filter what it has to pass on.
@@ -299,13 +343,28 @@ table netdev fanin {{
 """
 
 
-def address(member: str) -> str:
-    """Return the address of ``w0``, .., ``s0``, .., ``sw``, ``sw0``, .. or ``server``."""
+def address(member: str, nic: int = 0) -> str:
+    """Return the address of ``w0``, .., ``s0``, .., ``sw``, ``sw0``, .. or ``server``.
+
+    `nic` is the number of the link: the further ones of workers have subnets of their own.
+    """
     if member in (SWITCH, SERVER):
-        return SWITCH_ADDRESS
-    match = _MACHINE.fullmatch(member)
-    assert match, member
-    return f"10.77.0.{_FIRST[match[1]] + int(match[2])}"
+        last = SWITCH_ADDRESS.rpartition(".")[2]
+    else:
+        match = _MACHINE.fullmatch(member)
+        assert match, member
+        last = str(_FIRST[match[1]] + int(match[2]))
+    return f"10.{77 + nic}.0.{last}"
+
+
+def interface(nic: int) -> str:
+    """Return the name of a worker's link, by its number."""
+    return f"eth{nic}"
+
+
+def port(worker: str, further: str) -> str:
+    """Return the switch's end of a worker's further link."""
+    return f"{worker}.{further}"
 
 
 def _named(kind: str, count: int) -> list[str]:

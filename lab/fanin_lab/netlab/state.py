@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fanin_lab.netlab.kernel import inside, namespace_of, require_root, require_tools, run
-from fanin_lab.netlab.lab import BRIDGE, INTERFACE, SWITCH, is_machine, members, processes
+from fanin_lab.netlab.lab import (
+    BRIDGE,
+    INTERFACE,
+    NICS_MAX,
+    SWITCH,
+    interface,
+    is_machine,
+    members,
+    port,
+    processes,
+)
 
 
 def describe(name: str = "") -> dict[str, Any]:
@@ -28,22 +39,20 @@ def describe(name: str = "") -> dict[str, Any]:
                 "processes": processes(name, member),
             }
         )
-        ports |= {port: link for port, link in links.items() if is_machine(port)}
+        ports |= {end: link for end, link in links.items() if is_machine(end.split(".")[0])}
     machines: list[dict[str, Any]] = []
     for member in filter(is_machine, found):
-        link = _links(namespace_of(name, member)).get(INTERFACE, {})
-        port = ports.get(member, {})
+        links = _links(namespace_of(name, member))
         machines.append(
             {
                 "name": member,
                 "namespace": namespace_of(name, member),
-                "address": link.get("address"),
-                "connected": bool(link.get("up") and port.get("up")),
-                "mtu_bytes": link.get("mtu_bytes"),
-                "up_rate_bps": link.get("rate_bps"),
-                "down_rate_bps": port.get("rate_bps"),
-                "up_loss": port.get("loss"),
-                "down_loss": link.get("loss"),
+                **_both_ends(links.get(INTERFACE, {}), ports.get(member, {})),
+                "further": [
+                    {"interface": end, **_both_ends(links[end], ports.get(port(member, end), {}))}
+                    for end in map(interface, range(1, NICS_MAX))
+                    if end in links
+                ],
                 "processes": processes(name, member),
             }
         )
@@ -54,6 +63,19 @@ def describe(name: str = "") -> dict[str, Any]:
         "workers": [machine for machine in machines if machine["name"].startswith("w")],
         "spares": [machine for machine in machines if machine["name"].startswith("s")],
         "packets_lost": sum(_lost(namespace_of(name, member)) for member in found),
+    }
+
+
+def _both_ends(link: Mapping[str, Any], port: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a machine's link, by its end there and by the switch's."""
+    return {
+        "address": link.get("address"),
+        "connected": bool(link.get("up") and port.get("up")),
+        "mtu_bytes": link.get("mtu_bytes"),
+        "up_rate_bps": link.get("rate_bps"),
+        "down_rate_bps": port.get("rate_bps"),
+        "up_loss": port.get("loss"),
+        "down_loss": link.get("loss"),
     }
 
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fanin_controller::protocols;
 use fanin_controller::{
     Probe, ProbeSum, Route, SwitchServer, SwitchServerConfig, SwitchStatus, Trust, interface_address,
-    machine_id, memory_of_ranks, route, switch_address,
+    linked_address, machine_id, memory_of_ranks, route, subnet_of, switch_address,
 };
 use fanin_units::Rate;
 
@@ -94,19 +94,53 @@ pub(super) fn rates(
     machine::rates(switch, rate_bps(settings, route(address).as_ref()), status.rate_bps)
 }
 
-/// The address where this machine's service would listen, and why; with `switch`, if one is named.
+/// The interfaces that the user names, in their order.
+fn named() -> Vec<String> {
+    let said = std::env::var(INTERFACE).unwrap_or_default();
+    let mut names: Vec<String> = Vec::new();
+    for name in said.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        if names.iter().all(|other| other != name) {
+            names.push(name.into());
+        }
+    }
+    names
+}
+
+/// The address of an interface that the user names, and why it is used. Services listen at `others`
+/// already.
+fn address_of(
+    interface: &str,
+    is_one_of_several: bool,
+    others: &[IpAddr],
+) -> Result<(IpAddr, String), Finding> {
+    let problem = |cause: String, mend: String| Finding::problem(Check::Address, cause, mend);
+    let found = if is_one_of_several { linked_address(interface) } else { interface_address(interface) };
+    let found = found.map_err(|error| {
+        problem(
+            format!("{INTERFACE} is {interface:?}: {error}"),
+            format!("export {INTERFACE}=NAME of one of: ip -br address"),
+        )
+    })?;
+    if let Some(subnet) = subnet_of(found)
+        && let Some(other) = others.iter().find(|other| subnet_of(**other) == Some(subnet))
+    {
+        return Err(problem(
+            format!(
+                "{found} ({interface}) is in the subnet of {other}: Linux sends all packets of both by one \
+                 interface, so ranks would not use this one"
+            ),
+            format!("give each interface a subnet of its own, or leave {interface} out of {INTERFACE}"),
+        ));
+    }
+    let names = if is_one_of_several { " names " } else { "=" };
+    let says = if is_one_of_several { "" } else { " says so" };
+    Ok((found, format!("{INTERFACE}{names}{interface}{says}")))
+}
+
+/// The address where this machine's service would listen if the user names no interface, and why.
+/// The way to `switch` may decide.
 fn address(switch: Option<&str>) -> Result<(IpAddr, String), Finding> {
     let said = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if let Some(interface) = said(INTERFACE) {
-        let found = interface_address(&interface).map_err(|error| {
-            Finding::problem(
-                Check::Address,
-                format!("{INTERFACE} is {interface:?}: {error}"),
-                format!("export {INTERFACE}=NAME of one of: ip -br address"),
-            )
-        })?;
-        return Ok((found, format!("{INTERFACE}={interface} says so")));
-    }
     if let Some(store) = said(STORE) {
         let routed = way().and_then(route).ok_or_else(|| {
             Finding::problem(
@@ -149,10 +183,34 @@ pub(super) fn way() -> Option<SocketAddr> {
 
 /// The interface and the rate of this machine's link, and whether a service can be hosted there.
 pub(super) fn service(settings: &[Setting], switch: Option<&str>, patience: Duration) -> Vec<Finding> {
-    let (address, why) = match address(switch) {
-        Ok(found) => found,
-        Err(finding) => return vec![finding],
-    };
+    let names = named();
+    if names.is_empty() {
+        return match address(switch) {
+            Ok(found) => service_at(found, settings, switch, patience),
+            Err(finding) => vec![finding],
+        };
+    }
+    let mut findings = Vec::new();
+    let mut used = Vec::new();
+    for name in &names {
+        match address_of(name, names.len() > 1, &used) {
+            Ok(found) => {
+                used.push(found.0);
+                findings.extend(service_at(found, settings, switch, patience));
+            }
+            Err(finding) => findings.push(finding),
+        }
+    }
+    findings
+}
+
+/// As [`service`], at one of this machine's addresses.
+fn service_at(
+    (address, why): (IpAddr, String),
+    settings: &[Setting],
+    switch: Option<&str>,
+    patience: Duration,
+) -> Vec<Finding> {
     let of_interface = route((address, ANY_PORT).into());
     let interface =
         fanin_controller::interface_of(address).unwrap_or_else(|| "an interface without a name".into());

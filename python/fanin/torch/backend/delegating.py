@@ -25,12 +25,12 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroupGloo, ReduceOp, Store, Work
 from torch._compile import _disable_dynamo
 
+from fanin._planes import GLOO_VARIABLE
 from fanin.errors import AllReduceTimeout, Closed, FaninError, RankLeft, RankLost, SwitchLost
 from fanin.torch.backend.delegated_work import DelegatedWork
 from fanin.torch.backend.forked import never_destroy_in_child
 from fanin.torch.backend.gloo_tensors import Handed
 from fanin.torch.backend.gloo_watch import TAG, Watch
-from fanin.torch.rendezvous.interface import GLOO_VARIABLE
 from fanin.torch.works.work import WorkGroup
 
 TensorLists = Sequence[Sequence[Tensor]]
@@ -78,13 +78,14 @@ LAZY = "TORCH_GLOO_LAZY_INIT"
 UNSHARED = (LAZY, "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER")
 
 
-def _devices(address: str | None) -> list[Any]:
-    """Return Gloo's devices at an address; without it, those that Gloo would make."""
+def _devices(address: str | None, interfaces: Sequence[str]) -> list[Any]:
+    """Return Gloo's devices at an address or interfaces; without them, those Gloo would make."""
     shares = not any(map(os.environ.get, UNSHARED))
     gloo: Any = ProcessGroupGloo
     named = os.environ.get(GLOO_VARIABLE) if address is None else None
+    chosen: Sequence[str | None] = interfaces or (named.split(",") if named else [None])
     devices = []
-    for interface in named.split(",") if named else [None]:
+    for interface in chosen:
         key = os.getpid(), address, interface
         device = _shared.get(key) if shares else None
         if device is None:
@@ -103,16 +104,22 @@ def _devices(address: str | None) -> list[Any]:
 class DelegatingBackend(c10d.Backend):
     """A backend that is a Gloo group under another name.
 
-    Gloo listens on `address`; without it, where it likes.
+    Gloo listens on `address`, or at `interfaces`; without them, where it likes.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout: timedelta, address: str | None = None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        address: str | None = None,
+        interfaces: Sequence[str] = (),
     ) -> None:
         super().__init__(rank, size)
         # Any: torch's stubs declare next to nothing of it.
         gloo: Any = ProcessGroupGloo
-        self._devices = _devices(address)
+        self._devices = _devices(address, interfaces)
         options = gloo._Options()
         options._timeout = timeout
         options._devices = self._devices

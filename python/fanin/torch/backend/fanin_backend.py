@@ -128,7 +128,9 @@ class FaninBackend(DelegatingBackend):
                 connected = membership.connect(settings, rank, size, waits, patience)
         try:
             address = None if connected is None else gloo_address(connected.client.switch)
-            super().__init__(PrefixStore("gloo/", membership.store), rank, size, timeout, address)
+            interfaces = [] if connected is None else connected.interfaces
+            at = PrefixStore("gloo/", membership.store)
+            super().__init__(at, rank, size, timeout, address, interfaces)
         except BaseException:
             if connected is not None:
                 connected.close()
@@ -368,11 +370,11 @@ class FaninBackend(DelegatingBackend):
         before.close()
 
     def _joins(self, connected: Connected) -> Channel:
-        hosted, watch = connected.hosted, self._watch
+        watch = self._watch
         leaving = None
         if self._is_lazy and watch is not None:
             leaving = partial(_say_begun, self._store, self.rank(), watch)
-        return Channel(connected.client, hosted.release if hosted else None, leaving)
+        return Channel(connected.client, connected.release if connected.hosted else None, leaving)
 
     def _joined(
         self, store: Store, switch: str | None, patience: Patience

@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from fanin import _fanin
+from fanin._planes import GLOO_VARIABLE, first_address, named
 from fanin._services import bracketed, is_loopback
-
-GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
 def gloo_address(switches: str) -> str | None:
@@ -34,14 +33,11 @@ def gloo_address(switches: str) -> str | None:
 def own_address(store: Store) -> str:
     """Return this machine's address as other machines reach it, as far as can be known here.
 
-    That is the address of the interface that GLOO_SOCKET_IFNAME names, else of the one that leads
-    to the group's store, else that of the machine's own name.
+    That is the address of the first interface that GLOO_SOCKET_IFNAME names and that has one, else
+    of the one that leads to the group's store, else that of the machine's own name.
     """
-    if interface := os.environ.get(GLOO_VARIABLE):
-        try:
-            return _fanin.interface_address(interface)
-        except ValueError as cause:
-            raise ValueError(f"{GLOO_VARIABLE} is {interface!r}: {cause}") from None
+    if interfaces := named():
+        return first_address(interfaces)
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):

@@ -18,10 +18,11 @@ from torch.distributed import DistError
 from fanin import errors
 from fanin._join import check_rank, trusted
 from fanin._membership import Connected, Ranks
+from fanin._planes import GLOO_VARIABLE
 from fanin._settings import Settings
 from fanin.errors import FaninError, JoinTimeout, RankLost
 from fanin.torch.rendezvous import handshake
-from fanin.torch.rendezvous.interface import GLOO_VARIABLE, own_address
+from fanin.torch.rendezvous.interface import own_address
 from fanin.torch.rendezvous.rank_list import Listed
 
 # Longest parts of a job's and of a group's name: a name has 128 bytes on the switch.
