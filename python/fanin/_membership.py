@@ -83,6 +83,8 @@ class Ranks:
     """Called now and then while they join; what it raises ends that."""
     tell: Callable[[BaseException], None] | None = None
     """Called with what ends this rank's joining, before others miss its service."""
+    measures_anew: bool = False
+    """Whether figures of links from before count for nothing."""
 
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
@@ -138,7 +140,9 @@ class Ranks:
         try:
             if local is not None and max(of_rank) == 0:
                 return Connected(enter([]), None)
-            found = measured(places, rank, reachable(here, places), self.trust, gather)
+            found = measured(
+                *(places, rank, reachable(here, places), self.trust, gather, self.measures_anew)
+            )
             planned = split(places, found.links if found is not None else None)
             if planned is None:
                 raise SwitchUnreachable(no_switch())

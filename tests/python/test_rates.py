@@ -349,6 +349,38 @@ def test_shares_follow_from_rates_that_nobody_tells(
         assert 0.25 < of_hosts[None] < 0.6
 
 
+def kept(me: Me, *where: Any) -> str:
+    """What links carry, as other processes measured it; then as this one does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fanin, "fill", unexpected)
+        links = str(joined(me, *where)["links"])
+        # As if all links had become slower.
+        patch.setattr(_fanin, "fill", lambda *_: 20 * MEGABIT)
+        fanin.torch.replan(me.switch)
+    plan = fanin.torch.plan()
+    assert plan is not None
+    assert plan["links"] == "all links were measured, 0.02 Gbit/s"
+    tensor = torch.full((100_000,), me.rank + 1, dtype=torch.int32)
+    dist.all_reduce(tensor)
+    assert (tensor == 6).all()
+    return links
+
+
+@needs_lab
+def test_the_next_processes_measure_nothing_and_a_new_plan_measures_anew(
+    launch: Launch, tmp_path: Path, kept_rates: Path
+) -> None:
+    with laboratory() as (spaces, listen):
+        first = launch(joined, 3, spaces, str(tmp_path / "first"), at=listen).results()
+        assert len(json.loads(kept_rates.read_text())["links"]) == 4
+        second = launch(kept, 3, spaces, str(tmp_path / "second"), at=listen).results()
+    assert second == [plan["links"] for plan in first]
+    # Namespaces of the same names and addresses are other machines.
+    with laboratory() as (spaces, listen):
+        launch(joined, 3, spaces, str(tmp_path / "third"), at=listen).results()
+    assert len(json.loads(kept_rates.read_text())["links"]) == 7
+
+
 def alone(me: Me, namespaces: list[str], meeting: str) -> tuple[Any, list[str]]:
     def refuses(*_: Any) -> tuple[int, int]:
         raise errors.FaninError("no port is open there")
