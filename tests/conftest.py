@@ -59,7 +59,7 @@ def _keys_of_switches(tmp_path_factory: pytest.TempPathFactory) -> None:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The user's cache folder, as all processes of the tests see it: without fanin's files."""
     home, ours = Path.home() / ".cache", tmp_path_factory.mktemp("cache")
-    # What other programs keep there takes them long to make again.
+    # Other programs need long to make their files again.
     for entry in home.iterdir() if home.is_dir() else ():
         if entry.name != "fanin":
             (ours / entry.name).symlink_to(entry)

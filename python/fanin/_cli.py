@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         from fanin._settings import for_doctor
 
         if "--measure" in argv and not {"-h", "--help"} & set(argv):
-            # What it measures is one machine's way, and no link's rate.
+            # The doctor measures one machine's way, which is no link's rate.
             _kept_rates.forget()
         argv = ["doctor", *for_doctor(argv[1:])]
     from fanin import _fanin
