@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import fanin.torch
@@ -427,6 +428,77 @@ def test_nothing_is_sent_if_a_rank_is_told_to_assume(launch: Launch, tmp_path: P
     for plan in plans:
         assert plan["links"] == "no link tells its rate: all are taken for equal"
         assert [each["share"] for each in plan["services"]] == pytest.approx([0.2] * 3 + [0.4])
+
+
+# Rates that are wrong
+
+SEEDS = 8
+
+
+def wrong(seed: int, *of: Any) -> int:
+    """A rate of 100 Mbit/s that is 0.1 to 10 times what it should be."""
+    return round(100 * MEGABIT * 10 ** Random(f"{seed} {of}").uniform(-1, 1))
+
+
+def summed(me: Me, seed: int, group: Any = None) -> tuple[list[float], str]:
+    """The shares of the plan, and the bits of sums of which each rank checks what is exact."""
+    plan = fanin.torch.plan(group)
+    assert plan is not None
+    generator = torch.Generator().manual_seed(SEEDS * me.rank + seed)
+    bits = ""
+    for length in (1, 5_000, 300_000):
+        whole = torch.arange(length, dtype=torch.int32) * (me.rank + 1)
+        dist.all_reduce(whole, group=group)
+        assert torch.equal(whole, torch.arange(length, dtype=torch.int32) * 6), seed
+        real = torch.randn(length, generator=generator)
+        dist.all_reduce(real, group=group)
+        bits += f"{torch.hash_tensor(real).item()} "
+    return [each["share"] for each in plan["services"]], bits
+
+
+def told_wrongly(me: Me) -> list[tuple[list[float], str]]:
+    def options(seed: int) -> Options:
+        return Options(machine=f"m{me.rank}", rate=f"{wrong(seed, me.rank)}bit")
+
+    me.init(pg_options=options(0))
+    # A group that is made later takes the options of its own.
+    groups = [None, *(dist.new_group(pg_options=options(seed)) for seed in range(1, SEEDS))]
+    return [summed(me, seed, group) for seed, group in enumerate(groups)]
+
+
+def measured_wrongly(me: Me, namespaces: list[str], meeting: str) -> list[tuple[list[float], str]]:
+    joined(me, namespaces, meeting)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for seed in range(SEEDS):
+            patch.setattr(_fanin, "fill", lambda *said, seed=seed: wrong(seed, me.rank, said[0]))
+            fanin.torch.replan(me.switch)
+            found.append(summed(me, seed))
+    return found
+
+
+def agreed(found: list[list[tuple[list[float], str]]]) -> None:
+    assert all(each == found[0] for each in found), "each rank has the same plans and bits"
+    shares = [shares for shares, _ in found[0]]
+    assert len(shares) == SEEDS
+    # Equal links have three equal shares.
+    assert any(len(each) != 3 or max(each) > 2 * min(each) for each in shares), shares
+
+
+def test_sums_are_exact_by_plans_of_rates_that_were_told_wrongly(launch: Launch) -> None:
+    agreed(launch(told_wrongly, 3, at="").results())
+
+
+@needs_lab
+def test_sums_are_exact_by_plans_of_rates_that_were_measured_wrongly(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with laboratory(w1=25 * MEGABIT, s0=200 * MEGABIT) as (spaces, listen):
+        where = (spaces, str(tmp_path / "store"))
+        agreed(launch(measured_wrongly, 3, *where, at=listen).results())
+
+
+# The plan does not fit
 
 
 def trained(
