@@ -1,10 +1,11 @@
 """What links carry that nobody tells: measured by the ranks as they join, and agreed on by all.
 
 A machine's first rank fills the next machine's link, all of them at once: so each link carries one
-flow in each direction, and a flow is as fast as the slower of its two links. Then all machines fill
-the links of switches that tell no rate. That takes about a second. What was measured is known to
-the process from then on, and to others of its user for a day (`_kept_rates.py`). A link that cannot
-be measured ends no joining: it is named with the cause, and the plan is made without it.
+flow in each direction, and a flow is as fast as the slower of its two links. A machine that seems
+slow is tried again, as it may have been busy. Then all machines fill the links of switches that
+tell no rate. That takes about a second. What was measured is known to the process from then on, and
+to others of its user for a day (`_kept_rates.py`). A link that cannot be measured ends no joining:
+it is named with the cause, and the plan is made without it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final, TypeAlias
 from fanin import _fanin, _kept_rates
 from fanin._kept_rates import Figure
 from fanin._services import (
+    ALIKE,
     RATE_UNKNOWN_BPS,
     Links,
     Place,
@@ -33,7 +35,7 @@ from fanin._services import (
 )
 from fanin.errors import FaninError
 
-# How long one phase fills links, in seconds. There are four at most.
+# How long one phase fills links, in seconds. There are five at most.
 PHASE: Final = 0.25
 # How long a gauge is open: for all phases, and for ranks that come late to the first.
 LIFE: Final = 5.0
@@ -108,7 +110,7 @@ def measured(
         opened: dict[str, Port | str] = {name: at for each in said for name, at in each.items()}
         rates: dict[Flow, int] = {}
         causes: dict[Flow, str] = {}
-        for number, phase in enumerate(network.phases()):
+        for number, phase in enumerate(network.phases(rates)):
             flows = [flow for flow in phase if network.firsts[flow[0]] == rank]
             filled = json.dumps(_filled(network, flows, number, opened))
             for text in gather(f"rates {number}", filled):
@@ -157,7 +159,7 @@ def _opened(
             )
             ports.update(zip(map(str, network.switches), at, strict=True))
     if rank in network.firsts:
-        for number, _ in enumerate(network.rings):
+        for number in range(len(network.rings) + 1) if network.rings else ():
             name = f"{network.firsts.index(rank)} {number}"
             try:
                 gauge = _fanin.Gauge(address, LIFE)
@@ -237,14 +239,34 @@ class _Network:
     def names(self) -> dict[int, str]:
         return dict(enumerate(self.places[0].switches, self.count))
 
-    def phases(self) -> Iterator[list[Flow]]:
-        """Yield the flows that are at once: of each ring, and to some of the switches."""
+    def phases(self, rates: Mapping[Flow, int]) -> Iterator[list[Flow]]:
+        """Yield the flows that are at once: of each ring, of the slow, and to some of the switches.
+
+        `rates` has what the flows came to that were yielded before.
+        """
         for ring in self.rings:
             yield [(machine, (machine + ring) % self.count) for machine in range(self.count)]
+        if self.rings and (again := self._of_slow(rates)):
+            yield again
         at_once = -(-len(self.switches) // SWITCH_PHASES) or 1
         for begin in range(0, len(self.switches), at_once):
             some = self.switches[begin : begin + at_once]
             yield [(machine, switch) for switch in some for machine in range(self.count)]
+
+    def _of_slow(self, rates: Mapping[Flow, int]) -> list[Flow]:
+        """Return flows between each machine that seems slow and a fast one.
+
+        If most are slow, they are not all busy, and there are none.
+        """
+        best = [0] * self.count
+        for flow, rate in rates.items():
+            for end in flow:
+                best[end] = max(best[end], min(rate, RATE_MAX))
+        is_slow = [ALIKE * rate < max(best) for rate in best]
+        slow = [machine for machine in range(self.count) if is_slow[machine]]
+        fast = [machine for machine in range(self.count) if not is_slow[machine]]
+        pairs = zip(slow, fast, strict=False) if len(slow) <= len(fast) else ()
+        return [flow for one, other in pairs for flow in ((one, other), (other, one))]
 
     def judged(self, rates: Mapping[Flow, int], causes: Mapping[Flow, str]) -> Measured:
         """Return what follows from the flows; a figure that cannot be is none."""

@@ -107,7 +107,7 @@ def test_links_of_more_than_10_gbit_count_as_equal() -> None:
 
 def test_a_second_ring_tells_fast_machines_between_slow_ones() -> None:
     network = _rates._Network.of([place(i) for i in range(4)], [0, 1, 2, 3])
-    first, second = network.phases()
+    first, second = network.phases({})
     assert first == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert second == [(0, 2), (1, 3), (2, 0), (3, 1)]
     rate = [100, 1000, 100, 1000]
@@ -115,9 +115,42 @@ def test_a_second_ring_tells_fast_machines_between_slow_ones() -> None:
     assert network.judged(flows, {}).links.machines == rate
 
 
+@pytest.mark.parametrize(
+    ("of_machines", "again"),
+    [
+        ([100, 60, 100], []),
+        ([100, 58, 100], [(1, 0), (0, 1)]),
+        ([100, 0, 100], [(1, 0), (0, 1)]),
+        ([50, 100, 100, 50, 100], [(0, 1), (1, 0), (3, 2), (2, 3)]),
+        ([50, 100, 50], []),
+        ([0, 0, 0], []),
+        # Links of more than 10 Gbit/s count as equal.
+        ([100 * GIGABIT, 10 * GIGABIT, 90 * GIGABIT], []),
+    ],
+    ids=str,
+)
+def test_a_machine_that_seems_slow_is_tried_again(
+    of_machines: list[int], again: list[tuple[int, int]]
+) -> None:
+    network = _rates._Network.of([place(i) for i, _ in enumerate(of_machines)], [0])
+    assert network._of_slow({(i, i): rate for i, rate in enumerate(of_machines)}) == again
+
+
+def test_a_machine_that_was_busy_is_as_fast_as_when_it_is_tried_again() -> None:
+    network = _rates._Network.of([place(i, **spare(None)) for i in range(3)], [0, 1, 2, 3])
+    rates: dict[tuple[int, int], int] = {}
+    phases = network.phases(rates)
+    assert next(phases) == [(0, 1), (1, 2), (2, 0)]
+    rates.update({(0, 1): 300, (1, 2): 310, (2, 0): 1000})
+    assert next(phases) == [(1, 0), (0, 1)]
+    rates.update({(1, 0): 990, (0, 1): 600})
+    assert next(phases) == [(0, 3), (1, 3), (2, 3)]
+    assert network.judged(rates, {}).links.machines == [1000] * 3
+
+
 def test_machines_that_tell_their_rates_fill_switches_alone() -> None:
     places = [place(i, rate_bps=GIGABIT, **spare(None, None, None)) for i in range(2)]
-    phases = list(_rates._Network.of(places, untold(places)).phases())
+    phases = list(_rates._Network.of(places, untold(places)).phases({}))
     assert phases == [[(0, 2), (1, 2), (0, 3), (1, 3)], [(0, 4), (1, 4)]]
 
 
