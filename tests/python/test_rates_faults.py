@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import FileStore
 
 NETWORK = "10.77.0.0/24"
 
-# Of the second machine's link: what goes wrong, what mends it, and what rank 0 says.
+# Faults of the second machine's link: the fault, its cure, and the words of rank 0.
 FAULTS = {
     "small MTU on the way": (
         f"-n {namespace_of(NAME, 'sw')} link set w1 mtu 1200",

@@ -169,7 +169,7 @@ pub fn fill(to: SocketAddr, ticket: u64, duration: Duration, window_bytes: usize
     let mut buffers = ReceiveBuffers::new();
     let began = Instant::now();
     let (mut sent, mut base, mut last) = (0, 0, Reading { ticket, reached: 0, rate_bps: 0 });
-    // One more than the last sequence of a short packet.
+    // Packets from this sequence on have their full length.
     let mut short_until = 0;
     // When it first answered, and when it last did.
     let mut heard: Option<(Instant, Instant)> = None;

@@ -15,7 +15,7 @@ const LIFE: Duration = Duration::from_secs(5);
 /// Most that are open at once. Jobs that measure at the same time would measure each other.
 const GAUGES_MAX: usize = 4;
 
-/// Those that are open, with the callers that have them, and until when.
+/// The open gauges, with their callers, and when they end.
 #[derive(Debug, Default)]
 pub(super) struct Gauges(Mutex<Vec<(Gauge, IpAddr, Instant)>>);
 

@@ -181,8 +181,8 @@ impl Scenario {
         scenario
     }
 
-    /// The same with a plan that shares each tensor out among the services, made from rates of links that are 0.1 to 10 times the true ones.
-    /// Packets have no rates in this world: a wrong rate changes how much each service gets, which may be nothing.
+    /// The same with a plan that cuts each tensor into a part for each service. The plan rests on rates that are 0.1 to 10 times the true ones.
+    /// Links have no rates in this world, so wrong ones change the parts alone. A part may be empty.
     pub fn with_wrong_rates_from_seed(seed: u64) -> Self {
         let mut scenario = Self::with_services_from_seed(seed);
         let mut dice = Rand64::new(u128::from(seed) ^ 0x3a7e_0000_0000);
@@ -266,7 +266,7 @@ impl Scenario {
     }
 }
 
-/// The shares of services on machines that train, the last one's on one that may not, by rates that are wrong.
+/// Shares by wrong rates. The last service's machine may be a spare one, and the other machines train.
 fn wrong_shares(dice: &mut Rand64, services: usize) -> Vec<f64> {
     let trains = services - dice.rand_range(0..2) as usize;
     let mut machine = |index: usize| {
