@@ -117,7 +117,7 @@ def measured(
                 for sender, receiver, rate, cause in json.loads(text):
                     flow = sender, receiver
                     if cause:
-                        causes[flow] = cause
+                        causes.setdefault(flow, cause)
                     else:
                         rates[flow] = max(rate, rates.get(flow, 0))
     found = network.judged(rates, causes)

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import math
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias
@@ -166,10 +167,10 @@ def machine(settings: Settings) -> str:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
             # Unlike the number in `machine_id`, no later network namespace has it.
-            cookie = opened.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8).hex()
+            cookie = opened.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
     except OSError:  # Linux before 5.14
-        cookie = ""
-    return f"{_fanin.machine_id()}/{cookie}"
+        cookie = b""
+    return f"{_fanin.machine_id()}/{int.from_bytes(cookie, sys.byteorder):x}"
 
 
 def machines(places: Sequence[Place]) -> list[int]:

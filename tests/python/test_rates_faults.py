@@ -67,16 +67,20 @@ def joined(me: Me, namespaces: list[str], meeting: str, fault: str) -> tuple[Any
     """The plan, and what rank 0 says of links that could not be measured."""
     netlab.enter(namespaces[me.rank])
     begins, ends, _ = FAULTS[fault]
-    filled, judged = _rates._filled, _rates._Network.judged
+    opened, filled, judged = _rates._opened, _rates._filled, _rates._Network.judged
     said = io.StringIO()
 
-    def breaks(*phase: Any) -> Any:
-        if fault != "link goes down":
-            ip(begins)
+    def breaks(*where: Any) -> Any:
+        # Nobody fills a link before this rank has said where its gauges are.
+        ports = opened(*where)
+        ip(begins)
+        return ports
+
+    def breaks_meanwhile(*phase: Any) -> Any:
+        if phase[2] > 0:  # the machine is tried again
             return filled(*phase)
         with ThreadPoolExecutor(1) as threads:
             filling = threads.submit(filled, *phase)
-            # While packets come.
             first = received_bytes()
             wait_until(lambda: received_bytes() > first + 100_000, "packets of a neighbour")
             ip(begins)
@@ -89,8 +93,13 @@ def joined(me: Me, namespaces: list[str], meeting: str, fault: str) -> tuple[Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", INTERFACE)
         patch.setattr(sys, "stderr", said)
+        # So long that a fault is in its midst, also on a busy machine.
+        patch.setattr(_rates, "PHASE", 2.0)
         if me.rank == 1:
-            patch.setattr(_rates, "_filled", breaks)
+            if fault == "link goes down":
+                patch.setattr(_rates, "_filled", breaks_meanwhile)
+            else:
+                patch.setattr(_rates, "_opened", breaks)
             patch.setattr(_rates._Network, "judged", mended)
         store = FileStore(meeting, me.world_size)
         me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=Options())
@@ -105,7 +114,8 @@ def joined(me: Me, namespaces: list[str], meeting: str, fault: str) -> tuple[Any
 def test_a_link_that_goes_wrong_is_named_and_the_ranks_join(
     launch: Launch, tmp_path: Path, fault: str
 ) -> None:
-    with Netlab(3, rate_bps=100_000_000, name=NAME) as lab:
+    # A train passes a bridge whatever its packets' length: without trains.
+    with Netlab(3, rate_bps=100_000_000, loss=0.0, name=NAME) as lab:
         spaces = [lab.namespace(f"w{i}") for i in range(3)]
         found = launch(joined, 3, spaces, str(tmp_path / "store"), fault, at="").results()
     assert [said for _, said in found[1:]] == [[], []]
