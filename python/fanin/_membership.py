@@ -141,7 +141,12 @@ class Ranks:
             if local is not None and max(of_rank) == 0:
                 return Connected(enter([]), None)
             found = measured(
-                *(places, rank, reachable(here, places), self.trust, gather, self.measures_anew)
+                places,
+                rank,
+                reachable(here, places),
+                self.trust,
+                gather,
+                anew=self.measures_anew,
             )
             planned = split(places, found.links if found is not None else None)
             if planned is None:

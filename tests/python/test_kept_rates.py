@@ -304,7 +304,7 @@ def test_only_a_machine_s_first_rank_writes(
 def test_a_plan_says_how_old_figures_are(
     monkeypatch: pytest.MonkeyPatch, ago_s: int, said: str
 ) -> None:
-    # One of them is newer.
+    # The newer one does not count.
     keep({NAMES[0]: figure(ago_s=ago_s), NAMES[1]: figure(ago_s=ago_s // 2)})
     planned = _services.split(PLACES, Ranks(monkeypatch).join())
     assert planned is not None
