@@ -55,6 +55,26 @@ def _keys_of_switches(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's cache folder, as all processes of the tests see it: without fanin's files."""
+    home, ours = Path.home() / ".cache", tmp_path_factory.mktemp("cache")
+    # Other programs need long to make their files again.
+    for entry in home.iterdir() if home.is_dir() else ():
+        if entry.name != "fanin":
+            (ours / entry.name).symlink_to(entry)
+    os.environ["XDG_CACHE_HOME"] = str(ours)
+    return ours
+
+
+@pytest.fixture(autouse=True)
+def kept_rates(cache: Path) -> Path:
+    """The file of measured rates, which each test finds missing."""
+    file = cache / "fanin" / "rates.json"
+    file.unlink(missing_ok=True)
+    return file
+
+
 @contextlib.contextmanager
 def switch_here(**options: Any) -> Iterator[_fanin.Switch]:
     """A switch in this process, with what its options say."""

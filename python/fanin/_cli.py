@@ -48,8 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
             )
             return 1
     if name == "doctor":
+        from fanin import _kept_rates
         from fanin._settings import for_doctor
 
+        if "--measure" in argv and not {"-h", "--help"} & set(argv):
+            # The doctor measures one machine's way, which is no link's rate.
+            _kept_rates.forget()
         argv = ["doctor", *for_doctor(argv[1:])]
     from fanin import _fanin
 

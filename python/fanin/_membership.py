@@ -83,6 +83,8 @@ class Ranks:
     """Called now and then while they join; what it raises ends that."""
     tell: Callable[[BaseException], None] | None = None
     """Called with what ends this rank's joining, before others miss its service."""
+    measures_anew: bool = False
+    """Whether figures of links from before count for nothing."""
 
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
@@ -146,6 +148,7 @@ class Ranks:
                     reachable(plane.places[rank], plane.places),
                     self.trust,
                     plane.gather(gather),
+                    anew=self.measures_anew,
                 )
                 for plane in planes
             ]

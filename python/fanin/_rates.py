@@ -1,24 +1,28 @@
 """What links carry that nobody tells: measured by the ranks as they join, and agreed on by all.
 
 A machine's first rank fills the next machine's link, all of them at once: so each link carries one
-flow in each direction, and a flow is as fast as the slower of its two links. Then all machines fill
-the links of switches that tell no rate. That takes about a second, and what was measured is known
-to the process from then on. A link that cannot be measured ends no joining: it is named with the
-cause, and the plan is made without it.
+flow in each direction, and a flow is as fast as the slower of its two links. A machine that seems
+slow is tried again, as it may have been busy. Then all machines fill the links of switches that
+tell no rate. That takes about a second. What was measured is known to the process from then on, and
+to others of its user for a day (`_kept_rates.py`). A link that cannot be measured ends no joining:
+it is named with the cause, and the plan is made without it.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final, TypeAlias
 
-from fanin import _fanin
+from fanin import _fanin, _kept_rates
+from fanin._kept_rates import Figure
 from fanin._services import (
+    ALIKE,
     RATE_UNKNOWN_BPS,
     Links,
     Place,
@@ -31,7 +35,7 @@ from fanin._services import (
 )
 from fanin.errors import FaninError
 
-# How long one phase fills links, in seconds. There are four at most.
+# How long one phase fills links, in seconds. There are five at most.
 PHASE: Final = 0.25
 # How long a gauge is open: for all phases, and for ranks that come late to the first.
 LIFE: Final = 5.0
@@ -55,8 +59,8 @@ Flow: TypeAlias = tuple[int, int]
 Port: TypeAlias = tuple[str, int, int]
 """The address and port of a gauge, and its ticket."""
 
-_known: dict[str, int | None] = {}
-"""What this process's groups measured of each link; None of one that could not be measured."""
+_known: dict[str, Figure] = {}
+"""What this process's groups measured of each link, or read of it."""
 
 
 @dataclass
@@ -80,43 +84,66 @@ def measured(
     address: str,
     trust: _fanin.Trust,
     gather: Callable[[str, str], list[str]],
+    anew: bool = False,
 ) -> Measured | None:
     """Measure the links that a plan needs and that nobody told; None if there are none.
 
-    `address` is this machine's, as the others reach it. Each rank calls it, and all return the
-    same. Raises what `gather` raises, and nothing else.
+    `address` is this machine's, as the others reach it. If one rank asks for it `anew`, no figure
+    from before counts. Each rank calls it, and all return the same. Raises what `gather` raises,
+    and nothing else.
     """
     unknown = untold(places)
     if not unknown:
         return None
     network = _Network.of(places, unknown)
     links = [network.link(index) for index in unknown]
-    # All ranks' words have little room, so each says a fingerprint of what it knows.
-    mine = json.dumps([_known.get(link) for link in links])
-    is_known = all(link in _known for link in links)
-    known = gather("rates known", sha256(mine.encode()).hexdigest()[:16] if is_known else "")
-    if is_known and len(set(known)) == 1:
-        return Measured(network.carried({i: _known[network.link(i)] for i in unknown}))
+    known = {} if anew else _remembered(links)
+    words = gather("rates known", _told_of(known))
+    if words[0] and len({word.partition(" ")[0] for word in words}) == 1:
+        _known.update(known)
+        figures = {index: known[network.link(index)].rate_bps for index in unknown}
+        # The age is rank 0's word, as the others' clocks differ.
+        return Measured(replace(network.carried(figures), age_s=int(words[0].partition(" ")[2])))
     with ExitStack() as stack:
         ports = _opened(network, rank, address, trust, stack)
         said = [json.loads(text) for text in gather("gauges", json.dumps(ports))]
         opened: dict[str, Port | str] = {name: at for each in said for name, at in each.items()}
         rates: dict[Flow, int] = {}
         causes: dict[Flow, str] = {}
-        for number, phase in enumerate(network.phases()):
+        for number, phase in enumerate(network.phases(rates)):
             flows = [flow for flow in phase if network.firsts[flow[0]] == rank]
             filled = json.dumps(_filled(network, flows, number, opened))
             for text in gather(f"rates {number}", filled):
                 for sender, receiver, rate, cause in json.loads(text):
                     flow = sender, receiver
                     if cause:
-                        causes[flow] = cause
+                        causes.setdefault(flow, cause)
                     else:
                         rates[flow] = max(rate, rates.get(flow, 0))
     found = network.judged(rates, causes)
-    figures = [*found.links.machines, *found.links.switches]
-    _known.update((network.link(index), figures[index]) for index in unknown)
+    carried, now = [*found.links.machines, *found.links.switches], int(time.time())
+    measured = {network.link(index): Figure(carried[index], now) for index in unknown}
+    _known.update(measured)
+    if rank in network.firsts:
+        _kept_rates.keep(measured)
     return found
+
+
+def _remembered(links: Sequence[str]) -> dict[str, Figure]:
+    """Return the figures of these links from before; none if one is missing."""
+    known = _known if all(link in _known for link in links) else {**_kept_rates.read(), **_known}
+    found = {link: known[link] for link in links if link in known}
+    return found if len(found) == len(links) else {}
+
+
+def _told_of(known: Mapping[str, Figure]) -> str:
+    """Return a fingerprint of figures, and the seconds since the oldest was measured."""
+    if not known:
+        return ""
+    # All ranks' words have little room: no figures.
+    rates = json.dumps([figure.rate_bps for figure in known.values()])
+    age = max(int(time.time()) - min(figure.at for figure in known.values()), 0)
+    return f"{sha256(rates.encode()).hexdigest()[:16]} {age}"
 
 
 def _opened(
@@ -132,7 +159,7 @@ def _opened(
             )
             ports.update(zip(map(str, network.switches), at, strict=True))
     if rank in network.firsts:
-        for number, _ in enumerate(network.rings):
+        for number in range(len(network.rings) + 1) if network.rings else ():
             name = f"{network.firsts.index(rank)} {number}"
             try:
                 gauge = _fanin.Gauge(address, LIFE)
@@ -212,14 +239,34 @@ class _Network:
     def names(self) -> dict[int, str]:
         return dict(enumerate(self.places[0].switches, self.count))
 
-    def phases(self) -> Iterator[list[Flow]]:
-        """Yield the flows that are at once: of each ring, and to some of the switches."""
+    def phases(self, rates: Mapping[Flow, int]) -> Iterator[list[Flow]]:
+        """Yield the flows that are at once: of each ring, of the slow, and to some of the switches.
+
+        `rates` has what the flows came to that were yielded before.
+        """
         for ring in self.rings:
             yield [(machine, (machine + ring) % self.count) for machine in range(self.count)]
+        if self.rings and (again := self._of_slow(rates)):
+            yield again
         at_once = -(-len(self.switches) // SWITCH_PHASES) or 1
         for begin in range(0, len(self.switches), at_once):
             some = self.switches[begin : begin + at_once]
             yield [(machine, switch) for switch in some for machine in range(self.count)]
+
+    def _of_slow(self, rates: Mapping[Flow, int]) -> list[Flow]:
+        """Return flows between each machine that seems slow and a fast one.
+
+        If most are slow, they are not all busy, and there are none.
+        """
+        best = [0] * self.count
+        for flow, rate in rates.items():
+            for end in flow:
+                best[end] = max(best[end], min(rate, RATE_MAX))
+        is_slow = [ALIKE * rate < max(best) for rate in best]
+        slow = [machine for machine in range(self.count) if is_slow[machine]]
+        fast = [machine for machine in range(self.count) if not is_slow[machine]]
+        pairs = zip(slow, fast, strict=False) if len(slow) <= len(fast) else ()
+        return [flow for one, other in pairs for flow in ((one, other), (other, one))]
 
     def judged(self, rates: Mapping[Flow, int], causes: Mapping[Flow, str]) -> Measured:
         """Return what follows from the flows; a figure that cannot be is none."""

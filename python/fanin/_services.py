@@ -9,6 +9,7 @@ import ipaddress
 import json
 import math
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final, TypeAlias
@@ -25,6 +26,8 @@ RATE_UNKNOWN_BPS: Final = 10_000_000_000
 # by as much, and links that are not equal are mostly twice as fast.
 ALIKE: Final = 1.7
 ALIKE_SUMS: Final = 2.0
+# Linux's number, which Python does not name.
+SO_NETNS_COOKIE: Final = 71
 # Most links that a line names.
 NAMED_MAX: Final = 2
 
@@ -104,6 +107,8 @@ class Links:
     machines: list[int | None]
     switches: list[int | None]
     """Those of rank 0's switches that a plan is for."""
+    age_s: int = 0
+    """How many seconds ago they were measured."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,13 @@ def machine(settings: Settings) -> str:
     """Return a name that ranks have in common that can share memory, and an address."""
     if settings.machine is not None:
         return settings.machine
-    return _fanin.machine_id()
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
+            # Unlike the number in `machine_id`, no later network namespace has it.
+            cookie = opened.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+    except OSError:  # Linux before 5.14
+        cookie = b""
+    return f"{_fanin.machine_id()}/{int.from_bytes(cookie, sys.byteorder):x}"
 
 
 def machines(places: Sequence[Place]) -> list[int]:
@@ -392,13 +403,15 @@ class _Rates:
 
     told: list[int | None]
     measured: list[int | None]
+    age_s: int
 
     @classmethod
     def of(cls, told: Links, measured: Links | None) -> _Rates:
         rates = [*told.machines, *told.switches]
         found = [*measured.machines, *measured.switches] if measured else [None] * len(rates)
         pairs = zip(rates, found, strict=True)
-        return cls(rates, [found if rate is None else None for rate, found in pairs])
+        found = [found if rate is None else None for rate, found in pairs]
+        return cls(rates, found, measured.age_s if measured else 0)
 
     @property
     def known(self) -> list[int | None]:
@@ -415,11 +428,11 @@ class _Rates:
 
         tell, measured, known = of(self.told), of(self.measured), of(self.known)
         parts = []
+        were = f"measured{_ago(self.age_s)}, {_range(self.measured)}" if measured else ""
         if len(measured) == len(names):
-            parts.append(f"all links were measured, {_range(self.measured)}")
+            parts.append(f"all links were {were}")
         elif measured:
-            were = "was" if len(measured) == 1 else "were"
-            parts.append(f"{_listed(measured)} {were} measured, {_range(self.measured)}")
+            parts.append(f"{_listed(measured)} {'was' if len(measured) == 1 else 'were'} {were}")
         silent = [name for name in names if name not in known]
         if tell and not silent:
             who = "the others" if measured else "all"
@@ -442,6 +455,13 @@ def _listed(names: Sequence[str]) -> str:
 def _range(rates: Sequence[int | None]) -> str:
     known = [rate for rate in rates if rate is not None]
     return " to ".join(dict.fromkeys([shown(min(known)), shown(max(known))]))
+
+
+def _ago(seconds: int) -> str:
+    """Say how long ago something was; nothing if it was just now."""
+    if seconds < 60:
+        return ""
+    return f" {seconds // 60} min ago" if seconds < 3600 else f" {seconds // 3600} h ago"
 
 
 def shown(bps: int) -> str:

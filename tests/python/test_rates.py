@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import fanin.torch
@@ -106,7 +107,7 @@ def test_links_of_more_than_10_gbit_count_as_equal() -> None:
 
 def test_a_second_ring_tells_fast_machines_between_slow_ones() -> None:
     network = _rates._Network.of([place(i) for i in range(4)], [0, 1, 2, 3])
-    first, second = network.phases()
+    first, second = network.phases({})
     assert first == [(0, 1), (1, 2), (2, 3), (3, 0)]
     assert second == [(0, 2), (1, 3), (2, 0), (3, 1)]
     rate = [100, 1000, 100, 1000]
@@ -114,9 +115,42 @@ def test_a_second_ring_tells_fast_machines_between_slow_ones() -> None:
     assert network.judged(flows, {}).links.machines == rate
 
 
+@pytest.mark.parametrize(
+    ("of_machines", "again"),
+    [
+        ([100, 60, 100], []),
+        ([100, 58, 100], [(1, 0), (0, 1)]),
+        ([100, 0, 100], [(1, 0), (0, 1)]),
+        ([50, 100, 100, 50, 100], [(0, 1), (1, 0), (3, 2), (2, 3)]),
+        ([50, 100, 50], []),
+        ([0, 0, 0], []),
+        # Links of more than 10 Gbit/s count as equal.
+        ([100 * GIGABIT, 10 * GIGABIT, 90 * GIGABIT], []),
+    ],
+    ids=str,
+)
+def test_a_machine_that_seems_slow_is_tried_again(
+    of_machines: list[int], again: list[tuple[int, int]]
+) -> None:
+    network = _rates._Network.of([place(i) for i, _ in enumerate(of_machines)], [0])
+    assert network._of_slow({(i, i): rate for i, rate in enumerate(of_machines)}) == again
+
+
+def test_a_machine_that_was_busy_is_as_fast_as_when_it_is_tried_again() -> None:
+    network = _rates._Network.of([place(i, **spare(None)) for i in range(3)], [0, 1, 2, 3])
+    rates: dict[tuple[int, int], int] = {}
+    phases = network.phases(rates)
+    assert next(phases) == [(0, 1), (1, 2), (2, 0)]
+    rates.update({(0, 1): 300, (1, 2): 310, (2, 0): 1000})
+    assert next(phases) == [(1, 0), (0, 1)]
+    rates.update({(1, 0): 990, (0, 1): 600})
+    assert next(phases) == [(0, 3), (1, 3), (2, 3)]
+    assert network.judged(rates, {}).links.machines == [1000] * 3
+
+
 def test_machines_that_tell_their_rates_fill_switches_alone() -> None:
     places = [place(i, rate_bps=GIGABIT, **spare(None, None, None)) for i in range(2)]
-    phases = list(_rates._Network.of(places, untold(places)).phases())
+    phases = list(_rates._Network.of(places, untold(places)).phases({}))
     assert phases == [[(0, 2), (1, 2), (0, 3), (1, 3)], [(0, 4), (1, 4)]]
 
 
@@ -349,6 +383,38 @@ def test_shares_follow_from_rates_that_nobody_tells(
         assert 0.25 < of_hosts[None] < 0.6
 
 
+def kept(me: Me, *where: Any) -> str:
+    """What links carry, as other processes measured it; then as this one does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fanin, "fill", unexpected)
+        links = str(joined(me, *where)["links"])
+        # As if all links had become slower.
+        patch.setattr(_fanin, "fill", lambda *_: 20 * MEGABIT)
+        fanin.torch.replan(me.switch)
+    plan = fanin.torch.plan()
+    assert plan is not None
+    assert plan["links"] == "all links were measured, 0.02 Gbit/s"
+    tensor = torch.full((100_000,), me.rank + 1, dtype=torch.int32)
+    dist.all_reduce(tensor)
+    assert (tensor == 6).all()
+    return links
+
+
+@needs_lab
+def test_the_next_processes_measure_nothing_and_a_new_plan_measures_anew(
+    launch: Launch, tmp_path: Path, kept_rates: Path
+) -> None:
+    with laboratory() as (spaces, listen):
+        first = launch(joined, 3, spaces, str(tmp_path / "first"), at=listen).results()
+        assert len(json.loads(kept_rates.read_text())["links"]) == 4
+        second = launch(kept, 3, spaces, str(tmp_path / "second"), at=listen).results()
+    assert second == [plan["links"] for plan in first]
+    # Namespaces of the same names and addresses are other machines.
+    with laboratory() as (spaces, listen):
+        launch(joined, 3, spaces, str(tmp_path / "third"), at=listen).results()
+    assert len(json.loads(kept_rates.read_text())["links"]) == 7
+
+
 def alone(me: Me, namespaces: list[str], meeting: str) -> tuple[Any, list[str]]:
     def refuses(*_: Any) -> tuple[int, int]:
         raise errors.FaninError("no port is open there")
@@ -395,6 +461,77 @@ def test_nothing_is_sent_if_a_rank_is_told_to_assume(launch: Launch, tmp_path: P
     for plan in plans:
         assert plan["links"] == "no link tells its rate: all are taken for equal"
         assert [each["share"] for each in plan["services"]] == pytest.approx([0.2] * 3 + [0.4])
+
+
+# Rates that are wrong
+
+SEEDS = 8
+
+
+def wrong(seed: int, *of: Any) -> int:
+    """A rate of 100 Mbit/s that is 0.1 to 10 times what it should be."""
+    return round(100 * MEGABIT * 10 ** Random(f"{seed} {of}").uniform(-1, 1))
+
+
+def summed(me: Me, seed: int, group: Any = None) -> tuple[list[float], str]:
+    """The shares of the plan, and the bits of sums of which each rank checks what is exact."""
+    plan = fanin.torch.plan(group)
+    assert plan is not None
+    generator = torch.Generator().manual_seed(SEEDS * me.rank + seed)
+    bits = ""
+    for length in (1, 5_000, 300_000):
+        whole = torch.arange(length, dtype=torch.int32) * (me.rank + 1)
+        dist.all_reduce(whole, group=group)
+        assert torch.equal(whole, torch.arange(length, dtype=torch.int32) * 6), seed
+        real = torch.randn(length, generator=generator)
+        dist.all_reduce(real, group=group)
+        bits += f"{torch.hash_tensor(real).item()} "
+    return [each["share"] for each in plan["services"]], bits
+
+
+def told_wrongly(me: Me) -> list[tuple[list[float], str]]:
+    def options(seed: int) -> Options:
+        return Options(machine=f"m{me.rank}", rate=f"{wrong(seed, me.rank)}bit")
+
+    me.init(pg_options=options(0))
+    # A group that is made later takes the options of its own.
+    groups = [None, *(dist.new_group(pg_options=options(seed)) for seed in range(1, SEEDS))]
+    return [summed(me, seed, group) for seed, group in enumerate(groups)]
+
+
+def measured_wrongly(me: Me, namespaces: list[str], meeting: str) -> list[tuple[list[float], str]]:
+    joined(me, namespaces, meeting)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for seed in range(SEEDS):
+            patch.setattr(_fanin, "fill", lambda *said, seed=seed: wrong(seed, me.rank, said[0]))
+            fanin.torch.replan(me.switch)
+            found.append(summed(me, seed))
+    return found
+
+
+def agreed(found: list[list[tuple[list[float], str]]]) -> None:
+    assert all(each == found[0] for each in found), "each rank has the same plans and bits"
+    shares = [shares for shares, _ in found[0]]
+    assert len(shares) == SEEDS
+    # Equal links have three equal shares.
+    assert any(len(each) != 3 or max(each) > 2 * min(each) for each in shares), shares
+
+
+def test_sums_are_exact_by_plans_of_rates_that_were_told_wrongly(launch: Launch) -> None:
+    agreed(launch(told_wrongly, 3, at="").results())
+
+
+@needs_lab
+def test_sums_are_exact_by_plans_of_rates_that_were_measured_wrongly(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with laboratory(w1=25 * MEGABIT, s0=200 * MEGABIT) as (spaces, listen):
+        where = (spaces, str(tmp_path / "store"))
+        agreed(launch(measured_wrongly, 3, *where, at=listen).results())
+
+
+# The plan does not fit
 
 
 def trained(

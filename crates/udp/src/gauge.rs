@@ -116,7 +116,7 @@ impl Drop for Gauge {
 #[derive(Debug, thiserror::Error)]
 pub enum Unmeasured {
     /// There is no way, or no socket.
-    #[error("there is no way to {to}: {cause}")]
+    #[error("there is no way to {to}: {cause} (ip route get {})", to.ip())]
     NoWay {
         /// The gauge.
         to: SocketAddr,
@@ -130,10 +130,20 @@ pub enum Unmeasured {
         to: SocketAddr,
     },
     /// Packets came back, and then none.
-    #[error("{to} fell silent over UDP while it was measured")]
+    #[error("{to} fell silent over UDP while it was measured (does a link go up and down? ip -s link)")]
     FellSilent {
         /// The gauge.
         to: SocketAddr,
+    },
+    /// Packets arrive that are shorter than those of a job.
+    #[error(
+        "packets of {bytes} bytes to {to} are lost, and shorter ones are not (give all links on the way the same MTU)"
+    )]
+    TooLong {
+        /// The gauge.
+        to: SocketAddr,
+        /// The length of a packet with its headers.
+        bytes: usize,
     },
     /// Hardly any packet arrived.
     #[error("too few packets reached {to} to tell a rate")]
@@ -159,6 +169,8 @@ pub fn fill(to: SocketAddr, ticket: u64, duration: Duration, window_bytes: usize
     let mut buffers = ReceiveBuffers::new();
     let began = Instant::now();
     let (mut sent, mut base, mut last) = (0, 0, Reading { ticket, reached: 0, rate_bps: 0 });
+    // Packets from this sequence on have their full length.
+    let mut short_until = 0;
     // When it first answered, and when it last did.
     let mut heard: Option<(Instant, Instant)> = None;
     let mut doubted = began;
@@ -173,7 +185,13 @@ pub fn fill(to: SocketAddr, ticket: u64, duration: Duration, window_bytes: usize
         }
         match heard {
             None if now - began >= PATIENCE => return Err(Unmeasured::NoAnswer { to }),
-            Some((_, latest)) if now - latest >= SILENCE => return Err(Unmeasured::FellSilent { to }),
+            Some((_, latest)) if now - latest >= SILENCE => {
+                return Err(if last.reached <= short_until {
+                    Unmeasured::TooLong { to, bytes: bytes + if to.is_ipv4() { 28 } else { IP_UDP_BYTES } }
+                } else {
+                    Unmeasured::FellSilent { to }
+                });
+            }
             Some((first, _)) if now - first >= duration => break,
             _ => {}
         }
@@ -192,11 +210,17 @@ pub fn fill(to: SocketAddr, ticket: u64, duration: Duration, window_bytes: usize
             wait(&socket.as_fd(), NAP);
             continue;
         }
-        for (packet, sequence) in train.chunks_exact_mut(bytes).zip(sent..sent + count) {
+        // If nothing is heard, a link on the way may have a smaller MTU, and say nothing.
+        let is_short = heard.is_none() && now - began >= PATIENCE / 2;
+        let size = if is_short { READING_BYTES } else { bytes };
+        for (packet, sequence) in train.chunks_exact_mut(size).zip(sent..sent + count) {
             packet[..FILLER_BYTES].copy_from_slice(&Filler { ticket, sequence }.to_bytes());
         }
-        socket.send(Peer::from(to), &train[..bytes * count as usize], bytes, None);
+        socket.send(Peer::from(to), &train[..size * count as usize], size, None);
         sent += count;
+        if is_short {
+            short_until = sent;
+        }
     }
     let ended = Instant::now();
     while last.reached < sent && ended.elapsed() < LAST {
@@ -449,6 +473,27 @@ mod tests {
         let mut heard = attempts.skip_while(|found| matches!(found, Err(Unmeasured::NoAnswer { .. })));
         let unmeasured = heard.next().expect("endless");
         assert!(matches!(unmeasured, Err(Unmeasured::FellSilent { .. })), "{unmeasured:?}");
+    }
+
+    #[test]
+    fn packets_that_are_too_long_for_the_way_are_told_from_silence() {
+        let gauge = UdpSocket::bind((HERE, 0)).expect("a socket");
+        let to = gauge.local_addr().expect("bound");
+        // A link that carries short packets alone, and a gauge behind it.
+        thread::spawn(move || {
+            let mut packet = [0; 2048];
+            while let Ok((length, from)) = gauge.recv_from(&mut packet) {
+                if let (READING_BYTES, Ok(filler)) = (length, Filler::parse(&packet[..length])) {
+                    let reading = Reading { ticket: TICKET, reached: filler.sequence + 1, rate_bps: 0 };
+                    gauge.send_to(&reading.to_bytes(), from).expect("a way back");
+                }
+            }
+        });
+        // A machine that is busy may answer too late.
+        let attempts = std::iter::repeat_with(|| fill(to, TICKET, LIFE_MAX, WINDOW));
+        let mut heard = attempts.skip_while(|found| matches!(found, Err(Unmeasured::NoAnswer { .. })));
+        let unmeasured = heard.next().expect("endless");
+        assert!(matches!(unmeasured, Err(Unmeasured::TooLong { bytes: 1428, .. })), "{unmeasured:?}");
     }
 
     #[test]

@@ -54,7 +54,8 @@ pub(crate) struct Arguments {
     /// Seconds that each step of a check may take
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Duration,
-    /// Fill the link to each switch for a moment, one after the other, and say what it carries
+    /// Say what the link to each switch carries, which fills it for a moment; ranks that join next
+    /// measure anew
     #[arg(long)]
     measure: bool,
     #[command(flatten)]

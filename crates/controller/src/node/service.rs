@@ -222,11 +222,11 @@ impl Control for ControlService {
         &self,
         request: Request<proto::MeasureRequest>,
     ) -> Result<Response<proto::MeasureReply>, Status> {
-        let asked_at = request.local_addr();
+        let (asked_at, from) = (request.local_addr(), request.remote_addr());
         if let Some(toll) = request.extensions().get::<Toll>().cloned() {
             toll.pay(STATUS_COUNTS).await?;
         }
-        Ok(Response::new(self.gauges.open(asked_at)?))
+        Ok(Response::new(self.gauges.open(asked_at, from)?))
     }
 }
 

@@ -52,8 +52,9 @@ fn misfit(Prediction { seconds_per_byte, bound }: &Prediction, measured: f64, li
     format!(
         "the plan does not fit: a large all-reduce takes at least {:.3} ms/MB once it flows, and {:.3} ms/MB is planned, \
          bound by {bound} ({links}). This link or one like it carries less than planned, other traffic loads it, or the CPU \
-         is the bottleneck. Say what links carry (FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`) and start \
-         again, or plan anew over other switches (fanin.torch.replan)",
+         is the bottleneck. Call fanin.torch.replan on all ranks: it measures links of unknown rate anew, and can name \
+         other switches. Or say what links carry (FANIN_RATE=1gbit to ranks, --rate 1gbit to `fanin switch`) and start \
+         again; `fanin doctor --measure` on one machine first has links of unknown rate measured then",
         1e9 * measured,
         1e9 * seconds_per_byte,
     )
@@ -82,7 +83,9 @@ mod tests {
              planned, bound by the link out of 10.0.0.9:4800 (all links were measured, 1 Gbit/s). "
         ));
         assert!(
-            text.contains("FANIN_RATE") && text.contains("--rate") && text.contains("fanin.torch.replan")
+            ["FANIN_RATE", "--rate", "fanin.torch.replan", "fanin doctor --measure"]
+                .iter()
+                .all(|cure| text.contains(cure))
         );
         assert!(misfit(&planned, 32e-9, "").contains("(all links tell their rates)"));
     }

@@ -22,6 +22,8 @@ const SEEDS: u64 = 20_000;
 const SEEDS_WITH_RACKS: u64 = 10_000;
 /// The same, with services of which some die for good.
 const SEEDS_WITH_SERVICES: u64 = 5_000;
+/// The same, with services whose shares follow from wrong rates.
+const SEEDS_WITH_WRONG_RATES: u64 = 2_500;
 
 type FromSeed = fn(u64) -> Scenario;
 
@@ -112,9 +114,34 @@ fn every_seed_keeps_every_rule_where_services_die_and_others_take_over() {
 }
 
 #[test]
+fn every_seed_keeps_every_rule_where_shares_follow_from_wrong_rates() {
+    let Some(totals) = play_all(SEEDS_WITH_WRONG_RATES, Scenario::with_wrong_rates_from_seed) else { return };
+    let (lost, taken_over) = (totals.lost.into_inner(), totals.taken_over.into_inner());
+    assert!(lost > 200_000, "{lost}");
+    assert!(taken_over > 1_250, "{taken_over}");
+    // Plans are lopsided: the services' parts of a job differ much, and some services get nothing.
+    let parts = |seed: u64| {
+        let Scenario { tensors, services, .. } = Scenario::with_wrong_rates_from_seed(seed);
+        let of = |lane: usize| {
+            tensors.iter().skip(lane).step_by(services.count).map(|part| part.elements).sum::<usize>()
+        };
+        let parts: Vec<usize> = (0..services.count).map(of).collect();
+        (parts.iter().copied().min().unwrap_or(0), parts.into_iter().max().unwrap_or(0))
+    };
+    let of_all: Vec<_> = (0..1000).map(parts).collect();
+    let lopsided = of_all.iter().filter(|(least, most)| *least > 0 && most > &(4 * least)).count();
+    let without = of_all.iter().filter(|(least, most)| *least == 0 && *most > 2000).count();
+    assert!(lopsided > 20 && without > 250, "{lopsided} {without}");
+}
+
+#[test]
 fn the_same_seed_plays_the_same_way() {
-    let worlds: [FromSeed; 3] =
-        [Scenario::from_seed, Scenario::with_racks_from_seed, Scenario::with_services_from_seed];
+    let worlds: [FromSeed; 4] = [
+        Scenario::from_seed,
+        Scenario::with_racks_from_seed,
+        Scenario::with_services_from_seed,
+        Scenario::with_wrong_rates_from_seed,
+    ];
     for from_seed in worlds {
         for seed in 0..50 {
             assert_eq!(run(&from_seed(seed)), run(&from_seed(seed)), "seed {seed}");

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use fanin_plan::{Cluster, LoadSplit, Machine, Placement};
 use fanin_protocol::Instant;
 use fanin_wire::{Dtype, Op, PLACES_MAX, Pattern, WireDtype, WorkerId};
 use oorandom::Rand64;
+
+use crate::script::CHUNK_ELEMENTS;
 
 /// One tensor of the job: the same on every worker but for its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,7 +87,7 @@ pub struct Death {
     pub down: Option<Duration>,
 }
 
-/// The services that share a job: tensors go to them in turn.
+/// The services that share a job: tensors, or parts of them, go to them in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Services {
     /// How many.
@@ -180,6 +183,24 @@ impl Scenario {
         scenario
     }
 
+    /// The same with a plan that cuts each tensor into a part for each service. The plan rests on rates that are 0.1 to 10 times the true ones.
+    /// Links have no rates in this world, so wrong ones change the parts alone. A part may be empty.
+    pub fn with_wrong_rates_from_seed(seed: u64) -> Self {
+        let mut scenario = Self::with_services_from_seed(seed);
+        let mut dice = Rand64::new(u128::from(seed) ^ 0x3a7e_0000_0000);
+        let mut placement = Placement::new(&wrong_shares(&mut dice, scenario.services.count));
+        let cut = |whole: &TensorShape| {
+            let mut parts = vec![TensorShape { elements: 0, ..*whole }; scenario.services.count];
+            for (service, packets) in placement.place(whole.elements.div_ceil(CHUNK_ELEMENTS), 1) {
+                let end = (packets.end * CHUNK_ELEMENTS).min(whole.elements);
+                parts[service].elements = end - packets.start * CHUNK_ELEMENTS;
+            }
+            parts
+        };
+        scenario.tensors = scenario.tensors.iter().flat_map(cut).collect();
+        scenario
+    }
+
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
     /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8, in one as they are. In one of two some
     /// tensors have a root.
@@ -249,6 +270,19 @@ impl Scenario {
         }
         scenario
     }
+}
+
+/// Shares by wrong rates. The last service's machine may be a spare one, and the other machines train.
+fn wrong_shares(dice: &mut Rand64, services: usize) -> Vec<f64> {
+    let trains = services - dice.rand_range(0..2) as usize;
+    let mut machine = |index: usize| {
+        let right = [1e8, 1e9, 1e10][dice.rand_range(0..3) as usize];
+        let wrong = right * 10_f64.powf(2.0 * dice.rand_float() - 1.0);
+        let kind = if index < trains { Machine::training } else { Machine::spare };
+        kind(format!("m{index}"), wrong)
+    };
+    let cluster = Cluster::new((0..services).map(&mut machine).collect()).expect("rates above zero");
+    LoadSplit::of(&cluster).shares
 }
 
 fn shape(dice: &mut Rand64, budget: u64) -> TensorShape {

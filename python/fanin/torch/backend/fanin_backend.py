@@ -385,7 +385,7 @@ class FaninBackend(DelegatingBackend):
         membership = agree(store, rank, size, self._group, named, patience)
         settings = self.settings.at(membership.switch)
         timeout = self._timeout.total_seconds()
-        connected = membership.connect(settings, rank, size, timeout, patience)
+        connected = membership.connect(settings, rank, size, timeout, patience, measures_anew=True)
         try:
             with naming_absent(self._group, patience.seconds):
                 handshake.gather(store, rank, size, "joined", "", patience.left(), patience.pause)

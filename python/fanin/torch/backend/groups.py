@@ -53,8 +53,9 @@ def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None
     ("HOST:PORT[,..]") names them for all ranks, in place of those before; that of the others, who
     may have read the file at another moment, does not count. Where it is None, the ranks' machines
     sum alone. What was begun is done first, by those who began it. Then the ranks say anew what
-    their links carry, and join the services that the new plan gives a share to; `plan` and
-    `fanin status` show it. A service that is no longer named may be stopped then.
+    their links carry, and measure links of unknown rate anew, which takes about a second. They join
+    the services that the new plan gives a share to; `plan` and `fanin status` show it. A service
+    that is no longer named may be stopped then.
 
     Where that cannot be, all ranks are told why, and the group goes on as it was: the errors of
     `fanin.errors`. That takes the group's timeout at most. `RankLost` comes as soon as the group

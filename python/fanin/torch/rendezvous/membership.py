@@ -96,10 +96,12 @@ class Membership:
         world_size: int,
         timeout: float,
         patience: Patience,
+        measures_anew: bool = False,
     ) -> Connected:
         """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`.
 
-        `timeout` is that of each all-reduce, in seconds.
+        `timeout` is that of each all-reduce, in seconds. With `measures_anew` no rate of a link
+        counts that was measured before.
         """
 
         def gather(name: str, text: str, left: float) -> list[str]:
@@ -120,6 +122,7 @@ class Membership:
             trust=trusted(settings),
             look=patience.look,
             tell=patience.tell,
+            measures_anew=measures_anew,
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = replace(settings, switch=settings.switch or self.switch)
