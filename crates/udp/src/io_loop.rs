@@ -16,6 +16,7 @@ use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 /// Bytes that are handled before the machine may answer: sixteen trains, or as much in single packets. More of them gather
 /// more answers into one train; but a worker whose answer waits has its window closed meanwhile.
@@ -38,6 +39,14 @@ const SPIN_CORES_MIN: usize = 8;
 /// Up to so many sockets, less one, a sleep allocates nothing: of a worker of many paths beside a service.
 const FEW: usize = 4 + PATHS_MAX as usize;
 
+/// Packets between two sleeps from which a thread naps after it woke: a tensor of a few packets is answered at once.
+const NAP_PACKETS: u64 = 8;
+/// A nap is such a part of a round trip. As much is always on the way, so that nobody waits for this thread.
+const NAP_PART: u32 = 8;
+/// A shorter nap saves nothing: the kernel's timer alone takes as long.
+const NAP_MIN: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_micros(200);
+
 /// What a driver puts around a machine.
 pub(crate) trait Shard {
     type Machine: Endpoint<Address = Peer>;
@@ -53,6 +62,10 @@ pub(crate) trait Shard {
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
     /// Told after a round in which packets counted.
     fn progress(&mut self) {}
+    /// The shortest round trip of what is under way, if that is known.
+    fn round_trip(&mut self) -> Option<Duration> {
+        None
+    }
 }
 
 /// A machine on its thread, with all that it has there.
@@ -81,6 +94,7 @@ pub(crate) trait Tenant: Send {
     fn tell(&mut self) -> bool;
     fn timeout(&mut self) -> Option<Instant>;
     fn handle_timeout(&mut self, now: Instant);
+    fn round_trip(&mut self) -> Option<Duration>;
     fn slept(&mut self);
 }
 
@@ -163,6 +177,10 @@ where
         self.shard.machine().handle_timeout(now);
     }
 
+    fn round_trip(&mut self) -> Option<Duration> {
+        self.shard.round_trip()
+    }
+
     fn slept(&mut self) {
         self.ports.slept();
     }
@@ -176,6 +194,7 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let spins = if cores >= SPIN_CORES_MIN { SPINS } else { 0 };
     let (mut idle_rounds, mut rounds) = (0, 0usize);
+    let mut packets_before = 0;
     let mut tenants = Vec::new();
     while newcomers(&mut tenants).is_continue() {
         let mut busy = false;
@@ -222,7 +241,11 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
             std::hint::spin_loop();
         } else {
             idle_rounds = 0;
-            sleep(&mut tenants, bell, clock);
+            let packets = tenants.iter().map(|tenant| tenant.ports().packets_received()).sum::<u64>();
+            let of_tenants = tenants.iter_mut().filter_map(|tenant| tenant.round_trip());
+            let nap = nap(of_tenants.min(), packets.saturating_sub(packets_before));
+            packets_before = packets;
+            sleep(&mut tenants, bell, clock, nap);
         }
     }
 }
@@ -265,8 +288,15 @@ fn receive<S: Shard>(
     more
 }
 
-/// Sleeps until a packet, a command or a machine's timer.
-fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock) {
+/// How long a thread that packets woke leaves them waiting, so that more of them come meanwhile: to wake, to read and to answer cost as much
+/// for one packet as for a train. `packets` came since it slept last.
+fn nap(round_trip: Option<Duration>, packets: u64) -> Option<Duration> {
+    let nap = (round_trip? / NAP_PART).min(NAP_MAX);
+    (packets >= NAP_PACKETS && nap >= NAP_MIN).then_some(nap)
+}
+
+/// Sleeps until a packet, a command or a machine's timer; after a packet for as long as a nap.
+fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock, nap: Option<Duration>) {
     let timeout = tenants.iter_mut().filter_map(|tenant| tenant.timeout()).min();
     let timeout = timeout.map(|due| due.since(clock.now()));
     // Longer than poll can express is forever.
@@ -296,7 +326,11 @@ fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock) {
             tenant.ports().look_at(number);
         }
     }
-    if is_ready(&fds[count]) {
+    let is_rung = is_ready(&fds[count]);
+    if let Some(nap) = nap.filter(|_| !is_rung && fds[..count].iter().any(is_ready)) {
+        std::thread::sleep(nap);
+    }
+    if is_rung {
         bell.silence();
     }
 }
@@ -350,6 +384,16 @@ mod tests {
             ControlFlow::Continue(())
         }
         fn event(&mut self, (): ()) {}
+    }
+
+    #[test]
+    fn naps_are_a_part_of_a_round_trip_and_only_where_many_packets_come() {
+        let us = Duration::from_micros;
+        assert_eq!(nap(Some(us(800)), NAP_PACKETS), Some(us(100)));
+        assert_eq!(nap(Some(us(80_000)), NAP_PACKETS), Some(NAP_MAX));
+        assert_eq!(nap(Some(us(300)), 1000), None, "too short to save anything");
+        assert_eq!(nap(Some(us(800)), NAP_PACKETS - 1), None, "a small tensor");
+        assert_eq!(nap(None, 1000), None, "a switch, or a worker that has measured nothing");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -166,6 +167,13 @@ impl<P: Machines<Peer, Part>> Shard for WorkerShard<P> {
             }
         }
         ControlFlow::Continue(())
+    }
+
+    /// Of the fastest lane.
+    fn round_trip(&mut self) -> Option<Duration> {
+        let at_work = self.lanes.iter_mut().filter(|lane| lane.machine.outstanding() > 0);
+        let of_lanes = at_work.map(|lane| lane.machine.statistics().smoothed_rtt);
+        of_lanes.filter(|round_trip| !round_trip.is_zero()).min()
     }
 
     fn event(&mut self, (place, event): (usize, WorkerEvent<Part>)) {
