@@ -41,8 +41,8 @@ const FEW: usize = 4 + PATHS_MAX as usize;
 
 /// Packets between two sleeps from which a thread naps after it woke: a tensor of a few packets is answered at once.
 const NAP_PACKETS: u64 = 8;
-/// A nap is such a part of a round trip. As much is always on the way, so that nobody waits for this thread.
-const NAP_PART: u32 = 8;
+/// A nap is such a part of the time that its links take for all slots: as much is always on the way, so that nobody waits for this thread.
+const NAP_PART: u32 = 16;
 /// A shorter nap saves nothing: the kernel's timer alone takes as long.
 const NAP_MIN: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_micros(200);
@@ -62,8 +62,8 @@ pub(crate) trait Shard {
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
     /// Told after a round in which packets counted.
     fn progress(&mut self) {}
-    /// The shortest round trip of what is under way, if that is known.
-    fn round_trip(&mut self) -> Option<Duration> {
+    /// How long its links take for what they may have on the way, if their rates are known: that of the soonest.
+    fn turn(&self) -> Option<Duration> {
         None
     }
 }
@@ -94,7 +94,7 @@ pub(crate) trait Tenant: Send {
     fn tell(&mut self) -> bool;
     fn timeout(&mut self) -> Option<Instant>;
     fn handle_timeout(&mut self, now: Instant);
-    fn round_trip(&mut self) -> Option<Duration>;
+    fn turn(&self) -> Option<Duration>;
     fn slept(&mut self);
 }
 
@@ -177,8 +177,8 @@ where
         self.shard.machine().handle_timeout(now);
     }
 
-    fn round_trip(&mut self) -> Option<Duration> {
-        self.shard.round_trip()
+    fn turn(&self) -> Option<Duration> {
+        self.shard.turn()
     }
 
     fn slept(&mut self) {
@@ -242,8 +242,8 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
         } else {
             idle_rounds = 0;
             let packets = tenants.iter().map(|tenant| tenant.ports().packets_received()).sum::<u64>();
-            let of_tenants = tenants.iter_mut().filter_map(|tenant| tenant.round_trip());
-            let nap = nap(of_tenants.min(), packets.saturating_sub(packets_before));
+            let turn = tenants.iter().filter_map(|tenant| tenant.turn()).min();
+            let nap = nap(turn, packets.saturating_sub(packets_before));
             packets_before = packets;
             sleep(&mut tenants, bell, clock, nap);
         }
@@ -290,8 +290,8 @@ fn receive<S: Shard>(
 
 /// How long a thread that packets woke leaves them waiting, so that more of them come meanwhile: to wake, to read and to answer cost as much
 /// for one packet as for a train. `packets` came since it slept last.
-fn nap(round_trip: Option<Duration>, packets: u64) -> Option<Duration> {
-    let nap = (round_trip? / NAP_PART).min(NAP_MAX);
+fn nap(turn: Option<Duration>, packets: u64) -> Option<Duration> {
+    let nap = (turn? / NAP_PART).min(NAP_MAX);
     (packets >= NAP_PACKETS && nap >= NAP_MIN).then_some(nap)
 }
 
@@ -387,13 +387,13 @@ mod tests {
     }
 
     #[test]
-    fn naps_are_a_part_of_a_round_trip_and_only_where_many_packets_come() {
+    fn naps_are_a_part_of_what_links_take_and_only_where_many_packets_come() {
         let us = Duration::from_micros;
-        assert_eq!(nap(Some(us(800)), NAP_PACKETS), Some(us(100)));
+        assert_eq!(nap(Some(us(1600)), NAP_PACKETS), Some(us(100)));
         assert_eq!(nap(Some(us(80_000)), NAP_PACKETS), Some(NAP_MAX));
-        assert_eq!(nap(Some(us(300)), 1000), None, "too short to save anything");
-        assert_eq!(nap(Some(us(800)), NAP_PACKETS - 1), None, "a small tensor");
-        assert_eq!(nap(None, 1000), None, "a switch, or a worker that has measured nothing");
+        assert_eq!(nap(Some(us(700)), 1000), None, "too short to save anything");
+        assert_eq!(nap(Some(us(1600)), NAP_PACKETS - 1), None, "a small tensor");
+        assert_eq!(nap(None, 1000), None, "a switch, or links of unknown rate");
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub(crate) struct WorkerShard<P: Machines<Peer, Part>> {
     pub(crate) shared: Arc<Shared>,
     /// That of all lanes, when it was told last.
     pub(crate) progress: u64,
+    /// How long the fastest lane's link takes for all of its slots; none if a rate is unknown.
+    pub(crate) turn: Option<Duration>,
 }
 
 impl<P: Machines<Peer, Part>> Drop for WorkerShard<P> {
@@ -169,11 +171,8 @@ impl<P: Machines<Peer, Part>> Shard for WorkerShard<P> {
         ControlFlow::Continue(())
     }
 
-    /// Of the fastest lane.
-    fn round_trip(&mut self) -> Option<Duration> {
-        let at_work = self.lanes.iter_mut().filter(|lane| lane.machine.outstanding() > 0);
-        let of_lanes = at_work.map(|lane| lane.machine.statistics().smoothed_rtt);
-        of_lanes.filter(|round_trip| !round_trip.is_zero()).min()
+    fn turn(&self) -> Option<Duration> {
+        self.turn
     }
 
     fn event(&mut self, (place, event): (usize, WorkerEvent<Part>)) {

@@ -287,6 +287,7 @@ async fn sum(
         switch: connection.address,
         shards: admitted.shards,
         share: 1.0,
+        rate_bps: None,
         home: None,
     };
     let driver = WorkerDriver::start(WorkerConfig {

@@ -353,7 +353,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             probes += u32::from(!self.in_flight.is_overtaken(index));
             self.send_again(index);
         }
-        self.probed |= probes > 0;
+        if probes > 0 {
+            self.probed = true;
+            self.core.round_trip.probed();
+        }
     }
 
     /// Sends the first chunks that are in flight again, and doubts the others: nothing was answered

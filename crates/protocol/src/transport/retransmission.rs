@@ -33,6 +33,8 @@ pub(crate) struct RoundTrip {
     variation: Duration,
     backoff: u32,
     backed_off: Option<Instant>,
+    /// Probes since the last measurement.
+    probes: u32,
 }
 
 impl RoundTrip {
@@ -40,7 +42,7 @@ impl RoundTrip {
     const INITIAL_TIMEOUT: Duration = Duration::from_millis(50);
 
     pub(crate) const fn new(config: RetransmissionConfig) -> Self {
-        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None }
+        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None, probes: 0 }
     }
 
     /// Begins anew: what was measured was another path.
@@ -56,7 +58,7 @@ impl RoundTrip {
     /// sample counts for more than twice the mean, or they would all drive each other up; a sample
     /// beyond the ceiling tells of a late worker, not of the path.
     pub(crate) fn measure(&mut self, round_trip: Duration) {
-        self.backoff = 0;
+        (self.backoff, self.probes) = (0, 0);
         if round_trip > self.config.ceiling {
             return;
         }
@@ -86,9 +88,16 @@ impl RoundTrip {
 
     /// How long the last packets of a stream wait before they are sent again for the first time, if
     /// a round trip was measured. Nothing follows them whose answer would show that they are lost,
-    /// and a timeout is many round trips (the probe of RFC 8985, 7.2).
+    /// and a timeout is many round trips (the probe of RFC 8985, 7.2). It grows with each probe until
+    /// something is measured: what is sent again measures nothing, and another worker may always be
+    /// as late.
     pub(crate) fn probe(&self) -> Option<Duration> {
-        Some(self.smoothed? + self.margin() / 4)
+        Some(self.smoothed? + self.margin() / 4 * (1 << self.probes.min(16)))
+    }
+
+    /// A stream's last packets were sent again.
+    pub(crate) const fn probed(&mut self) {
+        self.probes = self.probes.saturating_add(1);
     }
 
     /// How long a packet waits that was sent before one which is answered, if a round trip was

@@ -91,6 +91,33 @@ fn a_streams_last_packets_are_asked_for_once_before_their_timeout() {
 }
 
 #[test]
+fn a_worker_that_is_always_late_is_soon_asked_no_more() {
+    let mut rack = measured(2, 16);
+    let late = Duration::from_millis(5);
+    let mut train = vec![0; 65536];
+    for number in 0..40 {
+        let before = sent(&rack);
+        rack.workers[0].submit(Numbers::Int(vec![1; ELEMENTS]), Op::Sum);
+        let end = rack.now + late;
+        loop {
+            while let Some(sent) = rack.workers[0].poll_transmit(rack.now, &mut train) {
+                for packet in train[..sent.bytes].chunks(sent.segment_bytes) {
+                    rack.switch.handle_packet(rack.now, 0, packet);
+                }
+            }
+            if rack.now == end {
+                break;
+            }
+            rack.now = rack.workers[0].poll_timeout().map_or(end, |due| due.min(end));
+            rack.workers[0].handle_timeout(rack.now);
+        }
+        rack.workers[1].submit(Numbers::Int(vec![1; ELEMENTS]), Op::Sum);
+        rack.settle(|_| false);
+        assert!(number < 15 || sent(&rack) == before + 2, "tensor {number}: {}", sent(&rack) - before);
+    }
+}
+
+#[test]
 fn a_full_window_of_a_late_worker_is_not_asked_for_before_the_timeout() {
     let mut rack = measured(2, 4);
     let mut train = vec![0; 65536];
