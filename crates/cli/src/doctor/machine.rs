@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fanin_controller::{Route, interface_rate_bps};
-use fanin_protocol::control::{self, RATE_DEFAULT_BPS, pool_slots};
+use fanin_protocol::control::{self, RATE_DEFAULT_BPS, window_packets};
 use fanin_udp::{IoStatistics, SocketProbe};
 use fanin_wire::{WireDtype, packet_bytes};
 
@@ -24,9 +24,9 @@ pub(super) struct Window {
 
 impl Window {
     /// Bytes of receive buffer that keep `ranks` windows from being lost, or cut: double, since the
-    /// kernel counts its own bookkeeping against the buffer (see `pool_slots`).
+    /// kernel counts its own bookkeeping against the buffer (see `window_packets`).
     fn buffer_bytes(&self, ranks: u16) -> usize {
-        let slots = pool_slots(&control::Path {
+        let slots = window_packets(&control::Path {
             rate_bps: self.rate_bps.unwrap_or(RATE_DEFAULT_BPS),
             rtt: self.rtt,
             senders: ranks,

@@ -159,7 +159,7 @@ async fn join_all(
             rank = rank.0,
             protocol = config.protocol.name(),
             share = service.share,
-            in_flight = admitted.job.in_flight(),
+            slots = admitted.job.in_flight(),
             elements = admitted.job.elements(),
             wire_dtype = config.travels_as().name(),
             security = config.agreed.security.name(),

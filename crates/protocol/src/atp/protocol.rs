@@ -19,7 +19,7 @@ use super::{
 use crate::aggregation::admission::{self, ELEMENTS};
 use crate::control::{
     Gathered, Hop, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms, narrow,
-    pool_slots, read,
+    read, window_packets,
 };
 use crate::machine::{Address, JobIdentity, Tensor};
 use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
@@ -194,7 +194,7 @@ impl Protocol for Atp {
         let Hierarchy { levels, directions, aggregators } = hierarchy(&ranks.ways())?;
         let mut path = ranks.path(ranks.world_size());
         path.wire_dtype = WireDtype::SharedExponent;
-        let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(|| pool_slots(&path)));
+        let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(|| window_packets(&path)));
         let elements = terms.elements.into();
         // More than an index can name help nobody.
         let aggregators = aggregators.min(AGGREGATORS_MAX);

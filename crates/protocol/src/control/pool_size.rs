@@ -1,4 +1,4 @@
-//! How many slots a job needs (SwitchML Appendix C), and what they cost.
+//! How many packets a rank has on the way (SwitchML Appendix C), and what slots cost.
 
 use core::time::Duration;
 
@@ -13,26 +13,26 @@ pub const RATE_DEFAULT_BPS: u64 = 10_000_000_000;
 /// results, the worker reads them. About 200 µs.
 pub const HOST_PROCESSING: Duration = Duration::from_micros(200);
 
-/// Fewest slots a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
-pub const SLOTS_AUTOMATIC_MIN: u16 = 64;
-/// Fewest slots a shard of the service with the largest share of several, if [`PORT_BYTES`] has room for so many of each rank. A rank's
+/// Fewest packets a shard that are chosen without a request: below it, trains are too short to pay for their system calls.
+pub const WINDOW_MIN: u16 = 64;
+/// Fewest packets a shard of the service with the largest share of several, if [`PORT_BYTES`] has room for so many of each rank. A rank's
 /// packets in flight to all services share its link. Packets beyond what it carries wait there at the start and the end of each tensor.
-pub const SLOTS_AUTOMATIC_MIN_OF_MANY: u16 = 32;
+pub const WINDOW_MIN_OF_MANY: u16 = 32;
 /// The windows of all ranks to one shard of a service have so many bytes together. The service's link is often no faster than theirs.
 /// Packets that come at once then wait in the buffer of a single port. An unmanaged switch has 100 to 200 kB a port. Some of the packets
 /// are on their way back as results meanwhile. Shards do not share this number: trains of 8 packets took longer than the losses.
 const PORT_BYTES: usize = 200_000;
-/// Fewest slots a shard of a service whose share is ever so small.
-const SLOTS_AUTOMATIC_LEAST: u16 = 8;
+/// Fewest packets a shard of a service whose share is ever so small.
+const WINDOW_LEAST: u16 = 8;
 /// A share as large as the largest one of the job: [`Path::portion`] counts in parts of this.
 pub const PORTION_WHOLE: u16 = 1024;
-/// Most slots a shard that are chosen without a request.
-pub const SLOTS_AUTOMATIC_MAX: u16 = 4096;
+/// Most packets a shard that are chosen without a request.
+pub const WINDOW_MAX: u16 = 4096;
 
 /// Elements of a unit that the switch's memory is counted in.
 pub(crate) const UNIT_ELEMENTS: u32 = 256;
 
-/// What decides a pool's size.
+/// What decides a window's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// The slowest rank's rate.
@@ -53,28 +53,28 @@ pub struct Path {
     pub portion: Option<u16>,
 }
 
-/// Slots a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
-/// matches it), divided among the shards, and between [`SLOTS_AUTOMATIC_MIN`] (of one of several services: from 8 to
-/// [`SLOTS_AUTOMATIC_MIN_OF_MANY`], as its share and the number of ranks are) and [`SLOTS_AUTOMATIC_MAX`].
+/// A window in a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
+/// matches it), divided among the shards, and between [`WINDOW_MIN`] (of one of several services: from 8 to
+/// [`WINDOW_MIN_OF_MANY`], as its share and the number of ranks are) and [`WINDOW_MAX`].
 ///
-/// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole pool at once. Half of
+/// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole window at once. Half of
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
 #[must_use]
-pub fn pool_slots(path: &Path) -> u16 {
+pub fn window_packets(path: &Path) -> u16 {
     let packet = chunk_packet_bytes(usize::from(path.elements), path.wire_dtype) as u128;
     let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
     let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
     let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
-    let least = path.portion.map_or(SLOTS_AUTOMATIC_MIN, |portion| {
+    let least = path.portion.map_or(WINDOW_MIN, |portion| {
         let room = PORT_BYTES / packet as usize / usize::from(path.senders.max(1));
         let most = u16::try_from(room).unwrap_or(u16::MAX);
-        least_of_many(portion, most.clamp(SLOTS_AUTOMATIC_LEAST, SLOTS_AUTOMATIC_MIN_OF_MANY))
+        least_of_many(portion, most.clamp(WINDOW_LEAST, WINDOW_MIN_OF_MANY))
     });
-    let wanted = wanted.clamp(least.into(), SLOTS_AUTOMATIC_MAX.into());
-    let wanted = u16::try_from(wanted).map_or(SLOTS_AUTOMATIC_MAX, u16::next_power_of_two);
+    let wanted = wanted.clamp(least.into(), WINDOW_MAX.into());
+    let wanted = u16::try_from(wanted).map_or(WINDOW_MAX, u16::next_power_of_two);
 
     let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.senders.max(1));
-    let fit = u16::try_from(fit).unwrap_or(SLOTS_AUTOMATIC_MAX).clamp(1, SLOTS_AUTOMATIC_MAX);
+    let fit = u16::try_from(fit).unwrap_or(WINDOW_MAX).clamp(1, WINDOW_MAX);
     wanted.min(1 << fit.ilog2())
 }
 
@@ -85,7 +85,7 @@ fn least_of_many(portion: u16, most: u16) -> u16 {
     let most = 1 << most.ilog2();
     let least = u32::from(most) * 2 * u32::from(portion);
     let least = least.div_ceil(PORTION_WHOLE.into()).next_power_of_two();
-    (least as u16).clamp(SLOTS_AUTOMATIC_LEAST, most)
+    (least as u16).clamp(WINDOW_LEAST, most)
 }
 
 /// What a job of `slots` slots of `elements` takes of a shard's pool, in units of 256 elements: two sums in words of 32 bits, in
@@ -122,47 +122,47 @@ mod tests {
     #[test]
     fn one_of_many_services_gets_along_with_fewer() {
         let slow = Path { portion: Some(PORTION_WHOLE), ..path(125_000_000, 50) };
-        assert_eq!(pool_slots(&slow), 32);
-        assert_eq!(pool_slots(&Path { portion: Some(PORTION_WHOLE), ..path(10_000_000_000, 50) }), 512);
-        let of_share = |portion: u16| pool_slots(&Path { portion: Some(portion), ..slow });
+        assert_eq!(window_packets(&slow), 32);
+        assert_eq!(window_packets(&Path { portion: Some(PORTION_WHOLE), ..path(10_000_000_000, 50) }), 512);
+        let of_share = |portion: u16| window_packets(&Path { portion: Some(portion), ..slow });
         assert_eq!(
             [PORTION_WHOLE, 512, 257, 256, 128, 1].map(of_share),
             [32, 32, 32, 16, 8, 8],
             "as the shares are"
         );
-        let of_ranks = |senders| pool_slots(&Path { senders, elements: 352, ..slow });
+        let of_ranks = |senders| window_packets(&Path { senders, elements: 352, ..slow });
         assert_eq!([2, 4, 5, 8, 9, 64].map(of_ranks), [32, 32, 16, 16, 8, 8], "as a port's buffer is");
     }
 
     #[test]
     fn ten_gigabit_needs_the_next_power_of_two_above_its_product() {
         // 10 Gbit/s over 50 + 200 µs are 312500 bytes, 296 packets of 1056.
-        assert_eq!(pool_slots(&path(10_000_000_000, 50)), 512);
-        assert_eq!(pool_slots(&Path { elements: 352, ..path(10_000_000_000, 50) }), 256);
+        assert_eq!(window_packets(&path(10_000_000_000, 50)), 512);
+        assert_eq!(window_packets(&Path { elements: 352, ..path(10_000_000_000, 50) }), 256);
     }
 
     #[test]
     fn shards_divide_the_product() {
-        assert_eq!(pool_slots(&Path { shards: 4, ..path(10_000_000_000, 50) }), 128);
+        assert_eq!(window_packets(&Path { shards: 4, ..path(10_000_000_000, 50) }), 128);
     }
 
     #[test]
     fn extremes_are_clamped() {
-        assert_eq!(pool_slots(&path(1, 0)), 64);
+        assert_eq!(window_packets(&path(1, 0)), 64);
         assert_eq!(
-            pool_slots(&path(u64::MAX, u64::MAX)),
+            window_packets(&path(u64::MAX, u64::MAX)),
             1024,
             "the buffer has room for 1985 packets a worker"
         );
-        assert_eq!(pool_slots(&Path { receive_buffer_bytes: 1 << 40, ..path(u64::MAX, u64::MAX) }), 4096);
+        assert_eq!(window_packets(&Path { receive_buffer_bytes: 1 << 40, ..path(u64::MAX, u64::MAX) }), 4096);
     }
 
     #[test]
     fn a_small_receive_buffer_wins_over_the_minimum() {
         // The usual limit of an unprivileged process, 208 KiB, for 8 workers: 12 packets each, so 8.
         let small = Path { senders: 8, receive_buffer_bytes: 212_992, ..path(10_000_000_000, 50) };
-        assert_eq!(pool_slots(&small), 8);
-        assert_eq!(pool_slots(&Path { receive_buffer_bytes: 0, ..small }), 1);
+        assert_eq!(window_packets(&small), 8);
+        assert_eq!(window_packets(&Path { receive_buffer_bytes: 0, ..small }), 1);
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn what_gathers_in_a_pool_of_a_chosen_size_is_no_more_than_half_of_the_receive_buffer() {
         let path = path(100_000_000_000, 200);
-        let slots = pool_slots(&path);
+        let slots = window_packets(&path);
         let sums = pool_units(slots, path.elements, path.wire_dtype, 0);
         let all = pool_units(slots, path.elements, path.wire_dtype, path.senders as u8);
         let bytes = usize::try_from((all - sums) * 2 * 4 * UNIT_ELEMENTS).unwrap();
@@ -207,8 +207,8 @@ mod tests {
         // Room for 64 packets of 1448 bytes from each of 4 workers, and not for 64 of 1452.
         let tight =
             Path { elements: 352, receive_buffer_bytes: 2 * 4 * 64 * 1448, ..path(10_000_000_000, 50) };
-        assert_eq!(pool_slots(&tight), 64);
-        assert_eq!(pool_slots(&Path { wire_dtype: WireDtype::Bfloat16, ..tight }), 32);
+        assert_eq!(window_packets(&tight), 64);
+        assert_eq!(window_packets(&Path { wire_dtype: WireDtype::Bfloat16, ..tight }), 32);
     }
 
     proptest! {
@@ -220,10 +220,10 @@ mod tests {
         ) {
             let rtt = Duration::from_nanos(rtt_ns);
             let path = Path { rate_bps, rtt, senders, elements, wire_dtype, shards, receive_buffer_bytes, portion: None };
-            let slots = pool_slots(&path);
+            let slots = window_packets(&path);
             let packet = chunk_packet_bytes(usize::from(elements), wire_dtype);
             let bytes = usize::from(slots) * usize::from(senders) * packet;
-            prop_assert!(slots.is_power_of_two() && slots <= SLOTS_AUTOMATIC_MAX);
+            prop_assert!(slots.is_power_of_two() && slots <= WINDOW_MAX);
             prop_assert!(slots == 1 || bytes <= receive_buffer_bytes / 2);
         }
     }

@@ -195,10 +195,9 @@ impl<'a> Gathered<'a> {
 /// What a job will be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Packets of a rank that may be in flight in a shard, each in a place of its own; what a rank that
-    /// goes on has as many of.
+    /// Slots of a rank in a shard; of ATP, fragments. A rank that resumes keeps this number.
     pub in_flight: u16,
-    /// Those of them that are in flight at once at most.
+    /// Packets of a rank that may be in flight in a shard.
     pub window: u16,
     /// Elements of a full packet, as the protocol counts them.
     pub elements: u16,

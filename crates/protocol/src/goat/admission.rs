@@ -17,9 +17,9 @@ use super::{
 };
 use crate::aggregation::admission;
 use crate::control::{
-    Gathered, Malformed, Memory, Seats, Share, SwitchTree, Terms, narrow, pool_slots, read,
+    Gathered, Malformed, Memory, Seats, Share, SwitchTree, Terms, narrow, read, window_packets,
 };
-use crate::control::{Path, Refusal, SLOTS_AUTOMATIC_MIN};
+use crate::control::{Path, Refusal, WINDOW_MIN};
 use crate::machine::JobIdentity;
 use crate::machines::Peers;
 use core::time::Duration;
@@ -261,12 +261,12 @@ pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
 /// A window where ranks ask for none.
 fn window(path: &Path, planned: u32) -> u16 {
     if planned == 0 {
-        return pool_slots(path);
+        return window_packets(path);
     }
     // As far ahead of a late rank as there is room where all send at once, and no further than switches sum: what is on the way beyond
     // that would come to the root once from every rank.
     let endless = Path { rate_bps: u64::MAX, rtt: Duration::MAX, ..*path };
-    planned.max(SLOTS_AUTOMATIC_MIN.into()).min(pool_slots(&endless).into()) as u16
+    planned.max(WINDOW_MIN.into()).min(window_packets(&endless).into()) as u16
 }
 
 /// Fragments that a plan says where to sum: those of the model, or as many as a switch holds of an endless one.

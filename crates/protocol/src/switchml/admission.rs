@@ -11,7 +11,7 @@ use super::racks::{Racks, racks};
 use super::restore::restorers;
 use super::{Contributions, JobConfig, RankTerms, SLOTS_MAX, SwitchJob, Upstream};
 use crate::control::{
-    Gathered, IN_FLIGHT_MAX, Malformed, Refusal, Seats, Terms, narrow, pool_slots, pool_units, read,
+    Gathered, IN_FLIGHT_MAX, Malformed, Refusal, Seats, Terms, narrow, pool_units, read, window_packets,
 };
 use crate::machine::JobIdentity;
 
@@ -88,7 +88,7 @@ pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let asked = ranks.in_flight();
     let (slots, elements) = match resumes.first() {
         Some(resume) => (resume.in_flight, resume.elements),
-        None => (asked.unwrap_or_else(|| POOL_WINDOWS * pool_slots(&path)), ranks.elements),
+        None => (asked.unwrap_or_else(|| POOL_WINDOWS * window_packets(&path)), ranks.elements),
     };
     let window = if asked.is_some() { slots } else { slots.div_ceil(POOL_WINDOWS) };
     let completed: Vec<&[Vec<u32>]> = resumes.iter().map(|resume| resume.completed.as_slice()).collect();

@@ -89,7 +89,7 @@ mod tests {
 
     fn pools(topology: &Topology, workers: &[NodeId]) -> Result<Placement, PlacementError> {
         let timeout = Duration::from_millis(1);
-        let system = SwitchMl { elements: 256, slots: 16, timeout, timeouts_only: false };
+        let system = SwitchMl { elements: 256, slots: 16, window: 16, timeout, timeouts_only: false };
         system.place(topology, workers, (JobId(1), Key::new(2)))
     }
 

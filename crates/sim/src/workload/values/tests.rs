@@ -62,6 +62,7 @@ fn system(summer: Summer) -> Arc<dyn System> {
         Summer::SwitchMl => Arc::new(SwitchMl {
             elements: PACKET as u16,
             slots: 1,
+            window: 1,
             timeout: Duration::from_millis(1),
             timeouts_only: false,
         }),
