@@ -411,7 +411,7 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: 
     let pool = SwitchMl {
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
         slots: window,
-        window: if index % 2 == 0 { window } else { window.div_ceil(2) },
+        window: if index.is_multiple_of(2) { window } else { window.div_ceil(2) },
         timeout,
         // The paper's worker sends the same again at the same times. Packets beyond what the links
         // carry are lost at the same times, too, and may never get through.
