@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import Final, TypeAlias
 
@@ -22,6 +23,8 @@ _Of: TypeAlias = tuple[str, str | None]
 # A collected group gives its service back wherever the collector runs, also in `host`.
 _lock = threading.RLock()
 _hosted: dict[_Of, Hosted] = {}
+# When all services end that are left at exit (`time.monotonic`): they are stopped in turn.
+_exit_by: float | None = None
 
 
 def _forget() -> None:
@@ -78,4 +81,14 @@ def host(address: str, secret_file: str | None = None) -> Hosted:
 
 def _end(owner: int, switch: _fanin.Switch) -> None:
     if os.getpid() == owner:  # a forked child has none of its threads
-        switch.stop(LINGER)
+        switch.stop(_patience())
+
+
+def _patience() -> float:
+    """Return how long a service may stay now, in seconds."""
+    global _exit_by
+    if threading.main_thread().is_alive():
+        return LINGER
+    if _exit_by is None:
+        _exit_by = time.monotonic() + LINGER
+    return max(_exit_by - time.monotonic(), 0.0)

@@ -184,11 +184,10 @@ class Ranks:
                 self._check_ways(places, services(jobs[0]), settings, gather, deadline)
             # A rank lives on the threads of one service.
             switch = hosted[0].switch if hosted else None
-            # A plane's places name no others.
             interfaces = [
-                at.interface
+                here.nics[plane.number].interface
                 for plane in planes
-                if here.nics and not (at := plane.places[rank]).nics and at.interface
+                if here.nics and plane.is_named
             ]
             connected = Connected(enter(services(mine), planned, switch), hosted, interfaces)
             self._compare_keys(places, here, connected, gather)

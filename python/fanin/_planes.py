@@ -12,6 +12,7 @@ Absent: ways around a plane that fails while a job runs. Whoever it cuts off is 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from fanin._services import (
     Service,
     Split,
     bracketed,
+    is_loopback,
     levelled,
     machines,
     split,
@@ -36,7 +38,7 @@ from fanin._settings import Settings
 # torch's: it names the interfaces that Gloo uses, in turn, with commas between.
 GLOO_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
 # Most interfaces of a machine: a process has a service at each.
-NICS_MAX: Final = 8
+NICS_MAX: Final = 4
 CAUSE_MAX: Final = 200
 SUBNETS: Final = (
     "name interfaces in one order on all machines, each in a subnet of its own (ip -br address)"
@@ -84,6 +86,11 @@ def _nic(name: str, settings: Settings) -> Nic:
         address = _fanin.interface_address(name, linked=True)
     except ValueError as cause:
         return Nic(name, "", None, str(cause)[:CAUSE_MAX])
+    found = ipaddress.ip_address(address)
+    if found.version == 6 and found.is_link_local:
+        # An interface's other addresses come before it.
+        cure = f"give it one of a subnet (ip address add ADDR/BITS dev {name})"
+        return Nic(name, "", None, f"{address} is of its link alone: {cure}")
     route = _fanin.route_to(f"{bracketed(address)}:9")
     told = None if route is None else route[2]
     return Nic(name, address, settings.rate_bps or told)
@@ -99,6 +106,9 @@ class Plane:
     """The ranks' places, as if their machines had no other interface."""
     switches: list[int]
     """The numbers of rank 0's switches that are in it."""
+    is_named: bool = False
+    """Whether the interfaces are those of one number that users name, and not just the machines'
+    addresses."""
 
     @property
     def name(self) -> str:
@@ -144,15 +154,20 @@ def agreed(places: Sequence[Place], rank: int, gather: Gather) -> tuple[list[Pla
         return alone, []
     mine = json.dumps([_obstacle(places, rank, number) for number in range(count)])
     told: list[list[str]] = [json.loads(text) for text in gather("planes", mine)]
-    whole, wrong = [], []
+    whole: list[int] = []
+    wrong = []
     for number in range(count):
         at, obstacle = next(
             ((at, each[number]) for at, each in enumerate(told) if each[number]), (0, "")
         )
+        unused = f"interface {number + 1} of those that {GLOO_VARIABLE} names is not used"
         if obstacle:
+            wrong.append(f"{unused}: on rank {at}'s machine ({places[at].name}) {obstacle}")
+        elif whole and _family(places, number) != _family(places, whole[0]):
             wrong.append(
-                f"interface {number + 1} of those that {GLOO_VARIABLE} names is not used: on rank "
-                f"{at}'s machine ({places[at].name}) {obstacle}"
+                f"{unused}: its addresses are {_family(places, number)}, and those of interface "
+                f"{whole[0] + 1} are {_family(places, whole[0])}. Give both IPv4 addresses on all "
+                "machines, or leave one of them out"
             )
         else:
             whole.append(number)
@@ -162,14 +177,25 @@ def agreed(places: Sequence[Place], rank: int, gather: Gather) -> tuple[list[Pla
     # Ranks that name other switches than rank 0 may be in racks, and see them by other ways.
     alike = all(place.switches == first.switches for place in places if place.switches)
     at_address = {nic.address: number for number in whole if (nic := first.nic(number))}
-    ways = [at_address.get(way or "", whole[0]) if alike else whole[0] for way in first.ways]
+    # Rank 0 tells no ways if it names one interface alone.
+    known = first.ways if alike and first.ways else [None] * len(first.switches)
+    ways = [at_address.get(way or "", whole[0]) for way in known]
     planes = []
     for number in whole:
         switches = [switch for switch, plane in enumerate(ways) if plane == number]
         keeps_all = number == whole[0] and not alike
-        seen = [_seen(place, number, None if keeps_all else switches) for place in places]
-        planes.append(Plane(number, seen, switches))
+        seen = [
+            _seen(place, number, len(whole), None if keeps_all else switches) for place in places
+        ]
+        planes.append(Plane(number, seen, switches, is_named=True))
     return planes, wrong
+
+
+def _family(places: Sequence[Place], number: int) -> str:
+    """Return which addresses the machines have in a plane that all are in."""
+    found = [nic.address for place in places if (nic := place.nic(number)) is not None]
+    # A rank that names no interface may tell a loopback address of the other kind.
+    return "IPv6" if any(":" in each and not is_loopback(each) for each in found) else "IPv4"
 
 
 def _obstacle(places: Sequence[Place], rank: int, number: int) -> str:
@@ -180,30 +206,46 @@ def _obstacle(places: Sequence[Place], rank: int, number: int) -> str:
         return f"it names {names or 'none'} alone"
     if nic.wrong:
         return f"{nic.interface} has no use: {nic.wrong}"
-    # A machine's ranks have the same addresses.
+    # A machine's ranks have the same addresses. A loopback address is not yet that of its service.
     others = {
         theirs.address: other.name
         for other in places
         if other.machine != here.machine
         and (theirs := other.nic(number)) is not None
         and not theirs.wrong
+        and not is_loopback(theirs.address)
     }
     for address, name in others.items():
         route = _fanin.route_to(f"{bracketed(address)}:9")
         if route is None:
-            return f"no way leads to {address} ({name})"[:CAUSE_MAX]
-        if route[0] != nic.address:
+            return f"no way leads to {address} ({name})"[:CAUSE_MAX] + f": {SUBNETS}"
+        if here.nics:
+            is_by_nic = route[0] == nic.address
+        else:
+            # A rank that names no interface may tell another address of it.
+            is_by_nic = is_loopback(nic.address) or (route[1] or "") == nic.interface
+        if not is_by_nic:
             way = f"leave by {route[1]} ({route[0]}) in place of {nic.interface} ({nic.address})"
             return f"packets to {address} ({name}) {way}"[:CAUSE_MAX] + f": {SUBNETS}"
     return ""
 
 
-def _seen(place: Place, number: int, switches: Sequence[int] | None) -> Place:
-    """Return a place as a plane has it, with those of its switches; None: with all."""
+def _seen(place: Place, number: int, planes: int, switches: Sequence[int] | None) -> Place:
+    """Return a place as a plane has it, with those of its switches; None: with all.
+
+    The planes share the machine's cores.
+    """
     nic = place.nic(number)
     assert nic is not None, "a plane that a machine lacks is not used"
+    summed = place.summed_bytes_per_s
     seen = replace(
-        place, address=nic.address, interface=nic.interface, rate_bps=nic.rate_bps, nics=[], ways=[]
+        place,
+        address=nic.address,
+        interface=nic.interface,
+        rate_bps=nic.rate_bps,
+        summed_bytes_per_s=None if summed is None else summed // planes,
+        nics=[],
+        ways=[],
     )
     if switches is None:
         return seen

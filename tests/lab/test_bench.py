@@ -311,7 +311,7 @@ def test_machines_that_cannot_be_cast_are_refused_with_the_reason() -> None:
         *("--workers", "3", "--ranks-per-machine", "2", "--mtu", "1500")
     )
     assert "atp sums in its switches" in refusal("--protocol", "atp", "--spares", "1")
-    assert "--nics: several links are for" in refusal("--nics", "2", "--plan", "switch")
+    assert "--nics needs the ranks' own services" in refusal("--nics", "2", "--plan", "switch")
     one = ("--workers", "1", "--rate", "1gbit", "--background", "tcp")
     assert "--background tcp needs two machines" in refusal(*one)
     assert "atp has no plan" in refusal("--protocol", "atp", "--rate", "1gbit", "--untold")

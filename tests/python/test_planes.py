@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fanin
@@ -19,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin import _fanin, _planes
+from fanin import _fanin, _hosting, _planes
 from fanin._planes import Part, Plane, agreed, divided, summary
 from fanin._rates import Measured
 from fanin._services import Links, Nic, Place
@@ -186,9 +188,107 @@ def test_a_switch_is_in_the_plane_whose_subnet_leads_to_it(monkeypatch: pytest.M
     assert (second.switches, second.switch_rates, second.switch_sums) == (["a:1"], [1], [4])
 
 
+@pytest.mark.parametrize("others", ["a:1,b:1", "c:1,d:1"], ids=["equal", "unlike"])
+def test_a_first_rank_with_one_interface_has_its_switches_in_the_first_plane(
+    monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    named = {"switch_rates": [None] * 2}
+    places = [
+        place(0, switches=["a:1", "b:1"], **named),
+        several(1, None, None, switches=others.split(","), ways=["10.1.0.2"] * 2, **named),
+    ]
+    (plane,), unused = planes_of(monkeypatch, places)
+    assert len(unused) == 1
+    assert plane.switches == [0, 1]
+    assert [at.switches for at in plane.places] == [at.switches for at in places]
+    parts = divided([plane], [None])
+    assert parts is not None
+    services = parts[0].services(range(2), ["0", "1"], ["a:1", "b:1"])
+    assert [at for at, *_ in services if ":" in at] == ["a:1", "b:1"]
+    assert sum(share for _, share, *_ in services) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["IPv4", "IPv6"])
+def test_planes_of_unlike_addresses_are_not_used_together(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    def at(machine: int) -> list[str]:
+        addresses = [f"10.0.0.{machine + 1}", f"fd00::{machine + 1}"]
+        return addresses[first:] + addresses[:first]
+
+    def routes(machine: int) -> Callable[[str], tuple[str, str, None]]:
+        ways = {to.startswith("["): (own, f"eth{i}", None) for i, own, to in ends(machine)}
+        return lambda to: ways[to.startswith("[")]
+
+    def ends(machine: int) -> list[tuple[int, str, str]]:
+        return [(i, own, f"[{own}]" if ":" in own else own) for i, own in enumerate(at(machine))]
+
+    places = [
+        place(i, nics=[Nic(f"eth{n}", own, None) for n, own in enumerate(at(i))]) for i in range(2)
+    ]
+    planes, unused = planes_of(monkeypatch, places, [routes(0), routes(1)])
+    assert [plane.number for plane in planes] == [0]
+    kinds = ["IPv6", "IPv4"][first:] + ["IPv6", "IPv4"][:first]
+    assert unused == [
+        "interface 2 of those that GLOO_SOCKET_IFNAME names is not used: its addresses are "
+        f"{kinds[0]}, and those of interface 1 are {kinds[1]}. Give both IPv4 addresses on all "
+        "machines, or leave one of them out"
+    ]
+
+
+def test_a_link_local_address_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0,eth1")
+    monkeypatch.setattr(_fanin, "interface_address", lambda *_, **__: "fe80::1")
+    first, second = _planes.nics(Settings())
+    cure = "give it one of a subnet (ip address add ADDR/BITS dev eth0)"
+    assert first == Nic("eth0", "", None, f"fe80::1 is of its link alone: {cure}")
+    assert second.wrong.endswith("dev eth1)")
+
+
+@pytest.mark.parametrize("own", ["127.0.0.1", "10.0.0.77"])
+def test_a_rank_that_names_no_interface_may_tell_another_address_of_it(
+    monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    interface = "lo" if own.startswith("127") else "eth0"
+    places = [place(0, address=own, interface=interface), several(1, None, None)]
+    planes, (unused,) = planes_of(monkeypatch, places)
+    assert [plane.number for plane in planes] == [0]
+    assert "interface 2" in unused
+    assert unused.endswith(f"it names {interface} alone")
+
+
+def test_planes_share_a_machines_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = several(0, None, None, summed_bytes_per_s=6)
+    for rates, summed in (([None], 6), ([None, None], 3)):
+        second = several(1, *rates, summed_bytes_per_s=6)
+        planes, _ = planes_of(monkeypatch, [first, second])
+        assert len(planes) == len(rates)
+        assert {at.summed_bytes_per_s for plane in planes for at in plane.places} == {summed}
+
+
+def test_services_that_end_at_exit_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stays = 100.0, []
+
+    def stop(patience: float) -> None:
+        nonlocal now
+        stays.append(patience)
+        now += 2.0
+
+    service: Any = SimpleNamespace(stop=stop)
+    monkeypatch.setattr("fanin._hosting.time.monotonic", lambda: now)
+    monkeypatch.setattr(_hosting, "_exit_by", None)
+    for _ in range(2):
+        _hosting._end(os.getpid(), service)
+    assert stays == [_hosting.LINGER] * 2
+    monkeypatch.setattr(threading, "main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
+    for _ in range(4):
+        _hosting._end(os.getpid(), service)
+    assert stays[2:] == [_hosting.LINGER, _hosting.LINGER - 2, _hosting.LINGER - 4, 0.0]
+
+
 def test_more_interfaces_than_services_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join(f"eth{number}" for number in range(9)))
-    with pytest.raises(ValueError, match="names 9 interfaces, and services use 8 at most"):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ",".join(f"eth{number}" for number in range(5)))
+    with pytest.raises(ValueError, match="names 5 interfaces, and services use 4 at most"):
         _planes.nics(Settings())
 
 

@@ -86,8 +86,7 @@ def _check_cast(
         and (settings.protocol != "switchml" or settings.plan == "switch")
     ):
         raise BenchError(
-            "--nics: several links are for the ranks' own services: without --protocol and --plan "
-            "switch"
+            "--nics needs the ranks' own services: leave out --protocol and --plan switch"
         )
     if settings.protocol != "switchml" and not with_switch:
         raise BenchError(
