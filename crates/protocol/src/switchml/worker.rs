@@ -63,8 +63,6 @@ pub struct Worker<A, T> {
     last_progress: Option<Instant>,
     /// While nothing comes back: when to try again.
     stalled_until: Option<Instant>,
-    /// Whether a stream's last packets were sent again since then, to learn whether they are lost.
-    probed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +130,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             timeouts_only: false,
             last_progress: None,
             stalled_until: None,
-            probed: false,
         }
     }
 
@@ -152,7 +149,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.in_flight = InFlight::new(self.config.slots);
         self.window = Window::new(self.config.window);
         self.stalled_until = None;
-        self.probed = false;
         for slot in &mut self.slots {
             slot.phase = Phase::Idle;
         }
@@ -313,7 +309,6 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn progressed(&mut self, now: Instant) {
         self.last_progress = Some(now);
         self.stalled_until = None;
-        self.probed = false;
     }
 
     /// The slot that waits for an answer the longest, and since when: while answers come in the
@@ -334,29 +329,12 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             && !self.timeouts_only
     }
 
-    /// At a stream's end: the packet that waits longest, and when it is sent again.
-    fn end_due(&self) -> Option<(SlotIndex, Instant)> {
-        let (index, sent) = self.in_flight.oldest()?;
-        if self.in_flight.is_overtaken(index) {
-            return Some((index, sent + self.core.round_trip.overtaken()?));
-        }
-        let is_first = matches!(self.slots[index.index()].phase, Phase::Sent { .. });
-        let since = self.last_progress.map_or(sent, |last| sent.max(last));
-        Some((index, since + self.core.round_trip.probe()?)).filter(|_| is_first && !self.probed)
-    }
-
-    /// At a stream's end: sends again what was overtaken, or a few packets to learn whether those in
-    /// flight are lost.
-    fn look_after_end(&mut self, now: Instant) {
-        let mut probes = 0;
-        while let Some((index, _)) = self.end_due().filter(|(_, due)| *due <= now && probes < ANEW) {
-            probes += u32::from(!self.in_flight.is_overtaken(index));
-            self.send_again(index);
-        }
-        if probes > 0 {
-            self.probed = true;
-            self.core.round_trip.probed();
-        }
+    /// At a stream's end: the packet that waits longest, and when it is sent again, if another one
+    /// overtook it.
+    fn overtaken_at_end(&self) -> Option<(SlotIndex, Instant)> {
+        let (index, sent) =
+            self.in_flight.oldest().filter(|(index, _)| self.in_flight.is_overtaken(*index))?;
+        Some((index, sent + self.core.round_trip.overtaken()?))
     }
 
     /// Sends the first chunks that are in flight again, and doubts the others: nothing was answered
@@ -528,7 +506,9 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     /// Algorithm 4, lines 20 to 22.
     fn handle_timeout(&mut self, now: Instant) {
         if self.is_at_end() {
-            self.look_after_end(now);
+            while let Some((index, _)) = self.overtaken_at_end().filter(|(_, due)| *due <= now) {
+                self.send_again(index);
+            }
         }
         if self.poll_timeout().is_none_or(|due| due > now) {
             return;
@@ -593,7 +573,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         let (_, since) = self.waits_longest()?;
         let due = since + self.core.round_trip.timeout();
         let due = self.stalled_until.map_or(due, |until| due.max(until));
-        let at_end = self.is_at_end().then(|| self.end_due()).flatten();
+        let at_end = self.is_at_end().then(|| self.overtaken_at_end()).flatten();
         Some(at_end.map_or(due, |(_, at_end)| due.min(at_end)))
     }
 }

@@ -33,8 +33,6 @@ pub(crate) struct RoundTrip {
     variation: Duration,
     backoff: u32,
     backed_off: Option<Instant>,
-    /// Probes since the last measurement.
-    probes: u32,
 }
 
 impl RoundTrip {
@@ -42,7 +40,7 @@ impl RoundTrip {
     const INITIAL_TIMEOUT: Duration = Duration::from_millis(50);
 
     pub(crate) const fn new(config: RetransmissionConfig) -> Self {
-        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None, probes: 0 }
+        Self { config, smoothed: None, variation: Duration::ZERO, backoff: 0, backed_off: None }
     }
 
     /// Begins anew: what was measured was another path.
@@ -58,7 +56,7 @@ impl RoundTrip {
     /// sample counts for more than twice the mean, or they would all drive each other up; a sample
     /// beyond the ceiling tells of a late worker, not of the path.
     pub(crate) fn measure(&mut self, round_trip: Duration) {
-        (self.backoff, self.probes) = (0, 0);
+        self.backoff = 0;
         if round_trip > self.config.ceiling {
             return;
         }
@@ -86,20 +84,6 @@ impl RoundTrip {
         self.smoothed.unwrap_or_default()
     }
 
-    /// How long the last packets of a stream wait before they are sent again for the first time, if
-    /// a round trip was measured. Nothing follows them whose answer would show that they are lost,
-    /// and a timeout is many round trips (the probe of RFC 8985, 7.2). It grows with each probe until
-    /// something is measured: what is sent again measures nothing, and another worker may always be
-    /// as late.
-    pub(crate) fn probe(&self) -> Option<Duration> {
-        Some(self.smoothed? + self.margin() / 4 * (1 << self.probes.min(16)))
-    }
-
-    /// A stream's last packets were sent again.
-    pub(crate) const fn probed(&mut self) {
-        self.probes = self.probes.saturating_add(1);
-    }
-
     /// How long a packet waits that was sent before one which is answered, if a round trip was
     /// measured: results may cross (RFC 8985, 6.2).
     pub(crate) fn overtaken(&self) -> Option<Duration> {
@@ -108,12 +92,8 @@ impl RoundTrip {
 
     /// The floor is a margin above the mean: results come in trains, between which a packet ages
     /// without a sample.
-    fn margin(&self) -> Duration {
-        (self.variation * 4).max(self.config.floor)
-    }
-
     pub(crate) fn timeout(&self) -> Duration {
-        let margin = self.margin();
+        let margin = (self.variation * 4).max(self.config.floor);
         let measured = self.smoothed.map_or(Self::INITIAL_TIMEOUT, |smoothed| smoothed + margin);
         let timeout = measured.saturating_mul(1 << self.backoff.min(16));
         timeout.min(self.config.ceiling.max(self.config.floor))

@@ -57,10 +57,6 @@ fn reduce(rack: &mut Rack, chunks: usize, mut lost: impl FnMut(u64) -> bool) -> 
     rack.now.since(began)
 }
 
-fn sent(rack: &Rack) -> u64 {
-    rack.workers.iter().map(|worker| worker.statistics().packets_sent).sum()
-}
-
 #[test]
 fn a_loss_that_others_overtook_takes_a_stream_two_round_trips_at_its_end() {
     let mut rack = measured(2, 16);
@@ -70,56 +66,8 @@ fn a_loss_that_others_overtook_takes_a_stream_two_round_trips_at_its_end() {
 }
 
 #[test]
-fn a_streams_last_packets_are_asked_for_once_before_their_timeout() {
+fn a_late_worker_is_not_asked_for_before_the_timeout_at_a_streams_end_either() {
     let mut rack = measured(2, 16);
-    let timeout = rack.workers[0].core.round_trip.timeout();
-    // All of the first worker's, so that nothing is answered.
-    let time = reduce(&mut rack, 3, |number| number < 3);
-    assert!(time < timeout / 2, "{time:?} of {timeout:?}");
-    // A worker is late: the other one sends a few packets once more, however long it waits, until
-    // its timeout is over.
-    let mut rack = measured(2, 16);
-    let (mut train, began) = (vec![0; 65536], sent(&rack));
-    rack.workers[0].submit(Numbers::Int(vec![1; 12 * ELEMENTS]), Op::Sum);
-    let end = rack.now + timeout * 9 / 10;
-    while rack.now < end {
-        while rack.workers[0].poll_transmit(rack.now, &mut train).is_some() {}
-        rack.now = rack.workers[0].poll_timeout().unwrap().min(end);
-        rack.workers[0].handle_timeout(rack.now);
-    }
-    assert_eq!(sent(&rack) - began, 12 + u64::from(ANEW));
-}
-
-#[test]
-fn a_worker_that_is_always_late_is_soon_asked_no_more() {
-    let mut rack = measured(2, 16);
-    let late = Duration::from_millis(5);
-    let mut train = vec![0; 65536];
-    for number in 0..40 {
-        let before = sent(&rack);
-        rack.workers[0].submit(Numbers::Int(vec![1; ELEMENTS]), Op::Sum);
-        let end = rack.now + late;
-        loop {
-            while let Some(sent) = rack.workers[0].poll_transmit(rack.now, &mut train) {
-                for packet in train[..sent.bytes].chunks(sent.segment_bytes) {
-                    rack.switch.handle_packet(rack.now, 0, packet);
-                }
-            }
-            if rack.now == end {
-                break;
-            }
-            rack.now = rack.workers[0].poll_timeout().map_or(end, |due| due.min(end));
-            rack.workers[0].handle_timeout(rack.now);
-        }
-        rack.workers[1].submit(Numbers::Int(vec![1; ELEMENTS]), Op::Sum);
-        rack.settle(|_| false);
-        assert!(number < 15 || sent(&rack) == before + 2, "tensor {number}: {}", sent(&rack) - before);
-    }
-}
-
-#[test]
-fn a_full_window_of_a_late_worker_is_not_asked_for_before_the_timeout() {
-    let mut rack = measured(2, 4);
     let mut train = vec![0; 65536];
     rack.workers[0].submit(Numbers::Int(vec![1; 12 * ELEMENTS]), Op::Sum);
     while rack.workers[0].poll_transmit(rack.now, &mut train).is_some() {}
