@@ -16,7 +16,6 @@ use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
 /// Bytes that are handled before the machine may answer: sixteen trains, or as much in single packets. More of them gather
 /// more answers into one train; but a worker whose answer waits has its window closed meanwhile.
@@ -39,14 +38,6 @@ const SPIN_CORES_MIN: usize = 8;
 /// Up to so many sockets, less one, a sleep allocates nothing: of a worker of many paths beside a service.
 const FEW: usize = 4 + PATHS_MAX as usize;
 
-/// Packets between two sleeps from which a thread naps after it woke: a tensor of a few packets is answered at once.
-const NAP_PACKETS: u64 = 8;
-/// A nap is such a part of the time that its links take for all slots: as much is always on the way, so that nobody waits for this thread.
-const NAP_PART: u32 = 16;
-/// A shorter nap saves nothing: the kernel's timer alone takes as long.
-const NAP_MIN: Duration = Duration::from_micros(50);
-const NAP_MAX: Duration = Duration::from_micros(200);
-
 /// What a driver puts around a machine.
 pub(crate) trait Shard {
     type Machine: Endpoint<Address = Peer>;
@@ -62,10 +53,6 @@ pub(crate) trait Shard {
     fn event(&mut self, event: <Self::Machine as Endpoint>::Event);
     /// Told after a round in which packets counted.
     fn progress(&mut self) {}
-    /// How long its links take for what they may have on the way, if their rates are known: that of the soonest.
-    fn turn(&self) -> Option<Duration> {
-        None
-    }
 }
 
 /// A machine on its thread, with all that it has there.
@@ -94,7 +81,6 @@ pub(crate) trait Tenant: Send {
     fn tell(&mut self) -> bool;
     fn timeout(&mut self) -> Option<Instant>;
     fn handle_timeout(&mut self, now: Instant);
-    fn turn(&self) -> Option<Duration>;
     fn slept(&mut self);
 }
 
@@ -177,10 +163,6 @@ where
         self.shard.machine().handle_timeout(now);
     }
 
-    fn turn(&self) -> Option<Duration> {
-        self.shard.turn()
-    }
-
     fn slept(&mut self) {
         self.ports.slept();
     }
@@ -194,7 +176,6 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let spins = if cores >= SPIN_CORES_MIN { SPINS } else { 0 };
     let (mut idle_rounds, mut rounds) = (0, 0usize);
-    let mut packets_before = 0;
     let mut tenants = Vec::new();
     while newcomers(&mut tenants).is_continue() {
         let mut busy = false;
@@ -241,11 +222,7 @@ pub(crate) fn run(bell: &Bell, mut newcomers: impl FnMut(&mut Vec<Box<dyn Tenant
             std::hint::spin_loop();
         } else {
             idle_rounds = 0;
-            let packets = tenants.iter().map(|tenant| tenant.ports().packets_received()).sum::<u64>();
-            let turn = tenants.iter().filter_map(|tenant| tenant.turn()).min();
-            let nap = nap(turn, packets.saturating_sub(packets_before));
-            packets_before = packets;
-            sleep(&mut tenants, bell, clock, nap);
+            sleep(&mut tenants, bell, clock);
         }
     }
 }
@@ -288,15 +265,8 @@ fn receive<S: Shard>(
     more
 }
 
-/// How long a thread that packets woke leaves them waiting, so that more of them come meanwhile: to wake, to read and to answer cost as much
-/// for one packet as for a train. `packets` came since it slept last.
-fn nap(turn: Option<Duration>, packets: u64) -> Option<Duration> {
-    let nap = (turn? / NAP_PART).min(NAP_MAX);
-    (packets >= NAP_PACKETS && nap >= NAP_MIN).then_some(nap)
-}
-
-/// Sleeps until a packet, a command or a machine's timer; after a packet for as long as a nap.
-fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock, nap: Option<Duration>) {
+/// Sleeps until a packet, a command or a machine's timer.
+fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock) {
     let timeout = tenants.iter_mut().filter_map(|tenant| tenant.timeout()).min();
     let timeout = timeout.map(|due| due.since(clock.now()));
     // Longer than poll can express is forever.
@@ -326,11 +296,7 @@ fn sleep(tenants: &mut [Box<dyn Tenant>], bell: &Bell, clock: Clock, nap: Option
             tenant.ports().look_at(number);
         }
     }
-    let is_rung = is_ready(&fds[count]);
-    if let Some(nap) = nap.filter(|_| !is_rung && fds[..count].iter().any(is_ready)) {
-        std::thread::sleep(nap);
-    }
-    if is_rung {
+    if is_ready(&fds[count]) {
         bell.silence();
     }
 }
@@ -384,16 +350,6 @@ mod tests {
             ControlFlow::Continue(())
         }
         fn event(&mut self, (): ()) {}
-    }
-
-    #[test]
-    fn naps_are_a_part_of_what_links_take_and_only_where_many_packets_come() {
-        let us = Duration::from_micros;
-        assert_eq!(nap(Some(us(1600)), NAP_PACKETS), Some(us(100)));
-        assert_eq!(nap(Some(us(80_000)), NAP_PACKETS), Some(NAP_MAX));
-        assert_eq!(nap(Some(us(700)), 1000), None, "too short to save anything");
-        assert_eq!(nap(Some(us(1600)), NAP_PACKETS - 1), None, "a small tensor");
-        assert_eq!(nap(None, 1000), None, "a switch, or links of unknown rate");
     }
 
     #[test]

@@ -119,11 +119,6 @@ impl Ports {
         self.sockets.iter().map(|socket| socket.statistics.trains_received).sum()
     }
 
-    /// Packets that came, by all of them.
-    pub(crate) fn packets_received(&self) -> u64 {
-        self.sockets.iter().map(|socket| socket.statistics.packets_received).sum()
-    }
-
     /// Counters of all of them.
     pub(crate) fn statistics(&self) -> IoStatistics {
         let all = IoStatistics { forged: self.seals.forged, ..IoStatistics::default() };

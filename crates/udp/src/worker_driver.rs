@@ -18,7 +18,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// Told once what became of an all-reduce, and when its parts were on their way (lanes whose part was empty apart). It is
 /// usually called by an I/O thread: it must be quick, must not block, and must not panic.
@@ -52,19 +51,8 @@ pub struct Service {
     pub shards: usize,
     /// Which part of all tensors it sums; what all services have together is the whole.
     pub share: f64,
-    /// The bits a second that all of this worker's lanes to it carry, as planned, if that is known.
-    pub rate_bps: Option<u64>,
     /// The worker on whose machine it is, if it is on one's. What is for that one alone, or from it, goes there: the shortest way.
     pub home: Option<WorkerId>,
-}
-
-impl Service {
-    /// How long its link takes for all packets that a lane may have in flight.
-    fn turn(&self) -> Option<Duration> {
-        let of_lane = self.rate_bps? as f64 / self.shards as f64;
-        let bits = 32.0 * f64::from(self.job.in_flight()) * f64::from(self.job.elements());
-        Duration::try_from_secs_f64(bits / of_lane).ok()
-    }
 }
 
 /// A running worker. Dropping it fails what is outstanding, then stops and joins its threads.
@@ -173,9 +161,7 @@ impl WorkerDriver {
             let mut ports = driver.ports(&peers, paths)?;
             jobs.into_iter().for_each(|(job, key)| ports.seals.add(job, key));
             let (lanes, shared) = (Lanes::new(lanes), Arc::clone(&driver.shared));
-            let turns = services.iter().map(|service| driver.services[*service].turn());
-            let turn = turns.min_by_key(|turn| turn.unwrap_or_default()).flatten();
-            let shard = WorkerShard::<P> { lanes, services, shared, progress: 0, turn };
+            let shard = WorkerShard::<P> { lanes, services, shared, progress: 0 };
             let lease = room.move_in(shard, ports, mailbox, None, format!("fanin-worker-{thread}"))?;
             driver.threads().push(lease);
         }
@@ -558,7 +544,7 @@ mod tests {
     fn a_job_goes_on_as_none_of_another_protocol() {
         let job = Membership::of(&SwitchMl, (job(), WorkerId(0)).into());
         let switch = SocketAddr::from(([127, 0, 0, 1], 4800));
-        let services = vec![Service { job, switch, shards: 1, share: 1.0, rate_bps: None, home: None }];
+        let services = vec![Service { job, switch, shards: 1, share: 1.0, home: None }];
         let retransmission = RetransmissionConfig::default();
         let driver = WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap();
         let config = atp_job();
@@ -574,7 +560,6 @@ mod tests {
             switch: SocketAddr::from(([127, 0, 0, 1], port)),
             shards: 1,
             share,
-            rate_bps: None,
             home: None,
         };
         let refused = |services: Vec<Service>| {

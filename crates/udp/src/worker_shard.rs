@@ -17,7 +17,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -105,8 +104,6 @@ pub(crate) struct WorkerShard<P: Machines<Peer, Part>> {
     pub(crate) shared: Arc<Shared>,
     /// That of all lanes, when it was told last.
     pub(crate) progress: u64,
-    /// How long the fastest lane's link takes for all of its slots; none if a rate is unknown.
-    pub(crate) turn: Option<Duration>,
 }
 
 impl<P: Machines<Peer, Part>> Drop for WorkerShard<P> {
@@ -169,10 +166,6 @@ impl<P: Machines<Peer, Part>> Shard for WorkerShard<P> {
             }
         }
         ControlFlow::Continue(())
-    }
-
-    fn turn(&self) -> Option<Duration> {
-        self.turn
     }
 
     fn event(&mut self, (place, event): (usize, WorkerEvent<Part>)) {

@@ -31,7 +31,7 @@ fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
     let config = plan.job_config((JobId(7), Key::new(7), Generation(0)), WORKERS, 256);
     let worker = |rank: u16| {
         let job = Membership::of(&Dlcp, RankTerms { config, place: WorkerId(rank as u8) });
-        let services = vec![Service { job, switch, shards: 1, share: 1.0, rate_bps: None, home: None }];
+        let services = vec![Service { job, switch, shards: 1, share: 1.0, home: None }];
         let retransmission = RetransmissionConfig::default();
         WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap()
     };

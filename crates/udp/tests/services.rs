@@ -39,7 +39,7 @@ impl Services {
             let service = |index: usize| {
                 let (share, shards) = services[index];
                 let (job, switch) = (member(jobs[index], rank), switches[index].local_addr());
-                Service { job, switch, shards, share, rate_bps: None, home: home(index) }
+                Service { job, switch, shards, share, home: home(index) }
             };
             let services = (0..services.len()).map(service).collect();
             let retransmission = RetransmissionConfig::default();
@@ -225,8 +225,7 @@ fn a_worker_beside_a_service_that_has_ended_has_threads_of_its_own() {
     ended.shutdown();
     let switch = bind(listen, 1);
     switch.add_job(job(1).into()).unwrap();
-    let service =
-        Service { job: member(job(1), 0), switch: listen, shards: 1, share: 1.0, rate_bps: None, home: None };
+    let service = Service { job: member(job(1), 0), switch: listen, shards: 1, share: 1.0, home: None };
     let worker = WorkerDriver::start(WorkerConfig {
         services: vec![service],
         retransmission: RetransmissionConfig::default(),

@@ -287,7 +287,6 @@ async fn sum(
         switch: connection.address,
         shards: admitted.shards,
         share: 1.0,
-        rate_bps: None,
         home: None,
     };
     let driver = WorkerDriver::start(WorkerConfig {

@@ -137,7 +137,6 @@ async fn join_all(
         switch: connection.address,
         shards: admitted.shards,
         share: service.share,
-        rate_bps: service.rate_bps,
         home: service.home.and_then(|rank| u8::try_from(rank.0).ok()).map(WorkerId),
     });
     let driver = WorkerDriver::start(WorkerConfig {

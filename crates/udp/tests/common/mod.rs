@@ -110,14 +110,7 @@ pub fn worker(
     offload: Offload,
 ) -> WorkerDriver {
     let config = WorkerConfig {
-        services: vec![Service {
-            job: member(job, rank),
-            switch,
-            shards,
-            share: 1.0,
-            rate_bps: None,
-            home: None,
-        }],
+        services: vec![Service { job: member(job, rank), switch, shards, share: 1.0, home: None }],
         retransmission: RetransmissionConfig::default(),
         host: None,
     };
