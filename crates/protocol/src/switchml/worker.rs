@@ -319,8 +319,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         Some((index, self.last_progress.filter(|_| !overtaken).map_or(sent, |last| sent.max(last))))
     }
 
-    /// Whether the stream ends with what is in flight: too few packets follow a lost one to overtake
-    /// it by the usual margin, and a timeout is many round trips.
+    /// Whether the stream ends with what is in flight. Too few packets then follow a lost one to
+    /// overtake it by the usual margin, and a timeout is many round trips.
     fn is_at_end(&self) -> bool {
         self.ready.is_empty()
             && self.in_flight.count() < self.config.slots.into()

@@ -60,7 +60,7 @@ fn reduce(rack: &mut Rack, chunks: usize, mut lost: impl FnMut(u64) -> bool) -> 
 #[test]
 fn a_loss_that_others_overtook_takes_a_stream_two_round_trips_at_its_end() {
     let mut rack = measured(2, 16);
-    // The third of the first worker's packets, of which more than it may have on the way follow none.
+    // The third of the first worker's packets, which five follow.
     let time = reduce(&mut rack, 8, |number| number == 2);
     assert!(time <= 3 * ROUND_TRIP, "{time:?}");
 }
