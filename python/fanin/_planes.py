@@ -117,7 +117,7 @@ class Plane:
 
     def gather(self, gather: Gather) -> Gather:
         """Return `gather` for rounds that each plane has."""
-        # One plane has the rounds that there are without planes.
+        # The first has the names that rounds have where there are no planes.
         suffix = f" by {self.number}" if self.number else ""
         return lambda name, text: gather(f"{name}{suffix}", text)
 
@@ -272,7 +272,7 @@ def divided(planes: Sequence[Plane], found: Sequence[Measured | None]) -> list[P
     if len(carried) < len(splits):
         carried = [1.0] * len(splits)
     elif any(measured is not None for measured in found):
-        # What a busy machine measures varies.
+        # A busy machine measures other rates each time.
         carried = [float(rate or 1) for rate in levelled([round(rate) for rate in carried])]
     shares = [rate / sum(carried) for rate in carried]
     return [Part(*each) for each in zip(planes, splits, shares, strict=True)]
