@@ -17,8 +17,9 @@ use std::time::Duration;
 
 /// The split of the load over machines that takes the least time (BytePS §4.1).
 ///
-/// A machine is its name, whether it trains, whether it sums, the bits a second of its link out of
-/// it and into it, and the bytes a second that its cores sum. Infinite bytes are no limit. Returns
+/// A machine is its name, whether it trains, and whether it sums. Then come the bits a second of its
+/// link out of it and into it, and the bytes a second that its cores sum. Infinite bytes are no
+/// limit. Returns
 /// `shares`, in the order of the machines; `seconds_per_byte` of a tensor, headers apart; `bound`,
 /// the link or the cores that take that long; and for comparison the seconds per byte of a `ring`
 /// and the `lower_bound` of any way to sum.

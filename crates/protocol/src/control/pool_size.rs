@@ -53,9 +53,9 @@ pub struct Path {
     pub portion: Option<u16>,
 }
 
-/// A window in a shard: the bandwidth-delay product in packets, rounded up to a power of two (SwitchML Appendix C: `s · b`
-/// matches it), divided among the shards, and between [`WINDOW_MIN`] (of one of several services: from 8 to
-/// [`WINDOW_MIN_OF_MANY`], as its share and the number of ranks are) and [`WINDOW_MAX`].
+/// A window in a shard: the shard's part of the bandwidth-delay product in packets, rounded up to a power of two (SwitchML
+/// Appendix C: `s · b` matches it). It is at least [`WINDOW_MIN`] and at most [`WINDOW_MAX`]. Of one of several services it is at
+/// least 8 to [`WINDOW_MIN_OF_MANY`], as its share and the number of ranks are.
 ///
 /// The receive buffer has the last word, for what overruns it is lost: all workers may send a whole window at once. Half of
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.

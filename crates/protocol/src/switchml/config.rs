@@ -153,7 +153,7 @@ impl<A> SwitchJob<A> {
 /// How a worker goes on under a switch with empty memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerPlan<A> {
-    /// The job as the switch knows it. Slots, elements and wire dtype stay what they were.
+    /// The job as the switch knows it. Slots, window, elements and wire dtype stay what they were.
     pub config: JobConfig,
     /// The switch.
     pub switch: A,
