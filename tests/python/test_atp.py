@@ -19,7 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin_lab.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from fanin_lab import netlab
+from fanin_lab.netlab import SERVER, SERVER_ADDRESS, SWITCH, SWITCH_ADDRESS, Netlab, address
 from laboratory import NAME, needs_lab
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
@@ -272,6 +273,36 @@ def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_
     assert [s["address"] for s in status["switches"]] == [switches[0]]
     assert all(result == results[0] for result in results)
     assert results[0][0] == 0
+
+
+@needs_lab
+def test_windows_follow_the_marks_of_routers(launch: Launch, tmp_path: Any) -> None:
+    # Both sums leave the server's machine by a link that is slower than the ranks'.
+    rates = {"s0": 20_000_000}
+    with (
+        Netlab(2, spares=1, rate_bps=100_000_000, rates=rates, ecn_bytes=20_000, name=NAME) as lab,
+        contextlib.ExitStack() as stack,
+    ):
+        server, switch = f"{address('s0')}:4800", f"{SWITCH_ADDRESS}:4800"
+        popen = partial(lab.popen, "s0")
+        stack.enter_context(SwitchProcess("--protocol", "atp", listen=server, popen=popen))
+        options = ("--protocol", "atp", "--upstream", server)
+        popen = partial(lab.popen, SWITCH)
+        stack.enter_context(SwitchProcess(*options, listen=switch, popen=popen))
+        spaces = [lab.namespace("w0"), lab.namespace("w1")]
+        ranks = launch(marked, 2, spaces, str(tmp_path / "store"), at=switch)
+        first, second = ranks.results()
+        assert netlab.describe(NAME)["packets_marked"] > 0
+    assert first == second
+    assert first["error"] == 0
+    assert first["marked"] > 0
+
+
+def marked(me: Me, *args: Any) -> dict[str, float]:
+    error, _ = by_atp(me, sums_over_the_laboratory, *args)
+    group: Any = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    return {"error": error, "marked": backend._channel._client.statistics()["marked"]}
 
 
 def in_a_rack(me: Me, switches: list[str], *args: Any) -> Any:

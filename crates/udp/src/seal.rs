@@ -103,7 +103,11 @@ impl Seals {
 
     /// A packet of this job that came, as its sender wrote it. If the job is secured and the packet
     /// is not authentic, the packet is counted as forged, and `None` returned.
-    pub(crate) fn open<'packet>(&mut self, job: JobId, packet: &'packet mut [u8]) -> Option<&'packet [u8]> {
+    pub(crate) fn open<'packet>(
+        &mut self,
+        job: JobId,
+        packet: &'packet mut [u8],
+    ) -> Option<&'packet mut [u8]> {
         if !self.is_any_secured {
             return Some(packet);
         }
