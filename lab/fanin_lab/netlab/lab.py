@@ -77,12 +77,13 @@ class Netlab:
     of a shaped link ``queue_bytes`` may wait, or what it carries in 50 ms; at a machine's end 1,000
     packets may wait, or more if ``queue_bytes`` is more. After a pause a link carries
     ``burst_bytes`` as fast as the machine; None chooses a burst that suits the rate. Switches mark
-    ECN-capable packets (RFC 3168) that would wait behind more than ``ecn_bytes``; None marks none.
-    Without
+    ECN-capable packets (RFC 3168) that would wait behind ``ecn_bytes`` of others, each counted as a
+    full one; None marks none. Without
     ``udp_offload`` the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts
     them, and packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction
     of IP packets that each link loses, independently, in each direction; links that can lose (0 is
-    a loss, None is not) or mark carry no trains, which costs the machine several times as much for a byte.
+    a loss, None is not) or mark carry no trains, which costs the machine several times as much for
+    a byte.
     Laboratories with different names do not see each other.
 
     ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
@@ -340,7 +341,7 @@ class Netlab:
                 run(inside(namespace, off))
         rules = self._losses(self.loss, list(rates)) if self.loss else ""
         if marks_bytes is not None:
-            rules += _marks(rates, marks_bytes)
+            rules += _marks(rates, marks_bytes, self.mtu)
         if rules:
             rules = f"table netdev fanin {{{rules}}}"
             run(inside(namespace, ["nft", "-f", "-"]), rules, f"nft in {namespace}")
@@ -362,14 +363,16 @@ class Netlab:
 """
 
 
-def _marks(rates: Mapping[str, int | None], threshold: int) -> str:
+def _marks(rates: Mapping[str, int | None], threshold: int, mtu: int) -> str:
     # A phantom queue marks: a counter of what goes into the port's queue, which drains a little
     # slower than that (Alizadeh et al., HULL, NSDI 2012). Not every kernel has a queue that marks.
+    # It counts packets: nftables has no counter of bytes that holds less than a second's.
+    frame = mtu + _ETHERNET_HEADER
     return "".join(
         f"""
   chain marks_{number} {{
     type filter hook egress device "{interface}" priority 0; policy accept;
-    limit rate over {round(bps / 8 * _PHANTOM)} bytes/second burst {threshold} bytes \
+    limit rate over {round(bps / 8 / frame * _PHANTOM)}/second burst {threshold // frame} packets \
 ip ecn {{ ect0, ect1 }} counter ip ecn set ce
   }}
 """

@@ -228,7 +228,8 @@ fn an_atp_window_is_as_long_as_those_who_send_to_one_switch_allow_and_no_shorter
         let config = RegistryConfig { receive_buffer_bytes, ..RegistryConfig::default() };
         let mut registry = Registry::new(config, vec![&Atp], Box::new(|| 41)).expect("valid limits");
         // Sixteen racks of sixteen.
-        let joined = (0..256).map(|rank| registry.join(at(0), without_slots(through(rank / 16, rank as u32, 256))));
+        let joined =
+            (0..256).map(|rank| registry.join(at(0), without_slots(through(rank / 16, rank as u32, 256))));
         let decision = joined.last().expect("256");
         let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
         assert_eq!(admission.terms.window, expected);
