@@ -5,9 +5,9 @@
 //! overtaken and whose parameters say that it was lost. A timeout is none: it mostly tells of a
 //! late worker, and the paper does not count it either.
 //!
-//! Queues that mark say by marks that they are long. So once a mark has come, a loss is no signal
-//! by itself: links lose packets for other reasons, too. A quarter of a window is: a queue
-//! overflowed in spite of its marks, or one that marks nothing did.
+//! Queues that mark have marked before they overflow. So once a mark has come, a loss is no signal
+//! any more: links lose packets for other reasons, too. And a fragment is lost if any worker's
+//! packet is: of 8 workers in two racks, whose links lose a hundredth each, a sixth are.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
@@ -32,9 +32,6 @@ pub(crate) struct CongestionWindow {
     halved: u64,
     /// Whether a mark has come.
     marks: bool,
-    /// Fragments that were lost, and answered, since a whole window was answered last.
-    lost: u32,
-    answered: u32,
     enabled: bool,
 }
 
@@ -54,8 +51,6 @@ impl CongestionWindow {
             recovery_end: 0,
             halved: 0,
             marks: false,
-            lost: 0,
-            answered: 0,
             enabled,
         }
     }
@@ -76,10 +71,6 @@ impl CongestionWindow {
         if !self.enabled {
             return;
         }
-        self.answered += 1;
-        if self.answered >= self.size {
-            (self.lost, self.answered) = (0, 0);
-        }
         if self.size < self.slow_start_threshold && (self.marks || !doubt) {
             self.size = (self.size + self.packets_per_mtu).min(self.slow_start_threshold);
             return;
@@ -99,11 +90,9 @@ impl CongestionWindow {
         self.congested(sequence, next);
     }
 
-    /// The packet numbered `sequence` was lost. Halves the window as a mark does, once a quarter of
-    /// it is lost where queues mark.
+    /// The packet numbered `sequence` was lost. Halves the window as a mark does, where none came.
     pub(crate) fn lost(&mut self, sequence: u64, next: u64) {
-        self.lost += 1;
-        if !self.marks || 4 * self.lost >= self.size {
+        if !self.marks {
             self.congested(sequence, next);
         }
     }
@@ -112,7 +101,6 @@ impl CongestionWindow {
         if !self.enabled || sequence < self.recovery_end {
             return;
         }
-        (self.lost, self.answered) = (0, 0);
         self.recovery_end = next;
         self.size = (self.size / 2).max(self.packets_per_mtu).min(self.size_max);
         self.slow_start_threshold = self.size;
@@ -202,25 +190,23 @@ mod tests {
     }
 
     #[test]
-    fn where_queues_mark_a_lost_packet_halves_nothing_and_a_lost_quarter_of_a_window_does() {
+    fn where_queues_mark_a_lost_packet_halves_nothing() {
         let mut unmarked = CongestionWindow::new(FRAME, 400, true);
         unmarked.lost(5, 46);
         assert_eq!(unmarked.size(), 23);
         let mut window = CongestionWindow::new(FRAME, 400, true);
         window.marked(5, 46);
         assert_eq!((window.size(), window.halved()), (23, 1));
-        // One in ten, for windows on end.
+        // One in six, for windows on end.
         for sequence in 46..1046 {
             window.acknowledged(true);
-            if sequence % 10 == 0 {
+            if sequence % 6 == 0 {
                 window.lost(sequence, sequence + 23);
             }
         }
-        assert_eq!(window.halved(), 1);
-        let size = window.size();
-        assert_eq!(size, 50, "one MTU a window");
-        (0..size / 4 + 1).for_each(|lost| window.lost(2000 + u64::from(lost), 2100));
-        assert_eq!((window.size(), window.halved()), (size / 2, 2));
+        assert_eq!((window.size(), window.halved()), (50, 1), "one MTU more a window");
+        window.marked(1046, 1096);
+        assert_eq!((window.size(), window.halved()), (25, 2));
     }
 
     #[test]
