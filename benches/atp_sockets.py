@@ -57,10 +57,11 @@ class System:
     name: str
     protocol: str
     environment: Environment = ()
+    links: str = ""
 
     def command(self, loss: str, quick: bool) -> Command:
         """Return the command for a loss on each link in each direction."""
-        links = f"{LOSS_LINKS} --loss {loss}"
+        links = f"{LOSS_LINKS} --loss {loss} {self.links}".strip()
         options = f"--protocol {self.protocol} --baseline none --warmup 1"
         what = f"{self.name}, loss {loss}"
         one = Command(what, LOSS_WORKERS, LOSS_BYTES, links, options, repeat=3)
@@ -71,6 +72,7 @@ SYSTEMS = (
     # The paper's comparison: an adversary's losses tell of no congestion (§5.2.3).
     System("ATP, congestion control off", "atp", ((variable("congestion_control"), "0"),)),
     System("ATP", "atp"),
+    System("ATP, switches mark", "atp", links="--ecn 30KB"),
     System("SwitchML", "switchml"),
 )
 
@@ -78,6 +80,7 @@ BESIDE = (
     Command("8, 1 Gbit/s, 25 MB", 8, 25 * MB, "--rate 1gbit"),
     Command("4, unshaped, 25 MB", 4, 25 * MB, "--mtu 1500", repeat=9),
     Command("4 in two racks, 1 Gbit/s, 25 MB", 4, 25 * MB, "--rate 1gbit --racks 2"),
+    Command("8 in two racks, 1 Gbit/s, 25 MB", 8, 25 * MB, "--rate 1gbit --racks 2"),
 )
 PROTOCOLS = ("atp", "switchml")
 
@@ -263,7 +266,7 @@ with the exact one.
 _BESIDE = """\
 Medians of one all-reduce of float32 on its slowest rank, one round; Gloo's beside ATP. CPU: seconds
 for a gigabyte of a rank's tensor, all ranks, switches and the server together. In two racks
-SwitchML's switch stands where ATP has its server, above both.
+a switch of SwitchML stands where ATP has its server, above both racks' switches.
 """
 
 

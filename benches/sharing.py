@@ -46,6 +46,8 @@ class Load:
     elements: int
     """Of each tensor, int32."""
     calls: int
+    ecn_bytes: int | None = None
+    """The bytes at a switch's port from which it marks; None: it does not."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class Rank:
 def _jobs(load: Load, aggregators: int) -> Iterator[tuple[Netlab, dict[str, list[Rank]]]]:
     with contextlib.ExitStack() as stack:
         name = f"share{os.getpid()}"
-        lab = Netlab(SERVER + 1, rate_bps=load.rate_bps, name=name)
+        lab = Netlab(SERVER + 1, rate_bps=load.rate_bps, ecn_bytes=load.ecn_bytes, name=name)
         stack.enter_context(lab)
         server = address(f"w{SERVER}") + f":{PORT}"
         _serve(lab, stack, f"w{SERVER}", "switch", "--protocol", "atp", "--listen", server)

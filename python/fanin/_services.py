@@ -187,9 +187,10 @@ def _source(switch: str) -> str | None:
 
 
 def _local(settings: Settings) -> str | None:
-    # With ATP each rank is a child of a switch, and a loss bound is on each rank's contributions.
-    # Ranks that are told unlike things never sum for each other: they are refused as they join.
-    is_possible = settings.protocol == "switchml" and settings.loss_bound == 0
+    # GOAT's sub-models are parts of whole tensors, and a loss bound is on each rank's
+    # contributions. Ranks that are told unlike things never sum for each other: they are refused as
+    # they join.
+    is_possible = settings.protocol in ("switchml", "atp") and settings.loss_bound == 0
     return f"{settings.travels_as}, {settings.security}" if is_possible else None
 
 

@@ -247,7 +247,8 @@ class Settings:
         _yes,
         True,
         "0|1",
-        "send less when packets are lost; 0 where links lose them without being full",
+        "send less when packets are marked or lost; 0 where links lose them without being full, "
+        "and mark nothing",
         "atp",
         "goat",
     )

@@ -66,6 +66,22 @@ out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 out.setsockopt(socket.SOL_UDP, 103, 100)  # UDP_SEGMENT
 out.sendto(bytes(1000), (sys.argv[1], 7))
 """
+MARKS_IN = """
+import json, socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+    receiver.settimeout(20)
+    receiver.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+    receiver.bind((sys.argv[1], 9))
+    print("ready", flush=True)
+    print(json.dumps([receiver.recvmsg(2000, 100)[1][0][2][0] for _ in range(40)]))
+"""
+MARKS_OUT = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, int(sys.argv[2]))
+    for _ in range(40):
+        sender.sendto(bytes(1400), (sys.argv[1], 9))
+"""
 TRAIN_IN = """
 import socket, sys
 here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -194,6 +210,33 @@ def test_a_link_may_burst_as_much_as_it_is_told() -> None:
         Netlab(2, burst_bytes=200_000, name=NAME)
     with pytest.raises(NetlabError, match="with an MTU of 9000 it needs 9014"):
         Netlab(2, rate_bps=50_000_000, burst_bytes=9013, mtu=9000, name=NAME)
+
+
+@needs_lab
+def test_a_switch_marks_what_waits_behind_more_than_it_is_told() -> None:
+    links: dict[str, Any] = {"rates": {"w1": 5_000_000}, "queue_bytes": 100_000, "ecn_bytes": 20_000}
+    with Netlab(2, rate_bps=100_000_000, name=NAME, **links) as lab:
+        marks = []
+        # ECN-capable packets, and others (RFC 3168).
+        for ecn in (2, 0):
+            receives = [sys.executable, "-c", MARKS_IN, address("w1")]
+            receiver = lab.popen("w1", receives, stdout=subprocess.PIPE, text=True)
+            assert receiver.stdout is not None
+            receiver.stdout.readline()
+            sends = [sys.executable, "-c", MARKS_OUT, address("w1"), str(ecn)]
+            assert lab.popen("w0", sends).wait(DEADLINE) == 0
+            marks.append(json.loads(receiver.communicate(timeout=DEADLINE)[0]))
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+    capable, others = marks
+    assert others == [0] * 40
+    # As many as have room before the threshold, and what drains meanwhile.
+    assert 20_000 // 1514 <= capable.index(3) <= 25, capable
+    assert set(capable) == {2, 3}
+    assert state["packets_marked"] == capable.count(3)
+    with pytest.raises(NetlabError, match="marks, and no link has a rate"):
+        Netlab(2, ecn_bytes=20_000, name=NAME)
+    with pytest.raises(NetlabError, match="with an MTU of 9000 it needs 9014"):
+        Netlab(2, rate_bps=50_000_000, ecn_bytes=9013, mtu=9000, name=NAME)
 
 
 @needs_lab

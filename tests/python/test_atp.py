@@ -19,7 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
-from fanin_lab.netlab import SERVER, SERVER_ADDRESS, Netlab, address
+from fanin_lab import netlab
+from fanin_lab.netlab import SERVER, SERVER_ADDRESS, SWITCH, SWITCH_ADDRESS, Netlab, address
 from laboratory import NAME, needs_lab
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
@@ -272,6 +273,74 @@ def test_two_racks_whose_links_lose_a_hundredth_sum_exactly(launch: Launch, tmp_
     assert [s["address"] for s in status["switches"]] == [switches[0]]
     assert all(result == results[0] for result in results)
     assert results[0][0] == 0
+
+
+def two_to_a_machine(me: Me) -> tuple[list[Any], dict[str, int]]:
+    me.init(pg_options=fanin.torch.Options(machine=f"machine {me.rank // 2}"))
+    found = sums_of_types(me.world_size)
+    before = statistics()
+    dist.all_reduce(torch.ones(1_000_000))
+    return found, {name: count - before[name] for name, count in statistics().items()}
+
+
+def test_ranks_of_one_machine_sum_first_and_each_sends_its_part(
+    launch: Launch, chain: Chain
+) -> None:
+    results = launch(by_atp, 4, two_to_a_machine, at=chain.switch.address).results()
+    assert all(found == results[0][0] for found, _ in results)
+    wrong, errors = results[0][0][0::2], results[0][0][1::2]
+    assert max(wrong) == 0 and max(errors) < 1e-5
+    # Half of a tensor of 4 MB a rank, in fragments of at least 1,344 bytes.
+    sent = [counts["packets_sent"] for _, counts in results]
+    assert all(0 < packets <= 2_000_000 / 1344 * 1.1 for packets in sent), sent
+
+
+def sums_of_types(ranks: int) -> list[Any]:
+    """Of each size, how many integers are wrong, and the largest error of floats."""
+    found: list[Any] = []
+    for elements in (1, 1000, 250_001):
+        ramp = torch.arange(elements) % 113
+        integers = (ramp * (dist.get_rank() + 1)).to(torch.int32)
+        dist.all_reduce(integers)
+        found.append(int((integers != ramp * (ranks * (ranks + 1) // 2)).sum()))
+        floats = (ramp + dist.get_rank()).float()
+        dist.all_reduce(floats, op=dist.ReduceOp.AVG)
+        found.append(float((floats.double() - ramp - (ranks - 1) / 2).abs().max()))
+    return found
+
+
+def statistics() -> dict[str, int]:
+    group: Any = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    return dict(backend._channel._client.statistics())
+
+
+@needs_lab
+def test_windows_follow_the_marks_of_routers(launch: Launch, tmp_path: Any) -> None:
+    # Both sums leave the server's machine by a link that is slower than the ranks'.
+    rates = {"s0": 20_000_000}
+    with (
+        Netlab(2, spares=1, rate_bps=100_000_000, rates=rates, ecn_bytes=20_000, name=NAME) as lab,
+        contextlib.ExitStack() as stack,
+    ):
+        server, switch = f"{address('s0')}:4800", f"{SWITCH_ADDRESS}:4800"
+        popen = partial(lab.popen, "s0")
+        stack.enter_context(SwitchProcess("--protocol", "atp", listen=server, popen=popen))
+        options = ("--protocol", "atp", "--upstream", server)
+        popen = partial(lab.popen, SWITCH)
+        stack.enter_context(SwitchProcess(*options, listen=switch, popen=popen))
+        spaces = [lab.namespace("w0"), lab.namespace("w1")]
+        ranks = launch(marked, 2, spaces, str(tmp_path / "store"), at=switch)
+        first, second = ranks.results()
+        assert netlab.describe(NAME)["packets_marked"] > 0
+    assert first == second
+    assert first["error"] == 0
+    assert first["marked"] > 0
+
+
+def marked(me: Me, *args: Any) -> dict[str, float]:
+    error, _ = by_atp(me, sums_over_the_laboratory, *args)
+    return {"error": error, "marked": statistics()["marked"]}
 
 
 def in_a_rack(me: Me, switches: list[str], *args: Any) -> Any:

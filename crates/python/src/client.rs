@@ -261,8 +261,8 @@ impl Client {
         left.iter().map(|rank| rank.0).collect()
     }
 
-    /// Counters of this membership: packets sent, received and sent again, packets without effect
-    /// by reason, the smoothed round trip in nanoseconds, all-reduces and other collectives
+    /// Counters of this membership: packets sent, received and sent again, answers that met a long
+    /// queue (`marked`, of ATP and GOAT), packets without effect by reason, the smoothed round trip in nanoseconds, all-reduces and other collectives
     /// completed, and outstanding. With a loss bound, it also counts for the sums that came: the
     /// `contributions` that their blocks would have, those `lost`, the blocks that are `unsummed`
     /// because they have nobody's, and how often some were asked for again (`loss_rounds`).
@@ -279,6 +279,7 @@ impl Client {
         counters.set_item("packets_sent", statistics.packets_sent)?;
         counters.set_item("packets_received", statistics.received.packets + io.forged)?;
         counters.set_item("retransmissions", statistics.retransmissions)?;
+        counters.set_item("marked", statistics.marked)?;
         counters.set_item("smoothed_rtt_ns", statistics.smoothed_rtt.as_nanos())?;
         counters.set_item("completed", statistics.completed)?;
         counters.set_item("others_completed", others)?;

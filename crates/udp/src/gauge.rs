@@ -238,7 +238,7 @@ fn read(
     sent: u64,
 ) -> Option<Reading> {
     let mut newest: Option<Reading> = None;
-    socket.receive(buffers, |_, packet| {
+    socket.receive(buffers, |_, _, packet| {
         let Ok(reading) = Reading::parse(packet) else { return };
         let reached = newest.map_or(last.reached, |newest| newest.reached);
         if reading.ticket == last.ticket && (reached..=sent).contains(&reading.reached) {

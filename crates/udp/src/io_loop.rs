@@ -8,9 +8,9 @@ use crate::clock::Clock;
 use crate::mailbox::{Bell, Mailbox};
 use crate::ports::Ports;
 use crate::seal::Seals;
-use crate::train_socket::{Peer, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
+use crate::train_socket::{Peer, Queue, ReceiveBuffers, TRAIN_BYTES, TrainSocket};
 use fanin_protocol::{Endpoint, Instant, Packet, Verdict};
-use fanin_wire::{JobId, PATHS_MAX, Preamble};
+use fanin_wire::{GradientHeader, JobId, PATHS_MAX, Preamble};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::convert::Infallible;
 use std::ops::ControlFlow;
@@ -134,7 +134,9 @@ where
         let most = self.ports.seals.train_bytes().min(train.len());
         while let Some(transmit) = self.shard.machine().poll_transmit(now, &mut train[..most]) {
             any = true;
-            let (bytes, segment_bytes) = (&train[..transmit.bytes], transmit.segment_bytes);
+            let (bytes, segment_bytes) = (&mut train[..transmit.bytes], transmit.segment_bytes);
+            self.ports.mark(bytes, segment_bytes);
+            let bytes = &*bytes;
             let away = transmit.to.iter().filter(|to| {
                 let mut all = others.iter_mut().flat_map(|others| others.iter_mut());
                 let Some(other) = all.find(|other| other.peer() == **to) else { return true };
@@ -244,7 +246,7 @@ fn receive<S: Shard>(
     let (mut more, mut bytes, mut counted) = (true, 0, false);
     while more && bytes < limit_bytes {
         let now = clock.now();
-        more = socket.receive(buffers, |peer, packet| {
+        more = socket.receive(buffers, |peer, queue, packet| {
             bytes += packet.len().max(PACKET_BYTES_MIN);
             // Its preamble is read here, for all who ask what job it is of. To open a packet does
             // not change its preamble.
@@ -252,6 +254,9 @@ fn receive<S: Shard>(
                 Err(error) => shard.machine().count(Verdict::Drop(error.into())),
                 Ok(preamble) if shard.takes(peer, preamble.job) => {
                     let Some(bytes) = seals.open(preamble.job, packet) else { return };
+                    if queue == Queue::Long {
+                        GradientHeader::mark_ecn(bytes);
+                    }
                     shard.machine().handle_parsed(now, *peer, &Packet { preamble, bytes })
                 }
                 Ok(_) => return,

@@ -4,7 +4,7 @@
 use crate::IoStatistics;
 use crate::seal::Seals;
 use crate::train_socket::{Peer, TrainSocket};
-use fanin_wire::{PATHS_MAX, Tag};
+use fanin_wire::{GradientHeader, Kind, PATHS_MAX, Preamble, Tag, traffic_class};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -92,21 +92,29 @@ impl Ports {
         }
     }
 
+    /// Marks a train of fragments that is to be sent while much waits to leave this machine, as a switch's queue does (ATP §3.7).
+    pub(crate) fn mark(&self, train: &mut [u8], segment_bytes: usize) {
+        let kind = Preamble::parse(train).map(|preamble| preamble.kind);
+        if matches!(kind, Ok(Kind::Gradient | Kind::Planned)) && self.sockets[0].is_backed_up() {
+            train.chunks_mut(segment_bytes.max(1)).for_each(GradientHeader::mark_ecn);
+        }
+    }
+
     /// Sends a train of one job, by the path that its first packet names, of a machine that has several.
     pub(crate) fn send(&mut self, to: impl IntoIterator<Item = Peer>, train: &[u8], segment_bytes: usize) {
         let mut to = to.into_iter().peekable();
         if to.peek().is_none() {
             return;
         }
-        let tag = Tag::of_any(train);
-        let path = tag.map_or(0, |tag| usize::from(tag.path)) % self.sockets.len();
+        let path = Tag::of_any(train).map_or(0, |tag| usize::from(tag.path)) % self.sockets.len();
+        let class = traffic_class(train);
         let socket = &mut self.sockets[path];
         let Some((train, segment_bytes)) = self.seals.seal(train, segment_bytes) else {
             let packets = train.len().div_ceil(segment_bytes.max(1)) as u64;
             socket.statistics.packets_given_up += packets * to.count() as u64;
             return;
         };
-        to.for_each(|to| socket.send(to, train, segment_bytes, tag));
+        to.for_each(|to| socket.send(to, train, segment_bytes, class));
     }
 
     /// The thread slept.
@@ -143,7 +151,7 @@ mod tests {
     use crate::io_loop::ROUND_BYTES;
     use crate::socket::{bind, connect};
     use crate::train_socket::ReceiveBuffers;
-    use fanin_wire::{Generation, JobId, Key, Kind, Preamble, ShardId, WorkerId};
+    use fanin_wire::{Generation, JobId, Key, ShardId, WorkerId};
     use std::collections::BTreeMap;
     use std::net::{Ipv4Addr, SocketAddr};
     use std::os::fd::AsRawFd;
@@ -170,7 +178,7 @@ mod tests {
             ports.receive(ROUND_BYTES, |socket, _, _| {
                 let fd = socket.as_fd().as_raw_fd();
                 let number = numbers.iter().position(|other| *other == fd).unwrap();
-                socket.receive(&mut buffers, |peer, packet| {
+                socket.receive(&mut buffers, |peer, _, packet| {
                     let Peer::At { remote, .. } = peer else { unreachable!("a socket brought it") };
                     packets[number].entry(*remote).or_default().push(packet.to_vec());
                     came += 1;

@@ -103,7 +103,11 @@ impl Seals {
 
     /// A packet of this job that came, as its sender wrote it. If the job is secured and the packet
     /// is not authentic, the packet is counted as forged, and `None` returned.
-    pub(crate) fn open<'packet>(&mut self, job: JobId, packet: &'packet mut [u8]) -> Option<&'packet [u8]> {
+    pub(crate) fn open<'packet>(
+        &mut self,
+        job: JobId,
+        packet: &'packet mut [u8],
+    ) -> Option<&'packet mut [u8]> {
         if !self.is_any_secured {
             return Some(packet);
         }
@@ -224,7 +228,11 @@ mod tests {
                     let mut on_the_way = sealed(&mut here, &packet);
                     assert_eq!(on_the_way.len(), packet.len() + security.extra_bytes());
                     assert_eq!(on_the_way[..12], packet[..12], "what steers is readable");
-                    assert_eq!(there.open(JOB, &mut on_the_way), Some(&packet[..]), "{security:?}");
+                    assert_eq!(
+                        there.open(JOB, &mut on_the_way).as_deref(),
+                        Some(&packet[..]),
+                        "{security:?}"
+                    );
                 }
             }
             assert_eq!(there.forged, 0);
@@ -319,7 +327,7 @@ mod tests {
             };
             assert_eq!(seals(weaker).open(JOB, &mut on_the_way.clone()), None);
             assert_eq!(there.forged, changed + 1);
-            assert_eq!(there.open(JOB, &mut on_the_way.clone()), Some(&packet[..]));
+            assert_eq!(there.open(JOB, &mut on_the_way.clone()).as_deref(), Some(&packet[..]));
         }
     }
 
@@ -344,7 +352,7 @@ mod tests {
         let mut seals = Seals::new();
         assert!(seals.seal(&packet, packet.len()).is_none());
         let before = packet.clone();
-        assert_eq!(seals.open(JOB, &mut packet), Some(&before[..]));
+        assert_eq!(seals.open(JOB, &mut packet).as_deref(), Some(&before[..]));
         seals.add(JOB, Key::new(SECRET).with(Security::Encrypt));
         assert_eq!(seals.open(JOB, &mut packet), None);
         seals.add(JobId(1), Key::new(SECRET));

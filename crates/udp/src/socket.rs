@@ -109,6 +109,34 @@ pub fn handshake_round_trip(stream: &impl AsRawFd) -> io::Result<Duration> {
     }
 }
 
+/// Whether half of a socket's buffer is taken: of what came and was not read yet, or of what was sent and has not left this machine.
+pub(crate) fn is_half_full(socket: &impl AsRawFd, direction: Direction) -> bool {
+    let mut memory = [0u32; MEMORY_VALUES];
+    let mut bytes = size_of_val(&memory) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes, all of which `memory` has, and reports in `bytes` how many.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            memory.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    };
+    let at = direction as usize;
+    result == 0 && memory[at] > memory[at + 1] / 2
+}
+
+/// Where the kernel says how much of a buffer is taken; how much it holds stands behind (`SO_MEMINFO`, `include/uapi/linux/sock_diag.h`).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Direction {
+    In = 0,
+    Out = 2,
+}
+
+/// Of `SO_MEMINFO`.
+const MEMORY_VALUES: usize = 9;
+
 /// The receive buffer that the kernel granted, in bytes.
 pub(crate) fn receive_buffer_bytes(socket: &impl AsFd) -> io::Result<usize> {
     // The kernel doubles what it grants, for its own overhead, and reports the double (socket(7)).

@@ -1,10 +1,9 @@
 //! A UDP socket that sends and receives trains: many packets of one size in one system call.
 
-use crate::socket::set_int_option;
+use crate::socket::{Direction, is_half_full, set_int_option};
 use crate::{IoStatistics, NotInherited};
-use fanin_wire::Tag;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
-use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSocketState};
+use quinn_udp::{BATCH_SIZE, EcnCodepoint, RecvMeta, UdpSocketState};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -73,6 +72,14 @@ impl From<SocketAddr> for Peer {
     }
 }
 
+/// The queues that a packet waited in on its way, the one before this socket included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queue {
+    Short,
+    /// One of them was longer than its threshold.
+    Long,
+}
+
 /// The memory that packets are received into, allocated once.
 pub(crate) struct ReceiveBuffers {
     memory: Box<[u8]>,
@@ -123,11 +130,12 @@ impl TrainSocket {
 
     /// Receives the trains that are here, as many as one system call takes, and hands each packet to `take`. Who sent it is written once a
     /// train: to copy what was just written waits for all that the core has still to store, such as the sums of the packet before.
+    /// Packets that met a long queue say so: a router marked them (ECN), or too many wait here.
     /// Returns whether it took as many as it could: of what else there may be, the kernel tells who sleeps.
     pub(crate) fn receive(
         &mut self,
         buffers: &mut ReceiveBuffers,
-        mut take: impl FnMut(&Peer, &mut [u8]),
+        mut take: impl FnMut(&Peer, Queue, &mut [u8]),
     ) -> bool {
         let count = (RECEIVE_BYTES / self.buffer_bytes).min(BATCH_SIZE);
         let mut memory = buffers.memory.chunks_exact_mut(self.buffer_bytes);
@@ -144,26 +152,35 @@ impl TrainSocket {
             }
         };
         self.statistics.trains_received += trains as u64;
+        let many_wait = trains == count && is_half_full(&self.socket, Direction::In);
         for (meta, bytes) in buffers.meta.iter().zip(&mut slices).take(trains) {
             let local = if self.wildcard { meta.dst_ip } else { None };
             let peer = Peer::At { remote: meta.addr, local };
+            // The kernel joins no packets with unlike marks.
+            let is_marked = many_wait || meta.ecn == Some(EcnCodepoint::Ce);
+            let queue = if is_marked { Queue::Long } else { Queue::Short };
             let length = meta.len.min(bytes.len());
             let train = &mut bytes[..length];
             if train.is_empty() {
                 self.statistics.packets_received += 1;
-                take(&peer, train);
+                take(&peer, queue, train);
             }
             for packet in train.chunks_mut(meta.stride.max(1)) {
                 self.statistics.packets_received += 1;
-                take(&peer, packet);
+                take(&peer, queue, packet);
             }
         }
         trains == count
     }
 
+    /// Whether too much of what was sent waits to leave this machine.
+    pub(crate) fn is_backed_up(&self) -> bool {
+        is_half_full(&self.socket, Direction::Out)
+    }
+
     /// Sends a run of packets of `segment_bytes`, the last perhaps shorter, in as few system calls as the kernel allows. Routers treat them as
-    /// `tag` says. What cannot be sent is counted and forgotten: the protocol sends it again.
-    pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize, tag: Option<Tag>) {
+    /// their `class` says. What cannot be sent is counted and forgotten: the protocol sends it again.
+    pub(crate) fn send(&mut self, to: Peer, train: &[u8], segment_bytes: usize, class: Option<u8>) {
         let segment_bytes = segment_bytes.clamp(1, DATAGRAM_BYTES_MAX);
         let mut rest = train;
         let Peer::At { remote, local } = to else {
@@ -174,7 +191,7 @@ impl TrainSocket {
         while !rest.is_empty() {
             let (now, later) =
                 rest.split_at((self.segments_max(segment_bytes) * segment_bytes).min(rest.len()));
-            match self.send_train((remote, local), now, segment_bytes, tag) {
+            match self.send_train((remote, local), now, segment_bytes, class) {
                 Sent::Yes => {
                     self.statistics.trains_sent += 1;
                     self.statistics.packets_sent += now.len().div_ceil(segment_bytes) as u64;
@@ -202,7 +219,7 @@ impl TrainSocket {
         (destination, src_ip): (SocketAddr, Option<IpAddr>),
         train: &[u8],
         segment_bytes: usize,
-        tag: Option<Tag>,
+        class: Option<u8>,
     ) -> Sent {
         let transmit = quinn_udp::Transmit {
             destination,
@@ -213,7 +230,7 @@ impl TrainSocket {
         };
         for _ in 0..SEND_ATTEMPTS {
             let segments_before = self.state.max_gso_segments();
-            let Err(error) = self.try_send(&transmit, segment_bytes, tag) else {
+            let Err(error) = self.try_send(&transmit, segment_bytes, class) else {
                 return Sent::Yes;
             };
             if error.kind() == ErrorKind::WouldBlock {
@@ -235,17 +252,18 @@ impl TrainSocket {
         Sent::No
     }
 
-    /// Of packets of DLCP, how routers may treat them goes into their headers (§4.2): the queue, and that those which matter are marked by a
-    /// full one and not dropped. Nobody answers a mark: rates follow from what arrives.
+    /// How routers may treat packets goes into their headers. Those of ATP and GOAT may be marked, and windows follow the marks (ATP §3.7).
+    /// Those of DLCP name their queue, and those of them which matter are marked by a full one and not dropped (DLCP §4.2). Nobody answers
+    /// these marks: rates follow from what arrives.
     fn try_send(
         &mut self,
         transmit: &quinn_udp::Transmit<'_>,
         segment_bytes: usize,
-        tag: Option<Tag>,
+        class: Option<u8>,
     ) -> io::Result<()> {
         let plainly = || self.state.try_send((&self.socket).into(), transmit);
-        let Some(tag) = tag.filter(|_| self.treats) else { return plainly() };
-        match send_treated(&self.socket, transmit, segment_bytes, tag.traffic_class()) {
+        let Some(class) = class.filter(|_| self.treats) else { return plainly() };
+        match send_treated(&self.socket, transmit, segment_bytes, class) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                 // Either a driver cannot segment, of which quinn-udp takes note, or the treatment is what is refused.
                 let result = plainly();
@@ -339,7 +357,7 @@ enum Sent {
 mod tests {
     use super::*;
     use crate::socket::{bind, connect};
-    use fanin_wire::Kind;
+    use fanin_wire::{Kind, traffic_class};
     use nix::sys::socket::{ControlMessageOwned, recvmsg};
     use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -360,7 +378,7 @@ mod tests {
         while packets.len() < count {
             let mut fds = [PollFd::from_borrowed_fd(socket.socket.as_fd(), PollFlags::IN)];
             poll(&mut fds, None).unwrap();
-            socket.receive(&mut buffers, |peer, packet| packets.push((*peer, packet.to_vec())));
+            socket.receive(&mut buffers, |peer, _, packet| packets.push((*peer, packet.to_vec())));
         }
         packets
     }
@@ -427,9 +445,10 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_dlcp_say_to_routers_how_they_may_be_treated_and_no_others() {
+    fn packets_say_to_routers_how_they_may_be_treated_where_their_protocol_does() {
         const BYTES: usize = 1000;
-        let [block, gradient] = [Kind::Block, Kind::Gradient].map(|kind| kind as u8);
+        let [block, gradient, planned, update] =
+            [Kind::Block, Kind::Gradient, Kind::Planned, Kind::Update].map(|kind| kind as u8);
         let of = |kind: u8, treatment: u8| {
             let mut packet = vec![0; BYTES];
             (packet[3], packet[22]) = (kind, treatment);
@@ -459,11 +478,13 @@ mod tests {
                     (of(block, 0x83), 4, 2),
                     (of(block, 7), 0, 0),
                     (of(block, 0x80), 7, 2),
-                    (of(gradient, 0x83), 0, 0),
+                    (of(gradient, 0x83), 0, 2),
+                    (of(planned, 0x83), 0, 2),
+                    (of(update, 0x83), 0, 0),
                 ] {
                     let train = packet.repeat(3);
-                    client.send(address.into(), &train, BYTES, Tag::of_any(&train));
-                    server.send(peer, &train, BYTES, Tag::of_any(&train));
+                    client.send(address.into(), &train, BYTES, traffic_class(&train));
+                    server.send(peer, &train, BYTES, traffic_class(&train));
                     for socket in [&server, &client] {
                         let classes = traffic_classes(socket, train.len());
                         assert!(!classes.is_empty());
@@ -476,6 +497,42 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_routers_marked_is_told_apart() {
+        const CE: u8 = 0b11;
+        let (mut server, mut client, address) = pair(Ipv4Addr::LOCALHOST, Offload::Detect);
+        for class in [Some(0b10), Some(CE), None] {
+            client.send(address.into(), &[0; 300], 100, class);
+        }
+        let (mut buffers, mut queues) = (ReceiveBuffers::new(), Vec::new());
+        while queues.len() < 9 {
+            let mut fds = [PollFd::from_borrowed_fd(server.socket.as_fd(), PollFlags::IN)];
+            poll(&mut fds, None).unwrap();
+            server.receive(&mut buffers, |_, queue, _| queues.push(queue));
+        }
+        let expected = [Queue::Short, Queue::Long, Queue::Short].map(|queue| [queue; 3]);
+        assert_eq!(queues, expected.concat());
+    }
+
+    #[test]
+    fn what_waits_behind_half_of_the_receive_buffer_met_a_long_queue() {
+        let (mut server, mut client, address) = pair(Ipv4Addr::LOCALHOST, Offload::Never);
+        socket2::SockRef::from(&server.socket).set_recv_buffer_size(1 << 18).unwrap();
+        // As many as one call reads, and as many again; the kernel counts a packet with what it needs for it.
+        let count = RECEIVE_BYTES / server.buffer_bytes;
+        let mut sent = 0;
+        while !is_half_full(&server.socket, Direction::In) {
+            client.send(address.into(), &[0; 1000], 1000, None);
+            sent += 1;
+        }
+        assert!(sent > count, "{sent}");
+        let (mut buffers, mut queues) = (ReceiveBuffers::new(), Vec::new());
+        while queues.len() < sent {
+            server.receive(&mut buffers, |_, queue, _| queues.push(queue));
+        }
+        assert_eq!((queues[0], queues.last()), (Queue::Long, Some(&Queue::Short)));
     }
 
     #[test]

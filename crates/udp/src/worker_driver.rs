@@ -527,6 +527,7 @@ fn add_statistics(mut sum: WorkerStatistics, shard: WorkerStatistics) -> WorkerS
     sum.packets_sent += shard.packets_sent;
     sum.received += shard.received;
     sum.retransmissions += shard.retransmissions;
+    sum.marked += shard.marked;
     sum.smoothed_rtt = sum.smoothed_rtt.max(shard.smoothed_rtt);
     sum.completed = sum.completed.min(shard.completed);
     sum.loss += shard.loss;

@@ -65,7 +65,6 @@ impl Tag {
     /// ECN-capable (RFC 3168).
     #[must_use]
     pub const fn traffic_class(self) -> u8 {
-        const ECT0: u8 = 0b10;
         (PRIORITIES - 1 - self.priority) << 5 | if self.important { ECT0 } else { 0 }
     }
 
@@ -82,6 +81,20 @@ impl Tag {
 
     const fn to_bytes(self) -> [u8; 2] {
         [self.priority | if self.important { Self::IMPORTANT } else { 0 }, self.path]
+    }
+}
+
+/// That the transport is ECN-capable, in an IP header's traffic class (RFC 3168).
+const ECT0: u8 = 0b10;
+
+/// The traffic class of a packet's IP header. Fragments of ATP and GOAT and their parameters are
+/// ECN-capable (ATP §3.7); packets of DLCP have their [`Tag`]'s; others have none.
+#[must_use]
+pub fn traffic_class(packet: &[u8]) -> Option<u8> {
+    const FRAGMENTS: [u8; 2] = [Kind::Gradient as u8, Kind::Planned as u8];
+    match packet.get(Kind::OFFSET) {
+        Some(kind) if FRAGMENTS.contains(kind) => Some(ECT0),
+        _ => Tag::of_any(packet).map(Tag::traffic_class),
     }
 }
 

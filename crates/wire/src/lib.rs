@@ -26,6 +26,7 @@ mod wire_dtype;
 pub use abort::{ABORT_BYTES, Abort, AbortReason};
 pub use block::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockPacket, PATHS_MAX, PRIORITIES, Tag, block_packet_bytes,
+    traffic_class,
 };
 pub use gauge::{FILLER_BYTES, Filler, READING_BYTES, Reading};
 pub use gradient::{

@@ -83,7 +83,7 @@ pub fn begin_sealed(packet: &[u8], nonce: [u8; NONCE_BYTES], out: &mut [u8]) -> 
 /// Makes a packet again of one that was secured, and has been decrypted and found authentic, with
 /// its header's tag. The payload stays where it is. `None` where none was secured.
 #[must_use]
-pub fn end_sealed(key: Key, sealed: &mut [u8]) -> Option<&[u8]> {
+pub fn end_sealed(key: Key, sealed: &mut [u8]) -> Option<&mut [u8]> {
     // The preamble and the header's rest move towards the payload: a nonce goes, and a tag comes.
     const BEGIN: usize = NONCE_BYTES - TAG_BYTES;
     let end = sealed.len().checked_sub(SEAL_TAG_BYTES)?;

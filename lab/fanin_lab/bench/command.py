@@ -135,7 +135,7 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         type=units.positive_number,
         default=1,
         metavar="R",
-        help="switches under a server, of ATP; SwitchML's only switch then is where that stands "
+        help="switches of racks, under a switch of SwitchML, or under the server of ATP or GOAT "
         "(default: 1)",
     )
     links.add_argument(

@@ -69,6 +69,8 @@ class Links:
     """Whether nobody tells fanin the rates."""
     nics: int = 1
     """The links of each worker."""
+    ecn_bytes: int | None = None
+    """The bytes at a switch's port from which it marks; None: it does not."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -270,6 +272,7 @@ def laboratory(machines: int, links: Links) -> Netlab:
         rates=links.rates,
         queue_bytes=links.queue_bytes,
         burst_bytes=links.burst_bytes,
+        ecn_bytes=links.ecn_bytes,
         udp_offload=links.udp_offload,
         loss=links.loss,
         mtu=links.mtu,
@@ -331,7 +334,7 @@ def _services(
 ) -> Iterator[_Services]:
     """Start what sums, with its rate if that is told.
 
-    Above several racks stands SwitchML's only switch, or the root of ATP or GOAT.
+    Above several racks stands a switch of SwitchML, or the root of ATP or GOAT.
     """
     machines = lab.workers if lab else 1
     racks = list(dict.fromkeys(map(lab.switch_of, range(machines)))) if lab else [SWITCH]
@@ -356,7 +359,11 @@ def _services(
             upstream = [*spoken, "--upstream", root]
             addresses = {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
         elif with_switch:
-            addresses = dict.fromkeys(racks, switch(top, _switch_bps(lab) if lab else None))
+            root = switch(top, _switch_bps(lab) if lab else None)
+            addresses = dict.fromkeys(racks, root)
+            if len(racks) > 1:
+                upstream = ["--upstream", root]
+                addresses = {rack: serve(rack, "switch", SWITCH_PORT, *upstream) for rack in racks}
         elif lab and lab.spares:
             spares = [f"s{i}" for i in range(lab.spares)]
             named = ",".join(switch(spare, lab.rates[spare]) for spare in spares)

@@ -116,6 +116,13 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         "(default: 4 ms of the rate, at most 128KiB)",
     )
     parser.add_argument(
+        "--ecn",
+        type=units.size_bytes,
+        metavar="SIZE",
+        help="switches mark ECN-capable packets that would wait behind so much at a port with a "
+        "rate, where each packet counts as a full one: 30KB; without segmentation offload, as with --loss (default: none marks)",
+    )
+    parser.add_argument(
         "--no-udp-offload",
         action="store_false",
         dest="udp_offload",
@@ -209,6 +216,7 @@ def _up(args: argparse.Namespace) -> int:
         rates=dict(args.rate_of),
         queue_bytes=args.queue,
         burst_bytes=args.burst,
+        ecn_bytes=args.ecn,
         udp_offload=args.udp_offload,
         loss=args.loss,
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
@@ -236,6 +244,7 @@ def _up(args: argparse.Namespace) -> int:
         rates=dict(args.rate_of),
         queue=lab.queue_bytes,
         burst=lab.burst_bytes,
+        ecn=lab.ecn_bytes,
         udp_offload=lab.udp_offload,
         nics=lab.nics,
     )
@@ -294,4 +303,5 @@ def _status(args: argparse.Namespace) -> int:
         for link in machine["further"]:
             print(f"{link['interface']:>4} {_shown_link(link)}")
     print(f"packets lost on purpose: {state['packets_lost']}")
+    print(f"packets marked: {state['packets_marked']}")
     return 0

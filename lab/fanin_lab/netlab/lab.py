@@ -59,6 +59,8 @@ _LOSS_UNIT = 1_000_000
 _BURST_MAX = 128 << 10
 _BURST_S = 0.004
 _BURST_FRAMES = 4
+# The rate of a queue that marks, as a part of its link's.
+_PHANTOM = 0.95
 # Packets that a machine's own interface queues, as the kernel has it (txqueuelen).
 _OWN_QUEUE = 1000
 # How long the rest may wait before it is dropped, where nobody says how much of it may.
@@ -74,11 +76,14 @@ class Netlab:
     ``rate_bps`` shapes each link both ways; None leaves it to the machine. At a switch's end
     of a shaped link ``queue_bytes`` may wait, or what it carries in 50 ms; at a machine's end 1,000
     packets may wait, or more if ``queue_bytes`` is more. After a pause a link carries
-    ``burst_bytes`` as fast as the machine; None chooses a burst that suits the rate. Without
+    ``burst_bytes`` as fast as the machine; None chooses a burst that suits the rate. Switches mark
+    ECN-capable packets (RFC 3168) that would wait behind ``ecn_bytes`` of others, each counted as a
+    full one; None marks none. Without
     ``udp_offload`` the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts
     them, and packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction
     of IP packets that each link loses, independently, in each direction; links that can lose (0 is
-    a loss, None is not) carry no trains, which costs the machine several times as much for a byte.
+    a loss, None is not) or mark carry no trains, which costs the machine several times as much for
+    a byte.
     Laboratories with different names do not see each other.
 
     ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
@@ -105,6 +110,7 @@ class Netlab:
         rates: Mapping[str, int] | None = None,
         queue_bytes: int | None = None,
         burst_bytes: int | None = None,
+        ecn_bytes: int | None = None,
         udp_offload: bool = True,
         loss: float | None = None,
         mtu: int = MTU_DEFAULT,
@@ -162,6 +168,13 @@ class Netlab:
             )
         if burst_bytes is not None and not any(shaped):
             raise NetlabError("a burst, and no link has a rate that it would exceed: say one, too")
+        if ecn_bytes is not None and not any(shaped):
+            raise NetlabError("marks, and no link has a rate whose queue they would tell of")
+        if ecn_bytes is not None and ecn_bytes < mtu + _ETHERNET_HEADER:
+            raise NetlabError(
+                f"marks from {ecn_bytes} bytes: a single packet would be marked; with an MTU of "
+                f"{mtu} it needs {mtu + _ETHERNET_HEADER}"
+            )
         if burst_bytes is not None and burst_bytes < mtu + _ETHERNET_HEADER:
             raise NetlabError(
                 f"a burst of {burst_bytes} bytes: a link sends no packet that is larger than its "
@@ -169,6 +182,7 @@ class Netlab:
             )
         self.queue_bytes = queue_bytes
         self.burst_bytes = burst_bytes
+        self.ecn_bytes = ecn_bytes
         self.udp_offload = udp_offload
         self.loss = loss
         self.mtu = mtu
@@ -180,7 +194,7 @@ class Netlab:
         require_root()
         require_tools(
             *("ip", "tc"),
-            *(["nft"] if self.loss else []),
+            *(["nft"] if self.loss or self.ecn_bytes is not None else []),
             *([] if self.udp_offload else ["ethtool"]),
         )
         down(self.name)
@@ -261,12 +275,12 @@ class Netlab:
                 )
             ]
             batch(["ip", "-n", namespace], ["link set lo up", *links])
-            self._impair(namespace, rates, own_queue)
+            self._impair(namespace, rates, queue_bytes_min=own_queue)
         for bridge, of_bridge in ports.items():
             rates = {end: self.rates.get(end, self.rate_bps) for end in of_bridge}
             for further, of_workers in self.further.items():
                 rates |= {port(worker, further): bps for worker, bps in of_workers.items()}
-            self._impair(self.namespace(bridge), rates, 0)
+            self._impair(self.namespace(bridge), rates, marks_bytes=self.ecn_bytes)
 
     def _rates_of(self, machine: str) -> dict[str, int | None]:
         """Return the rates of a machine's links, by interface."""
@@ -302,7 +316,12 @@ class Netlab:
         return max(late, _BURST_FRAMES * (self.mtu + _ETHERNET_HEADER))
 
     def _impair(
-        self, namespace: str, rates: Mapping[str, int | None], queue_bytes_min: int
+        self,
+        namespace: str,
+        rates: Mapping[str, int | None],
+        *,
+        queue_bytes_min: int = 0,
+        marks_bytes: int | None = None,
     ) -> None:
         """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
         queue = _LATENCY
@@ -320,27 +339,46 @@ class Netlab:
             for interface in rates:
                 off = ["ethtool", "--features", interface, "tx-udp-segmentation", "off"]
                 run(inside(namespace, off))
-        if self.loss:
-            rules = self._rules(self.loss, list(rates))
+        rules = self._losses(self.loss, list(rates)) if self.loss else ""
+        if marks_bytes is not None:
+            rules += _marks(rates, marks_bytes, self.mtu)
+        if rules:
+            rules = f"table netdev fanin {{{rules}}}"
             run(inside(namespace, ["nft", "-f", "-"]), rules, f"nft in {namespace}")
 
     def _segments(self) -> str:
         # A link that takes no train makes the kernel cut it first, TCP's and UDP_SEGMENT's alike,
         # so that a packet is a packet for the rules below. veth does not join them again: no GRO.
-        return "" if self.loss is None else "gso_max_segs 1"
+        return "" if self.loss is None and self.ecn_bytes is None else "gso_max_segs 1"
 
-    def _rules(self, loss: float, interfaces: Sequence[str]) -> str:
+    def _losses(self, loss: float, interfaces: Sequence[str]) -> str:
         millionths = round(loss * _LOSS_UNIT)
         # At the receiving end: the packet has taken its time on the link, and whoever sent it does
         # not hear of its loss, as it would (EPERM) from a rule on its own output. ARP is spared.
         return f"""
-table netdev fanin {{
   chain loss {{
     type filter hook ingress devices = {{ {", ".join(interfaces)} }} priority 0; policy accept;
     ether type ip numgen random mod {_LOSS_UNIT} < {millionths} counter drop
   }}
-}}
 """
+
+
+def _marks(rates: Mapping[str, int | None], threshold: int, mtu: int) -> str:
+    # A phantom queue marks: a counter of what goes into the port's queue, which drains a little
+    # slower than that (Alizadeh et al., HULL, NSDI 2012). Not every kernel has a queue that marks.
+    # It counts packets: nftables has no counter of bytes that holds less than a second's.
+    frame = mtu + _ETHERNET_HEADER
+    return "".join(
+        f"""
+  chain marks_{number} {{
+    type filter hook egress device "{interface}" priority 0; policy accept;
+    limit rate over {round(bps / 8 / frame * _PHANTOM)}/second burst {threshold // frame} packets \
+ip ecn {{ ect0, ect1 }} counter ip ecn set ce
+  }}
+"""
+        for number, (interface, bps) in enumerate(rates.items())
+        if bps is not None
+    )
 
 
 def address(member: str, nic: int = 0) -> str:

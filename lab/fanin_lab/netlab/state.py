@@ -63,6 +63,7 @@ def describe(name: str = "") -> dict[str, Any]:
         "workers": [machine for machine in machines if machine["name"].startswith("w")],
         "spares": [machine for machine in machines if machine["name"].startswith("s")],
         "packets_lost": sum(_lost(namespace_of(name, member)) for member in found),
+        "packets_marked": sum(_marked(namespace_of(name, member)) for member in found),
     }
 
 
@@ -114,14 +115,29 @@ def _lost(namespace: str) -> int:
     return int(_rule(namespace).get("packets", 0))
 
 
+def _marked(namespace: str) -> int:
+    counters = [
+        part["counter"]["packets"]
+        for rule in _rules(namespace)
+        if rule["chain"].startswith("marks_")
+        for part in rule["expr"]
+        if "counter" in part
+    ]
+    return sum(counters)
+
+
+def _rules(namespace: str) -> list[dict[str, Any]]:
+    if shutil.which("nft") is None:
+        return []
+    shown = json.loads(run(inside(namespace, ["nft", "-j", "list", "ruleset"])))
+    rules = [entry["rule"] for entry in shown["nftables"] if "rule" in entry]
+    return [rule for rule in rules if rule["table"] == "fanin"]
+
+
 def _rule(namespace: str) -> dict[str, float]:
     """Return the loss and its counter, or nothing if the namespace loses nothing."""
-    if shutil.which("nft") is None:
-        return {}
-    shown = run(inside(namespace, ["nft", "-j", "list", "ruleset"]))
-    for entry in json.loads(shown)["nftables"]:
-        rule = entry.get("rule", {})
-        if (rule.get("table"), rule.get("chain")) != ("fanin", "loss"):
+    for rule in _rules(namespace):
+        if rule["chain"] != "loss":
             continue
         found: dict[str, float] = {}
         for part in rule["expr"]:

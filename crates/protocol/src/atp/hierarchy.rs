@@ -13,6 +13,8 @@ pub(crate) struct Hierarchy {
     pub levels: u8,
     /// Of each rank's packets, in order of rank.
     pub directions: Vec<Directions>,
+    /// Ranks and switches that send to one switch, or to the root: the most.
+    pub senders: u16,
     /// Aggregators of the smallest switch: an index below this is valid at each of them. Without a switch, none.
     pub aggregators: u32,
 }
@@ -26,6 +28,8 @@ pub(super) fn hierarchy(paths: &[&[Hop]]) -> Result<Hierarchy, Refusal> {
     if needed > LEVELS_MAX {
         return Err(Refusal::TooManyLevels { levels: needed as u32 });
     }
+    let parents = paths.iter().copied().flatten().map(|hop| Parent::Switch(hop.instance));
+    let senders = parents.chain([Parent::Root]).map(|parent| tree.children(parent).len()).max();
     let of_rank = |(rank, path): (usize, &&[Hop])| {
         let mut directions = Directions { level: (levels - path.len()) as u8, ..Directions::default() };
         let mut child = Child::Rank;
@@ -41,6 +45,7 @@ pub(super) fn hierarchy(paths: &[&[Hop]]) -> Result<Hierarchy, Refusal> {
     };
     Ok(Hierarchy {
         levels: levels as u8,
+        senders: senders.unwrap_or(0) as u16,
         directions: paths.iter().enumerate().map(of_rank).collect(),
         aggregators: paths.iter().copied().flatten().map(|hop| hop.aggregators).min().unwrap_or(0),
     })
@@ -78,6 +83,7 @@ mod tests {
         ];
         assert_eq!(hierarchy.directions, expected);
         assert_eq!(hierarchy.aggregators, 107, "the smallest switch's");
+        assert_eq!(hierarchy.senders, 2, "to a rack, and to the root");
     }
 
     #[test]

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::aggregation::admission::{self, ELEMENTS};
 use crate::control::{
-    Gathered, Hop, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms, narrow,
-    read, window_packets,
+    Gathered, Hop, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms,
+    WINDOW_MIN, narrow, read, window_packets,
 };
 use crate::machine::{Address, JobIdentity, Tensor};
 use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms};
@@ -191,10 +191,12 @@ impl Protocol for Atp {
     }
 
     fn admit(&self, ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
-        let Hierarchy { levels, directions, aggregators } = hierarchy(&ranks.ways())?;
-        let mut path = ranks.path(ranks.world_size());
+        let Hierarchy { levels, senders, directions, aggregators } = hierarchy(&ranks.ways())?;
+        let mut path = ranks.path(senders);
         path.wire_dtype = WireDtype::SharedExponent;
-        let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(|| window_packets(&path)));
+        // What a receive buffer does not hold is found out by the congestion window.
+        let window = || window_packets(&path).max(WINDOW_MIN);
+        let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(window));
         let elements = terms.elements.into();
         // More than an index can name help nobody.
         let aggregators = aggregators.min(AGGREGATORS_MAX);

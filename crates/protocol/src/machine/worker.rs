@@ -108,6 +108,8 @@ pub struct WorkerStatistics {
     pub received: Received,
     /// Packets sent again.
     pub retransmissions: u64,
+    /// Of ATP and GOAT: parameters that met a long queue on their way, or whose fragments did.
+    pub marked: u64,
     /// Smoothed round trip, from a packet to its result: the slowest worker's delay is in it.
     pub smoothed_rtt: Duration,
     /// Tensors completed.

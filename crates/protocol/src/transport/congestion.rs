@@ -4,6 +4,10 @@
 //! The signal is an ECN mark on a parameter packet, which all workers get, or a fragment that was
 //! overtaken and whose parameters say that it was lost. A timeout is none: it mostly tells of a
 //! late worker, and the paper does not count it either.
+//!
+//! Queues that mark have marked before they overflow. So once a mark has come, a loss is no signal
+//! any more: links lose packets for other reasons, too. And a fragment is lost if any worker's
+//! packet is: of 8 workers in two racks, whose links lose a hundredth each, a sixth are.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
@@ -26,6 +30,8 @@ pub(crate) struct CongestionWindow {
     /// already.
     recovery_end: u64,
     halved: u64,
+    /// Whether a mark has come.
+    marks: bool,
     enabled: bool,
 }
 
@@ -44,6 +50,7 @@ impl CongestionWindow {
             grown: 0,
             recovery_end: 0,
             halved: 0,
+            marks: false,
             enabled,
         }
     }
@@ -58,13 +65,13 @@ impl CongestionWindow {
         self.halved
     }
 
-    /// A parameter packet came: one MTU more, above the threshold, and in `doubt` about a loss, one
-    /// MTU more a window.
+    /// A parameter packet came: one MTU more. Above the threshold it is one MTU more a window, and so
+    /// it is in `doubt` about a loss, where that would be a signal.
     pub(crate) fn acknowledged(&mut self, doubt: bool) {
         if !self.enabled {
             return;
         }
-        if self.size < self.slow_start_threshold && !doubt {
+        if self.size < self.slow_start_threshold && (self.marks || !doubt) {
             self.size = (self.size + self.packets_per_mtu).min(self.slow_start_threshold);
             return;
         }
@@ -75,10 +82,22 @@ impl CongestionWindow {
         }
     }
 
-    /// The packet numbered `sequence` met congestion; `next` is the first that was not sent yet.
-    /// Halves the window, once until a packet is concerned that was sent afterwards: the packets of
-    /// one window tell of one congestion.
-    pub(crate) fn congested(&mut self, sequence: u64, next: u64) {
+    /// The packet numbered `sequence` met a long queue, which marked it; `next` is the first that
+    /// was not sent yet. Halves the window, once until a packet is concerned that was sent
+    /// afterwards: the packets of one window tell of one congestion.
+    pub(crate) fn marked(&mut self, sequence: u64, next: u64) {
+        self.marks = true;
+        self.congested(sequence, next);
+    }
+
+    /// The packet numbered `sequence` was lost. Halves the window as a mark does, where none came.
+    pub(crate) fn lost(&mut self, sequence: u64, next: u64) {
+        if !self.marks {
+            self.congested(sequence, next);
+        }
+    }
+
+    fn congested(&mut self, sequence: u64, next: u64) {
         if !self.enabled || sequence < self.recovery_end {
             return;
         }
@@ -118,7 +137,7 @@ mod tests {
             window.acknowledged(false);
             assert_eq!(window.size(), expected);
         }
-        window.congested(50, 212);
+        window.marked(50, 212);
         assert_eq!(window.size(), 106);
         // Four packets, an MTU, in 106 parameters.
         let rounds: u32 = (0..4).map(|_| until_it_grows(&mut window)).sum();
@@ -148,7 +167,7 @@ mod tests {
             (310, 350, 25),
         ];
         for (sequence, next, expected) in timeline {
-            window.congested(sequence, next);
+            window.marked(sequence, next);
             assert_eq!(window.size(), expected, "mark on {sequence}");
         }
         assert_eq!(window.halved(), 3);
@@ -162,18 +181,39 @@ mod tests {
         }
         assert_eq!(window.size(), 202);
         for round in 0..20 {
-            window.congested(1000 * round, 1000 * round + 1);
+            window.marked(1000 * round, 1000 * round + 1);
         }
         assert_eq!(window.size(), 4);
         let mut narrow = CongestionWindow::new(SMALL, 1, true);
-        narrow.congested(0, 1);
+        narrow.lost(0, 1);
         assert_eq!(narrow.size(), 1, "also where the job's window is less than an MTU");
+    }
+
+    #[test]
+    fn where_queues_mark_a_lost_packet_halves_nothing() {
+        let mut unmarked = CongestionWindow::new(FRAME, 400, true);
+        unmarked.lost(5, 46);
+        assert_eq!(unmarked.size(), 23);
+        let mut window = CongestionWindow::new(FRAME, 400, true);
+        window.marked(5, 46);
+        assert_eq!((window.size(), window.halved()), (23, 1));
+        // One in six, for windows on end.
+        for sequence in 46..1046 {
+            window.acknowledged(true);
+            if sequence % 6 == 0 {
+                window.lost(sequence, sequence + 23);
+            }
+        }
+        assert_eq!((window.size(), window.halved()), (50, 1), "one MTU more a window");
+        window.marked(1046, 1096);
+        assert_eq!((window.size(), window.halved()), (25, 2));
     }
 
     #[test]
     fn switched_off_it_is_the_jobs_window_whatever_happens() {
         let mut window = CongestionWindow::new(FRAME, 500, false);
-        window.congested(3, 10);
+        window.marked(3, 10);
+        window.lost(20, 30);
         window.acknowledged(false);
         assert_eq!((window.size(), window.halved()), (500, 0));
     }

@@ -267,8 +267,13 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let was_overtaken = self.window.finish(sequence, lost);
         self.last_progress = now;
         self.congestion.acknowledged(self.window.doubts());
-        if header.flags.ecn || lost && was_overtaken {
-            self.congestion.congested(sequence, self.window.next());
+        let next = self.window.next();
+        if lost && was_overtaken {
+            self.congestion.lost(sequence, next);
+        }
+        if header.flags.ecn {
+            self.core.statistics.marked += 1;
+            self.congestion.marked(sequence, next);
         }
         self.recover(sequence, lost);
         self.core.finished(finished);

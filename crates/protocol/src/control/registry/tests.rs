@@ -222,6 +222,21 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
 }
 
 #[test]
+fn an_atp_window_is_as_long_as_those_who_send_to_one_switch_allow_and_no_shorter_than_64() {
+    // The usual limit of an unprivileged process, and what fanin asks for.
+    for (receive_buffer_bytes, expected) in [(212_992, 64), (16 << 20, 256)] {
+        let config = RegistryConfig { receive_buffer_bytes, ..RegistryConfig::default() };
+        let mut registry = Registry::new(config, vec![&Atp], Box::new(|| 41)).expect("valid limits");
+        // Sixteen racks of sixteen.
+        let joined =
+            (0..256).map(|rank| registry.join(at(0), without_slots(through(rank / 16, rank as u32, 256))));
+        let decision = joined.last().expect("256");
+        let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
+        assert_eq!(admission.terms.window, expected);
+    }
+}
+
+#[test]
 fn what_atp_cannot_do_is_refused() {
     let refused = |registry: Registry, request| refusal(&mut { registry }, request);
     let mismatch =
