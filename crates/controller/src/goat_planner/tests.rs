@@ -157,6 +157,16 @@ fn a_fragment_for_a_switch_beside_the_way_goes_up_to_where_ways_part_and_down() 
     assert_eq!(told(&plan, 1).own, 0b0011);
 }
 
+/// The racks' links carry one sum of each part where the racks sum all. That makes two at the root,
+/// which is slow if a link lies between it and the spine.
+#[test]
+fn nothing_is_kept_off_a_link_inside_a_machine() {
+    let mut tree = leaf_spine(64);
+    tree.switches[0].hop.rate_bps = Some(u64::MAX);
+    let (_, seats) = plan(&tree, 64);
+    assert_eq!(shares(&seats), [0.0, 0.5, 0.5]);
+}
+
 #[test]
 fn jobs_share_a_switch_without_sharing_an_aggregator() {
     let tree = tree(&[(64, None)], &[Some(0); 2]);
