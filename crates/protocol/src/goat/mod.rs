@@ -20,6 +20,7 @@ mod server;
 mod switch;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod worker;
 
 pub use crate::aggregation::{
