@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::tree::{Load, sum_on_the_way};
 use super::{
-    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Overflow, PlannedSum, RankTerms, Scaling,
+    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Onward, Overflow, PlannedSum, RankTerms, Scaling,
     ServerPlan, SubModels,
 };
 use crate::aggregation::admission;
@@ -93,6 +93,12 @@ struct Sum {
     /// Of the first fragment; the others follow.
     #[prost(uint32, tag = "3")]
     first_aggregator: u32,
+    /// The sums of other nodes that are waited for, too, each by its workers.
+    #[prost(bytes = "vec", repeated, tag = "4")]
+    sums: Vec<Vec<u8>>,
+    /// Where the sum goes; 0 is the server.
+    #[prost(uint32, tag = "5")]
+    onward: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -108,6 +114,19 @@ struct RootPart {
     /// By rank: through which of these it gets its parameters; behind the last of them it does so itself.
     #[prost(uint32, repeated, tag = "4")]
     ways: Vec<u32>,
+    #[prost(message, repeated, tag = "5")]
+    onward: Vec<SumWay>,
+}
+
+/// Where the sum of a node goes, if not to the server.
+#[derive(Clone, PartialEq, Message)]
+struct SumWay {
+    #[prost(uint32, tag = "1")]
+    sub_model: u32,
+    #[prost(uint32, tag = "2")]
+    node: u32,
+    #[prost(uint32, tag = "3")]
+    to: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -126,7 +145,9 @@ pub struct Plan<'a> {
     pub fragments: Vec<u32>,
     /// Of each rank, by part, who sums its fragments.
     pub nodes: Vec<Vec<AggregationNode>>,
-    /// Of each switch of the tree.
+    /// By part, where sums go, if not to the server: to switches on the way there.
+    pub onward: Vec<Onward>,
+    /// Of each switch of the tree: what follows from both, with aggregators.
     pub sums: Vec<BTreeMap<SubModel, PlannedSum>>,
 }
 
@@ -142,7 +163,8 @@ impl<'a> Plan<'a> {
     pub fn at_the_server(terms: &Terms, tree: &'a SwitchTree, fragments: Vec<u32>) -> Self {
         let nodes = alloc::vec![alloc::vec![AggregationNode::SERVER; fragments.len()]; tree.ranks.len()];
         let sums = alloc::vec![BTreeMap::new(); tree.switches.len()];
-        Self { tree, window: terms.in_flight, elements: terms.elements, fragments, nodes, sums }
+        let onward = alloc::vec![Onward::new(); fragments.len()];
+        Self { tree, window: terms.in_flight, elements: terms.elements, fragments, nodes, onward, sums }
     }
 
     /// The same for a job that was admitted with these seats.
@@ -189,6 +211,8 @@ impl<'a> Plan<'a> {
             sub_model: sub_model.0.into(),
             workers: sum.workers.to_le_bytes().into(),
             first_aggregator: sum.first_aggregator,
+            sums: sum.sums.iter().map(|workers| workers.to_le_bytes().into()).collect(),
+            onward: sum.onward.0.into(),
         };
         SwitchPart {
             common: common.clone(),
@@ -213,13 +237,22 @@ impl<'a> Plan<'a> {
                 own - 1
             }
         };
+        let ways = (0..self.nodes.len()).map(way).collect();
         let nodes =
             |own: &Vec<AggregationNode>| Nodes { nodes: own.iter().map(|node| node.0.into()).collect() };
+        let way = |(sub_model, (node, to)): (u32, (&AggregationNode, &AggregationNode))| SumWay {
+            sub_model,
+            node: node.0.into(),
+            to: to.0.into(),
+        };
+        let onward = (0..).zip(&self.onward);
+        let onward = onward.flat_map(|(part, onward)| onward.iter().map(move |sum| (part, sum))).map(way);
         RootPart {
             common: common.clone(),
             nodes: self.nodes.iter().map(nodes).collect(),
             children: next_to_it.iter().map(|of| self.tree.switches[*of].hop.address.to_string()).collect(),
-            ways: (0..self.nodes.len()).map(way).collect(),
+            ways,
+            onward: onward.collect(),
         }
     }
 
@@ -305,12 +338,12 @@ fn slowest(tree: &SwitchTree, window: u16) -> f64 {
     let mut load = Load::new(tree);
     for fragments in equal_parts(window) {
         let mut nodes = alloc::vec![AggregationNode::SERVER; tree.ranks.len()];
-        sum_on_the_way(tree, &mut nodes, |switch| {
+        let onward = sum_on_the_way(tree, &mut nodes, |switch| {
             let left = room[switch].checked_sub(fragments);
             room[switch] = left.unwrap_or(room[switch]);
             left.is_some()
         });
-        load.add(&nodes, fragments);
+        load.add(&nodes, &onward, fragments);
     }
     load.slowest() / f64::from(window.max(1))
 }
@@ -376,7 +409,13 @@ pub(super) fn root_job<A>(
     let children = part.children.iter().map(|child| peers(address(child)?)).collect::<Result<_, String>>()?;
     let ways = part.ways.iter().map(|way| narrow(*way, "ways")).collect::<Result<_, _>>()?;
     let nodes = part.nodes.iter().map(|own| nodes(&own.nodes)).collect::<Result<_, _>>()?;
-    let plan = ServerPlan { sub_models, nodes, children, ways };
+    let mut onward = alloc::vec![Onward::new(); sub_models.count()];
+    for SumWay { sub_model, node, to } in part.onward {
+        let sums = usize::try_from(sub_model).ok().and_then(|at| onward.get_mut(at));
+        let [node, to] = [narrow(node, "node")?, narrow(to, "to")?].map(AggregationNode);
+        sums.ok_or(Malformed("sub_model"))?.insert(node, to);
+    }
+    let plan = ServerPlan { sub_models, nodes, onward, children, ways };
     Ok(GoatServerJob { config, plan, restored: job.resumed })
 }
 
@@ -400,10 +439,15 @@ pub(super) fn route(
         if fragments == 0 {
             return Err(Malformed("sums"));
         }
-        let (workers, first_aggregator) = (workers(&sum.workers)?, sum.first_aggregator);
+        let planned = PlannedSum {
+            workers: workers(&sum.workers)?,
+            sums: sum.sums.iter().map(|sum| workers(sum)).collect::<Result<_, _>>()?,
+            onward: AggregationNode(narrow(sum.onward, "onward")?),
+            first_aggregator: sum.first_aggregator,
+        };
         // A switch that was started again with less memory sends on what it was planned to sum.
-        let fits = first_aggregator.checked_add(fragments).is_some_and(|end| end <= aggregators);
-        Ok(fits.then_some((sub_model, PlannedSum { workers, first_aggregator })))
+        let fits = sum.first_aggregator.checked_add(fragments).is_some_and(|end| end <= aggregators);
+        Ok(fits.then_some((sub_model, planned)))
     };
     Ok(GoatRoute {
         id: job.id,
