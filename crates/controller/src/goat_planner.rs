@@ -100,8 +100,11 @@ impl<'a> Found<'a> {
         let (mut room, mut load) = (memories.to_vec(), Load::new(tree));
         for (part, fragments) in fragments.iter().enumerate() {
             for (switch, room) in room.iter_mut().enumerate() {
-                let mut summed: Vec<_> =
-                    nodes.iter_mut().map(|own| &mut own[part]).filter(|node| **node == number(switch)).collect();
+                let mut summed: Vec<_> = nodes
+                    .iter_mut()
+                    .map(|own| &mut own[part])
+                    .filter(|node| **node == number(switch))
+                    .collect();
                 match &mut summed[..] {
                     [] => {}
                     [alone] => **alone = AggregationNode::SERVER,
@@ -124,10 +127,9 @@ impl<'a> Found<'a> {
         Self { nodes, onward, load }
     }
 
-    /// Whether its slowest link takes less time, or as much and all links together less.
+    /// Whether its slowest link takes less time, or as much and the next slowest less, and so on.
     fn is_faster(&self, other: &Self) -> bool {
-        let slowest = self.load.slowest().total_cmp(&other.load.slowest());
-        slowest.then(self.load.all().total_cmp(&other.load.all())).is_lt()
+        self.load.seconds() < other.load.seconds()
     }
 }
 

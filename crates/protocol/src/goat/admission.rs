@@ -345,7 +345,7 @@ fn slowest(tree: &SwitchTree, window: u16) -> f64 {
         });
         load.add(&nodes, &onward, fragments);
     }
-    load.slowest() / f64::from(window.max(1))
+    load.seconds().first().map_or(0.0, |slowest| slowest / f64::from(window.max(1)))
 }
 
 /// A window in parts that differ by one fragment at most.
@@ -490,7 +490,8 @@ mod tests {
         assert_eq!(held(&[&[9, 7], &[8, 7]]), 8, "the smaller rack's, as the upper one is smaller still");
         assert_eq!(held(&[&[7], &[]]), 7, "who is at the root needs no switch");
         assert_eq!(held(&[&[], &[]]), 0);
-        let together = |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap(), u32::saturating_add);
+        let together =
+            |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap(), u32::saturating_add);
         assert_eq!(together(&[&[7, 9], &[8, 9], &[9]]), 9, "who finds the upper one alone");
         assert_eq!(together(&[&[7, 9], &[8, 9], &[]]), 16);
     }

@@ -111,26 +111,18 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Seconds that the slowest link takes for a bit of each fragment.
+    /// Seconds that each link takes for a bit of each fragment, the slowest first.
     #[must_use]
-    pub fn slowest(&self) -> f64 {
-        self.seconds().fold(0.0, f64::max)
-    }
-
-    /// Those of all links together.
-    #[must_use]
-    pub fn all(&self) -> f64 {
-        self.seconds().sum()
-    }
-
-    fn seconds(&self) -> impl Iterator<Item = f64> {
+    pub fn seconds(&self) -> Vec<f64> {
         let seconds = |(fragments, rate_bps): (&u64, Option<u64>)| {
             *fragments as f64 / rate_bps.unwrap_or(RATE_DEFAULT_BPS).max(1) as f64
         };
         let rates = self.tree.switches.iter().map(|of| of.hop.rate_bps);
         let of_switches = self.of_switches.iter().zip(rates).map(seconds);
         let of_ranks = self.of_ranks.iter().zip(self.tree.ranks.iter().map(|of| of.rate_bps)).map(seconds);
-        of_switches.chain(of_ranks)
+        let mut all: Vec<f64> = of_switches.chain(of_ranks).collect();
+        all.sort_unstable_by(|a, b| b.total_cmp(a));
+        all
     }
 }
 
@@ -193,7 +185,7 @@ mod tests {
         let slowest = |tree: &SwitchTree| {
             let mut load = Load::new(tree);
             load.add(&[number(1), number(1), number(2), number(2)], &Onward::new(), 10);
-            load.slowest()
+            load.seconds()[0]
         };
         assert_eq!(slowest(&tree), 20.0 / RATE_DEFAULT_BPS as f64);
         tree.switches[0].hop.rate_bps = Some(u64::MAX);

@@ -110,7 +110,12 @@ fn with_sums_of_sums_all_is_exact_over_links_that_lose() {
         let case = Case {
             seed,
             tensors: vec![30 * ELEMENTS, 7 * ELEMENTS],
-            network: Network { loss_per_mille: 100, double_per_mille: 50, jitter_us: 100, ..Network::default() },
+            network: Network {
+                loss_per_mille: 100,
+                double_per_mille: 50,
+                jitter_us: 100,
+                ..Network::default()
+            },
             late_us: 20_000,
             retransmission_us: 500,
             ..sums_of_sums()

@@ -227,8 +227,7 @@ fn a_fragment_that_is_sent_again_shows_what_there_is_and_evicts_nothing() {
 
 /// S1 adds what worker 0 sends and the sums of workers 1 and 2 and of 3 and 4. Its own goes to S3.
 fn route_of_sums() -> GoatRoute<u16> {
-    let sum =
-        PlannedSum { workers: 0b1, sums: vec![0b110, 0b1_1000], onward: S3, first_aggregator: 1 };
+    let sum = PlannedSum { workers: 0b1, sums: vec![0b110, 0b1_1000], onward: S3, first_aggregator: 1 };
     GoatRoute { sums: BTreeMap::from([(SubModel(0), sum)]), ..route(4) }
 }
 
@@ -272,7 +271,8 @@ fn a_whole_sum_that_is_shown_again_goes_its_way_and_less_goes_to_the_server() {
 fn original_values_that_come_by_take_the_place_of_a_sum_that_has_their_worker_in_it() {
     let mut switch = switch_of_sums();
     fragment(S1, 0b110, 0, 6).to(&mut switch, 11);
-    let originals = |workers| fragment(S2, workers, 0, 5).passed().with(|header| header.flags.overflow = true);
+    let originals =
+        |workers| fragment(S2, workers, 0, 5).passed().with(|header| header.flags.overflow = true);
     originals(0b10_0000).to(&mut switch, 11);
     assert_eq!(switch.statistics().in_use, 1, "worker 5 is in no sum here");
     originals(0b10).to(&mut switch, 11);
@@ -557,9 +557,8 @@ fn parts_of_nodes_on_one_way_count_each_worker_once() {
 fn parts_of_nodes_on_one_way_make_the_sum() {
     for last in [(S2, 0b1100), (S2, 0b1000), (S3, 0b11111), (S3, 0b1100)] {
         let mut server = server_of_sums();
-        let mut part = |node, workers| {
-            fragment(node, workers, 0, workers as i32).passed().resent().to(&mut server, 10)
-        };
+        let mut part =
+            |node, workers| fragment(node, workers, 0, workers as i32).passed().resent().to(&mut server, 10);
         assert_eq!([part(S1, 0b1), part(S2, 0b100), part(S3, 0b10011)], [Verdict::Absorb; 3]);
         assert_eq!(part(last.0, last.1), Verdict::Multicast, "{last:?}");
         assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 31"], "{last:?}");
