@@ -547,12 +547,16 @@ fn onward(dice: &mut Dice, topology: &Topology, system: &Goat) -> Vec<BTreeMap<N
     }
     let ways: Vec<(NodeId, Vec<NodeId>)> =
         topology.programmable().map(|at| (at, on_the_way(topology, at, system.server))).collect();
-    let of_part = |_: &u32| {
-        let goes_on = ways.iter().filter(|(_, way)| !way.is_empty());
-        let goes_on = goes_on.filter_map(|(at, way)| (!dice.one_in(4)).then(|| (*at, dice.among(way))));
-        goes_on.collect()
+    let mut of_part = || {
+        let mut onward = BTreeMap::new();
+        for (at, way) in ways.iter().filter(|(_, way)| !way.is_empty()) {
+            if !dice.one_in(4) {
+                onward.insert(*at, dice.among(way));
+            }
+        }
+        onward
     };
-    system.sub_models.iter().map(of_part).collect()
+    system.sub_models.iter().map(|_| of_part()).collect()
 }
 
 /// DLCP in the place of a job's system.
