@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fanin_protocol::goat::{
-    GoatJobConfig, GoatRoute, GoatServer, GoatServerJob, GoatSwitch, GoatSwitchConfig, Overflow, PlannedSum,
-    Scaling, ServerPlan, SubModels,
+    GoatJobConfig, GoatRoute, GoatServer, GoatServerJob, GoatSwitch, GoatSwitchConfig, Onward, Overflow,
+    PlannedSum, Scaling, ServerPlan, SubModels, sums_of,
 };
 use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
 use fanin_wire::{
@@ -42,6 +42,12 @@ fn nodes(plan: u8) -> Vec<Vec<AggregationNode>> {
     (0..WORKERS).map(|rank| (0..FRAGMENTS.len()).map(|part| node(rank, part)).collect()).collect()
 }
 
+/// Whether the first switch's sums go to the second one, by part.
+fn onward(plan: u8, part: usize) -> Onward {
+    let goes_on = plan >> (part + 3) & 1 != 0;
+    goes_on.then_some((AggregationNode(1), AggregationNode(2))).into_iter().collect()
+}
+
 fn sub_models() -> SubModels {
     SubModels::new(&FRAGMENTS).expect("parts with fragments")
 }
@@ -50,9 +56,10 @@ fn route(id: u32, switch: u16, plan: u8) -> GoatRoute<u8> {
     let node = AggregationNode(1 + switch);
     let mut sums = BTreeMap::new();
     for part in 0..FRAGMENTS.len() {
-        let assigned = (0..WORKERS).filter(|rank| nodes(plan)[*rank][part] == node);
-        let workers = assigned.fold(0, |all, rank| all | 1 << rank);
-        sums.insert(SubModel(part as u16), PlannedSum { workers, first_aggregator: part as u32 });
+        let assigned = nodes(plan).into_iter().map(|assigned| assigned[part]);
+        let mut of_all = sums_of(assigned, &onward(plan, part)).expect("no circle");
+        let sum = of_all.remove(&node).unwrap_or_default();
+        sums.insert(SubModel(part as u16), PlannedSum { first_aggregator: part as u32, ..sum });
     }
     GoatRoute {
         id: JobId(id),
@@ -75,6 +82,7 @@ fn server_plan(plan: u8, change: u8) -> ServerPlan<u8> {
     let mut made = ServerPlan {
         sub_models: sub_models(),
         nodes: nodes(plan),
+        onward: (0..FRAGMENTS.len()).map(|part| onward(plan, part)).collect(),
         children: vec![10, 11],
         ways: (0..WORKERS as u16).map(|rank| rank % 2).collect(),
     };

@@ -73,8 +73,8 @@ pub(crate) struct Arguments {
     /// [default: 3600]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     join_timeout_max: Option<Duration>,
-    /// Rate of this machine's link in each direction, for the ranks' plan [default: what the
-    /// interface tells]
+    /// Rate of this machine's link in each direction, for the ranks' plan; with --upstream, of the
+    /// link to there [default: what the interface tells]
     #[arg(long, env = "FANIN_RATE", value_parser = said_rate)]
     rate: Option<Rate>,
     #[command(flatten)]
@@ -149,6 +149,7 @@ fn rack(arguments: &Arguments, upstream: &str) -> anyhow::Result<RackServerConfi
     memory.shards = u8::try_from(shards).map_err(|_| ServerError::Shards(shards))?;
     memory.pool_units = arguments.pool_units.unwrap_or(memory.pool_units);
     memory.aggregators = arguments.aggregators.unwrap_or(memory.aggregators);
+    config.rate_bps = arguments.rate.map(|rate| rate.0);
     Ok(config)
 }
 
@@ -167,7 +168,6 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     let of_root = [
         ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
-        ("--rate", arguments.rate.is_some() && std::env::var_os("FANIN_RATE").is_none()),
     ];
     let given =
         |options: &[(&'static str, bool)]| options.iter().find(|(_, given)| *given).map(|(name, _)| *name);

@@ -269,6 +269,48 @@ fn sums_stay_exact_when_a_switch_of_atp_is_killed_and_comes_back() {
     assert_eq!(generation, 0, "the server lost nothing");
 }
 
+/// Which share of a job of three ranks is summed at a switch beside the way of two of them, where
+/// the spine is started so. They have 20 Gbit/s to the spine, and the switch and its rank 10.
+fn share_beside_the_way(spine_options: &[&str]) -> f64 {
+    let root = Switch::start_with("127.0.0.1:0", &["--protocol", "goat"]);
+    let below = |upstream: &str, options: &[&str]| {
+        let common = ["--protocol", "goat", "--upstream", upstream];
+        Switch::start_with("127.0.0.1:0", &[&common, options].concat())
+    };
+    let spine = below(&root.address, &[&["--aggregators", "0"], spine_options].concat());
+    let with = below(&spine.address, &["--rate", "10gbit"]);
+    let without = below(&spine.address, &["--aggregators", "0", "--rate", "20gbit"]);
+    let ranks = [&with, &without, &without].map(|switch| switch.address.clone());
+    let joining: Vec<_> = (0..)
+        .zip(ranks)
+        .map(|(rank, address)| {
+            thread::spawn(move || {
+                connect(&address, rank, |config| {
+                    config.world_size = 3;
+                    config.protocol = protocols::named("goat").expect("a protocol");
+                })
+            })
+        })
+        .collect();
+    let sessions: Vec<_> = joining.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+    let shown = output(&["status", "--json", "--switch", &root.address]);
+    drop(sessions);
+    let status: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    let planned = status["jobs"][0]["planned"].as_array().expect("a plan");
+    let of_with = planned.iter().find(|share| share["switch"] == with.address.as_str());
+    of_with.and_then(|share| share["share"].as_f64()).expect("its share")
+}
+
+/// A link from the spine to the root would carry all three ranks' arrays. So half of what the
+/// others send goes down to the switch that sums, unless no link is there.
+#[test]
+fn a_root_on_the_machine_of_a_switch_is_planned_for_without_a_link_unless_its_rate_is_said() {
+    let local = share_beside_the_way(&[]);
+    assert!(local < 0.34, "the rank's at most that is there: {local}");
+    let said = share_beside_the_way(&["--rate", "10gbit"]);
+    assert!(said > 0.4, "half of all: {said}");
+}
+
 #[test]
 fn options_of_the_other_protocol_are_refused_with_the_cure() {
     for (line, cure) in [

@@ -13,7 +13,7 @@ use fanin_plan::{
     slowest_link,
 };
 use fanin_protocol::control::{Admission, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree};
-use fanin_protocol::goat::{Plan, PlannedSum, number};
+use fanin_protocol::goat::{Load, Onward, Plan, PlannedSum, number, sum_on_the_way, sums_of};
 use fanin_wire::{AggregationNode, JobId, SubModel};
 
 /// What links are planned to carry, whatever a rank says: numbers further apart are more than a
@@ -69,35 +69,112 @@ impl SlowestLink {
             (0..tree.switches.len()).map(room).collect()
         };
         let workload = workload(tree, &memories, &plan.fragments).map_err(|error| error.to_string())?;
-        plan.nodes = nodes(&slowest_link(&workload, Residence::Step, SEED).schedule, tree);
-        give_room(&mut plan, tree, *job, &mut lock(&self.0));
+        let by_links = nodes(&slowest_link(&workload, Residence::Step, SEED).schedule, tree);
+        // The search knows nothing of sums of sums, and the other plan nothing of links.
+        let starts = [std::mem::take(&mut plan.nodes), by_links];
+        let plans = starts.map(|nodes| Found::after(tree, nodes, &plan.fragments, &memories));
+        let [on_the_way, by_links] = plans;
+        let found = if by_links.is_faster(&on_the_way) { by_links } else { on_the_way };
+        (plan.nodes, plan.onward) = (found.nodes, found.onward);
+        give_room(&mut plan, tree, *job, &mut lock(&self.0))?;
         Ok(plan)
     }
 }
 
-/// Gives each planned sum its aggregators. One that finds none in a row goes to the server.
-fn give_room(plan: &mut Plan<'_>, tree: &SwitchTree, job: JobId, aggregators: &mut Aggregators) {
-    for (switch, its) in tree.switches.iter().enumerate() {
-        for (part, count) in plan.fragments.iter().enumerate() {
-            let assigned = |nodes: &&mut Vec<AggregationNode>| nodes[part] == number(switch);
-            let workers = (0..).zip(&plan.nodes).filter(|(_, nodes)| nodes[part] == number(switch));
-            let workers = workers.fold(0u128, |all, (rank, _)| all | 1 << rank);
-            if workers == 0 {
+/// Who sums what, and where the sums go.
+struct Found<'a> {
+    nodes: Vec<Vec<AggregationNode>>,
+    onward: Vec<Onward>,
+    load: Load<'a>,
+}
+
+impl<'a> Found<'a> {
+    /// What follows from a plan in which sums go to the server: with the memory that it leaves, they
+    /// are added on their way. A sum of a single rank is none.
+    fn after(
+        tree: &'a SwitchTree,
+        mut nodes: Vec<Vec<AggregationNode>>,
+        fragments: &[u32],
+        memories: &[u32],
+    ) -> Self {
+        let (mut room, mut load) = (memories.to_vec(), Load::new(tree));
+        for (part, fragments) in fragments.iter().enumerate() {
+            for (switch, room) in room.iter_mut().enumerate() {
+                let mut summed: Vec<_> = nodes
+                    .iter_mut()
+                    .map(|own| &mut own[part])
+                    .filter(|node| **node == number(switch))
+                    .collect();
+                match &mut summed[..] {
+                    [] => {}
+                    [alone] => **alone = AggregationNode::SERVER,
+                    _ => *room = room.saturating_sub(*fragments),
+                }
+            }
+        }
+        let of_part = |(part, fragments): (usize, &u32)| {
+            let mut of_part: Vec<AggregationNode> = nodes.iter().map(|own| own[part]).collect();
+            let onward = sum_on_the_way(tree, &mut of_part, |switch| {
+                let left = room[switch].checked_sub(*fragments);
+                room[switch] = left.unwrap_or(room[switch]);
+                left.is_some()
+            });
+            nodes.iter_mut().zip(&of_part).for_each(|(own, node)| own[part] = *node);
+            load.add(&of_part, &onward, *fragments);
+            onward
+        };
+        let onward = fragments.iter().enumerate().map(of_part).collect();
+        Self { nodes, onward, load }
+    }
+
+    /// Whether its slowest link takes less time, or as much and the next slowest less, and so on.
+    fn is_faster(&self, other: &Self) -> bool {
+        self.load.seconds() < other.load.seconds()
+    }
+}
+
+/// Gives each planned sum its aggregators. What was to be added where none are left in a row is added
+/// where its sum was to go.
+fn give_room(
+    plan: &mut Plan<'_>,
+    tree: &SwitchTree,
+    job: JobId,
+    aggregators: &mut Aggregators,
+) -> Result<(), String> {
+    for (part, count) in plan.fragments.iter().enumerate() {
+        let onward = &mut plan.onward[part];
+        let sums = |nodes: &[Vec<AggregationNode>], onward: &Onward| {
+            sums_of(nodes.iter().map(|own| own[part]), onward).map_err(|error| error.to_string())
+        };
+        let planned = sums(&plan.nodes, onward)?;
+        let mut first = BTreeMap::new();
+        // A switch stands behind the one above it, which has its room by then, or none.
+        for (switch, its) in tree.switches.iter().enumerate() {
+            let node = number(switch);
+            if !planned.contains_key(&node) {
                 continue;
             }
             match aggregators.take(its.hop.address, its.hop.aggregators, job, *count) {
                 Some(first_aggregator) => {
-                    let sum = PlannedSum { workers, first_aggregator };
-                    plan.sums[switch].insert(SubModel(part as u16), sum);
+                    first.insert(node, first_aggregator);
                 }
-                None => plan
-                    .nodes
-                    .iter_mut()
-                    .filter(assigned)
-                    .for_each(|nodes| nodes[part] = AggregationNode::SERVER),
+                None => {
+                    let to = onward.remove(&node).unwrap_or(AggregationNode::SERVER);
+                    let to_it = |other: &&mut AggregationNode| **other == node;
+                    plan.nodes.iter_mut().map(|own| &mut own[part]).filter(to_it).for_each(|own| *own = to);
+                    onward.values_mut().filter(to_it).for_each(|other| *other = to);
+                }
+            }
+        }
+        onward.retain(|_, to| *to != AggregationNode::SERVER);
+        for (node, sum) in sums(&plan.nodes, onward)? {
+            if let Some(first_aggregator) = first.get(&node) {
+                let sum = PlannedSum { first_aggregator: *first_aggregator, ..sum };
+                plan.sums[usize::from(node.0) - 1].insert(SubModel(part as u16), sum);
             }
         }
     }
+    Ok(())
 }
 
 /// The aggregators of all switches that jobs have, by the switch's address: one that is started

@@ -37,6 +37,28 @@ pub(crate) fn rate_bps(switch: SocketAddr) -> Option<u64> {
     route(switch)?.rate_bps
 }
 
+/// What a switch tells of its link to its upstream, in bits a second: for the plan of which switch
+/// sums what, and for the slowest link on a rank's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Upward {
+    /// The link itself; `None` where it does not tell.
+    pub link_bps: Option<u64>,
+    /// What it leaves of the rank's own rate; `None` where that is all, or not known.
+    pub way_bps: Option<u64>,
+}
+
+/// The link to `upstream`, which carries what somebody said, or what its interface tells. There is
+/// none to an upstream on this machine: nothing there is slower than a link.
+pub(crate) fn upward(upstream: SocketAddr, said_bps: Option<u64>) -> Upward {
+    let ip = upstream.ip().to_canonical();
+    let is_here = ip.is_loopback() || interface_of(ip).is_some();
+    if said_bps.is_none() && is_here {
+        return Upward { link_bps: Some(u64::MAX), way_bps: None };
+    }
+    let link_bps = said_bps.or_else(|| rate_bps(upstream));
+    Upward { link_bps, way_bps: link_bps }
+}
+
 /// The rate of the interface of this machine that has `address`; `None` where it does not tell.
 pub(crate) fn rate_bps_at(address: IpAddr) -> Option<u64> {
     interface_rate_bps(&interface_of(address)?)
@@ -175,5 +197,18 @@ mod tests {
         assert_eq!(local_address(switch), Some(IpAddr::from([127, 0, 0, 1])));
         assert_eq!(interface_of(IpAddr::from([127, 0, 0, 1])).as_deref(), Some("lo"));
         assert_eq!(rate_bps(switch), None);
+    }
+
+    #[test]
+    fn no_link_leads_to_an_upstream_on_this_machine_unless_somebody_says_its_rate() {
+        let here = SocketAddr::from(([127, 0, 0, 2], 4800));
+        assert_eq!(upward(here, None), Upward { link_bps: Some(u64::MAX), way_bps: None });
+        let said = Some(500_000_000);
+        assert_eq!(upward(here, said), Upward { link_bps: said, way_bps: said });
+        // An address for documents, which no machine has.
+        let there = SocketAddr::from(([192, 0, 2, 1], 4800));
+        let told = rate_bps(there);
+        assert_eq!(upward(there, None), Upward { link_bps: told, way_bps: told });
+        assert_eq!(upward(there, said), Upward { link_bps: said, way_bps: said });
     }
 }

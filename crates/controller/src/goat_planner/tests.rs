@@ -157,6 +157,64 @@ fn a_fragment_for_a_switch_beside_the_way_goes_up_to_where_ways_part_and_down() 
     assert_eq!(told(&plan, 1).own, 0b0011);
 }
 
+/// Each link carries each part once.
+#[test]
+fn racks_sum_for_their_ranks_and_the_spine_adds_their_sums() {
+    let plan = plan(&leaf_spine(64), 64);
+    assert_eq!(shares(&plan.1), [0.0, 0.5, 0.5], "of what ranks send");
+    assert!(plan.1.shares.iter().all(|share| share.aggregators == 64), "{:?}", plan.1.shares);
+    let [spine, rack, other] = [0, 1, 2].map(|switch| told(&plan, switch).sums);
+    assert_eq!((spine.len(), rack.len(), other.len()), (32, 32, 32));
+    for sum in spine.values() {
+        assert_eq!((sum.workers, &sum.sums[..], sum.onward.0), (0, &[0b0011, 0b1100][..], 0));
+    }
+    assert!(rack.values().all(|sum| (sum.workers, sum.sums.len(), sum.onward.0) == (0b0011, 0, 1)));
+    assert!(other.values().all(|sum| (sum.workers, sum.sums.len(), sum.onward.0) == (0b1100, 0, 1)));
+    let (job, part) = (plan.0.identity(), &plan.1.root);
+    let server = <Goat as Machines<SocketAddr, Part>>::root_job(job, part, PEERS).expect("addresses").plan;
+    assert_eq!(server.onward, vec![Onward::from([2, 3].map(|rack| (number(rack - 1), number(0)))); 32]);
+}
+
+/// A switch whose free memory is in pieces has fewer parts than it could hold.
+#[test]
+fn sums_that_find_no_aggregators_in_a_row_go_on_to_the_next_node() {
+    let tree = leaf_spine(64);
+    let (admission, mut aggregators) = (equal(2, &tree, 64), Aggregators::default());
+    let mut plan = Plan::of(&admission.terms, &tree, &admission.seats).expect("its own part");
+    for part in 0..32 {
+        (0..4).for_each(|rank| plan.nodes[rank][part] = number(1 + rank / 2));
+        plan.onward[part] = Onward::from([(number(1), number(0)), (number(2), number(0))]);
+    }
+    // The first rack has single aggregators, and parts have two.
+    let first = tree.switches[1].hop;
+    for at in (0..64).step_by(2) {
+        aggregators.0.entry(first.address).or_default().push((JobId(1), at..at + 1));
+    }
+    give_room(&mut plan, &tree, JobId(2), &mut aggregators).expect("no circle");
+    assert!(plan.sums[1].is_empty());
+    for sum in plan.sums[0].values() {
+        assert_eq!((sum.workers, &sum.sums[..]), (0b0011, &[0b1100][..]));
+    }
+    assert_eq!((plan.sums[0].len(), plan.sums[2].len()), (32, 32));
+    // Nor has the spine any.
+    aggregators.forget(JobId(2));
+    let spine = tree.switches[0].hop;
+    aggregators.0.entry(spine.address).or_default().push((JobId(1), 0..64));
+    give_room(&mut plan, &tree, JobId(2), &mut aggregators).expect("no circle");
+    assert!(plan.onward.iter().all(Onward::is_empty));
+    assert!(plan.nodes.iter().all(|own| own.iter().all(|node| [0, 3].contains(&node.0))));
+}
+
+/// The racks' links carry one sum of each part where the racks sum all. That makes two at the root,
+/// which is slow if a link lies between it and the spine.
+#[test]
+fn nothing_is_kept_off_a_link_inside_a_machine() {
+    let mut tree = leaf_spine(64);
+    tree.switches[0].hop.rate_bps = Some(u64::MAX);
+    let (_, seats) = plan(&tree, 64);
+    assert_eq!(shares(&seats), [0.0, 0.5, 0.5]);
+}
+
 #[test]
 fn jobs_share_a_switch_without_sharing_an_aggregator() {
     let tree = tree(&[(64, None)], &[Some(0); 2]);

@@ -65,6 +65,8 @@ struct Relay {
     instance: u64,
     protocol: &'static dyn OnSockets,
     memory: Memory,
+    /// What its link to the upstream carries, if somebody said so.
+    rate_bps: Option<u64>,
     upstream: String,
     /// By what the upstream is known.
     trust: Trust,
@@ -253,6 +255,7 @@ impl Relay {
         let mut connection = self.upstream(JOIN_PATIENCE).await?;
         let mtu = fanin_udp::path_mtu(connection.address)
             .map_err(|error| self.unreachable(&format!("no route: {error}"), true))?;
+        let upward = path::upward(connection.address, self.rate_bps);
         request.hops.push(proto::Hop {
             instance: self.instance,
             port: self.address.port().into(),
@@ -262,13 +265,12 @@ impl Relay {
             mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
             aggregators: self.memory.aggregators,
             elements: u32::from(ELEMENTS),
-            rate_bps: path::rate_bps(connection.address),
+            rate_bps: upward.link_bps,
         });
         request.host = self.host(&connection);
         let rtt_ns = u64::try_from(connection.rtt.as_nanos()).unwrap_or(u64::MAX);
         request.rtt_ns = request.rtt_ns.saturating_add(rtt_ns);
-        let ours = path::rate_bps(connection.address);
-        request.rate_bps = request.rate_bps.into_iter().chain(ours).min();
+        request.rate_bps = request.rate_bps.into_iter().chain(upward.way_bps).min();
         let rank = request.rank;
         let reply = self.answered(connection.client.join(request).await)?;
         let mut admission = match reply.outcome.ok_or(Malformed("outcome"))? {

@@ -374,7 +374,8 @@ mod tests {
         let admission = admitted(protocol("goat"), [(0, 1), (1, 1), (2, 2)].map(rank).to_vec());
         let mut plan = Plan::at_the_server(&admission.terms, &admission.tree, vec![4, 4]);
         for (sub_model, (workers, first_aggregator)) in (0..).zip(sums) {
-            plan.sums[0].insert(SubModel(sub_model), PlannedSum { workers, first_aggregator });
+            let sum = PlannedSum { workers, first_aggregator, ..PlannedSum::default() };
+            plan.sums[0].insert(SubModel(sub_model), sum);
         }
         taken("goat", 0, upstream, Some(plan.seats().switches.remove(0))).expect("a route")
     }

@@ -278,6 +278,8 @@ pub enum ConfigError {
         /// Fragments of the plan.
         planned: u32,
     },
+    /// The sum of a node goes on to others, and comes back to it.
+    Onward,
     /// More workers than a plan's packets can name.
     PlannedWorkers(u16),
     /// The assignment of the worker of this rank is not one of the job's sub-models.
@@ -332,6 +334,7 @@ impl core::fmt::Display for ConfigError {
             Self::PlannedWindow { window, planned } => {
                 write!(f, "a window of {window} fragments: no more than the {planned} of the plan")
             }
+            Self::Onward => write!(f, "a sum goes on to other nodes in a circle: none of them is the last"),
             Self::PlannedWorkers(n) => {
                 write!(f, "{n} workers: a job with a plan has 1 to {PLANNED_WORKERS_MAX}")
             }

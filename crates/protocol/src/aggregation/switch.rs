@@ -84,10 +84,10 @@ pub trait Route<A>: Clone + core::fmt::Debug {
     /// The aggregator of the fragment that parameters are of.
     fn freed_by(&self, parameters: &FragmentHeader<Self::Label>) -> Option<u32>;
 
-    /// The label of what goes on from here towards the server.
+    /// The label of what goes on from here towards the server as it came.
     fn onward(&self, label: Self::Label) -> Self::Label;
 
-    /// The label of a sum of these.
+    /// The label of a sum of these that goes on from here: of all that is summed here, or of some.
     fn of_sum(&self, label: Self::Label, bits: Self::Bits) -> Self::Label;
 }
 
@@ -105,8 +105,8 @@ pub enum Treatment<B> {
     /// It was sent again: what there is of it goes on with it, and is given up here (ATP Figure
     /// 17).
     Flush(Part<B>),
-    /// It was sent again: it is added if it is not in, and what there is by now is shown to the
-    /// server, but stays here.
+    /// It was sent again: it is added if it is not in, and what there is by now is shown to who gets
+    /// the sum, but stays here.
     Show(Part<B>),
 }
 

@@ -82,7 +82,8 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for SwitchRoute<A> {
         Directions { level: self.level + 1, ..directions }
     }
 
-    fn of_sum(&self, mut directions: Directions, bitmap: u32) -> Directions {
+    fn of_sum(&self, directions: Directions, bitmap: u32) -> Directions {
+        let mut directions = self.onward(directions);
         directions.bitmaps[usize::from(self.level)] = bitmap;
         directions
     }

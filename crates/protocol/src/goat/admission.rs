@@ -11,8 +11,9 @@ use core::net::SocketAddr;
 use fanin_wire::{AggregationNode, NATIVE_ELEMENTS_MAX, Rank, SubModel};
 use prost::Message;
 
+use super::tree::{Load, sum_on_the_way};
 use super::{
-    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Overflow, PlannedSum, RankTerms, Scaling,
+    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Onward, Overflow, PlannedSum, RankTerms, Scaling,
     ServerPlan, SubModels,
 };
 use crate::aggregation::admission;
@@ -26,6 +27,8 @@ use core::time::Duration;
 
 /// Equal parts that an endless stream is cut into, where it has as many fragments: fine enough to balance links by.
 const EQUAL_PARTS: u32 = 32;
+/// By how much the loads of links may differ that are the same.
+const ROUNDING: f64 = 1e-9;
 
 /// What all members are told.
 #[derive(Clone, PartialEq, Message)]
@@ -90,6 +93,12 @@ struct Sum {
     /// Of the first fragment; the others follow.
     #[prost(uint32, tag = "3")]
     first_aggregator: u32,
+    /// The sums of other nodes that are waited for, too, each by its workers.
+    #[prost(bytes = "vec", repeated, tag = "4")]
+    sums: Vec<Vec<u8>>,
+    /// Where the sum goes; 0 is the server.
+    #[prost(uint32, tag = "5")]
+    onward: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -105,6 +114,19 @@ struct RootPart {
     /// By rank: through which of these it gets its parameters; behind the last of them it does so itself.
     #[prost(uint32, repeated, tag = "4")]
     ways: Vec<u32>,
+    #[prost(message, repeated, tag = "5")]
+    onward: Vec<SumWay>,
+}
+
+/// Where the sum of a node goes, if not to the server.
+#[derive(Clone, PartialEq, Message)]
+struct SumWay {
+    #[prost(uint32, tag = "1")]
+    sub_model: u32,
+    #[prost(uint32, tag = "2")]
+    node: u32,
+    #[prost(uint32, tag = "3")]
+    to: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -123,7 +145,9 @@ pub struct Plan<'a> {
     pub fragments: Vec<u32>,
     /// Of each rank, by part, who sums its fragments.
     pub nodes: Vec<Vec<AggregationNode>>,
-    /// Of each switch of the tree.
+    /// By part, where sums go, if not to the server: to switches on the way there.
+    pub onward: Vec<Onward>,
+    /// Of each switch of the tree: what follows from both, with aggregators.
     pub sums: Vec<BTreeMap<SubModel, PlannedSum>>,
 }
 
@@ -139,7 +163,8 @@ impl<'a> Plan<'a> {
     pub fn at_the_server(terms: &Terms, tree: &'a SwitchTree, fragments: Vec<u32>) -> Self {
         let nodes = alloc::vec![alloc::vec![AggregationNode::SERVER; fragments.len()]; tree.ranks.len()];
         let sums = alloc::vec![BTreeMap::new(); tree.switches.len()];
-        Self { tree, window: terms.in_flight, elements: terms.elements, fragments, nodes, sums }
+        let onward = alloc::vec![Onward::new(); fragments.len()];
+        Self { tree, window: terms.in_flight, elements: terms.elements, fragments, nodes, onward, sums }
     }
 
     /// The same for a job that was admitted with these seats.
@@ -186,6 +211,8 @@ impl<'a> Plan<'a> {
             sub_model: sub_model.0.into(),
             workers: sum.workers.to_le_bytes().into(),
             first_aggregator: sum.first_aggregator,
+            sums: sum.sums.iter().map(|workers| workers.to_le_bytes().into()).collect(),
+            onward: sum.onward.0.into(),
         };
         SwitchPart {
             common: common.clone(),
@@ -210,13 +237,22 @@ impl<'a> Plan<'a> {
                 own - 1
             }
         };
+        let ways = (0..self.nodes.len()).map(way).collect();
         let nodes =
             |own: &Vec<AggregationNode>| Nodes { nodes: own.iter().map(|node| node.0.into()).collect() };
+        let way = |(sub_model, (node, to)): (u32, (&AggregationNode, &AggregationNode))| SumWay {
+            sub_model,
+            node: node.0.into(),
+            to: to.0.into(),
+        };
+        let onward = (0..).zip(&self.onward);
+        let onward = onward.flat_map(|(part, onward)| onward.iter().map(move |sum| (part, sum))).map(way);
         RootPart {
             common: common.clone(),
             nodes: self.nodes.iter().map(nodes).collect(),
             children: next_to_it.iter().map(|of| self.tree.switches[*of].hop.address.to_string()).collect(),
-            ways: (0..self.nodes.len()).map(way).collect(),
+            ways,
+            onward: onward.collect(),
         }
     }
 
@@ -241,10 +277,13 @@ impl<'a> Plan<'a> {
 /// What a job will be, with a plan in which no switch sums anything.
 pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let named = &ranks.any().agreed.sub_models;
-    let planned = planned(ranks.tree, named, ranks.elements);
-    let mut chosen = ranks.in_flight().unwrap_or_else(|| window(&ranks.path(ranks.world_size()), planned));
+    let of_model = model(named, ranks.elements);
+    let mut chosen = ranks.in_flight().unwrap_or_else(|| {
+        let path = ranks.path(ranks.world_size());
+        if named.is_empty() { window_of_tree(&path, ranks.tree) } else { window(&path, of_model) }
+    });
     if !named.is_empty() {
-        chosen = chosen.min(u16::try_from(planned).unwrap_or(u16::MAX));
+        chosen = chosen.min(u16::try_from(of_model).unwrap_or(u16::MAX));
     }
     let terms = admission::terms(ranks, chosen);
     let fragments = match &named[..] {
@@ -258,7 +297,7 @@ pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     Ok((terms, seats))
 }
 
-/// A window where ranks ask for none.
+/// A window where ranks ask for none, and a plan says of so many fragments where they are summed.
 fn window(path: &Path, planned: u32) -> u16 {
     if planned == 0 {
         return window_packets(path);
@@ -269,23 +308,44 @@ fn window(path: &Path, planned: u32) -> u16 {
     planned.max(WINDOW_MIN.into()).min(window_packets(&endless).into()) as u16
 }
 
-/// Fragments that a plan says where to sum: those of the model, or as many as a switch holds of an endless one.
-fn planned(tree: &SwitchTree, sub_models: &[u64], elements: u16) -> u32 {
-    if sub_models.is_empty() {
-        return held(tree);
-    }
+/// Fragments of a model of these parts.
+fn model(sub_models: &[u64], elements: u16) -> u32 {
     let fragments = sub_models.iter().map(|part| part.div_ceil(elements.max(1).into()));
     u32::try_from(fragments.sum::<u64>()).unwrap_or(u32::MAX)
 }
 
-/// Fragments that one switch can hold for each rank, wherever a plan puts them: of the rank that finds least on its way the most that a
-/// switch there has. More would have to be spread over several whatever that makes links carry. Ranks at the root need no switch.
-fn held(tree: &SwitchTree) -> u32 {
+/// A window over an endless stream: what the switches on the ranks' ways hold together, if their links carry no more for it than for
+/// what one of them holds. Parts that are spread over several switches of a way come to the later ones unsummed.
+fn window_of_tree(path: &Path, tree: &SwitchTree) -> u16 {
+    let [of_one, of_all] = [u32::max, u32::saturating_add].map(|join| window(path, held(tree, join)));
+    let is_as_fast = || slowest(tree, of_all) <= slowest(tree, of_one) * (1.0 + ROUNDING);
+    if of_all > of_one && is_as_fast() { of_all } else { of_one }
+}
+
+/// Fragments that switches can hold for each rank: of the rank that finds least on its way what those there have, joined. Ranks at the
+/// root need no switch.
+fn held(tree: &SwitchTree, join: fn(u32, u32) -> u32) -> u32 {
     let of_way = |own| {
         let way = core::iter::successors(Some(own), |switch: &usize| tree.switches[*switch].upstream);
-        way.map(|switch| tree.switches[switch].hop.aggregators).max()
+        way.map(|switch| tree.switches[switch].hop.aggregators).fold(0, join)
     };
-    tree.ranks.iter().filter_map(|rank| of_way(rank.switch?)).min().unwrap_or(0)
+    tree.ranks.iter().filter_map(|rank| rank.switch.map(of_way)).min().unwrap_or(0)
+}
+
+/// What the slowest link takes for a fragment of such a window, if all switches have their memory for it.
+fn slowest(tree: &SwitchTree, window: u16) -> f64 {
+    let mut room: Vec<u32> = tree.switches.iter().map(|switch| switch.hop.aggregators).collect();
+    let mut load = Load::new(tree);
+    for fragments in equal_parts(window) {
+        let mut nodes = alloc::vec![AggregationNode::SERVER; tree.ranks.len()];
+        let onward = sum_on_the_way(tree, &mut nodes, |switch| {
+            let left = room[switch].checked_sub(fragments);
+            room[switch] = left.unwrap_or(room[switch]);
+            left.is_some()
+        });
+        load.add(&nodes, &onward, fragments);
+    }
+    load.seconds().first().map_or(0.0, |slowest| slowest / f64::from(window.max(1)))
 }
 
 /// A window in parts that differ by one fragment at most.
@@ -349,7 +409,13 @@ pub(super) fn root_job<A>(
     let children = part.children.iter().map(|child| peers(address(child)?)).collect::<Result<_, String>>()?;
     let ways = part.ways.iter().map(|way| narrow(*way, "ways")).collect::<Result<_, _>>()?;
     let nodes = part.nodes.iter().map(|own| nodes(&own.nodes)).collect::<Result<_, _>>()?;
-    let plan = ServerPlan { sub_models, nodes, children, ways };
+    let mut onward = alloc::vec![Onward::new(); sub_models.count()];
+    for SumWay { sub_model, node, to } in part.onward {
+        let sums = usize::try_from(sub_model).ok().and_then(|at| onward.get_mut(at));
+        let [node, to] = [narrow(node, "node")?, narrow(to, "to")?].map(AggregationNode);
+        sums.ok_or(Malformed("sub_model"))?.insert(node, to);
+    }
+    let plan = ServerPlan { sub_models, nodes, onward, children, ways };
     Ok(GoatServerJob { config, plan, restored: job.resumed })
 }
 
@@ -373,10 +439,15 @@ pub(super) fn route(
         if fragments == 0 {
             return Err(Malformed("sums"));
         }
-        let (workers, first_aggregator) = (workers(&sum.workers)?, sum.first_aggregator);
+        let planned = PlannedSum {
+            workers: workers(&sum.workers)?,
+            sums: sum.sums.iter().map(|sum| workers(sum)).collect::<Result<_, _>>()?,
+            onward: AggregationNode(narrow(sum.onward, "onward")?),
+            first_aggregator: sum.first_aggregator,
+        };
         // A switch that was started again with less memory sends on what it was planned to sum.
-        let fits = first_aggregator.checked_add(fragments).is_some_and(|end| end <= aggregators);
-        Ok(fits.then_some((sub_model, PlannedSum { workers, first_aggregator })))
+        let fits = sum.first_aggregator.checked_add(fragments).is_some_and(|end| end <= aggregators);
+        Ok(fits.then_some((sub_model, planned)))
     };
     Ok(GoatRoute {
         id: job.id,
@@ -405,16 +476,52 @@ pub(super) fn is_same_plan(was: &[u8], is: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::control::SwitchTree;
+    use fanin_wire::WireDtype;
+
+    use super::*;
+    use crate::control::Hop;
 
     #[test]
     fn what_a_tree_holds_is_the_most_that_each_rank_finds_at_one_switch() {
-        let held = |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap());
+        let held = |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap(), u32::max);
         assert_eq!(held(&[&[7], &[7]]), 7);
         assert_eq!(held(&[&[7], &[8]]), 7, "the smaller rack's");
         assert_eq!(held(&[&[7, 9], &[8, 9]]), 9, "the upper one's");
         assert_eq!(held(&[&[9, 7], &[8, 7]]), 8, "the smaller rack's, as the upper one is smaller still");
         assert_eq!(held(&[&[7], &[]]), 7, "who is at the root needs no switch");
         assert_eq!(held(&[&[], &[]]), 0);
+        let together =
+            |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap(), u32::saturating_add);
+        assert_eq!(together(&[&[7, 9], &[8, 9], &[9]]), 9, "who finds the upper one alone");
+        assert_eq!(together(&[&[7, 9], &[8, 9], &[]]), 16);
+    }
+
+    /// Two racks of two ranks and a spine hold 128 fragments on each way, and each of them 64. If all have a part of what the others
+    /// lack, the racks' links carry two ranks' fragments of what the spine sums.
+    #[test]
+    fn the_window_is_what_a_way_holds_where_links_carry_no_more_for_it() {
+        let spine = |instance, rate_bps| Hop { aggregators: 64, rate_bps, ..Hop::numbered(instance) };
+        let window = |of_racks, of_spine, of_ranks| {
+            let ways: Vec<[Hop; 2]> =
+                [7, 7, 8, 8].map(|rack| [spine(rack, of_racks), spine(9, of_spine)]).to_vec();
+            let ways: Vec<&[Hop]> = ways.iter().map(|way| &way[..]).collect();
+            let tree = SwitchTree::of_ways(&ways, [of_ranks; 4].into_iter()).unwrap();
+            let path = Path {
+                rate_bps: 1_000_000_000,
+                rtt: Duration::from_millis(1),
+                senders: 4,
+                elements: 336,
+                wire_dtype: WireDtype::SharedExponent,
+                shards: 1,
+                receive_buffer_bytes: 1 << 30,
+                portion: None,
+            };
+            window_of_tree(&path, &tree)
+        };
+        let (slow, fast) = (Some(1_000_000_000), Some(10_000_000_000));
+        assert_eq!(window(slow, slow, slow), 64);
+        assert_eq!(window(None, None, None), 64);
+        assert_eq!(window(fast, fast, slow), 128);
+        assert_eq!(window(slow, fast, slow), 64, "the racks' links alone");
     }
 }

@@ -5,8 +5,9 @@
 //! *aggregation node* that its assignment names for that one. Switches send it on by their tables
 //! until it is there. The switch that is the node adds the fragments of exactly the workers that
 //! the plan has there. It does so in an aggregator that no other fragment uses, however late the
-//! last one comes, and sends the sum on to the server. Fragments whose node is the server go there
-//! as they are. Parameters go down from switch to switch, to all workers.
+//! last one comes, and sends the sum on to the server, or to another node that adds it to others.
+//! Fragments whose node is the server go there as they are. Parameters go down from switch to
+//! switch, to all workers.
 //!
 //! The machines are those of [`aggregation`](crate::aggregation); here is what a plan tells them. A
 //! plan has a generation, the job's: where it changes, all machines are told, and packets of
@@ -20,6 +21,7 @@ mod server;
 mod switch;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod worker;
 
 pub use crate::aggregation::{
@@ -30,11 +32,12 @@ pub use crate::aggregation::{
 pub use crate::aggregation::{Overflow, SUB_MODELS_MAX, Scaling};
 use crate::aggregation::{Server, Switch, Worker, WorkerPlan};
 pub use admission::{Plan, number};
-pub use plan::{Assignment, GoatJobConfig, SubModels};
+pub use plan::{Assignment, GoatJobConfig, Onward, PlannedSum, SubModels, sums_of};
 pub use protocol::{Goat, RankTerms};
 pub use server::Groups;
 pub use server::{GoatServerJob, ServerPlan};
-pub use switch::{GoatRoute, PlannedSum};
+pub use switch::GoatRoute;
+pub use tree::{Load, sum_on_the_way};
 
 /// A worker of a GOAT job. `A` names the machine that its parameters come from, `T` holds a
 /// tensor's memory.

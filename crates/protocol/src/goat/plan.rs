@@ -2,6 +2,7 @@
 //! fragments of each part are summed. The plan is plain data here; its maker knows the network
 //! (GOAT §IV).
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use fanin_wire::{AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, SubModel};
@@ -144,6 +145,82 @@ impl GoatJobConfig {
     }
 }
 
+/// Where the sums of some nodes go, if not to the server: to another node that adds them. It is the
+/// plan of one sub-model.
+pub type Onward = BTreeMap<AggregationNode, AggregationNode>;
+
+/// A sub-model that a switch sums.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlannedSum {
+    /// The workers that the plan assigns to it here, a bit for each rank. Exactly these are waited
+    /// for, and ..
+    pub workers: u128,
+    /// .. these sums of other nodes, each by its workers. No two of them have a worker in common.
+    pub sums: Vec<u128>,
+    /// The node that the sum goes to, or the server: a switch on the way there, so that whatever
+    /// else goes there from these workers comes by that switch. Who names a node other than the
+    /// server adds two contributions at least: a sum of one worker is not to look like that
+    /// worker's own packet.
+    pub onward: AggregationNode,
+    /// The aggregator of its first fragment; the others follow, and go on from the beginning behind
+    /// the last one.
+    pub first_aggregator: u32,
+}
+
+impl PlannedSum {
+    /// All workers in it.
+    #[must_use]
+    pub fn all(&self) -> u128 {
+        self.sums.iter().fold(self.workers, |all, sum| all | sum)
+    }
+
+    /// How many contributions are waited for.
+    #[must_use]
+    pub fn fan_in(&self) -> u8 {
+        (self.workers.count_ones() as usize + self.sums.len()) as u8
+    }
+
+    /// Whether these workers are one contribution.
+    pub(super) fn awaits(&self, workers: u128) -> bool {
+        workers.is_power_of_two() && workers & self.workers != 0 || self.sums.contains(&workers)
+    }
+}
+
+/// The sums of one sub-model, by their nodes, before they have aggregators. Of each worker, `nodes`
+/// has the node that sums its fragments, by rank. The server's has its own workers alone.
+///
+/// # Errors
+/// When a sum comes back to its node.
+pub fn sums_of(
+    nodes: impl IntoIterator<Item = AggregationNode>,
+    onward: &Onward,
+) -> Result<BTreeMap<AggregationNode, PlannedSum>, ConfigError> {
+    let after = |node: &AggregationNode| onward.get(node).copied().unwrap_or_default();
+    let mut sums: BTreeMap<AggregationNode, PlannedSum> = BTreeMap::new();
+    for (rank, node) in nodes.into_iter().enumerate() {
+        sums.entry(node).or_default().workers |= 1 << rank;
+    }
+    let mut all: BTreeMap<AggregationNode, u128> = BTreeMap::new();
+    for (first, sum) in &sums {
+        let way = core::iter::successors(Some(*first), |node| Some(after(node)));
+        let way = way.take_while(|node| *node != AggregationNode::SERVER);
+        for (passed, node) in way.enumerate() {
+            if passed > onward.len() {
+                return Err(ConfigError::Onward);
+            }
+            *all.entry(node).or_default() |= sum.workers;
+        }
+    }
+    for (node, workers) in all {
+        let to = after(&node);
+        sums.entry(node).or_default().onward = to;
+        if to != AggregationNode::SERVER {
+            sums.entry(to).or_default().sums.push(workers);
+        }
+    }
+    Ok(sums)
+}
+
 /// The assignment of a worker: where its fragments of each sub-model are summed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment<A> {
@@ -220,6 +297,8 @@ impl<A> Assignment<A> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use super::*;
 
     #[test]
@@ -229,6 +308,50 @@ mod tests {
         assert_eq!(at, [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2), (0, 0), (0, 1)]);
         let of = |sub_model| sub_models.fragments_of(SubModel(sub_model));
         assert_eq!(([of(0), of(1), of(2), of(3)], sub_models.fragments()), ([2, 1, 3, 0], 6));
+    }
+
+    #[test]
+    fn sums_go_on_to_nodes_that_add_them() {
+        let node = AggregationNode;
+        let nodes = [1, 1, 2, 2, 3, 0].map(node);
+        let found = |onward: &[(u16, u16)]| {
+            let onward: Onward = onward.iter().map(|(from, to)| (node(*from), node(*to))).collect();
+            sums_of(nodes, &onward).map(|sums| {
+                let of = |(at, sum): (AggregationNode, PlannedSum)| {
+                    assert_eq!(u32::from(sum.fan_in()), sum.workers.count_ones() + sum.sums.len() as u32);
+                    (at.0, sum.workers, sum.sums, sum.onward.0)
+                };
+                sums.into_iter().map(of).collect::<Vec<_>>()
+            })
+        };
+        let alone = |at: u16, workers: u128| (at, workers, vec![], 0);
+        let server = alone(0, 0b10_0000);
+        let racks = [alone(1, 0b11), alone(2, 0b1100), alone(3, 0b1_0000)];
+        assert_eq!(found(&[]).unwrap(), [&[server.clone()][..], &racks].concat());
+        // One that has no worker of its own is in between; another is not asked for.
+        assert_eq!(
+            found(&[(1, 4), (2, 4), (4, 3), (7, 3)]).unwrap(),
+            [
+                server,
+                (1, 0b11, vec![], 4),
+                (2, 0b1100, vec![], 4),
+                (3, 0b1_0000, vec![0b1111], 0),
+                (4, 0, vec![0b11, 0b1100], 3)
+            ]
+        );
+        for circle in [&[(1, 1)][..], &[(1, 4), (4, 5), (5, 4)]] {
+            assert_eq!(found(circle), Err(ConfigError::Onward), "{circle:?}");
+        }
+    }
+
+    #[test]
+    fn a_sum_awaits_its_workers_one_by_one_and_sums_as_a_whole() {
+        let sum = PlannedSum { workers: 0b11, sums: vec![0b1100], ..PlannedSum::default() };
+        let awaited = [0b1, 0b10, 0b1100];
+        assert!(awaited.into_iter().all(|workers| sum.awaits(workers)));
+        let others = [0, 0b11, 0b100, 0b1000, 0b1101, 0b1_0000];
+        assert!(!others.into_iter().any(|workers| sum.awaits(workers)));
+        assert_eq!((sum.all(), sum.fan_in()), (0b1111, 3));
     }
 
     #[test]

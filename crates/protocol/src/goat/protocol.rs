@@ -91,7 +91,7 @@ impl Protocol for Goat {
         let (id, key, generation) = (JobId(0), Key::new(0), Generation(0));
         let nobody = JobIdentity { id, key, generation, workers: 0, resumed: false };
         let GoatRoute { own, sums, .. } = route(nobody, part, ([0; 4], 0).into(), memory)?;
-        let serves_others = sums.values().any(|sum| sum.workers & !own != 0);
+        let serves_others = sums.values().any(|sum| sum.all() & !own != 0);
         Ok(Relayed { pool_units: 0, serves_others })
     }
 

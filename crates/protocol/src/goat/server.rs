@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use fanin_wire::{AggregationNode, Generation, JobId, Key, PlannedDirections, PlannedHeader};
 
 use super::GoatServer;
-use super::plan::{GoatJobConfig, SubModels};
+use super::plan::{GoatJobConfig, Onward, PlannedSum, SubModels, sums_of};
 use crate::aggregation::{Admitted, ConfigError, Coverage, GoOn, Roster, Workers};
 use crate::machine::Reason;
 
@@ -28,6 +28,8 @@ pub struct ServerPlan<A> {
     pub sub_models: SubModels,
     /// For each worker, by rank, the places where its fragments of each part are summed.
     pub nodes: Vec<Vec<AggregationNode>>,
+    /// For each part, where sums of nodes go; behind the last one given they go to the server.
+    pub onward: Vec<Onward>,
     /// The switches and workers that get the parameters from the server, as far as it is known
     /// where they are.
     pub children: Vec<A>,
@@ -36,12 +38,27 @@ pub struct ServerPlan<A> {
     pub ways: Vec<u16>,
 }
 
+/// The workers of a node, whose fragments and sums come to it.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    node: AggregationNode,
+    workers: u128,
+    /// Whether its sum goes to the server, and not into another node's.
+    is_last: bool,
+}
+
+impl Group {
+    fn of((node, sum): (AggregationNode, PlannedSum)) -> Self {
+        Self { node, workers: sum.all(), is_last: sum.onward == AggregationNode::SERVER }
+    }
+}
+
 /// The workers that are summed at each node.
 #[derive(Debug)]
 pub struct Groups {
     sub_models: SubModels,
-    /// For each sub-model, the nodes and their workers.
-    groups: Vec<Vec<(AggregationNode, u128)>>,
+    /// By sub-model.
+    groups: Vec<Vec<Group>>,
     ways: Vec<u16>,
     /// The job's, which no plan of it changes.
     window_max: u16,
@@ -51,27 +68,26 @@ pub struct Groups {
 
 impl Groups {
     fn new<A>(plan: &ServerPlan<A>, workers: usize, window_max: u16) -> Result<Self, ConfigError> {
-        let ServerPlan { sub_models, nodes, children, ways } = plan;
+        let ServerPlan { sub_models, nodes, onward, children, ways } = plan;
         sub_models.check_window(window_max)?;
         if nodes.len() != workers || ways.len() != workers {
             return Err(ConfigError::Assignments(nodes.len().min(ways.len())));
         }
-        let mut groups: Vec<Vec<(AggregationNode, u128)>> = alloc::vec![Vec::new(); sub_models.count()];
         for (rank, assigned) in nodes.iter().enumerate() {
             let (said, is) = (assigned.len(), sub_models.count());
             if said != is || usize::from(ways[rank]) >= children.len().max(workers) {
                 return Err(ConfigError::Assignment { rank, said, is });
             }
-            for (group, node) in groups.iter_mut().zip(assigned) {
-                match group.iter_mut().find(|(other, _)| other == node) {
-                    Some((_, workers)) => *workers |= 1 << rank,
-                    None => group.push((*node, 1 << rank)),
-                }
-            }
         }
+        let nowhere = Onward::new();
+        let groups = (0..sub_models.count()).map(|part| {
+            let assigned = nodes.iter().map(|assigned| assigned[part]);
+            let sums = sums_of(assigned, onward.get(part).unwrap_or(&nowhere))?;
+            Ok(sums.into_iter().map(Group::of).collect())
+        });
         Ok(Self {
             sub_models: sub_models.clone(),
-            groups,
+            groups: groups.collect::<Result<_, _>>()?,
             ways: ways.clone(),
             window_max,
             known: children.len(),
@@ -112,9 +128,9 @@ impl<A: Copy> Roster<A> for Groups {
             return Err(Reason::OutOfRange);
         }
         let groups = &self.groups[usize::from(sub_model.0)];
-        let group = groups.iter().position(|(node, _)| *node == aggregation_node).ok_or(Reason::Unplanned)?;
-        let all = groups[group].1;
-        if workers & !all != 0 {
+        let at = groups.iter().position(|group| group.node == aggregation_node).ok_or(Reason::Unplanned)?;
+        let group = groups[at];
+        if workers & !group.workers != 0 {
             return Err(Reason::Unplanned);
         }
         let mut set = Workers::default();
@@ -124,13 +140,15 @@ impl<A: Copy> Roster<A> for Groups {
         let several_ways = (0..).zip(&self.ways).any(|(rank, way)| workers >> rank & 1 != 0 && *way != child);
         // A fragment from a switch is for its node by then, or summed.
         let is_own = workers.is_power_of_two() && usize::from(child) >= self.known;
-        let is_part = workers != all && aggregation_node != AggregationNode::SERVER;
+        // What a node before the last one sums, the last one may still send with more.
+        let is_whole = workers == group.workers && group.is_last;
+        let is_part = !is_whole && aggregation_node != AggregationNode::SERVER;
         Ok(Coverage {
             child,
             several_ways,
             shared: several_ways || self.ways.iter().filter(|way| **way == child).count() > 1,
             teaches: is_own,
-            part_of: is_part.then_some(group as u16),
+            part_of: is_part.then_some(at as u16),
             ..Coverage::of(set, first)
         })
     }

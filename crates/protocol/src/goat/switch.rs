@@ -12,6 +12,12 @@
 //! sum so far is shown to the server, but stays. The fragment of the model's next turn takes the
 //! aggregator over, since a worker that sends it has the parameters of this one. Parameters that
 //! come by free it, too.
+//!
+//! A sum that is whole goes on to the server, or to another node on its way there that adds it to
+//! others (*sums of sums*, which the paper has not). Its packet is then labelled with that node, and
+//! says by its workers which contribution it is. Anything less than a whole sum goes to the server.
+//! A whole sum that is shown again goes the sum's way: if it was lost, the node after this one has
+//! it then.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -19,7 +25,7 @@ use fanin_wire::{
     AggregationNode, Flags, Generation, JobId, Key, PlannedDirections, PlannedHeader, SubModel,
 };
 
-use super::plan::SubModels;
+use super::plan::{PlannedSum, SubModels};
 use crate::aggregation::{Children, ConfigError, Part, Route, Treatment};
 use crate::machine::Reason;
 
@@ -56,20 +62,9 @@ pub struct GoatRoute<A> {
     pub aggregators: u32,
 }
 
-/// A sub-model that a switch sums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlannedSum {
-    /// The workers that the plan assigns to it here, a bit for each rank: exactly these are waited
-    /// for.
-    pub workers: u128,
-    /// The aggregator of its first fragment; the others follow, and go on from the beginning behind
-    /// the last one.
-    pub first_aggregator: u32,
-}
-
 impl<A> GoatRoute<A> {
-    /// The aggregator of a fragment that is summed here.
-    fn aggregator(&self, header: &PlannedHeader) -> Option<(u32, u128)> {
+    /// The aggregator of a fragment that is summed here, and its sum.
+    fn aggregator(&self, header: &PlannedHeader) -> Option<(u32, &PlannedSum)> {
         let PlannedDirections { sub_model, .. } = header.directions;
         let sum = self.sums.get(&sub_model)?;
         let fragment = header.aggregator_index;
@@ -78,7 +73,7 @@ impl<A> GoatRoute<A> {
         }
         let index =
             (u64::from(sum.first_aggregator) + u64::from(fragment)) % u64::from(self.aggregators.max(1));
-        Some((index as u32, sum.workers))
+        Some((index as u32, sum))
     }
 }
 
@@ -118,29 +113,29 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
 
     fn treatment(&self, header: &PlannedHeader) -> Treatment<u128> {
         let PlannedDirections { passed, aggregation_node, workers, .. } = header.directions;
+        let Flags { resend, overflow, restore, .. } = header.flags;
         if passed || aggregation_node == AggregationNode::SERVER {
-            return Treatment::Forward;
+            // Of no use any more is a sum of sums that has a worker in it whose original values, or
+            // parameters, come by.
+            let summed = if overflow || restore { self.aggregator(header) } else { None };
+            let given_up = summed.filter(|(_, sum)| sum.all() & workers != 0);
+            return given_up.map_or(Treatment::Forward, |(index, _)| Treatment::Discard(index));
         }
         if aggregation_node != self.node {
             // If nobody knows the way, the server sums: a table further on might send it back here.
             let hop = self.next_hops.iter().position(|(node, _)| *node == aggregation_node);
             return hop.map_or(Treatment::Forward, |hop| Treatment::Relay(hop as u16));
         }
-        let Some((index, planned)) = self.aggregator(header) else { return Treatment::Forward };
-        let Flags { resend, overflow, restore, .. } = header.flags;
+        let Some((index, sum)) = self.aggregator(header) else { return Treatment::Forward };
         // The server refuses workers that the plan does not have here.
-        if !workers.is_power_of_two() || workers & planned == 0 {
+        if !sum.awaits(workers) {
             return Treatment::Forward;
         }
         if overflow || restore {
             return Treatment::Discard(index);
         }
-        let part = Part {
-            index,
-            bit: workers,
-            fan_in_degree: planned.count_ones() as u8,
-            window: Some(self.window_max.into()),
-        };
+        let window = Some(self.window_max.into());
+        let part = Part { index, bit: workers, fan_in_degree: sum.fan_in(), window };
         if resend { Treatment::Show(part) } else { Treatment::Add(part) }
     }
 
@@ -153,6 +148,10 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     }
 
     fn of_sum(&self, directions: PlannedDirections, workers: u128) -> PlannedDirections {
-        PlannedDirections { workers, ..directions }
+        let whole = self.sums.get(&directions.sub_model).filter(|sum| sum.all() == workers);
+        match whole.map_or(AggregationNode::SERVER, |sum| sum.onward) {
+            AggregationNode::SERVER => PlannedDirections { passed: true, workers, ..directions },
+            aggregation_node => PlannedDirections { aggregation_node, workers, ..directions },
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fanin_protocol::atp::{Overflow, Scaling};
-use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, PlannedSum, ServerPlan, SubModels};
+use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, Onward, ServerPlan, SubModels, sums_of};
 use fanin_testworld::{Network, Random, Values};
 use fanin_wire::{AggregationNode, Generation, JobId, Key, SubModel};
 
@@ -42,6 +42,8 @@ pub struct Case {
     pub sub_models: Vec<u32>,
     /// Of each worker, for each of them, the switch that sums it, or the server.
     pub plan: Vec<Vec<Option<usize>>>,
+    /// For each of them, to which other switches the sums of some switches go.
+    pub onward: Vec<BTreeMap<usize, usize>>,
     pub aggregators: u32,
     pub ways: u8,
     pub window_max: u16,
@@ -82,6 +84,7 @@ impl Case {
             attached,
             beside: vec![None; workers],
             plan: Vec::new(),
+            onward: Vec::new(),
             aggregators: random.pick(&[0, 1, 3, 16, 200, 200]),
             ways: random.pick(&[1, 1, 8]),
             window_max: random.pick(&[1, 3, u16::MAX]).min(model as u16),
@@ -121,6 +124,8 @@ impl Case {
             *attached = attached.filter(|_| !(at_server && random.below(4) == 0));
             *beside = two_ways.then(|| any(&mut random)).filter(|switch| Some(*switch) != *attached);
         }
+        // From numbers of their own, so that what else is drawn stays as it was.
+        case.onward = case.any_onward(&mut Random(seed ^ 0x50_0505));
         case
     }
 
@@ -139,6 +144,28 @@ impl Case {
             }
         }
         plan
+    }
+
+    /// Of most switches the sum of a sub-model goes to another one on their way to the server. In one of four cases it does of none.
+    pub fn any_onward(&self, random: &mut Random) -> Vec<BTreeMap<usize, usize>> {
+        let hops = self.hops(&self.at_server);
+        let has_some = random.below(4) > 0;
+        let mut onward = vec![BTreeMap::new(); self.sub_models.len()];
+        for sums in onward.iter_mut().filter(|_| has_some) {
+            for switch in 0..self.switches {
+                let way: Vec<usize> = std::iter::successors(hops[switch].0, |at| hops[*at].0).collect();
+                if !way.is_empty() && random.below(4) > 0 {
+                    sums.insert(switch, random.pick(&way));
+                }
+            }
+        }
+        onward
+    }
+
+    fn onward_of(&self, sub_model: usize) -> Onward {
+        let node = |switch: &usize| Self::node(Some(*switch));
+        let sums = self.onward.get(sub_model).into_iter().flatten();
+        sums.map(|(from, to)| (node(from), node(to))).collect()
     }
 
     pub fn workers(&self) -> usize {
@@ -236,10 +263,11 @@ impl Case {
         let mut sums = BTreeMap::new();
         let mut first_aggregator = 0;
         for (sub_model, fragments) in self.sub_models.iter().enumerate() {
-            let assigned = |rank: &usize| self.plan[*rank][sub_model] == Some(switch);
-            let workers = (0..self.workers()).filter(assigned).fold(0, |all, rank| all | 1 << rank);
-            if workers != 0 {
-                sums.insert(SubModel(sub_model as u16), PlannedSum { workers, first_aggregator });
+            let nodes = self.plan.iter().map(|assigned| Self::node(assigned[sub_model]));
+            let mut of_all = sums_of(nodes, &self.onward_of(sub_model)).expect("no circle");
+            if let Some(mut sum) = of_all.remove(&Self::node(Some(switch))) {
+                sum.first_aggregator = first_aggregator;
+                sums.insert(SubModel(sub_model as u16), sum);
                 first_aggregator += fragments;
             }
         }
@@ -274,7 +302,9 @@ impl Case {
         let child = |address: usize| children.iter().position(|child| *child == address);
         let ways = (0..self.workers()).map(|rank| child(way(rank)).expect("next to the server") as u16);
         let nodes = self.plan.iter().map(|assigned| assigned.iter().map(|it| Self::node(*it)).collect());
-        ServerPlan { sub_models: self.sub_models(), nodes: nodes.collect(), ways: ways.collect(), children }
+        let (nodes, ways) = (nodes.collect(), ways.collect());
+        let onward = (0..self.sub_models.len()).map(|sub_model| self.onward_of(sub_model)).collect();
+        ServerPlan { sub_models: self.sub_models(), nodes, onward, children, ways }
     }
 
     /// Float32 and int32 in turn: multiples of 1/128, which are exact under the fixed factor, some too large for it.

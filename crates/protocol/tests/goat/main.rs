@@ -4,6 +4,8 @@
 mod case;
 mod script;
 
+use std::collections::BTreeMap;
+
 use case::{Case, ELEMENTS, Fault};
 use fanin_protocol::Reason;
 use fanin_protocol::atp::Scaling;
@@ -40,6 +42,7 @@ fn figure_2() -> Case {
         beside: vec![None; 4],
         sub_models: vec![1, 1, 1],
         plan: vec![vec![Some(1), Some(2), Some(0)]; 4],
+        onward: Vec::new(),
         aggregators: 1,
         ways: 1,
         window_max: 3,
@@ -68,5 +71,56 @@ fn without_faults_each_fragment_comes_to_the_server_once_however_late_workers_ar
             let statistics = switch(&world, at);
             assert_eq!((statistics.aggregations, statistics.completed, statistics.collisions), (4, 1, 0));
         }
+    }
+}
+
+/// The racks S1 and S2 sum all three parts for their own workers, and S3 adds both sums.
+fn sums_of_sums() -> Case {
+    let of_racks = [Some(1), Some(1), Some(2), Some(2)];
+    Case {
+        plan: of_racks.iter().map(|rack| vec![*rack; 3]).collect(),
+        onward: vec![BTreeMap::from([(1, 0), (2, 0)]); 3],
+        aggregators: 3,
+        ..figure_2()
+    }
+}
+
+#[test]
+fn with_sums_of_sums_each_link_carries_each_fragment_once_however_late_workers_are() {
+    for begins in [[0, 0, 0, 0], [0, 1_000, 0, 1_000], [0, 5_000, 10_000, 40_000]] {
+        let mut world = world(sums_of_sums());
+        for (rank, us) in begins.into_iter().enumerate() {
+            world.begin_at(sums_of_sums().worker(rank), us * 1000);
+        }
+        let world = world.play();
+        let server = server(&world);
+        assert_eq!((server.aggregations, server.complete, server.duplicates), (3, 3, 0), "{begins:?}");
+        assert_eq!(world.retransmissions(), 0);
+        for at in 0..3 {
+            let statistics = switch(&world, at);
+            assert_eq!((statistics.aggregations, statistics.completed, statistics.collisions), (6, 3, 0));
+        }
+    }
+}
+
+/// Whoever of them is late for long, and whatever is lost: a sum that was lost on its way to the next switch comes there again.
+#[test]
+fn with_sums_of_sums_all_is_exact_over_links_that_lose() {
+    for seed in 0..50 {
+        let case = Case {
+            seed,
+            tensors: vec![30 * ELEMENTS, 7 * ELEMENTS],
+            network: Network {
+                loss_per_mille: 100,
+                double_per_mille: 50,
+                jitter_us: 100,
+                ..Network::default()
+            },
+            late_us: 20_000,
+            retransmission_us: 500,
+            ..sums_of_sums()
+        };
+        let world = check(case);
+        assert_eq!((0..3).map(|at| switch(&world, at).collisions).sum::<u64>(), 0);
     }
 }

@@ -154,8 +154,11 @@ fn replan(world: &mut World<Goat>) {
     script.generation += 1;
     script.case.plan = script.case.any_plan(&mut world.random);
     let (case, is_alive) = (&script.case, |switch: &usize| dead != Some(script.case.address(*switch)));
+    let mut onward = case.any_onward(&mut Random(case.seed ^ u64::from(script.generation)));
+    onward.iter_mut().for_each(|sums| sums.retain(|from, to| is_alive(from) && is_alive(to)));
     let alive = |assigned: &Vec<Option<usize>>| assigned.iter().map(|it| it.filter(is_alive)).collect();
-    script.case.plan = case.plan.iter().map(alive).collect();
+    let plan = case.plan.iter().map(alive).collect();
+    (script.case.plan, script.case.onward) = (plan, onward);
     let case = &world.script.case;
     let (config, plan, fragments) =
         (case.config(world.script.generation), case.server_plan(), case.fragments());

@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use crate::net::{
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
 use crate::systems::dlcp::{Dlcp, PushPlan, Way};
-use crate::systems::goat::Goat;
+use crate::systems::goat::{Goat, on_the_way};
 use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 use crate::systems::tcp_ps::TcpPs;
@@ -62,13 +63,22 @@ const PACKET_BITS: u64 = 8 * 1_500;
 pub fn hostile(seed: u64) -> Scenario {
     let mut dice = Dice(Rand64::new(u128::from(seed) ^ 0xa7b0_0000_0000));
     // From dice of their own, so that what else is drawn stays as it was.
-    let [mut dlcp_dice, mut more_dice, mut ps_dice, mut goat_dice, mut unlike_dice, mut esa_dice] = [
+    let [
+        mut dlcp_dice,
+        mut more_dice,
+        mut ps_dice,
+        mut goat_dice,
+        mut unlike_dice,
+        mut esa_dice,
+        mut onward_dice,
+    ] = [
         0xd1c9_0000_0000,
         0x3a75_0000_0000,
         0x7c95_0000_0000,
         0x60a7_0000_0000,
         0x1a7e_0000_0000,
         0xe5a0_0000_0000,
+        0x50e5_0000_0000,
     ]
     .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
@@ -86,7 +96,9 @@ pub fn hostile(seed: u64) -> Scenario {
         } else if job.system.name() == "ring" && ps_dice.one_in(2) {
             job.system = Arc::new(tcp_ps(&mut ps_dice, &topology));
         } else if job.system.name() == "atp" && goat_dice.one_in(3) {
-            job.system = Arc::new(goat(&mut goat_dice, &topology, job));
+            let mut system = goat(&mut goat_dice, &topology, job);
+            system.onward = onward(&mut onward_dice, &topology, &system);
+            job.system = Arc::new(system);
         }
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
@@ -519,12 +531,32 @@ fn goat(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Goat {
         window: dice.among(&[1, 5, 64]).min(packets as u16),
         sub_models,
         nodes,
+        onward: Vec::new(),
         first_aggregator: dice.among(&[0, 0, 50]),
         scaling: dice.among(&[Scaling::Static, Scaling::Static, Scaling::Dynamic]),
         overflow: dice.among(&[Overflow::Reactive, Overflow::Reactive, Overflow::Proactive]),
         congestion_control: !dice.one_in(4),
         timeout: job.system.timeout(),
     }
+}
+
+/// Where the sums of most switches of most plans go: to other switches on their way.
+fn onward(dice: &mut Dice, topology: &Topology, system: &Goat) -> Vec<BTreeMap<NodeId, NodeId>> {
+    if dice.one_in(4) {
+        return Vec::new();
+    }
+    let ways: Vec<(NodeId, Vec<NodeId>)> =
+        topology.programmable().map(|at| (at, on_the_way(topology, at, system.server))).collect();
+    let mut of_part = || {
+        let mut onward = BTreeMap::new();
+        for (at, way) in ways.iter().filter(|(_, way)| !way.is_empty()) {
+            if !dice.one_in(4) {
+                onward.insert(*at, dice.among(way));
+            }
+        }
+        onward
+    };
+    system.sub_models.iter().map(|_| of_part()).collect()
 }
 
 /// DLCP in the place of a job's system.

@@ -38,6 +38,9 @@ pub struct RackServerConfig {
     pub protocol: &'static dyn OnSockets,
     /// What it sums with, for all jobs together. As many shards as the root has.
     pub memory: Memory,
+    /// What its link to the upstream carries, in bits a second: for plans, and for the ranks'
+    /// windows. `None` leaves that to the interface.
+    pub rate_bps: Option<u64>,
 }
 
 impl RackServerConfig {
@@ -46,7 +49,7 @@ impl RackServerConfig {
     pub fn new(protocol: &'static dyn OnSockets, listen: SocketAddr, upstream: impl Into<String>) -> Self {
         let pool_units = RegistryConfig::default().pool_units;
         let memory = Memory { shards: 1, pool_units, aggregators: AGGREGATORS_DEFAULT };
-        Self { listen, upstream: upstream.into(), protocol, memory }
+        Self { listen, upstream: upstream.into(), protocol, memory, rate_bps: None }
     }
 }
 
@@ -80,7 +83,7 @@ impl RackServer {
         acceptor: Acceptor,
         trust: Trust,
     ) -> Result<Self, ServerError> {
-        let RackServerConfig { protocol, memory, .. } = config;
+        let RackServerConfig { protocol, memory, rate_bps, .. } = config;
         let shards = usize::from(memory.shards);
         if !(1..=SHARDS_MAX).contains(&shards) || (shards > 1 && !protocol.is_divided()) {
             return Err(ServerError::Shards(shards));
@@ -95,6 +98,7 @@ impl RackServer {
             instance: rand::random(),
             protocol,
             memory,
+            rate_bps,
             upstream,
             trust,
             connection: Mutex::new(None),

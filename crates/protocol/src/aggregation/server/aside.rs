@@ -19,6 +19,11 @@ pub(super) struct Aside {
 }
 
 impl Aside {
+    /// Goes on empty, for another group.
+    pub(super) fn begin(&mut self, group: u16) {
+        (self.group, self.count, self.workers, self.saturated) = (group, 0, Workers::default(), false);
+    }
+
     /// Adds a part. If the part has some of what is here in it again and more besides, it replaces
     /// it: a switch shows it, which by then has more of those who are summed there. A worker that
     /// is lost so is summed elsewhere, by itself, and sends again: it could never be put in the
@@ -54,9 +59,9 @@ pub(super) struct AsideRoom {
 }
 
 impl AsideRoom {
-    /// A group of which a part can come has two workers at least.
+    /// No two parts of a fragment have a worker in common.
     pub(super) const fn new(workers: usize, window: usize) -> Self {
-        Self { spare: Vec::new(), in_use: 0, places: window, groups: workers / 2 }
+        Self { spare: Vec::new(), in_use: 0, places: window, groups: workers }
     }
 
     /// Whether what is left is for the earliest fragment alone.

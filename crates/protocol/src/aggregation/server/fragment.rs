@@ -201,7 +201,8 @@ impl Unfinished {
     }
 
     /// Keeps a part of a group. The part that a switch shows of it grows, so that a later part may
-    /// have all that is here in it once more.
+    /// have all that is here in it once more: of its own group, or of others whose sums come into
+    /// its own. No worker is in two parts.
     fn set_aside(
         &mut self,
         group: u16,
@@ -213,6 +214,16 @@ impl Unfinished {
         if !from.workers.is_disjoint(&self.contributed) {
             return Err(Reason::Overlap);
         }
+        if self.aside.iter().any(|aside| from.workers.is_subset(&aside.workers)) {
+            return Err(Reason::Duplicate);
+        }
+        let is_replaced = |aside: &Aside| aside.group != group && !aside.workers.is_disjoint(&from.workers);
+        if self.aside.iter().all(|aside| aside.group != group)
+            && let Some(replaced) = self.aside.iter_mut().find(|aside| is_replaced(aside))
+        {
+            replaced.begin(group);
+        }
+        self.aside.extract_if(.., |aside| is_replaced(aside)).for_each(|aside| room.give_back(aside));
         match self.aside.iter_mut().find(|aside| aside.group == group) {
             Some(aside) => aside.add(from, payload),
             None => {

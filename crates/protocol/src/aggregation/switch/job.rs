@@ -101,6 +101,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         more: Flags,
     ) -> Result<Verdict, Reason> {
         let mut header = packet.header;
+        header.directions = self.route.onward(header.directions);
         header.flags.resend |= more.resend;
         header.flags.collision |= more.collision;
         self.pass(config, passing, header, packet.payload.len() / 4, |out| {
@@ -131,7 +132,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         index: u32,
         header: &FragmentHeader<R::Label>,
     ) -> Verdict {
-        let header = self.marked(config, self.onward(*header));
+        let header = self.marked(config, *header);
         self.up.push_back(Upward::Sum(index, header));
         self.progress.forwards += 1;
         Verdict::Forward
@@ -146,7 +147,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<Verdict, Reason> {
         let ((_, key, _), preamble) = (self.route.job(), self.preamble(R::Label::KIND));
-        let header = self.marked(config, self.onward(header));
+        let header = self.marked(config, header);
         let waiting = passing.push(fragment_packet_bytes(elements), |out| {
             FragmentPacket::write(out, key, &preamble, &header, elements, fill);
         });
@@ -164,10 +165,6 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         header.flags.ecn |= sum.ecn;
         header.next_exponent = sum.next_exponent;
         header
-    }
-
-    fn onward(&self, header: FragmentHeader<R::Label>) -> FragmentHeader<R::Label> {
-        FragmentHeader { directions: self.route.onward(header.directions), ..header }
     }
 
     /// With the mark of a queue that is too long.

@@ -150,7 +150,10 @@ fn route(generation: u16) -> GoatRoute<u16> {
         below: vec![10, 11],
         own: 0,
         sub_models: sub_models(),
-        sums: BTreeMap::from([(SubModel(0), PlannedSum { workers: 0b111, first_aggregator: 1 })]),
+        sums: BTreeMap::from([(
+            SubModel(0),
+            PlannedSum { workers: 0b111, first_aggregator: 1, ..PlannedSum::default() },
+        )]),
         window_max: 4,
         aggregators: 3,
     }
@@ -220,6 +223,64 @@ fn a_fragment_that_is_sent_again_shows_what_there_is_and_evicts_nothing() {
     fragment(S1, 1, 0, 5).resent().to(&mut switch, 10);
     assert_eq!(sent(&mut switch), ["[100] #0 S1 111 passed resend: 18"]);
     assert_eq!(switch.statistics().freed_by_resend, 0);
+}
+
+/// S1 adds what worker 0 sends and the sums of workers 1 and 2 and of 3 and 4. Its own goes to S3.
+fn route_of_sums() -> GoatRoute<u16> {
+    let sum = PlannedSum { workers: 0b1, sums: vec![0b110, 0b1_1000], onward: S3, first_aggregator: 1 };
+    GoatRoute { sums: BTreeMap::from([(SubModel(0), sum)]), ..route(4) }
+}
+
+fn switch_of_sums() -> GoatSwitch<u16> {
+    let mut switch = switch();
+    switch.add_job(route_of_sums()).unwrap();
+    switch
+}
+
+#[test]
+fn sums_are_added_as_wholes_and_the_sum_of_them_goes_to_the_next_node() {
+    let mut switch = switch_of_sums();
+    assert_eq!(fragment(S1, 0b110, 0, 6).to(&mut switch, 11), Verdict::Absorb);
+    assert_eq!(fragment(S1, 0b110, 0, 6).to(&mut switch, 11), Verdict::Drop(Reason::Duplicate));
+    assert_eq!(fragment(S1, 0b1, 0, 1).to(&mut switch, 10), Verdict::Absorb);
+    // Some of a sum, workers that come otherwise, and one sum together with another's worker.
+    for others in [0b1000, 0b10, 0b1_1001, 0b1110] {
+        assert_eq!(fragment(S1, others, 0, 9).to(&mut switch, 11), Verdict::Forward);
+        assert_eq!(sent(&mut switch), [format!("[100] #0 S1 {others:b} passed: 9")]);
+    }
+    assert_eq!(fragment(S1, 0b1_1000, 0, 24).to(&mut switch, TO_S2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 S3 11111: 31"]);
+}
+
+#[test]
+fn a_whole_sum_that_is_shown_again_goes_its_way_and_less_goes_to_the_server() {
+    let mut switch = switch_of_sums();
+    fragment(S1, 0b110, 0, 6).resent().to(&mut switch, 11);
+    fragment(S1, 0b1, 0, 1).to(&mut switch, 10);
+    fragment(S1, 0b110, 0, 6).resent().to(&mut switch, 11);
+    assert_eq!(
+        sent(&mut switch),
+        ["[100] #0 S1 110 passed resend: 6", "[100] #0 S1 111 passed resend stalled: 7"]
+    );
+    fragment(S1, 0b1_1000, 0, 24).to(&mut switch, TO_S2);
+    fragment(S1, 0b1, 0, 1).resent().to(&mut switch, 10);
+    assert_eq!(sent(&mut switch), ["[100] #0 S3 11111: 31", "[100] #0 S3 11111 resend: 31"]);
+}
+
+#[test]
+fn original_values_that_come_by_take_the_place_of_a_sum_that_has_their_worker_in_it() {
+    let mut switch = switch_of_sums();
+    fragment(S1, 0b110, 0, 6).to(&mut switch, 11);
+    let originals =
+        |workers| fragment(S2, workers, 0, 5).passed().with(|header| header.flags.overflow = true);
+    originals(0b10_0000).to(&mut switch, 11);
+    assert_eq!(switch.statistics().in_use, 1, "worker 5 is in no sum here");
+    originals(0b10).to(&mut switch, 11);
+    assert_eq!(switch.statistics().in_use, 0);
+    assert_eq!(
+        sent(&mut switch),
+        ["[100] #0 S2 100000 passed overflow: 5", "[100] #0 S2 10 passed overflow: 5"]
+    );
 }
 
 #[test]
@@ -344,6 +405,7 @@ fn plan() -> ServerPlan<u16> {
     ServerPlan {
         sub_models: sub_models(),
         nodes: first.iter().map(|node| vec![*node, SERVER]).collect(),
+        onward: Vec::new(),
         children: vec![10, 14],
         ways: vec![0, 0, 0, 0, 1],
     }
@@ -443,6 +505,71 @@ fn a_loss_shows_in_a_part_that_has_an_earlier_one_in_it_again() {
         let lost = if is_lost { " lost" } else { "" };
         assert_eq!(sent(&mut server), [format!("[10, 14] #0 parameters{lost}: 31")]);
     }
+}
+
+/// Workers 0 and 1 are summed at S1, 2 and 3 at S2, and both sums and worker 4 at S3.
+fn plan_of_sums() -> ServerPlan<u16> {
+    let first = [S1, S1, S2, S2, S3];
+    ServerPlan {
+        nodes: first.iter().map(|node| vec![*node, SERVER]).collect(),
+        onward: vec![Onward::from([(S1, S3), (S2, S3)])],
+        ..plan()
+    }
+}
+
+fn server_of_sums() -> GoatServer<u16> {
+    let mut server = GoatServer::new();
+    server.add_job(GoatServerJob { config: config(), plan: plan_of_sums(), restored: false }).unwrap();
+    server
+}
+
+#[test]
+fn the_last_nodes_sum_is_all_and_sums_before_it_are_parts() {
+    let mut server = server_of_sums();
+    assert_eq!(fragment(S3, 0b11111, 0, 31).passed().to(&mut server, 10), Verdict::Multicast);
+    // A whole sum that was shown to the server counts until the last one takes its place.
+    fragment(S1, 0b11, 1, 3).passed().resent().to(&mut server, 10);
+    fragment(S2, 0b100, 1, 4).passed().resent().to(&mut server, 10);
+    assert_eq!(fragment(S3, 0b11111, 1, 31).passed().to(&mut server, 10), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters: 31", "[10, 14] #1 parameters lost: 31"]);
+    // It labels with S1 what S1 sums.
+    for wrong in [fragment(S1, 0b100, 4, 1), fragment(S3, 0b10_0000, 4, 1)] {
+        assert_eq!(wrong.passed().to(&mut server, 10), Verdict::Drop(Reason::Unplanned));
+    }
+}
+
+#[test]
+fn parts_of_nodes_on_one_way_count_each_worker_once() {
+    let mut server = server_of_sums();
+    let mut part = |node, workers| {
+        // Each worker's value is its bit.
+        fragment(node, workers, 0, workers as i32).passed().resent().to(&mut server, 10)
+    };
+    assert_eq!([part(S1, 0b1), part(S2, 0b100)], [Verdict::Absorb; 2]);
+    // S3 has the whole sum of S1, and worker 4.
+    assert_eq!(part(S3, 0b10011), Verdict::Absorb);
+    assert_eq!([part(S1, 0b1), part(S1, 0b11)], [Verdict::Drop(Reason::Duplicate); 2]);
+    assert_eq!(part(S2, 0b1000), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 31"]);
+}
+
+#[test]
+fn parts_of_nodes_on_one_way_make_the_sum() {
+    for last in [(S2, 0b1100), (S2, 0b1000), (S3, 0b11111), (S3, 0b1100)] {
+        let mut server = server_of_sums();
+        let mut part =
+            |node, workers| fragment(node, workers, 0, workers as i32).passed().resent().to(&mut server, 10);
+        assert_eq!([part(S1, 0b1), part(S2, 0b100), part(S3, 0b10011)], [Verdict::Absorb; 3]);
+        assert_eq!(part(last.0, last.1), Verdict::Multicast, "{last:?}");
+        assert_eq!(sent(&mut server), ["[10, 14] #0 parameters lost: 31"], "{last:?}");
+    }
+}
+
+#[test]
+fn a_plan_whose_sums_go_round_in_a_circle_is_refused() {
+    let plan = ServerPlan { onward: vec![Onward::from([(S1, S2), (S2, S1)])], ..plan() };
+    let job = GoatServerJob { config: config(), plan, restored: false };
+    assert_eq!(GoatServer::new().add_job(job), Err(GoatConfigError::Onward));
 }
 
 /// The window has four fragments, and no fragment more than two groups of which parts can come.

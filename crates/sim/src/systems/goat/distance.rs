@@ -41,3 +41,9 @@ pub(super) fn first_hop(topology: &Topology, from: NodeId, to: NodeId) -> Option
     }
     Some(to)
 }
+
+/// The programmable switches that what a switch sends to a host comes by, in order.
+pub fn on_the_way(topology: &Topology, from: NodeId, to: NodeId) -> Vec<NodeId> {
+    let next = |at: &NodeId| first_hop(topology, *at, to).filter(|hop| *hop != to);
+    std::iter::successors(next(&from), next).collect()
+}

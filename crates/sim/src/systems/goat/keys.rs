@@ -130,6 +130,7 @@ fn resolve(entry: &mut Entry<'_>, planners: &[Planner]) -> Result<Arc<dyn System
         window,
         sub_models,
         nodes,
+        onward: Vec::new(),
         first_aggregator: share * before as u32,
         scaling: keys.scaling.into(),
         overflow: keys.overflow.into(),

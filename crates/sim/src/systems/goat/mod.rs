@@ -14,8 +14,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::goat::{
-    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Groups, Overflow, PlannedSum, Scaling, ServerPlan,
-    SubModels,
+    Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Groups, Onward, Overflow, PlannedSum, Scaling,
+    ServerPlan, SubModels, sums_of,
 };
 use fanin_wire::{
     AggregationNode, Generation, PlannedDirections, SAMPLE_ELEMENTS, SubModel, fragment_packet_bytes,
@@ -23,9 +23,10 @@ use fanin_wire::{
 
 use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
 use super::{Machines, Site, System, Tenant};
-use crate::net::{NodeId, SimAddress};
+use crate::net::{NodeId, SimAddress, Topology};
 use placement::{Placement, number};
 
+pub use distance::on_the_way;
 pub use keys::{KIND, resolve_with};
 pub use planners::{Asked, Nodes, Planner};
 
@@ -46,6 +47,9 @@ pub struct Goat {
     pub sub_models: Vec<u32>,
     /// By rank, for each of them, the switch that sums it, or the server.
     pub nodes: Vec<Vec<Option<NodeId>>>,
+    /// For each of them, to which other switches the sums of some switches go, on their way to the
+    /// server; behind the last one given they go to the server.
+    pub onward: Vec<BTreeMap<NodeId, NodeId>>,
     /// The number of the job's first aggregator at each switch.
     pub first_aggregator: u32,
     /// The factor.
@@ -134,6 +138,13 @@ impl Goat {
             .iter()
             .map(|assigned| assigned.iter().map(|node| number(topology, *node)).collect())
             .collect();
+        let onward: Vec<Onward> =
+            (0..self.sub_models.len()).map(|part| self.onward_of(topology, part)).collect();
+        let sums = onward.iter().enumerate().map(|(part, onward)| {
+            sums_of(nodes.iter().map(|assigned| assigned[part]), onward)
+                .expect("sums go towards the server, and none comes back")
+        });
+        let sums: Vec<_> = sums.collect();
         let hops = |hops: &[(AggregationNode, NodeId)]| -> Vec<(AggregationNode, SimAddress)> {
             hops.iter().map(|(node, hop)| (*node, address(*hop))).collect()
         };
@@ -167,7 +178,7 @@ impl Goat {
                 below,
                 own: 0,
                 sub_models: sub_models.clone(),
-                sums: self.sums(*node),
+                sums: self.sums(&sums, number(site.topology(), Some(*node))),
                 window_max: self.window,
                 aggregators: site.switch().aggregators,
             });
@@ -193,7 +204,7 @@ impl Goat {
             ways[rank] = way.expect("the server has all switches that are next to it") as u16;
         }
         let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
-        let server_plan = ServerPlan { sub_models, nodes, children: of_server, ways };
+        let server_plan = ServerPlan { sub_models, nodes, onward, children: of_server, ways };
         server.jobs.borrow_mut().push(Served {
             id: config.id,
             job: GoatServerJob { config, plan: server_plan, restored: false },
@@ -228,19 +239,27 @@ impl Goat {
     }
 
     /// The sub-models that a switch sums, and their aggregators.
-    fn sums(&self, node: NodeId) -> BTreeMap<SubModel, PlannedSum> {
+    fn sums(
+        &self,
+        of_parts: &[BTreeMap<AggregationNode, PlannedSum>],
+        node: AggregationNode,
+    ) -> BTreeMap<SubModel, PlannedSum> {
         let mut first_aggregator = self.first_aggregator;
         let mut sums = BTreeMap::new();
-        for (part, packets) in self.sub_models.iter().enumerate() {
-            let assigned = |(_, nodes): &(usize, &Vec<Option<NodeId>>)| nodes[part] == Some(node);
-            let ranks = self.nodes.iter().enumerate().filter(assigned);
-            let workers = ranks.fold(0, |all, (rank, _)| all | 1 << rank);
-            if workers != 0 {
-                sums.insert(SubModel(part as u16), PlannedSum { workers, first_aggregator });
+        for ((part, packets), of_part) in (0..).zip(&self.sub_models).zip(of_parts) {
+            if let Some(sum) = of_part.get(&node) {
+                sums.insert(SubModel(part), PlannedSum { first_aggregator, ..sum.clone() });
                 first_aggregator += packets;
             }
         }
         sums
+    }
+
+    /// Where sums of a part go, if not to the server.
+    fn onward_of(&self, topology: &Topology, part: usize) -> Onward {
+        let node = |switch: &NodeId| number(topology, Some(*switch));
+        let sums = self.onward.get(part).into_iter().flatten();
+        sums.map(|(from, to)| (node(from), node(to))).collect()
     }
 }
 

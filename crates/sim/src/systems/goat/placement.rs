@@ -46,6 +46,7 @@ impl Goat {
     pub(super) fn place(&self, topology: &Topology, workers: &[NodeId]) -> Placement {
         let to_server = |from: NodeId| first_hop(topology, from, self.server).unwrap_or(self.server);
         let mut sums: Vec<NodeId> = self.nodes.iter().flatten().copied().flatten().collect();
+        sums.extend(self.onward.iter().flat_map(BTreeMap::values));
         sums.sort_unstable();
         sums.dedup();
         let towards = |from: NodeId| -> Vec<(AggregationNode, NodeId)> {
