@@ -207,12 +207,13 @@ impl WorkerDriver {
         }
         // A thread hears of all its parts at once: workers that begin with different ones send in different orders.
         let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.len()).map(|_| Vec::new()).collect();
+        let layer = submission.layer();
         for (tensor, operation) in submission.parts {
             let homes = self.homes(kind, operation.pattern);
             for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, &homes) {
                 // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
                 let part = unsafe { tensor.part(range) };
-                let part = Part::new(part, self.number(service, shard), piece, Arc::clone(&all_reduce));
+                let part = Part::new(part, self.number(service, shard), piece, layer, Arc::clone(&all_reduce));
                 let LaneId { thread, place } = self.lane(service, shard);
                 threads[thread].push(LanePart { place, part, operation });
             }

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
+    from fanin.torch.backend import priority as priority
     from fanin.torch.backend import replan as replan
     from fanin.torch.backend.options import Options as Options
     from fanin.torch.backend.sub_models import sub_models as sub_models
@@ -89,6 +90,7 @@ __all__ = [
     "lost",
     "machine_hook",
     "plan",
+    "priority",
     "replan",
     "sub_models",
 ]
@@ -106,6 +108,7 @@ _MODULES = {
     "lost": "backend",
     "machine_hook": "hooks.machine",
     "plan": "backend",
+    "priority": "backend",
     "replan": "backend",
     "sub_models": "backend.sub_models",
 }

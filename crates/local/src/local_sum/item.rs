@@ -3,7 +3,7 @@
 use super::{Counts, DoneOf, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
-use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
+use fanin_udp::{CollectiveKind, Failure, Layer, RawTensor, Submission};
 use fanin_wire::{Op, Pattern, WorkerId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,6 +14,7 @@ pub(super) struct Item {
     pub number: u64,
     pub kind: CollectiveKind,
     pub op: Op,
+    pub layer: Layer,
     /// The root of a collective that has one.
     pub root: Option<WorkerId>,
     /// A single tensor; or one a rank, as [`Places`] orders them.
@@ -35,7 +36,7 @@ impl Drop for Item {
 impl Item {
     pub fn new(shared: &Shared, number: u64, submission: Submission, done: DoneOf) -> Self {
         let (memory, places) = (&shared.memory, &shared.places);
-        let (kind, op) = (submission.kind(), submission.op());
+        let (kind, op, layer) = (submission.kind(), submission.op(), submission.layer());
         let (mut tensors, operations): (Vec<_>, Vec<_>) = submission.into_parts().into_iter().unzip();
         let is_sliced = kind.is_sliced();
         let root = match operations[0].pattern {
@@ -60,6 +61,7 @@ impl Item {
             number,
             kind,
             op,
+            layer,
             root,
             tensors,
             own,
@@ -95,7 +97,7 @@ impl Item {
     /// The same over the machines, of a column's slices: one; or one a machine.
     pub fn over_machines(&self, places: &Places, slices: Vec<RawTensor>) -> Submission {
         let root = self.root.map_or(WorkerId(0), |rank| places.machine(rank));
-        Submission::new(self.kind, slices, Op::Sum, root)
+        Submission::new(self.kind, slices, Op::Sum, root).of_layer(self.layer)
     }
 
     pub fn over(&mut self, result: Result<(), Failure>) {

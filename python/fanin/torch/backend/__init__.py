@@ -5,6 +5,7 @@ to the Gloo group inside, and `groups` what a program asks of a group. How ranks
 `fanin.torch.rendezvous`; what a collective is until it is over, `fanin.torch.works`.
 """
 
+from fanin._layers import priority
 from fanin.torch.backend.fanin_backend import FaninBackend, create
 from fanin.torch.backend.groups import (
     backend_of,
@@ -22,6 +23,7 @@ __all__ = [
     "lost",
     "named_apart",
     "plan",
+    "priority",
     "replan",
     "same_ranks",
 ]

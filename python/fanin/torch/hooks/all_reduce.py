@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
+from fanin._layers import of_layer
 from fanin._settings import Said
 from fanin.torch.backend import backend_of, named_apart
 from fanin.torch.backend.options import Options
+from fanin.torch.hooks.bucket_layers import BucketLayers
 from fanin.torch.hooks.error_feedback import ErrorFeedback
 
 
@@ -29,6 +31,7 @@ class HookState:
     With ``wire_dtype="int8"`` what rounding takes of this rank's gradients is added to those of its
     next step, of each model by itself; the residuals are in float32, as much memory again as its
     gradients.
+    With a `loss_bound` packets say to routers which layers they are of (docs/operations.md).
     Raises the errors of `fanin.errors`.
     """
 
@@ -57,6 +60,7 @@ class HookState:
         # A rank alone sends nothing.
         rounds = options.settings.travels_as == "int8" and self.group.size() > 1
         self.error_feedback = ErrorFeedback() if rounds else None
+        self.layers = BucketLayers()
 
     def close(self) -> None:
         """Leaves the group. The hook must not be called afterwards. Idempotent."""
@@ -69,14 +73,15 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
 
     Buckets that it does not serve (float64 by ATP) are averaged by DDP's process group.
     """
-    tensor = bucket.buffer()
+    tensor, layer = bucket.buffer(), state.layers.of(bucket)
     if not backend_of(state.group).serves(tensor):
         group = state.process_group or dist.group.WORLD
         assert group is not None  # DDP has one
         return plain_hook(group, bucket)
     if state.error_feedback is not None:
         state.error_feedback.round(bucket)
-    work = dist.all_reduce(tensor, dist.ReduceOp.AVG, group=state.group, async_op=True)
+    with of_layer(layer):
+        work = dist.all_reduce(tensor, dist.ReduceOp.AVG, group=state.group, async_op=True)
     assert work is not None  # of a member
     return work.get_future().then(_first)
 

@@ -256,7 +256,8 @@ class OverlappedSteps(Steps):
         for parameter in added:
             arrived = _weakly(self, OverlappedSteps._gradient)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
-        self._sender.take_in(added)
+        places = {each: place for place, each in enumerate(self._model.parameters())}
+        self._sender.take_in(added, {each: (places[each], len(places)) for each in added})
         self._sent = False
 
     def _gradient(self, parameter: Tensor) -> None:

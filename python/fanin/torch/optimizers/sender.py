@@ -8,6 +8,7 @@ their number alone, so that no rank's moment decides anything.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import Work
 
+from fanin._layers import Layer, foremost, of_layer
 from fanin.torch.optimizers import device_clock, send_order
 from fanin.torch.optimizers.partitions import Piece, pieces
 from fanin.torch.optimizers.send_order import Partition, Sent
@@ -31,6 +33,7 @@ class Sender:
         self.read: dict[Piece, None] = {}
         """In which order they were read since the last step."""
         self._group = group
+        self._layers: dict[Piece, Layer | None] = {}
         self._share = 1.0 / group.size()
         self._learns = group.size() > 1 and group.rank() == 0
         # How many ranks have used each parameter: a piece as others, which is there at the end.
@@ -41,13 +44,14 @@ class Sender:
         self._told: tuple[Tensor, Work | None] | None = None
         self._times: _Times | None = None
 
-    def take_in(self, parameters: list[Tensor]) -> None:
-        """Send the gradients of further parameters, too; the same on all ranks."""
+    def take_in(self, parameters: list[Tensor], layers: Mapping[Tensor, Layer]) -> None:
+        """Send the gradients of further parameters of these layers, too; the same on all ranks."""
         added = list(pieces(parameters))
         self.pieces += added
         for piece in added:
             for place, parameter in enumerate(piece.parameters):
                 self.places[parameter] = piece, place
+            self._layers[piece] = foremost(layers[each] for each in piece.parameters)
         self._used.wait()
         self._used = Piece(
             (),
@@ -154,7 +158,10 @@ class Sender:
             self._next += 1
             if self._times is not None:
                 self._times.submitted.append((number, time.monotonic()))
-            work = distributed.all_reduce(piece.partitions[index], group=self._group, async_op=True)
+            with of_layer(self._layers.get(piece)):
+                work = distributed.all_reduce(
+                    piece.partitions[index], group=self._group, async_op=True
+                )
             piece.works[index] = work
             if self._times is not None and work is not None:
                 work.get_future().add_done_callback(partial(self._times.note_done, number))
