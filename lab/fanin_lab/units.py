@@ -91,6 +91,7 @@ def shown_links(
     bulk: bool = False,
     untold: bool = False,
     nics: int = 1,
+    queues: str = "fifo",
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
@@ -102,6 +103,7 @@ def shown_links(
     text += f", {nics} to each worker" if nics > 1 else ""
     text += f", MTU {mtu}"
     text += "" if queue is None else f", queues of {shown_size(queue)}"
+    text += "" if queues == "fifo" else f", queues as {queues.upper()} asks for them"
     text += "" if burst is None else f", bursts of {shown_size(burst)}"
     text += "" if udp_offload else ", no offload for UDP"
     text += "" if loss is None else f", loss {100 * loss:g} %"

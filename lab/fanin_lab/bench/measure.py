@@ -131,6 +131,7 @@ def links_of(args: argparse.Namespace) -> Links | None:
         udp_offload=args.udp_offload,
         bulk=args.background == TCP,
         untold=args.untold,
+        queues=args.queues,
     )
     return links if links != Links() or args.mtu is not None else None
 
