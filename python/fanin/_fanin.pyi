@@ -211,6 +211,7 @@ class Client:
         keep: object,
         notify: bool,
         layer: tuple[int, int] | None = None,
+        loss_bound: float | None = None,
     ) -> Pending:
         """Start a collective, in place, on parts: the address of each, and its elements.
 
@@ -219,7 +220,8 @@ class Client:
         `next_completion` once it is done. Every rank submits in the same order.
 
         `layer` is the place of the gradients' layer, from the model's input, and how many layers
-        there are: all ranks give the same. Without it they go first.
+        there are. Without it they go first. `loss_bound` is the part of each rank's elements that
+        may be lost, in place of what the job says. All ranks give the same.
         """
 
     def next_completion(self) -> Pending | None:

@@ -88,7 +88,14 @@ class Group:
         """The membership itself, for what this class does not offer."""
         return self._client
 
-    def all_reduce(self, array: Array, op: Op = "sum", *, priority: int = 0) -> Array:
+    def all_reduce(
+        self,
+        array: Array,
+        op: Op = "sum",
+        *,
+        priority: int = 0,
+        loss_bound: float | None = None,
+    ) -> Array:
         """Sum (or average) the array over all ranks, in place, and returns it.
 
         All ranks call with the same length, dtype and op, in the same order. float64, float32,
@@ -99,14 +106,22 @@ class Group:
 
         `priority`, from 0 to 6 and the same on all ranks, is for jobs with a `loss_bound`: what has
         0 goes first, on ranks and switches and at routers that look at it (docs/operations.md).
+        `loss_bound` is how much of this array may be lost there, in place of what `connect` said.
 
-        Raises `TypeError` (dtype), `ValueError` (op, priority, read-only array), or `fanin.errors`.
-        After a `KeyboardInterrupt` the sum is still under way and writes into the array: leave the
-        array alone until the group is closed.
+        Raises `TypeError` (dtype), `ValueError` (op, priority, loss_bound, read-only array), or
+        `fanin.errors`. After a `KeyboardInterrupt` the sum is still under way and writes into the
+        array: leave the array alone until the group is closed.
         """
-        return self.all_reduce_async(array, op, priority=priority).wait()
+        return self.all_reduce_async(array, op, priority=priority, loss_bound=loss_bound).wait()
 
-    def all_reduce_async(self, array: Array, op: Op = "sum", *, priority: int = 0) -> Handle:
+    def all_reduce_async(
+        self,
+        array: Array,
+        op: Op = "sum",
+        *,
+        priority: int = 0,
+        loss_bound: float | None = None,
+    ) -> Handle:
         """As `all_reduce`, but returns at once; several may be outstanding."""
         if op not in ("sum", "avg"):
             raise ValueError(f'op is {op!r}; supported: "sum", "avg"')
@@ -127,7 +142,7 @@ class Group:
         parts = [(staged.ctypes.data, staged.size)]
         average = op == "avg"
         pending = self._client.submit(
-            parts, dtype, "all_reduce", 0, average, staged, False, layer
+            parts, dtype, "all_reduce", 0, average, staged, False, layer, loss_bound
         )
         return Handle(self, array, pending, None if contiguous else staged)
 

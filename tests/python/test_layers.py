@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -180,9 +180,35 @@ def optimizer(me: Me) -> Any:
         made.synchronize()
 
     found = watched(me, 2, step)
-    layers = set(made._sender._layers.values())
+    layers = {layer for layer, _ in made._sender._treated.values()}
     made.close()
     return [(there, back, layers) for there, back in found]
+
+
+def ddp_with_a_priority(me: Me) -> Any:
+    me.init("gloo")
+    model = DistributedDataParallel(net(), bucket_cap_mb=0.3)
+
+    def priority(parameters: Sequence[torch.Tensor]) -> int:
+        return 2 if any(each is model.module[0].weight for each in parameters) else 4
+
+    state = fanin.torch.HookState(
+        loss_bound=BOUND, plan="switch", priority_of=priority, loss_bound_of=lambda _: 0.0
+    )
+    model.register_comm_hook(state, fanin.torch.allreduce_hook)
+
+    def step(_: int) -> None:
+        model(torch.ones(1, 300)).sum().backward()
+
+    found = watched(me, 2, step)
+    state.close()
+    return found
+
+
+@needs_capture
+def test_a_function_says_the_priority_of_a_bucket(launch: Launch) -> None:
+    # In its first pass DDP has one bucket.
+    assert seen(launch(ddp_with_a_priority, 2), 2) == [({4}, {4}), ({2, 4}, {2, 4})]
 
 
 @needs_capture
@@ -192,6 +218,32 @@ def test_the_distributed_optimizer_knows_the_layers_from_the_first_pass_on(launc
         assert len(classes(layers)) >= 4
         # Who has used a parameter has no layer.
         assert there == back == classes(layers) | {FIRST}
+
+
+def groups_of_parameters(me: Me) -> Any:
+    me.init(pg_options=Options(loss_bound=BOUND))
+    model = net()
+    groups: list[dict[str, Any]] = [
+        {"params": list(model[:2].parameters()), "loss_bound": 0.0, "priority": 5},
+        {"params": list(model[2:].parameters())},
+    ]
+    made = fanin.torch.DistributedOptimizer(optim.SGD(groups, lr=0.1), model)
+    found = set(made._sender._treated.values())
+    made.close()
+    for wrong in ({"priority": 7}, {"loss_bound": 1.0}):
+        with pytest.raises(ValueError, match="|".join(wrong)):
+            fanin.torch.DistributedOptimizer(
+                optim.SGD([{"params": model.parameters(), **wrong}], lr=0.1), model
+            )
+    return found
+
+
+def test_groups_of_parameters_may_say_a_bound_and_a_priority(launch: Launch) -> None:
+    (found,) = launch(groups_of_parameters, 1).results()
+    assert {bound for layer, bound in found if layer == (5, 7)} == {0.0}
+    others = {(layer, bound) for layer, bound in found if layer != (5, 7)}
+    assert others
+    assert others <= {((place, 8), BOUND) for place in range(4, 8)}
 
 
 def horovod(me: Me) -> Any:

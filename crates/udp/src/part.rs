@@ -2,6 +2,7 @@
 
 use crate::{CollectiveKind, Done, Failure, RawTensor};
 use fanin_protocol::{Elements, Layer, Tensor, TensorTimes};
+use fanin_wire::LossBound;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -98,6 +99,7 @@ pub struct Part {
     /// Elements of the whole that this is a part of.
     whole: usize,
     layer: Layer,
+    loss_bound: Option<LossBound>,
     all_reduce: Option<Arc<AllReduce>>,
 }
 
@@ -106,10 +108,10 @@ impl Part {
         tensor: RawTensor,
         lane: usize,
         whole: usize,
-        layer: Layer,
+        (layer, loss_bound): (Layer, Option<LossBound>),
         all_reduce: Arc<AllReduce>,
     ) -> Self {
-        Self { tensor, lane, whole, layer, all_reduce: Some(all_reduce) }
+        Self { tensor, lane, whole, layer, loss_bound, all_reduce: Some(all_reduce) }
     }
 
     /// Without `times` when the part is empty.
@@ -145,5 +147,9 @@ impl Tensor for Part {
 
     fn layer(&self) -> Layer {
         self.layer
+    }
+
+    fn loss_bound(&self) -> Option<LossBound> {
+        self.loss_bound
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::RawTensor;
 use fanin_protocol::Layer;
-use fanin_wire::{Dtype, Op, Operation, Pattern, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Operation, Pattern, WorkerId};
 
 /// A collective operation by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,7 @@ pub struct Submission {
     /// Each its own operation.
     pub(crate) parts: Vec<(RawTensor, Operation)>,
     layer: Layer,
+    loss_bound: Option<LossBound>,
     elements: usize,
     dtype: Dtype,
     op: Op,
@@ -120,7 +121,7 @@ impl Submission {
             (tensor, Operation { op, pattern: kind.pattern(root) })
         };
         let parts = (0..).zip(tensors).map(part).collect();
-        Self { kind, parts, layer: Layer::default(), elements, dtype, op }
+        Self { kind, parts, layer: Layer::default(), loss_bound: None, elements, dtype, op }
     }
 
     /// The same on gradients of this layer of a model, which is the same on all workers. Without it they
@@ -128,6 +129,14 @@ impl Submission {
     #[must_use]
     pub const fn of_layer(mut self, layer: Layer) -> Self {
         self.layer = layer;
+        self
+    }
+
+    /// The same with a loss bound of its own, the same on all workers, if the job may lose something
+    /// (DLCP §3.2.1).
+    #[must_use]
+    pub const fn losing(mut self, loss_bound: Option<LossBound>) -> Self {
+        self.loss_bound = loss_bound;
         self
     }
 
@@ -159,6 +168,12 @@ impl Submission {
     #[must_use]
     pub const fn layer(&self) -> Layer {
         self.layer
+    }
+
+    /// How much of it may be lost, if not as much as the job says.
+    #[must_use]
+    pub const fn loss_bound(&self) -> Option<LossBound> {
+        self.loss_bound
     }
 
     /// Its tensors, in the order of their ranks where there is one for each, and what is done with each of them.

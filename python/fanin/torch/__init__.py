@@ -61,6 +61,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
+    from fanin.torch.backend import loss_bound as loss_bound
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
     from fanin.torch.backend import priority as priority
@@ -87,6 +88,7 @@ __all__ = [
     "Options",
     "allreduce_hook",
     "compression_hook",
+    "loss_bound",
     "lost",
     "machine_hook",
     "plan",
@@ -105,6 +107,7 @@ _MODULES = {
     "Options": "backend.options",
     "allreduce_hook": "hooks.all_reduce",
     "compression_hook": "compression",
+    "loss_bound": "backend",
     "lost": "backend",
     "machine_hook": "hooks.machine",
     "plan": "backend",

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch._C._distributed_c10d import Work
 
-from fanin import _fanin, _layers
+from fanin import _bounds, _fanin, _layers
 from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.patches.backward import lose_type
 from fanin.torch.patches.work_methods import FindableWork
@@ -55,6 +55,7 @@ class Request:
     root: int = 0
     average: bool = False
     layer: _layers.Layer | None = field(default_factory=_layers.current)
+    loss_bound: float | None = field(default_factory=_bounds.current)
 
     def gives(self, part: int, rank: int) -> bool:
         """Whether a rank's memory of a part is read."""
@@ -80,7 +81,15 @@ class Request:
         parts = [(x.data_ptr(), x.nbytes if moved else x.numel()) for x in self.memory]
         dtype = self.dtype or "uint8"
         return client.submit(
-            parts, dtype, self.collective, self.root, self.average, kept, notify, self.layer
+            parts,
+            dtype,
+            self.collective,
+            self.root,
+            self.average,
+            kept,
+            notify,
+            self.layer,
+            self.loss_bound,
         )
 
 
