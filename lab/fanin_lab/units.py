@@ -92,6 +92,7 @@ def shown_links(
     untold: bool = False,
     nics: int = 1,
     ecn: int | None = None,
+    queues: str = "fifo",
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
@@ -103,6 +104,7 @@ def shown_links(
     text += f", {nics} to each worker" if nics > 1 else ""
     text += f", MTU {mtu}"
     text += "" if queue is None else f", queues of {shown_size(queue)}"
+    text += "" if queues == "fifo" else f", queues as {queues.upper()} asks for them"
     text += "" if burst is None else f", bursts of {shown_size(burst)}"
     text += "" if ecn is None else f", marks from {shown_size(ecn)}"
     text += "" if udp_offload else ", no offload for UDP"

@@ -12,6 +12,8 @@ DType = Literal["float32", "float16", "bfloat16", "int32", "float64", "int64", "
 version: str
 assertions: bool
 """Whether this was compiled for tests (`make checked`): its figures are no release's."""
+priorities: int
+"""How many queues there are for gradients on the way: DLCP's packets say which is theirs."""
 variables: list[str]
 """Every environment variable that some part of fanin reads."""
 former_variables: list[tuple[str, str]]
@@ -208,12 +210,18 @@ class Client:
         average: bool,
         keep: object,
         notify: bool,
+        layer: tuple[int, int] | None = None,
+        loss_bound: float | None = None,
     ) -> Pending:
         """Start a collective, in place, on parts: the address of each, and its elements.
 
         A reduce_scatter and an all_gather have one part a rank, the others one. `keep` is held
         until completion. With `notify`, the `Pending` is also handed out by
         `next_completion` once it is done. Every rank submits in the same order.
+
+        `layer` is the place of the gradients' layer, from the model's input, and how many layers
+        there are. Without it they go first. `loss_bound` is the part of each rank's elements that
+        may be lost, in place of what the job says. All ranks give the same.
         """
 
     def next_completion(self) -> Pending | None:

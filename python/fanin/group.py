@@ -12,6 +12,7 @@ import numpy as np
 
 from fanin import _fanin
 from fanin._join import check_rank, check_timeline, join, no_switch, trusted
+from fanin._layers import of_priority
 from fanin._membership import Connected, Ranks
 from fanin._settings import Said, Settings, variable
 from fanin.errors import BeganAnew, SwitchUnreachable
@@ -87,7 +88,14 @@ class Group:
         """The membership itself, for what this class does not offer."""
         return self._client
 
-    def all_reduce(self, array: Array, op: Op = "sum") -> Array:
+    def all_reduce(
+        self,
+        array: Array,
+        op: Op = "sum",
+        *,
+        priority: int = 0,
+        loss_bound: float | None = None,
+    ) -> Array:
         """Sum (or average) the array over all ranks, in place, and returns it.
 
         All ranks call with the same length, dtype and op, in the same order. float64, float32,
@@ -96,16 +104,28 @@ class Group:
         Integers wrap as NumPy's do, and "avg" of them rounds towards zero; how far a sum of floats
         may be off, `connect` says.
 
-        Raises `TypeError` (dtype), `ValueError` (op, read-only array), or `fanin.errors`. After a
-        `KeyboardInterrupt` the sum is still under way and writes into the array: leave the array
-        alone until the group is closed.
-        """
-        return self.all_reduce_async(array, op).wait()
+        `priority`, from 0 to 6 and the same on all ranks, is for jobs with a `loss_bound`: what has
+        0 goes first, on ranks and switches and at routers that look at it (docs/operations.md).
+        `loss_bound` is how much of this array may be lost there, in place of what `connect` said.
 
-    def all_reduce_async(self, array: Array, op: Op = "sum") -> Handle:
+        Raises `TypeError` (dtype), `ValueError` (op, priority, loss_bound, read-only array), or
+        `fanin.errors`. After a `KeyboardInterrupt` the sum is still under way and writes into the
+        array: leave the array alone until the group is closed.
+        """
+        return self.all_reduce_async(array, op, priority=priority, loss_bound=loss_bound).wait()
+
+    def all_reduce_async(
+        self,
+        array: Array,
+        op: Op = "sum",
+        *,
+        priority: int = 0,
+        loss_bound: float | None = None,
+    ) -> Handle:
         """As `all_reduce`, but returns at once; several may be outstanding."""
         if op not in ("sum", "avg"):
             raise ValueError(f'op is {op!r}; supported: "sum", "avg"')
+        layer = of_priority(priority)
         # NumPy has no bfloat16 of its own; that of the package ml_dtypes has the name, too.
         dtype = next((name for name in self._client.dtypes if name == array.dtype.name), None)
         if dtype is None or not array.dtype.isnative:
@@ -121,7 +141,9 @@ class Group:
         staged = array if contiguous else array.copy(order="C")
         parts = [(staged.ctypes.data, staged.size)]
         average = op == "avg"
-        pending = self._client.submit(parts, dtype, "all_reduce", 0, average, staged, False)
+        pending = self._client.submit(
+            parts, dtype, "all_reduce", 0, average, staged, False, layer, loss_bound
+        )
         return Handle(self, array, pending, None if contiguous else staged)
 
     @property

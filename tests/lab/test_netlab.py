@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from fanin_lab.netlab import (
     NetlabError,
     address,
 )
+from fanin_lab.netlab.queues import PRIORITIES, threshold_bytes
 from laboratory import NAME, needs_lab
 from ranks import DEADLINE, wait_until
 
@@ -425,3 +429,129 @@ def test_without_root_or_tools_one_line_says_what_to_do(monkeypatch: pytest.Monk
         Netlab(1, loss=0.1, name=NAME).up()
     with pytest.raises(NetlabError, match="apt-get install -y ethtool iproute2"):
         Netlab(1, udp_offload=False, name=NAME).up()
+
+
+# Sends packets of 1,000 bytes in trains: CLASS:PACKETS. Their traffic class is what they carry.
+CLASSES = """
+import socket, sys
+out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+out.setsockopt(socket.SOL_UDP, 103, 1000)  # UDP_SEGMENT
+out.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)  # SO_SNDBUFFORCE
+for told in sys.argv[2:]:
+    traffic_class, packets = map(int, told.split(":"))
+    out.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic_class)
+    while packets:
+        train = min(packets, 40)
+        out.sendto(bytes([traffic_class]) * 1000 * train, (sys.argv[1], 7))
+        packets -= train
+"""
+# Prints the classes of packets as they arrive, until none has for twice as long as a queue takes.
+ARRIVALS = """
+import json, socket, sys
+here = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+here.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)  # SO_RCVBUFFORCE
+here.bind((sys.argv[1], 7))
+print("ready", flush=True)
+came = []
+try:
+    while True:
+        came.append(here.recv(2000)[0])
+        here.settimeout(2)
+except TimeoutError:
+    print(json.dumps(came))
+"""
+
+
+def arrived(lab: Netlab, *trains: tuple[int, int]) -> list[int]:
+    """The traffic classes of packets that w0 sent to w1, in the order in which they came."""
+    there = address("w1")
+    receiver = lab.popen(
+        "w1", [sys.executable, "-c", ARRIVALS, there], stdout=subprocess.PIPE, text=True
+    )
+    assert receiver.stdout is not None
+    assert receiver.stdout.readline() == "ready\n"
+    told = [f"{traffic_class}:{packets}" for traffic_class, packets in trains]
+    assert lab.popen("w0", [sys.executable, "-c", CLASSES, there, *told]).wait(DEADLINE) == 0
+    came, _ = receiver.communicate(timeout=DEADLINE)
+    found: list[int] = json.loads(came)
+    return found
+
+
+# Class selectors of front and back layers, and what makes them ECN-capable.
+FRONT, BACK, CAPABLE = 6 << 5, 0 << 5, 2
+
+
+@pytest.fixture
+def queues() -> Iterator[Netlab]:
+    """Two machines; what the first sends waits before the slower link of the second."""
+    rates = {"w0": 100_000_000, "w1": 1_000_000}
+    with Netlab(2, rates=rates, queue_bytes=100_000, queues="dlcp", name=NAME) as lab:
+        yield lab
+
+
+@needs_lab
+def test_front_layers_overtake_back_ones_in_queues_as_dlcp_asks_for_them(queues: Netlab) -> None:
+    came = arrived(queues, (BACK | CAPABLE, 60), (FRONT | CAPABLE, 60))
+    assert len(came) == 120, "as much as the memory holds waits"
+    first = came.index(FRONT | CAPABLE)
+    # Some back ones had left before the first front one was there.
+    assert first < 30
+    assert came[first:].index(BACK | CAPABLE) >= 50
+    # The last queue's own part of the link lets one pass at most.
+    behind = came[first + 61 :]
+    assert set(behind) == {BACK | CAPABLE}
+
+
+@needs_lab
+def test_only_unimportant_packets_are_dropped_before_the_memory_is_full(queues: Netlab) -> None:
+    of = {
+        traffic_class: arrived(queues, (traffic_class, 80)).count(traffic_class)
+        for traffic_class in (FRONT, BACK, FRONT | CAPABLE, BACK | CAPABLE)
+    }
+    # With headers 1,042 bytes each. An eighth of 100 kB and half of it may wait; a burst has left.
+    assert 11 <= of[FRONT] < of[BACK] < 80
+    assert of[BACK] >= 47
+    assert of[FRONT | CAPABLE] == of[BACK | CAPABLE] == 80
+    # Beyond the memory all are dropped.
+    assert arrived(queues, (FRONT | CAPABLE, 160)).count(FRONT | CAPABLE) < 160
+
+
+@needs_lab
+def test_links_with_queues_as_dlcp_asks_for_them_are_shaped_and_shown() -> None:
+    up = fanin("up", "--name", NAME, "--workers", "2", "--rate", "50mbit", "--queues", "dlcp")
+    try:
+        assert up.returncode == 0, up.stderr
+        assert "queues as DLCP asks for them" in up.stdout
+        state = json.loads(fanin("status", "--name", NAME, "--json").stdout)
+        for worker in state["workers"]:
+            assert worker["connected"]
+            assert (worker["up_rate_bps"], worker["down_rate_bps"]) == (50_000_000, 50_000_000)
+        assert echoed(Netlab(2, name=NAME), 3) == 30
+    finally:
+        fanin("down", "--name", NAME)
+
+
+@needs_lab
+def test_the_recipe_for_linux_routers_makes_the_queues_of_the_laboratory() -> None:
+    manual = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    (recipe,) = re.findall(r"```\n(dev=eth1.*?)```", manual, re.DOTALL)
+    with Netlab(1, nics=2, name=NAME) as lab:
+        shell = lab.popen("w0", ["sh", "-e"], stdin=subprocess.PIPE, text=True)
+        shell.communicate(recipe, timeout=DEADLINE)
+        assert shell.returncode == 0
+        tc = ["tc", "-n", lab.namespace("w0"), "-j", "qdisc", "show", "dev", "eth1"]
+        shown = json.loads(subprocess.check_output(tc))
+    found = {each["parent"]: each["options"]["limit"] for each in shown if each["kind"] == "bfifo"}
+    memory = 500_000
+    expected = {f"1:1{priority}": memory for priority in range(PRIORITIES)}
+    expected |= {f"1:2{each}": threshold_bytes(each, memory) for each in range(PRIORITIES)}
+    assert found == expected
+
+
+def test_queues_that_cannot_be_are_refused() -> None:
+    with pytest.raises(NetlabError, match="queues dlcp, and no link has a rate"):
+        Netlab(2, queues="dlcp")
+    with pytest.raises(NetlabError, match="with an MTU of 1500 they need 12112"):
+        Netlab(2, rate_bps=10**9, queue_bytes=12_111, queues="dlcp")
+    with pytest.raises(NetlabError, match="queues 'red': fifo or dlcp"):
+        Netlab(2, rate_bps=10**9, queues="red")

@@ -170,3 +170,108 @@ def test_a_rank_that_is_killed_on_links_that_lose_is_named(launch: Launch) -> No
                 assert isinstance(failure, Failure)
                 assert failure.kind == errors.RankLost.__name__
                 assert "rank 1" in failure.message
+
+
+def with_bounds_of_their_own(me: Me, namespaces: list[str], meeting: str) -> list[int]:
+    """How many elements of sums lack something: with the group's bound, without any, with more."""
+    netlab.enter(namespaces[me.rank])
+    store = FileStore(meeting, me.world_size)
+    options = Options(loss_bound=BOUND, plan="switch")
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+    exact = sum(gradient(rank).astype(np.float64) for rank in range(me.world_size))
+
+    def unlike() -> int:
+        tensor = torch.from_numpy(gradient(me.rank))
+        dist.all_reduce(tensor)
+        return int((np.abs(tensor.numpy() - exact) > 1e-3).sum())
+
+    found = [unlike()]
+    for bound in (0.0, 0.5):
+        with fanin.torch.loss_bound(bound):
+            found.append(unlike())
+    return found
+
+
+@needs_lab
+def test_a_tensor_with_a_bound_of_its_own_loses_no_more_than_that(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with Netlab(2, loss=0.1, name=NAME) as lab:
+        listen = f"{SWITCH_ADDRESS}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)):
+            spaces = [lab.namespace(f"w{i}") for i in range(2)]
+            ranks = launch(with_bounds_of_their_own, 2, spaces, str(tmp_path / "store"), at=listen)
+            found = ranks.results()
+    assert found[0] == found[1]
+    as_the_group, nothing, much = found[0]
+    assert 0 < as_the_group <= 2 * BOUND * ELEMENTS
+    assert nothing == 0
+    # A tenth of each rank's packets is lost, and none is sent again.
+    assert 2 * BOUND * ELEMENTS < much <= 2 * 0.5 * ELEMENTS
+
+
+def towards_one_link(me: Me, namespaces: list[str], meeting: str) -> list[tuple[bytes, int]]:
+    netlab.enter(namespaces[me.rank])
+    store = FileStore(meeting, me.world_size)
+    options = Options(loss_bound=BOUND, plan="switch", rate="8mbit")
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+    found = []
+    for layer in range(2):
+        tensor = torch.from_numpy(gradient(me.rank))
+        with fanin.torch.priority(6 * layer):
+            dist.all_reduce(tensor)
+        exact = sum(gradient(rank).astype(np.float64) for rank in range(me.world_size))
+        unlike = int((np.abs(tensor.numpy() - exact) > 1e-3).sum())
+        found.append((tensor.numpy().tobytes(), unlike))
+    return found
+
+
+@needs_lab
+def test_queues_drop_what_is_unimportant_and_the_bound_holds(
+    launch: Launch, tmp_path: Path
+) -> None:
+    lab = Netlab(3, spares=1, rate_bps=20_000_000, queue_bytes=400_000, queues="dlcp", name=NAME)
+    with lab:
+        listen = f"{netlab.address('s0')}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, "s0")):
+            spaces = [lab.namespace(f"w{i}") for i in range(3)]
+            ranks = launch(towards_one_link, 3, spaces, str(tmp_path / "store"), at=listen)
+            found = ranks.results()
+        # Ranks send a fifth more than the switch's link carries.
+        tc = ["tc", "-n", lab.namespace(SWITCH), "-s", "-j", "qdisc", "show", "dev", "s0"]
+        shown = json.loads(subprocess.check_output(tc))
+    assert all(got == found[0] for got in found)
+    assert max(unlike for _, unlike in found[0]) <= 3 * BOUND * ELEMENTS
+    counted = {each["parent"]: each for each in shown if each["kind"] == "bfifo"}
+    drops = dict.fromkeys((True, False), 0)
+    for parent, each in counted.items():
+        drops[parent.startswith("1:1")] += each["drops"]
+    assert drops[True] == 0
+    assert drops[False] > 0
+
+
+def with_own_bound_of_a_tensor(me: Me) -> None:
+    with fanin.connect(
+        me.switch, job="unlike-tensors", rank=me.rank, world_size=2, loss_bound=BOUND
+    ) as group:
+        group.all_reduce(gradient(me.rank), loss_bound=0.01 * me.rank)
+
+
+def test_ranks_whose_tensors_have_different_bounds_are_told_so(launch: Launch) -> None:
+    for outcome in (launch(with_own_bound_of_a_tensor, 2).outcome(rank) for rank in range(2)):
+        assert outcome.kind == "CollectiveMismatch"
+        assert "the same loss bound" in outcome.message
+
+
+def test_a_bound_that_is_no_fraction_is_refused(switch: str) -> None:
+    for wrong in (-0.1, 1.0, float("nan")):
+        with (
+            pytest.raises(ValueError, match="at least 0 and below 1"),
+            fanin.torch.loss_bound(wrong),
+        ):
+            pass
+    with fanin.connect(switch, job="fraction", rank=0, world_size=1) as group:
+        with pytest.raises(ValueError, match="loss_bound 1: a fraction of at least 0 and below 1"):
+            group.all_reduce(np.ones(3), loss_bound=1.0)
+        # Where nothing is lost, nothing more may be.
+        assert group.all_reduce(np.ones(3), loss_bound=0.5).tolist() == [1.0] * 3

@@ -36,7 +36,7 @@ class Network:
         self._over: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def submit(self, *arguments: Any) -> Any:
-        *_, keep, notify = arguments
+        *_, keep, notify, _, _ = arguments
         assert notify
         self.submitted.append(Submitted(keep))
         return self.submitted[-1]

@@ -116,7 +116,7 @@ pub enum SessionError {
     },
     /// Two ranks allow for unlike losses of one tensor (DLCP).
     #[error(
-        "rank {} lets {} of a tensor be lost, rank {} {}; start all ranks with the same loss bound",
+        "rank {} lets {} of a tensor be lost, rank {} {}; give all ranks, and each of their tensors, the same loss bound",
         first.0.0, first.1, second.0.0, second.1
     )]
     LossBoundMismatch {

@@ -12,10 +12,10 @@ use crate::settings::Settings;
 use crate::switch::Switch;
 use crate::trust::Trust;
 use fanin_controller::{Prediction, ServiceConfig, Session, SessionConfig, SessionError, Share, TraceConfig};
-use fanin_protocol::Reason;
+use fanin_protocol::{Layer, Reason};
 use fanin_udp::OnSockets;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
-use fanin_wire::{Dtype, Op, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -185,8 +185,15 @@ impl Client {
     /// `notify`, the `Pending` is also handed out by `next_completion` once it is done. Every rank
     /// submits in the same order.
     ///
-    /// Raises `Closed`, and `ValueError` for a collective or dtype that the job does not have or an
-    /// address that is not aligned for it. All else is told by the `Pending`.
+    /// `layer` is the place of the gradients' layer in a model, from its input, and how many layers it
+    /// has. DLCP's packets tell routers. Without it they go first. `loss_bound` is the part of each
+    /// rank's elements that may be lost, in place of the job's, if that may lose any. All ranks give
+    /// the same.
+    ///
+    /// Raises `Closed`, and `ValueError` for what cannot be: a collective or dtype that the job does
+    /// not have, an address that is not aligned for it, an index of a layer that is not below their
+    /// count, a bound that is no fraction. All else is told by the `Pending`.
+    #[pyo3(signature = (parts, dtype, collective, root, average, keep, notify, layer=None, loss_bound=None))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn submit<'py>(
         &self,
@@ -198,6 +205,8 @@ impl Client {
         average: bool,
         keep: Py<PyAny>,
         notify: bool,
+        layer: Option<(u32, u32)>,
+        loss_bound: Option<f64>,
     ) -> PyResult<Bound<'py, Pending>> {
         let dtype = self.summed().find(|summed| summed.name() == dtype).ok_or_else(|| {
             PyValueError::new_err(format!("dtype {dtype:?}: one of {}", self.dtypes().join(", ")))
@@ -209,8 +218,10 @@ impl Client {
                 .map_err(|error| PyValueError::new_err(error.to_string()))
         };
         let op = if average { Op::Average } else { Op::Sum };
-        let submission =
-            self.submission(collective, parts.iter().map(tensor).collect::<PyResult<_>>()?, op, root)?;
+        let layer = layer.map(layer_of).transpose()?.unwrap_or_default();
+        let bound = loss_bound.map(bound_of).transpose()?;
+        let parts = parts.iter().map(tensor).collect::<PyResult<_>>()?;
+        let submission = self.submission(collective, parts, op, root)?.of_layer(layer).losing(bound);
         let Some(ledger) = self.membership.ledger() else { return Err(to_python(py, &SessionError::Closed)) };
         ledger.reap(py);
         let completion = Arc::new(Completion::default());
@@ -385,6 +396,24 @@ impl Drop for Client {
             self.membership.leave();
         }
     }
+}
+
+/// A layer as machines are told it, in 16 bits: of a longer model it is as far back as before.
+fn layer_of((index, count): (u32, u32)) -> PyResult<Layer> {
+    if index >= count {
+        let why = format!("layer {index} of {count}: layers count from 0, so that it must be below {count}");
+        return Err(PyValueError::new_err(why));
+    }
+    let most = u64::from(u16::MAX);
+    let told = |x: u32| (u64::from(x) * most / u64::from(count).max(most)) as u16;
+    Ok(Layer { index: told(index), count: told(count) })
+}
+
+/// The loss bound of a tensor that has its own.
+fn bound_of(fraction: f64) -> PyResult<LossBound> {
+    let why =
+        || PyValueError::new_err(format!("loss_bound {fraction}: a fraction of at least 0 and below 1"));
+    LossBound::new(fraction).ok_or_else(why)
 }
 
 /// A timeout in seconds as a duration from which a deadline can be computed.

@@ -79,6 +79,7 @@ mod _fanin {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("variables", crate::environment::VARIABLES)?;
         module.add("former_variables", crate::environment::FORMER)?;
+        module.add("priorities", fanin_wire::PRIORITIES - 1)?;
         module.add("assertions", cfg!(debug_assertions))?;
         module.add("version", env!("CARGO_PKG_VERSION"))
     }

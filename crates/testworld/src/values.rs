@@ -1,6 +1,7 @@
 //! Tensors that say what they hold.
 
 use fanin_protocol::{Elements, Layer, Tensor};
+use fanin_wire::LossBound;
 
 /// A tensor with its place in the job.
 #[derive(Clone, Debug)]
@@ -9,6 +10,8 @@ pub struct Numbered {
     pub number: usize,
     /// Its place in the model.
     pub layer: Layer,
+    /// Its own loss bound.
+    pub loss_bound: Option<LossBound>,
     /// Its elements.
     pub values: Values,
 }
@@ -31,7 +34,7 @@ impl Numbered {
     /// A tensor that is no layer of a model.
     #[must_use]
     pub fn new(number: usize, values: Values) -> Self {
-        Self { number, layer: Layer::default(), values }
+        Self { number, layer: Layer::default(), loss_bound: None, values }
     }
 }
 
@@ -51,6 +54,10 @@ impl Tensor for Numbered {
 
     fn layer(&self) -> Layer {
         self.layer
+    }
+
+    fn loss_bound(&self) -> Option<LossBound> {
+        self.loss_bound
     }
 }
 

@@ -1,7 +1,8 @@
 //! One lane's part of a tensor, and the count of parts that are still out.
 
 use crate::{CollectiveKind, Done, Failure, RawTensor};
-use fanin_protocol::{Elements, Tensor, TensorTimes};
+use fanin_protocol::{Elements, Layer, Tensor, TensorTimes};
+use fanin_wire::LossBound;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -97,6 +98,8 @@ pub struct Part {
     lane: usize,
     /// Elements of the whole that this is a part of.
     whole: usize,
+    layer: Layer,
+    loss_bound: Option<LossBound>,
     all_reduce: Option<Arc<AllReduce>>,
 }
 
@@ -105,9 +108,10 @@ impl Part {
         tensor: RawTensor,
         lane: usize,
         whole: usize,
+        (layer, loss_bound): (Layer, Option<LossBound>),
         all_reduce: Arc<AllReduce>,
     ) -> Self {
-        Self { tensor, lane, whole, all_reduce: Some(all_reduce) }
+        Self { tensor, lane, whole, layer, loss_bound, all_reduce: Some(all_reduce) }
     }
 
     /// Without `times` when the part is empty.
@@ -139,5 +143,13 @@ impl Tensor for Part {
 
     fn whole_elements(&mut self) -> usize {
         self.whole
+    }
+
+    fn layer(&self) -> Layer {
+        self.layer
+    }
+
+    fn loss_bound(&self) -> Option<LossBound> {
+        self.loss_bound
     }
 }

@@ -1,7 +1,8 @@
 //! What a worker asks of its job for some tensors.
 
 use crate::RawTensor;
-use fanin_wire::{Dtype, Op, Operation, Pattern, WorkerId};
+use fanin_protocol::Layer;
+use fanin_wire::{Dtype, LossBound, Op, Operation, Pattern, WorkerId};
 
 /// A collective operation by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub struct Submission {
     pub(crate) kind: CollectiveKind,
     /// Each its own operation.
     pub(crate) parts: Vec<(RawTensor, Operation)>,
+    layer: Layer,
+    loss_bound: Option<LossBound>,
     elements: usize,
     dtype: Dtype,
     op: Op,
@@ -117,7 +120,24 @@ impl Submission {
             let root = if kind.is_sliced() { WorkerId(rank as u8) } else { root };
             (tensor, Operation { op, pattern: kind.pattern(root) })
         };
-        Self { kind, parts: (0..).zip(tensors).map(part).collect(), elements, dtype, op }
+        let parts = (0..).zip(tensors).map(part).collect();
+        Self { kind, parts, layer: Layer::default(), loss_bound: None, elements, dtype, op }
+    }
+
+    /// The same on gradients of this layer of a model, which is the same on all workers. Without it they
+    /// count as the front layer's, whose packets go first (DLCP §3.2.2).
+    #[must_use]
+    pub const fn of_layer(mut self, layer: Layer) -> Self {
+        self.layer = layer;
+        self
+    }
+
+    /// The same with a loss bound of its own, the same on all workers, if the job may lose something
+    /// (DLCP §3.2.1).
+    #[must_use]
+    pub const fn losing(mut self, loss_bound: Option<LossBound>) -> Self {
+        self.loss_bound = loss_bound;
+        self
     }
 
     /// What it is.
@@ -142,6 +162,18 @@ impl Submission {
     #[must_use]
     pub const fn op(&self) -> Op {
         self.op
+    }
+
+    /// The layer of a model that it is of.
+    #[must_use]
+    pub const fn layer(&self) -> Layer {
+        self.layer
+    }
+
+    /// How much of it may be lost, if not as much as the job says.
+    #[must_use]
+    pub const fn loss_bound(&self) -> Option<LossBound> {
+        self.loss_bound
     }
 
     /// Its tensors, in the order of their ranks where there is one for each, and what is done with each of them.

@@ -207,12 +207,14 @@ impl WorkerDriver {
         }
         // A thread hears of all its parts at once: workers that begin with different ones send in different orders.
         let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.len()).map(|_| Vec::new()).collect();
+        let treated = (submission.layer(), submission.loss_bound());
         for (tensor, operation) in submission.parts {
             let homes = self.homes(kind, operation.pattern);
             for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, &homes) {
                 // SAFETY: the ranges are disjoint, and `tensor` itself is not used.
                 let part = unsafe { tensor.part(range) };
-                let part = Part::new(part, self.number(service, shard), piece, Arc::clone(&all_reduce));
+                let lane = self.number(service, shard);
+                let part = Part::new(part, lane, piece, treated, Arc::clone(&all_reduce));
                 let LaneId { thread, place } = self.lane(service, shard);
                 threads[thread].push(LanePart { place, part, operation });
             }

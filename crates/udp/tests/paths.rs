@@ -1,11 +1,11 @@
-//! Workers whose packets take several paths, and a server that is played here.
+//! Workers whose packets take several paths and say of which layer they are, and a server that is played here.
 
 mod common;
 
-use common::{finished, submit};
+use common::{begin, finished, raw};
 use fanin_protocol::dlcp::{Dlcp, FlowPlan, RankTerms, Server, ServerJob};
 use fanin_protocol::{Endpoint, Instant, RetransmissionConfig, Summer, Verdict};
-use fanin_udp::{Membership, Service, WorkerConfig, WorkerDriver};
+use fanin_udp::{Layer, Membership, Service, Submission, WorkerConfig, WorkerDriver};
 use fanin_wire::{Dtype, Generation, JobId, Key, Kind, LossBound, Op, Preamble, ShardId, Tag, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, UdpSocket};
@@ -19,10 +19,12 @@ const PATHS: u8 = 5;
 struct Seen {
     from: BTreeMap<u16, BTreeSet<u8>>,
     to: BTreeMap<u16, usize>,
+    /// The queues that its blocks are for.
+    priorities: BTreeSet<u8>,
 }
 
-#[test]
-fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
+/// What is seen while all workers sum a tensor of this layer.
+fn summed(layer: Layer) -> Vec<Seen> {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     let switch = socket.local_addr().unwrap();
@@ -40,7 +42,10 @@ fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
     let waits: Vec<_> = workers
         .iter()
         .zip(&mut tensors)
-        .map(|(worker, tensor)| submit(worker, tensor, Dtype::Float32, Op::Sum))
+        .map(|(worker, tensor)| {
+            let all_reduce = Submission::all_reduce(raw(tensor, Dtype::Float32), Op::Sum);
+            begin(worker, all_reduce.of_layer(layer))
+        })
         .collect();
     let is_done = || workers.iter().all(|worker| worker.outstanding() == 0);
     let seen = serve(&socket, ServerJob::from(config), is_done);
@@ -48,7 +53,12 @@ fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
     for tensor in &tensors {
         assert!(tensor.iter().enumerate().all(|(i, sum)| *sum == f32::from(WORKERS) * i as f32));
     }
-    for Seen { from, to } in seen {
+    seen
+}
+
+#[test]
+fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
+    for Seen { from, to, .. } in summed(Layer::default()) {
         assert_eq!(from.len(), usize::from(PATHS), "a port a path: {from:?}");
         let paths: BTreeSet<_> = from.values().flatten().collect();
         assert_eq!(paths.len(), usize::from(PATHS), "{from:?}");
@@ -56,6 +66,15 @@ fn packets_leave_from_a_port_a_path_and_sums_come_back_to_all() {
         assert!(to.keys().eq(from.keys()), "{from:?} {to:?}");
         let most = to.values().max().unwrap();
         assert!(to.values().all(|blocks| 4 * blocks > *most), "{to:?}");
+    }
+}
+
+#[test]
+fn blocks_are_for_the_queue_of_their_layer() {
+    for ((index, count), priority) in [((0, 1), 1), ((0, 3), 1), ((1, 3), 3), ((2, 3), 5), ((9, 10), 7)] {
+        for Seen { priorities, .. } in summed(Layer { index, count }) {
+            assert_eq!(priorities, BTreeSet::from([priority]), "layer {index} of {count}");
+        }
     }
 }
 
@@ -70,8 +89,11 @@ fn serve(socket: &UdpSocket, job: ServerJob, is_done: impl Fn() -> bool) -> Vec<
         if let Ok((length, from)) = socket.recv_from(&mut packet) {
             let packet = &packet[..length];
             let worker = usize::from(Preamble::parse(packet).unwrap().worker.0);
-            let path = Tag::of_any(packet).unwrap().path;
+            let Tag { path, priority, .. } = Tag::of_any(packet).unwrap();
             seen[worker].from.entry(from.port()).or_default().insert(path);
+            if Preamble::parse(packet).unwrap().kind == Kind::Block {
+                seen[worker].priorities.insert(priority);
+            }
             let now = Instant(began.elapsed().as_nanos() as u64);
             let verdict = server.handle_packet(now, from, packet);
             assert!(!matches!(verdict, Verdict::Drop(fanin_protocol::Reason::Malformed)));

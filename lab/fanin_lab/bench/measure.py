@@ -132,6 +132,7 @@ def links_of(args: argparse.Namespace) -> Links | None:
         bulk=args.background == TCP,
         untold=args.untold,
         ecn_bytes=args.ecn,
+        queues=args.queues,
     )
     return links if links != Links() or args.mtu is not None else None
 

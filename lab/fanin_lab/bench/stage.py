@@ -28,6 +28,7 @@ from fanin_lab.bench.message import ALONE, OPENMPI, OVER_TCP, Place, Round, Timi
 from fanin_lab.bench.plan import Machine, Plan, planned
 from fanin_lab.bench.processes import end_with_parent, ended
 from fanin_lab.netlab import MTU_DEFAULT, SERVER, SWITCH, Netlab, address, interface
+from fanin_lab.netlab.queues import FIFO
 from fanin_lab.units import shown_links
 
 SWITCH_PORT = 4800
@@ -71,6 +72,8 @@ class Links:
     """The links of each worker."""
     ecn_bytes: int | None = None
     """The bytes at a switch's port from which it marks; None: it does not."""
+    queues: str = FIFO
+    """Those of a switch's port (`fanin_lab.netlab.queues`)."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -271,6 +274,7 @@ def laboratory(machines: int, links: Links) -> Netlab:
         spare_rate_bps=links.spare_rate_bps,
         rates=links.rates,
         queue_bytes=links.queue_bytes,
+        queues=links.queues,
         burst_bytes=links.burst_bytes,
         ecn_bytes=links.ecn_bytes,
         udp_offload=links.udp_offload,

@@ -12,6 +12,7 @@ from typing import Any
 from fanin import _signals
 
 from fanin_lab import units
+from fanin_lab.netlab import queues
 from fanin_lab.netlab.kernel import (
     NetlabError,
     checked_name,
@@ -45,6 +46,8 @@ four machines, the last with a slower link, and a fast one that only sums:
 workers with two links each, in 10.77.0.0/24 and 10.78.0.0/24:
   fanin netlab up --workers 4 --nics 2 --rate 1gbit --rate-of eth1=500mbit
   fanin netlab exec w0 -- env GLOO_SOCKET_IFNAME=eth0,eth1 torchrun ...
+queues that act on what packets of DLCP say of themselves:
+  fanin netlab up --workers 4 --spares 1 --rate 1gbit --queue 500KB --queues dlcp
 two racks, for ATP:
   fanin netlab up --workers 4 --racks 2 --rate 1gbit
   fanin netlab exec server -- fanin switch --protocol atp --listen 10.77.0.254:4800 &
@@ -107,6 +110,14 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         metavar="SIZE",
         help="what may wait at each port of a switch before a link with a rate; more is dropped: "
         "200KB (default: 50 ms of the rate). A machine's own interface queues 1,000 packets",
+    )
+    parser.add_argument(
+        "--queues",
+        choices=queues.KINDS,
+        default=queues.FIFO,
+        help="at each port of a switch before a link with a rate: one (default), or as DLCP asks "
+        "for them, eight by DSCP, of which each drops what is not ECN-capable early; --queue is "
+        "each one's, and links carry no trains, as with a loss",
     )
     parser.add_argument(
         "--burst",
@@ -215,6 +226,7 @@ def _up(args: argparse.Namespace) -> int:
         spare_rate_bps=args.spare_rate,
         rates=dict(args.rate_of),
         queue_bytes=args.queue,
+        queues=args.queues,
         burst_bytes=args.burst,
         ecn_bytes=args.ecn,
         udp_offload=args.udp_offload,
@@ -247,6 +259,7 @@ def _up(args: argparse.Namespace) -> int:
         ecn=lab.ecn_bytes,
         udp_offload=lab.udp_offload,
         nics=lab.nics,
+        queues=lab.queues,
     )
     print(f"{there}; {links}")
     return 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from fanin import _signals
 
+from fanin_lab.netlab import queues as queues_of
 from fanin_lab.netlab.kernel import (
     NetlabError,
     batch,
@@ -64,7 +65,7 @@ _PHANTOM = 0.95
 # Packets that a machine's own interface queues, as the kernel has it (txqueuelen).
 _OWN_QUEUE = 1000
 # How long the rest may wait before it is dropped, where nobody says how much of it may.
-_LATENCY = "latency 50ms"
+_LATENCY_S = 0.05
 # How long processes in a laboratory that is removed have to end after SIGTERM, in seconds.
 _TERMINATION = 2.0
 _CLONE_NEWNET = 0x40000000
@@ -75,16 +76,16 @@ class Netlab:
 
     ``rate_bps`` shapes each link both ways; None leaves it to the machine. At a switch's end
     of a shaped link ``queue_bytes`` may wait, or what it carries in 50 ms; at a machine's end 1,000
-    packets may wait, or more if ``queue_bytes`` is more. After a pause a link carries
-    ``burst_bytes`` as fast as the machine; None chooses a burst that suits the rate. Switches mark
-    ECN-capable packets (RFC 3168) that would wait behind ``ecn_bytes`` of others, each counted as a
-    full one; None marks none. Without
-    ``udp_offload`` the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts
-    them, and packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction
-    of IP packets that each link loses, independently, in each direction; links that can lose (0 is
-    a loss, None is not) or mark carry no trains, which costs the machine several times as much for
-    a byte.
-    Laboratories with different names do not see each other.
+    packets may wait, or more if ``queue_bytes`` is more. With ``queues`` "dlcp" that is for each of
+    the queues that DLCP asks for (`fanin_lab.netlab.queues`), and links carry no trains, as where
+    they can lose. After a pause a link carries ``burst_bytes`` as fast as the machine; None chooses
+    a burst that suits the rate. Switches mark ECN-capable packets (RFC 3168) that would wait behind
+    ``ecn_bytes`` of others, each counted as a full one; None marks none. Without ``udp_offload`` the
+    interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts them, and packets
+    arrive singly. TCP's trains stay whole. ``loss`` is the fraction of IP packets that each link
+    loses, independently, in each direction; links that can lose (0 is a loss, None is not) or mark
+    carry no trains, which costs the machine several times as much for a byte. Laboratories with
+    different names do not see each other.
 
     ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
     has the links of all: what is summed there crosses a link such as a worker's. Their links have
@@ -109,6 +110,7 @@ class Netlab:
         spare_rate_bps: int | None = None,
         rates: Mapping[str, int] | None = None,
         queue_bytes: int | None = None,
+        queues: str = queues_of.FIFO,
         burst_bytes: int | None = None,
         ecn_bytes: int | None = None,
         udp_offload: bool = True,
@@ -166,6 +168,18 @@ class Netlab:
                 f"a queue of {queue_bytes} bytes: none has room for a full packet, so each would "
                 f"be dropped; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
             )
+        if queues not in queues_of.KINDS:
+            raise NetlabError(f"queues {queues!r}: {' or '.join(queues_of.KINDS)}")
+        if queues == queues_of.DLCP and not any(shaped):
+            raise NetlabError(
+                f"queues {queues}, and no link has a rate that would fill them: say one, too"
+            )
+        least = queues_of.PARTS * (mtu + _ETHERNET_HEADER)
+        if queues == queues_of.DLCP and queue_bytes is not None and queue_bytes < least:
+            raise NetlabError(
+                f"queues {queues} of {queue_bytes} bytes: the lowest threshold is an eighth, with "
+                f"no room for a full packet; with an MTU of {mtu} they need {least}"
+            )
         if burst_bytes is not None and not any(shaped):
             raise NetlabError("a burst, and no link has a rate that it would exceed: say one, too")
         if ecn_bytes is not None and not any(shaped):
@@ -181,6 +195,7 @@ class Netlab:
                 f"burst; with an MTU of {mtu} it needs {mtu + _ETHERNET_HEADER}"
             )
         self.queue_bytes = queue_bytes
+        self.queues = queues
         self.burst_bytes = burst_bytes
         self.ecn_bytes = ecn_bytes
         self.udp_offload = udp_offload
@@ -275,12 +290,13 @@ class Netlab:
                 )
             ]
             batch(["ip", "-n", namespace], ["link set lo up", *links])
-            self._impair(namespace, rates, queue_bytes_min=own_queue)
+            self._impair(namespace, rates, self._fifos(rates, own_queue))
         for bridge, of_bridge in ports.items():
             rates = {end: self.rates.get(end, self.rate_bps) for end in of_bridge}
             for further, of_workers in self.further.items():
                 rates |= {port(worker, further): bps for worker, bps in of_workers.items()}
-            self._impair(self.namespace(bridge), rates, marks_bytes=self.ecn_bytes)
+            at_ports = self._fifos(rates, 0) if self.queues == queues_of.FIFO else self._dlcp(rates)
+            self._impair(self.namespace(bridge), rates, at_ports, marks_bytes=self.ecn_bytes)
 
     def _rates_of(self, machine: str) -> dict[str, int | None]:
         """Return the rates of a machine's links, by interface."""
@@ -315,24 +331,38 @@ class Netlab:
         late = min(_BURST_MAX, int(rate_bps / 8 * _BURST_S))
         return max(late, _BURST_FRAMES * (self.mtu + _ETHERNET_HEADER))
 
-    def _impair(
-        self,
-        namespace: str,
-        rates: Mapping[str, int | None],
-        *,
-        queue_bytes_min: int = 0,
-        marks_bytes: int | None = None,
-    ) -> None:
-        """Shape what the interfaces send, each to its rate, and lose some of what they receive."""
-        queue = _LATENCY
+    def _fifos(self, rates: Mapping[str, int | None], queue_bytes_min: int) -> list[str]:
+        """Return what tc is told of interfaces that send at their rates, each from one queue."""
+        queue = f"latency {_LATENCY_S}s"
         if self.queue_bytes is not None:
             queue = f"limit {max(self.queue_bytes, queue_bytes_min)}"
-        shape = [
+        return [
             f"qdisc add dev {interface} root tbf rate {rate_bps}bit "
             f"burst {self._burst(rate_bps)} {queue}"
             for interface, rate_bps in rates.items()
             if rate_bps is not None
         ]
+
+    def _dlcp(self, rates: Mapping[str, int | None]) -> list[str]:
+        """Return the same of DLCP's queues."""
+        frame = self.mtu + _ETHERNET_HEADER
+        lines = []
+        for interface, rate_bps in rates.items():
+            if rate_bps is not None:
+                usual = max(int(rate_bps / 8 * _LATENCY_S), queues_of.PARTS * frame)
+                memory = usual if self.queue_bytes is None else self.queue_bytes
+                burst = self._burst(rate_bps)
+                lines += queues_of.dlcp(interface, rate_bps, burst, memory, frame)
+        return lines
+
+    def _impair(
+        self,
+        namespace: str,
+        rates: Mapping[str, int | None],
+        shape: Sequence[str],
+        marks_bytes: int | None = None,
+    ) -> None:
+        """Shape what the interfaces send, mark some of it, and lose some of what they receive."""
         if shape:
             batch(["tc", "-n", namespace], shape)
         if not self.udp_offload:
@@ -348,8 +378,10 @@ class Netlab:
 
     def _segments(self) -> str:
         # A link that takes no train makes the kernel cut it first, TCP's and UDP_SEGMENT's alike,
-        # so that a packet is a packet for the rules below. veth does not join them again: no GRO.
-        return "" if self.loss is None and self.ecn_bytes is None else "gso_max_segs 1"
+        # so that a packet is a packet for the rules below and for DLCP's queues. veth does not join
+        # them again: no GRO.
+        counts = self.loss is not None or self.ecn_bytes is not None
+        return "gso_max_segs 1" if counts or self.queues != queues_of.FIFO else ""
 
     def _losses(self, loss: float, interfaces: Sequence[str]) -> str:
         millionths = round(loss * _LOSS_UNIT)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fanin_lab import units
 from fanin_lab.netlab.kernel import inside, namespace_of, require_root, require_tools, run
 from fanin_lab.netlab.lab import (
     BRIDGE,
@@ -105,10 +107,20 @@ def _links(namespace: str) -> dict[str, dict[str, Any]]:
     for entry in json.loads(run(["tc", "-n", namespace, "-j", "qdisc", "show"]) or "[]"):
         if entry["kind"] == "tbf" and entry["dev"] in links:
             links[entry["dev"]]["rate_bps"] = 8 * entry["options"]["rate"]
+        if entry["kind"] == "htb" and entry["dev"] in links:
+            links[entry["dev"]]["rate_bps"] = _rate_of_classes(namespace, entry["dev"])
     rule = _rule(namespace)
     for link in links.values():
         link["loss"] = rule.get("loss", 0.0)
     return links
+
+
+def _rate_of_classes(namespace: str, interface: str) -> int | None:
+    """Return the rate that the queues of an interface have together (`queues`)."""
+    # HTB shows no JSON.
+    shown = run(["tc", "-n", namespace, "class", "show", "dev", interface])
+    rate = re.search(r"^class htb \S+ root rate (\S+)", shown, re.MULTILINE)
+    return None if rate is None else units.rate_bps(rate[1].lower())
 
 
 def _lost(namespace: str) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import ProcessGroup
 
+from fanin._layers import foremost, of_layer
 from fanin.horovod.adasum import adasum
 from fanin.horovod.requests import Batch, Form, Kind, Operation, ReduceOp
 from fanin.torch.works.collectives import DTYPES
@@ -186,7 +187,8 @@ def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], grou
         else:
             flat = _joined([piece.scaled().reshape(-1) for piece in pieces], groups)
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
-        distributed.all_reduce(summed, op=_OPS[request.op], group=group)
+        with of_layer(foremost(piece.request.layer for piece in pieces)):
+            distributed.all_reduce(summed, op=_OPS[request.op], group=group)
         parts = torch.split(summed, [piece.tensor.numel() for piece in pieces])
         for piece, part in zip(pieces, parts, strict=True):
             result = _after(part, piece, size).to(dtype).view(piece.form.shape)

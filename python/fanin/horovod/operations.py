@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fanin._layers import current
 from fanin.horovod.engine import Handle
 from fanin.horovod.execution import Own
 from fanin.horovod.process_sets import ProcessSet, global_process_set, set_ranks
@@ -370,6 +371,7 @@ def _submit(
         root=int(root),
         splits=splits,
         sparse=sparse,
+        layer=current(),
     )
     return engine.submit(request, tensors, in_place=in_place, result=result)
 

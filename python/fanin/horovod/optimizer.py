@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fanin._layers import Layer, of_layer
 from fanin.horovod import operations
 from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
@@ -104,6 +105,7 @@ class Reduction:
         self._op = op
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
+        self._places: dict[Tensor, int] = {}
         self._under_way: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
 
     @property
@@ -130,9 +132,11 @@ class Reduction:
         before = after = 1.0
         if self._op is Average:
             before, after = 1.0 / self._predivide, self._predivide
-        handle = operations.grouped_allreduce_async_(
-            [tensor for tensor, _ in sent], None, name, self._op, before, after, self.process_set
-        )
+        tensors = [tensor for tensor, _ in sent]
+        with of_layer(self._layer(parameters)):
+            handle = operations.grouped_allreduce_async_(
+                tensors, None, name, self._op, before, after, self.process_set
+            )
         self._under_way[parameters] = handle, [context for _, context in sent]
 
     def finish(self) -> None:
@@ -150,6 +154,12 @@ class Reduction:
             parameters, synchronize(handle), contexts, strict=True
         ):
             _put(parameter, self._compression.decompress(result, context))
+
+    def _layer(self, parameters: tuple[Tensor, ...]) -> Layer:
+        """Return the layer of what is reduced together: parameters are named from the front."""
+        if len(self._places) != len(self.names):  # some were added
+            self._places = {parameter: place for place, parameter in enumerate(self.names)}
+        return min(self._places[parameter] for parameter in parameters), len(self._places)
 
     def _gradient(self, parameter: Tensor) -> Tensor:
         if parameter.grad is None:

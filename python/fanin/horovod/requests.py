@@ -8,6 +8,8 @@ from enum import Enum, IntEnum
 
 import torch
 
+from fanin._layers import Layer
+
 
 class ReduceOp(IntEnum):
     """How tensors of several ranks become one; the numbers are Horovod's."""
@@ -85,6 +87,8 @@ class Request:
     """The ranks of a new process set."""
     sparse: bool = False
     """Whether what is gathered is a sparse tensor: an allreduce, which others ask for as one."""
+    layer: Layer | None = None
+    """The layer of the gradients that are summed."""
 
     @property
     def key(self) -> Key:
@@ -97,7 +101,7 @@ class Operation:
     """An operation on which all ranks agree."""
 
     request: Request
-    """The first rank's request; the others' differ from it in `of_all` alone."""
+    """The first rank's request; the others' may differ from it in `of_all` and in their layers."""
     since: float
     """When the first rank asked, by rank 0's clock."""
     of_all: tuple[tuple[int, ...], ...] = ()

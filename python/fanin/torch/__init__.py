@@ -61,8 +61,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, _DistributedBackendOptions
 
+    from fanin.torch.backend import loss_bound as loss_bound
     from fanin.torch.backend import lost as lost
     from fanin.torch.backend import plan as plan
+    from fanin.torch.backend import priority as priority
     from fanin.torch.backend import replan as replan
     from fanin.torch.backend.options import Options as Options
     from fanin.torch.backend.sub_models import sub_models as sub_models
@@ -86,9 +88,11 @@ __all__ = [
     "Options",
     "allreduce_hook",
     "compression_hook",
+    "loss_bound",
     "lost",
     "machine_hook",
     "plan",
+    "priority",
     "replan",
     "sub_models",
 ]
@@ -103,9 +107,11 @@ _MODULES = {
     "Options": "backend.options",
     "allreduce_hook": "hooks.all_reduce",
     "compression_hook": "compression",
+    "loss_bound": "backend",
     "lost": "backend",
     "machine_hook": "hooks.machine",
     "plan": "backend",
+    "priority": "backend",
     "replan": "backend",
     "sub_models": "backend.sub_models",
 }

@@ -46,7 +46,8 @@ pub struct JobConfig {
     /// Words of four bytes that a full block has, one of [`CHUNK_ELEMENTS`]; the paper's 1,400
     /// bytes are nearest to 352.
     pub elements: u16,
-    /// The loss bound of each worker's part of a float tensor on its way to the server (§3.2.1).
+    /// The loss bound of each worker's part of a float tensor on its way to the server (§3.2.1),
+    /// unless the tensor has its own.
     pub push_bound: LossBound,
     /// The loss bound on the way back. Above 0 a worker keeps its own gradient where it lacks a
     /// mean (Appendix A), and the ranks' tensors differ from then on; sums are never lost.
@@ -117,10 +118,14 @@ impl JobConfig {
         4 * self.elements as usize
     }
 
-    /// The loss bound of a worker's part of a tensor. An integer is not a gradient, and a broadcast
-    /// tensor has no second contribution.
-    pub(super) const fn push_bound(&self, collective: &Collective) -> LossBound {
-        if may_lose(collective) { self.push_bound } else { LossBound::RELIABLE }
+    /// The loss bound of a worker's part of a tensor, which may have its `own`. An integer is not a
+    /// gradient, and a broadcast tensor has no second contribution.
+    pub(super) const fn push_bound(&self, collective: &Collective, own: Option<LossBound>) -> LossBound {
+        match own {
+            _ if !may_lose(collective) => LossBound::RELIABLE,
+            Some(own) => own,
+            None => self.push_bound,
+        }
     }
 
     /// The loss bound of its sum: one's own gradient takes the place of a mean, and of nothing

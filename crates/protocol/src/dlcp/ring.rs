@@ -13,8 +13,8 @@ mod part;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use fanin_wire::{
-    AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Kind, Operation, Pattern, Preamble, Rank,
-    Signal, SignalPacket, Tag, WireDtype, WorkerId, block_packet_bytes,
+    AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Kind, LossBound, Operation, Pattern, Preamble,
+    Rank, Signal, SignalPacket, Tag, WireDtype, WorkerId, block_packet_bytes,
 };
 
 use self::part::{Part, Steps};
@@ -195,7 +195,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
     }
 
     /// Cuts what was just submitted into parts.
-    fn cut(&mut self, begin: u64, mut elements: u32, priority: u8) {
+    fn cut(&mut self, begin: u64, mut elements: u32, priority: u8, bound: Option<LossBound>) {
         let mut chunk = begin;
         while chunk < self.core.stream.end() {
             let Some(place) = self.core.stream.locate(chunk) else { unreachable!("it was just submitted") };
@@ -207,7 +207,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
             while self.parts.len() <= at {
                 self.parts.push_back(Part::new(self.steps));
             }
-            let start = part::start(&self.config, collective, of_part, priority);
+            let start = part::start(&self.config, collective, of_part, (priority, bound));
             let place = (chunk, self.submitted);
             let submitted = self.parts[at].submit(start, place, &self.config, &mut self.core.stream);
             if let Err(unlike) = submitted {
@@ -441,9 +441,10 @@ impl<A: Copy, T: Tensor> WorkerMachine for Ring<A, T> {
         assert_eq!(operation.pattern, Pattern::AllReduce, "a ring has no root");
         let begin = self.core.stream.end();
         let mut tensor = tensor;
+        let bound = tensor.loss_bound();
         let (elements, priority) = (tensor.elements().count() as u32, tags::priority(tensor.layer()));
         self.core.submit(tensor, operation);
-        self.cut(begin, elements, priority);
+        self.cut(begin, elements, priority, bound);
         if self.core.is_running() {
             self.begin();
         }

@@ -10,8 +10,8 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    AbortReason, BlockHeader, BlockPacket, CHUNK_ELEMENTS, FlowId, Generation, Kind, Operation, Preamble,
-    Signal, SignalPacket, Start, Tag, WireDtype, WorkerId, block_packet_bytes,
+    AbortReason, BlockHeader, BlockPacket, CHUNK_ELEMENTS, FlowId, Generation, Kind, LossBound, Operation,
+    Preamble, Signal, SignalPacket, Start, Tag, WireDtype, WorkerId, block_packet_bytes,
 };
 
 use super::clock::Clock;
@@ -112,7 +112,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 
     /// Cuts what was just submitted into flows.
-    fn cut(&mut self, begin: u64, mut elements: u32, priority: u8) {
+    fn cut(&mut self, begin: u64, mut elements: u32, priority: u8, bound: Option<LossBound>) {
         let mut chunk = begin;
         while chunk < self.core.stream.end() {
             let Some(place) = self.core.stream.locate(chunk) else { unreachable!("it was just submitted") };
@@ -123,19 +123,19 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let start = Start {
                 collective,
                 elements: of_flow,
-                bound: self.config.push_bound(&collective),
+                bound: self.config.push_bound(&collective, bound),
                 priority,
                 has_blocks: collective.pattern.contributes(self.worker),
             };
             let awaited = if collective.pattern.receives(self.worker) { blocks } else { 0 };
-            let bound = self.config.pull_bound(&collective);
+            let pull_bound = self.config.pull_bound(&collective);
             self.flows.push_back(Flow {
                 first_chunk: chunk,
                 blocks,
                 start,
                 median: 0.0,
                 push: None,
-                pull: Receiver::new(awaited, bound, self.config.receiver_of_sums()),
+                pull: Receiver::new(awaited, pull_bound, self.config.receiver_of_sums()),
                 is_complete: false,
                 start_path: 0,
             });
@@ -512,9 +512,10 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
     fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
         let begin = self.core.stream.end();
         let mut tensor = tensor;
+        let bound = tensor.loss_bound();
         let (elements, priority) = (tensor.elements().count() as u32, tags::priority(tensor.layer()));
         self.core.submit(tensor, operation.into());
-        self.cut(begin, elements, priority);
+        self.cut(begin, elements, priority, bound);
         if self.core.is_running() {
             self.begin();
         }

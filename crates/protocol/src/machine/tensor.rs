@@ -1,7 +1,7 @@
 //! The tensor as a worker sees it: numbers in place, whoever owns them.
 
 use fanin_quant::{Divisor, Exponent, Scale};
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, LossBound, Op};
 
 const _: () = assert!(fanin_quant::WORKERS_MAX == fanin_wire::RANKS_MAX);
 const _: () = assert!(fanin_quant::INT8_BLOCK == fanin_wire::INT8_BLOCK);
@@ -236,6 +236,11 @@ pub trait Tensor {
     /// The layer of the model that its gradients are of: DLCP's packets say it to queues.
     fn layer(&self) -> Layer {
         Layer::default()
+    }
+
+    /// How much of it may be lost on its way (DLCP §3.2.1), if not as much as the job says.
+    fn loss_bound(&self) -> Option<LossBound> {
+        None
     }
 }
 

@@ -504,6 +504,26 @@ fn tensor(elements: usize) -> Numbered {
 }
 
 #[test]
+fn a_tensor_may_have_a_loss_bound_of_its_own_and_integers_lose_nothing_all_the_same() {
+    let announced = |tensor: Numbered| {
+        let (mut worker, mut train) = (worker(), vec![0; 65536]);
+        worker.submit(tensor, Op::Sum);
+        let sent = worker.poll_transmit(Instant(0), &mut train).expect("a start");
+        let packet = &train[..sent.bytes];
+        match SignalPacket::parse(Preamble::parse(packet).unwrap(), packet).map(|packet| packet.signal) {
+            Ok(Signal::Start(start)) => start.bound,
+            other => panic!("{other:?}"),
+        }
+    };
+    let of = |loss_bound, dtype| Numbered { loss_bound, ..Numbered::new(0, of_worker(dtype, 0, 64)) };
+    assert_eq!(announced(of(None, Dtype::Float32)), config().push_bound);
+    for own in [LossBound::RELIABLE, crate::percent(3), crate::percent(90)] {
+        assert_eq!(announced(of(Some(own), Dtype::Float32)), own);
+        assert_eq!(announced(of(Some(own), Dtype::Int32)), LossBound::RELIABLE);
+    }
+}
+
+#[test]
 fn a_worker_takes_the_sums_of_its_flows_alone() {
     let mut worker = worker();
     let sum = |flow, number, elements| block(WorkerId::ALL.0, flow, number, elements);

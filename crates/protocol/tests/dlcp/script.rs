@@ -123,7 +123,7 @@ impl Script for Dlcp {
         let op = if let Pattern::Broadcast(_) = pattern { Op::Sum } else { op };
         let own = self.values.get(node).cloned();
         let values = own.unwrap_or_else(|| of_worker(self.case.dtype, node, elements));
-        (Numbered { number, layer, values }, Operation { op, pattern })
+        (Numbered { layer, ..Numbered::new(number, values) }, Operation { op, pattern })
     }
 
     fn happen(world: &mut World<Self>, Death { node }: Death) {

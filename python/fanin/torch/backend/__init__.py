@@ -5,6 +5,8 @@ to the Gloo group inside, and `groups` what a program asks of a group. How ranks
 `fanin.torch.rendezvous`; what a collective is until it is over, `fanin.torch.works`.
 """
 
+from fanin._bounds import loss_bound
+from fanin._layers import priority
 from fanin.torch.backend.fanin_backend import FaninBackend, create
 from fanin.torch.backend.groups import (
     backend_of,
@@ -19,9 +21,11 @@ __all__ = [
     "FaninBackend",
     "backend_of",
     "create",
+    "loss_bound",
     "lost",
     "named_apart",
     "plan",
+    "priority",
     "replan",
     "same_ranks",
 ]

@@ -3,6 +3,7 @@
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
 import contextlib
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Unpack, cast
 
@@ -11,9 +12,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
+from fanin._bounds import losing
+from fanin._layers import Layer, of_layer, of_priority
 from fanin._settings import Said
 from fanin.torch.backend import backend_of, named_apart
 from fanin.torch.backend.options import Options
+from fanin.torch.hooks.bucket_layers import BucketLayers
 from fanin.torch.hooks.error_feedback import ErrorFeedback
 
 
@@ -29,6 +33,9 @@ class HookState:
     With ``wire_dtype="int8"`` what rounding takes of this rank's gradients is added to those of its
     next step, of each model by itself; the residuals are in float32, as much memory again as its
     gradients.
+    With a `loss_bound` packets say to routers which layers they are of (docs/operations.md).
+    `priority_of` says otherwise, from 0 to 6, and `loss_bound_of` how much of a bucket may be lost:
+    both are given the bucket's parameters, and return the same on all ranks.
     Raises the errors of `fanin.errors`.
     """
 
@@ -38,6 +45,8 @@ class HookState:
         process_group: dist.ProcessGroup | None = None,
         *,
         timeout: float = 300.0,
+        priority_of: Callable[[Sequence[torch.Tensor]], int] | None = None,
+        loss_bound_of: Callable[[Sequence[torch.Tensor]], float] | None = None,
         **settings: Unpack[Said],
     ) -> None:
         self.process_group = process_group
@@ -57,6 +66,20 @@ class HookState:
         # A rank alone sends nothing.
         rounds = options.settings.travels_as == "int8" and self.group.size() > 1
         self.error_feedback = ErrorFeedback() if rounds else None
+        self._layers = BucketLayers()
+        self._priority_of = priority_of
+        self._loss_bound_of = loss_bound_of
+
+    def layer_of(self, bucket: GradBucket) -> Layer | None:
+        """Return the layer of a bucket that a pass has come to."""
+        layer = self._layers.of(bucket)
+        if self._priority_of is None:
+            return layer
+        return of_priority(self._priority_of(bucket.parameters()))
+
+    def loss_bound_of(self, bucket: GradBucket) -> float | None:
+        """Return how much of a bucket may be lost; None: as much as of all."""
+        return None if self._loss_bound_of is None else self._loss_bound_of(bucket.parameters())
 
     def close(self) -> None:
         """Leaves the group. The hook must not be called afterwards. Idempotent."""
@@ -69,14 +92,15 @@ def allreduce_hook(state: HookState, bucket: GradBucket) -> torch.futures.Future
 
     Buckets that it does not serve (float64 by ATP) are averaged by DDP's process group.
     """
-    tensor = bucket.buffer()
+    tensor, layer = bucket.buffer(), state.layer_of(bucket)
     if not backend_of(state.group).serves(tensor):
         group = state.process_group or dist.group.WORLD
         assert group is not None  # DDP has one
         return plain_hook(group, bucket)
     if state.error_feedback is not None:
         state.error_feedback.round(bucket)
-    work = dist.all_reduce(tensor, dist.ReduceOp.AVG, group=state.group, async_op=True)
+    with of_layer(layer), losing(state.loss_bound_of(bucket)):
+        work = dist.all_reduce(tensor, dist.ReduceOp.AVG, group=state.group, async_op=True)
     assert work is not None  # of a member
     return work.get_future().then(_first)
 

@@ -28,10 +28,12 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
+from fanin._layers import of_layer
 from fanin._services import machine
 from fanin._settings import Said
 from fanin.torch.backend.options import Options
 from fanin.torch.hooks import ways
+from fanin.torch.hooks.bucket_layers import BucketLayers
 from fanin.torch.hooks.ways import Way
 
 TIMEOUT = 300.0
@@ -129,6 +131,7 @@ class MachineState:
         self._buffers: _Buffers = {}
         self._used: _Buffers = {}
         self._before: Future[Any] | None = None
+        self.layers = BucketLayers()
 
     @property
     def ranks(self) -> list[int]:
@@ -235,7 +238,8 @@ def machine_hook(state: MachineState, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of gradients over the ranks: in the machine first, then on fanin."""
     if bucket.index() == 0:
         state.begin_step()
-    return state.average(bucket.buffer())
+    with of_layer(state.layers.of(bucket)):
+        return state.average(bucket.buffer())
 
 
 def _machines(neighbours: Sequence[_Neighbour]) -> list[list[int]]:

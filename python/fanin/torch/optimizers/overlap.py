@@ -26,10 +26,12 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fanin._bounds import checked
+from fanin._layers import Layer, of_priority
 from fanin.torch.backend import backend_of, same_ranks
 from fanin.torch.optimizers.asynchronous import agree_on_parameters, alike
 from fanin.torch.optimizers.partitions import Piece
-from fanin.torch.optimizers.sender import Sender
+from fanin.torch.optimizers.sender import Sender, Treated
 from fanin.torch.optimizers.unread import Reading, is_kept_elsewhere, make_plain
 from fanin.torch.optimizers.wrapper import Settings, Steps, StepsOfFew, settings_of, with_steps
 
@@ -72,6 +74,10 @@ def DistributedOptimizer(  # noqa: N802 - a class, to who calls it
       `synchronize`: it gets an error else.
     - Where the process trains something else afterwards, call `close`: the sums are a job of their
       own at the services, until then or until the process group is destroyed.
+
+    Where the process group has a `loss_bound`, a group of parameters may have its own, and a
+    `priority` from 0 to 6 in place of the layers that packets say (docs/operations.md):
+    ``{"params": norms, "loss_bound": 0.0, "priority": 0}``. All ranks say the same.
 
     The optimizer must treat each parameter by itself, as all of torch's do but LBFGS. Where it has
     hooks on its steps, `step` waits for all.
@@ -249,6 +255,7 @@ class OverlappedSteps(Steps):
                 f"{len(missing)} of the optimizer's parameters are not the model's: give the model "
                 "of all of them"
             )
+        treated = self._treated()
         _refuse_other_sums(self._model)
         self._finish(self._sender.pieces)
         agree_on_parameters(added, self._sums)
@@ -256,8 +263,26 @@ class OverlappedSteps(Steps):
         for parameter in added:
             arrived = _weakly(self, OverlappedSteps._gradient)
             self._hooks.append(parameter.register_post_accumulate_grad_hook(arrived))
-        self._sender.take_in(added)
+        self._sender.take_in(added, treated)
         self._sent = False
+
+    def _treated(self) -> dict[Tensor, Treated]:
+        """Return how each parameter's gradient is treated on its way; raises `ValueError`."""
+        parameters: Iterable[Tensor] = self._model.parameters()
+        places = {each: place for place, each in enumerate(parameters)}
+        usual = backend_of(self._sums).settings.loss_bound or 0.0
+
+        def layer(parameter: Tensor, group: dict[str, Any]) -> Layer:
+            priority = group.get("priority")
+            own = places[parameter], len(places)
+            return own if priority is None else of_priority(priority)
+
+        return {
+            parameter: (layer(parameter, group), checked(group.get("loss_bound", usual)))
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter in places
+        }
 
     def _gradient(self, parameter: Tensor) -> None:
         """Send a gradient that backward has just made."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -64,14 +64,16 @@ class Piece:
         self.left = set(range(len(self.parameters)))
 
 
-def pieces(parameters: Iterable[Tensor]) -> Iterator[Piece]:
-    """Return pieces of parameters in their order; of each there is one dtype and device."""
-    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+def pieces(
+    parameters: Iterable[Tensor], kind: Callable[[Tensor], Hashable] = lambda _: None
+) -> Iterator[Piece]:
+    """Return pieces of parameters in their order; of each there is one dtype, device and kind."""
+    alike: dict[tuple[torch.dtype, torch.device, Hashable], list[Tensor]] = {}
     for parameter in parameters:
-        alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        alike.setdefault((parameter.dtype, parameter.device, kind(parameter)), []).append(parameter)
     size_bytes = sum(each.nbytes for of in alike.values() for each in of)
     partition = min(max(size_bytes // PARTITIONS, PARTITION_BYTES_MIN), PARTITION_BYTES_MAX)
-    for (dtype, device), of in alike.items():
+    for (dtype, device, _), of in alike.items():
         most = partition // dtype.itemsize
         rest = iter(of)
         for pack in packed((each.numel() for each in of), _growing(most, dtype.itemsize)):

@@ -8,6 +8,7 @@ their number alone, so that no rank's moment decides anything.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,14 @@ import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import Work
 
+from fanin._bounds import losing
+from fanin._layers import Layer, foremost, of_layer
 from fanin.torch.optimizers import device_clock, send_order
 from fanin.torch.optimizers.partitions import Piece, pieces
 from fanin.torch.optimizers.send_order import Partition, Sent
+
+Treated = tuple[Layer, float]
+"""The layer of a gradient, and how much of it may be lost."""
 
 
 class Sender:
@@ -31,6 +37,7 @@ class Sender:
         self.read: dict[Piece, None] = {}
         """In which order they were read since the last step."""
         self._group = group
+        self._treated: dict[Piece, tuple[Layer | None, float]] = {}
         self._share = 1.0 / group.size()
         self._learns = group.size() > 1 and group.rank() == 0
         # How many ranks have used each parameter: a piece as others, which is there at the end.
@@ -41,13 +48,15 @@ class Sender:
         self._told: tuple[Tensor, Work | None] | None = None
         self._times: _Times | None = None
 
-    def take_in(self, parameters: list[Tensor]) -> None:
+    def take_in(self, parameters: list[Tensor], treated: Mapping[Tensor, Treated]) -> None:
         """Send the gradients of further parameters, too; the same on all ranks."""
-        added = list(pieces(parameters))
+        added = list(pieces(parameters, lambda each: treated[each][1]))
         self.pieces += added
         for piece in added:
             for place, parameter in enumerate(piece.parameters):
                 self.places[parameter] = piece, place
+            layer = foremost(treated[each][0] for each in piece.parameters)
+            self._treated[piece] = layer, treated[piece.parameters[0]][1]
         self._used.wait()
         self._used = Piece(
             (),
@@ -154,7 +163,11 @@ class Sender:
             self._next += 1
             if self._times is not None:
                 self._times.submitted.append((number, time.monotonic()))
-            work = distributed.all_reduce(piece.partitions[index], group=self._group, async_op=True)
+            layer, bound = self._treated.get(piece, (None, None))
+            with of_layer(layer), losing(bound):
+                work = distributed.all_reduce(
+                    piece.partitions[index], group=self._group, async_op=True
+                )
             piece.works[index] = work
             if self._times is not None and work is not None:
                 work.get_future().add_done_callback(partial(self._times.note_done, number))

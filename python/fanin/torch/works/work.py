@@ -15,14 +15,14 @@ import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
 import torch
 from torch._C._distributed_c10d import Work
 
-from fanin import _fanin
+from fanin import _bounds, _fanin, _layers
 from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.patches.backward import lose_type
 from fanin.torch.patches.work_methods import FindableWork
@@ -54,6 +54,8 @@ class Request:
     collective: _fanin.Collective = "all_reduce"
     root: int = 0
     average: bool = False
+    layer: _layers.Layer | None = field(default_factory=_layers.current)
+    loss_bound: float | None = field(default_factory=_bounds.current)
 
     def gives(self, part: int, rank: int) -> bool:
         """Whether a rank's memory of a part is read."""
@@ -78,7 +80,17 @@ class Request:
         moved = self.dtype is None
         parts = [(x.data_ptr(), x.nbytes if moved else x.numel()) for x in self.memory]
         dtype = self.dtype or "uint8"
-        return client.submit(parts, dtype, self.collective, self.root, self.average, kept, notify)
+        return client.submit(
+            parts,
+            dtype,
+            self.collective,
+            self.root,
+            self.average,
+            kept,
+            notify,
+            self.layer,
+            self.loss_bound,
+        )
 
 
 # Pairs of a tensor that is not in a request's memory, and the one that stands for it there, with

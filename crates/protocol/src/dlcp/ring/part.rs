@@ -131,8 +131,14 @@ pub(super) struct Due {
 }
 
 /// The announcement of a part by a rank, in each step.
-pub(super) fn start(config: &JobConfig, collective: Collective, elements: u32, priority: u8) -> Start {
-    Start { collective, elements, bound: config.push_bound(&collective), priority, has_blocks: true }
+pub(super) fn start(
+    config: &JobConfig,
+    collective: Collective,
+    elements: u32,
+    (priority, bound): (u8, Option<LossBound>),
+) -> Start {
+    let bound = config.push_bound(&collective, bound);
+    Start { collective, elements, bound, priority, has_blocks: true }
 }
 
 impl Part {
