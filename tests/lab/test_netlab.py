@@ -218,8 +218,8 @@ def test_a_link_may_burst_as_much_as_it_is_told() -> None:
 
 @needs_lab
 def test_a_switch_marks_what_waits_behind_more_than_it_is_told() -> None:
-    links: dict[str, Any] = {"rates": {"w1": 5_000_000}, "queue_bytes": 100_000, "ecn_bytes": 20_000}
-    with Netlab(2, rate_bps=100_000_000, name=NAME, **links) as lab:
+    links: dict[str, Any] = {"rates": {"w1": 5_000_000}, "queue_bytes": 100_000}
+    with Netlab(2, rate_bps=100_000_000, ecn_bytes=20_000, name=NAME, **links) as lab:
         marks = []
         # ECN-capable packets, and others (RFC 3168).
         for ecn in (2, 0):

@@ -131,7 +131,8 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         type=units.size_bytes,
         metavar="SIZE",
         help="switches mark ECN-capable packets that would wait behind so much at a port with a "
-        "rate, where each packet counts as a full one: 30KB; without segmentation offload, as with --loss (default: none marks)",
+        "rate, where each packet counts as a full one: 30KB; without segmentation offload, as "
+        "with --loss (default: none marks)",
     )
     parser.add_argument(
         "--no-udp-offload",

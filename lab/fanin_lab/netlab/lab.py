@@ -80,12 +80,12 @@ class Netlab:
     the queues that DLCP asks for (`fanin_lab.netlab.queues`), and links carry no trains, as where
     they can lose. After a pause a link carries ``burst_bytes`` as fast as the machine; None chooses
     a burst that suits the rate. Switches mark ECN-capable packets (RFC 3168) that would wait behind
-    ``ecn_bytes`` of others, each counted as a full one; None marks none. Without ``udp_offload`` the
-    interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts them, and packets
-    arrive singly. TCP's trains stay whole. ``loss`` is the fraction of IP packets that each link
-    loses, independently, in each direction; links that can lose (0 is a loss, None is not) or mark
-    carry no trains, which costs the machine several times as much for a byte. Laboratories with
-    different names do not see each other.
+    ``ecn_bytes`` of others, each counted as a full one; None marks none. Without ``udp_offload``
+    the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts them, and
+    packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction of IP packets that each
+    link loses, independently, in each direction; links that can lose (0 is a loss, None is not) or
+    mark carry no trains, which costs the machine several times as much for a byte. Laboratories
+    with different names do not see each other.
 
     ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
     has the links of all: what is summed there crosses a link such as a worker's. Their links have
