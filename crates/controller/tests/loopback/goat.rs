@@ -190,6 +190,33 @@ fn a_switch_that_restarts_learns_its_plan_and_the_sums_go_on() {
     sums_are_exact(&sessions, 2);
 }
 
+/// No more than a window that fits all three, so that the racks sum all, and the spine their sums.
+#[test]
+fn a_spine_adds_the_sums_of_racks_also_when_it_was_started_again() {
+    let root = root();
+    let spine = rack_of(root.address(), 64);
+    let racks = [rack_of(spine.address(), 64), rack_of(spine.address(), 64)];
+    let at = [&racks[0], &racks[1], &racks[0], &racks[1]].map(RackServer::address);
+    let sessions = ranks_with("sums of sums", &at, |config| config.agreed.in_flight = Some(64));
+    sums_are_exact(&sessions, 1);
+    let (address, upstream) = (spine.address(), root.address());
+    let added = || {
+        let status = switch_status(&address.to_string(), HANG).expect("a status");
+        let spine = status.relays.into_iter().find(|relay| relay.address == address.to_string());
+        spine.and_then(|spine| spine.jobs.first().map(|job| job.aggregations)).unwrap_or(0)
+    };
+    assert!(added() > 0, "it adds something");
+    let of_spine = shares(address).into_iter().find(|(switch, _)| *switch == address.to_string());
+    assert_eq!(of_spine.expect("it is planned with").1, 0.0, "and it is no rank's");
+    let mut running = Some(spine);
+    summing(&sessions, || {
+        drop(running.take());
+        running = Some(again(|| RackServer::start(rack_config(address, upstream, 64))));
+        wait_until(address, "it did not learn", |_| added() > 0);
+    });
+    sums_are_exact(&sessions, 2);
+}
+
 /// A fragment of the job's, with these directions.
 fn forged(config: &GoatJobConfig, generation: Generation, directions: PlannedDirections) -> Vec<u8> {
     let preamble = Preamble {
