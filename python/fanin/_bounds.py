@@ -29,11 +29,11 @@ def checked(fraction: float) -> float:
 
 @contextlib.contextmanager
 def losing(fraction: float | None) -> Iterator[None]:
-    """Let so much be lost of what this thread begins within; None: as much as the job says.
+    """Let so much be lost of what this thread begins within; None: as much as was said before.
 
     Raises `ValueError` for what is no fraction.
     """
-    token = _current.set(None if fraction is None else checked(fraction))
+    token = _current.set(_current.get() if fraction is None else checked(fraction))
     try:
         yield
     finally:
@@ -48,7 +48,7 @@ def loss_bound(fraction: float) -> Iterator[None]:
             torch.distributed.all_reduce(statistics)  # nothing of it is lost
 
     At least 0 and below 1; all ranks give a collective the same. It counts in groups that have a
-    `loss_bound`: others lose nothing, and neither do integers.
+    `loss_bound`: others lose nothing, and neither do integers. Horovod's collectives refuse it.
 
     Raises `ValueError` for another number.
     """

@@ -29,8 +29,8 @@ def current() -> Layer | None:
 
 @contextlib.contextmanager
 def of_layer(layer: Layer | None) -> Iterator[None]:
-    """Let what this thread begins within be of a layer."""
-    token = _current.set(layer)
+    """Let what this thread begins within be of a layer; None: of the one that was said before."""
+    token = _current.set(_current.get() if layer is None else layer)
     try:
         yield
     finally:

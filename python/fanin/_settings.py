@@ -247,8 +247,8 @@ class Settings:
         _yes,
         True,
         "0|1",
-        "send less when packets are marked or lost; 0 where links lose them without being full, "
-        "and mark nothing",
+        "send less when packets are marked or lost; 0 where nothing is marked, and links lose "
+        "packets without being full",
         "atp",
         "goat",
     )

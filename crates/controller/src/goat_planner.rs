@@ -115,6 +115,10 @@ impl<'a> Found<'a> {
         let of_part = |(part, fragments): (usize, &u32)| {
             let mut of_part: Vec<AggregationNode> = nodes.iter().map(|own| own[part]).collect();
             let onward = sum_on_the_way(tree, &mut of_part, |switch| {
+                // No link is spared to an upstream on its machine.
+                if tree.switches[switch].hop.rate_bps == Some(u64::MAX) {
+                    return false;
+                }
                 let left = room[switch].checked_sub(*fragments);
                 room[switch] = left.unwrap_or(room[switch]);
                 left.is_some()

@@ -223,7 +223,8 @@ impl TrainSocket {
     ) -> Sent {
         let transmit = quinn_udp::Transmit {
             destination,
-            ecn: None,
+            // Of packets without a queue of their own, quinn-udp says it.
+            ecn: class.and_then(EcnCodepoint::from_bits),
             contents: train,
             segment_size: Some(segment_bytes),
             src_ip,
@@ -262,7 +263,7 @@ impl TrainSocket {
         class: Option<u8>,
     ) -> io::Result<()> {
         let plainly = || self.state.try_send((&self.socket).into(), transmit);
-        let Some(class) = class.filter(|_| self.treats) else { return plainly() };
+        let Some(class) = class.filter(|class| self.treats && *class >> 2 != 0) else { return plainly() };
         match send_treated(&self.socket, transmit, segment_bytes, class) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                 // Either a driver cannot segment, of which quinn-udp takes note, or the treatment is what is refused.

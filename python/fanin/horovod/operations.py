@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from fanin._bounds import current as bound
 from fanin._layers import current
 from fanin.horovod.engine import Handle
 from fanin.horovod.execution import Own
@@ -361,6 +362,11 @@ def _submit(
         raise RuntimeError("tensors of a group are on one device")  # as Horovod does
     if not tensors and kind is not Kind.BARRIER:
         raise ValueError("a group has one tensor at least")
+    if bound() is not None:
+        raise ValueError(
+            "fanin.torch.loss_bound is not for Horovod's collectives, which are fused with others: "
+            "sum what may lose less by torch.distributed, in a group of fanin's"
+        )
     request = Request(
         0,
         kind,

@@ -213,6 +213,7 @@ fn nothing_is_kept_off_a_link_inside_a_machine() {
     tree.switches[0].hop.rate_bps = Some(u64::MAX);
     let (_, seats) = plan(&tree, 64);
     assert_eq!(shares(&seats), [0.0, 0.5, 0.5]);
+    assert_eq!(seats.shares[0].aggregators, 0, "the spine's memory is for others");
 }
 
 #[test]

@@ -5,9 +5,11 @@
 //! overtaken and whose parameters say that it was lost. A timeout is none: it mostly tells of a
 //! late worker, and the paper does not count it either.
 //!
-//! Queues that mark have marked before they overflow. So once a mark has come, a loss is no signal
-//! any more: links lose packets for other reasons, too. And a fragment is lost if any worker's
-//! packet is: of 8 workers in two racks, whose links lose a hundredth each, a sixth are.
+//! Queues that mark have marked before they overflow. So after a mark a loss is no signal: links
+//! lose packets for other reasons, too. And a fragment is lost if any worker's packet is: of 8
+//! workers in two racks, whose links lose a hundredth each, a sixth are. But the queue that marked
+//! need not be the one that overflows. So a loss is a signal again once no mark has come for twice
+//! as long as the window takes to grow back.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
@@ -30,8 +32,8 @@ pub(crate) struct CongestionWindow {
     /// already.
     recovery_end: u64,
     halved: u64,
-    /// Whether a mark has come.
-    marks: bool,
+    /// Before this packet, a loss is no signal: a mark came not long ago.
+    marks_tell_until: u64,
     enabled: bool,
 }
 
@@ -50,7 +52,7 @@ impl CongestionWindow {
             grown: 0,
             recovery_end: 0,
             halved: 0,
-            marks: false,
+            marks_tell_until: 0,
             enabled,
         }
     }
@@ -65,13 +67,13 @@ impl CongestionWindow {
         self.halved
     }
 
-    /// A parameter packet came: one MTU more. Above the threshold it is one MTU more a window, and so
-    /// it is in `doubt` about a loss, where that would be a signal.
+    /// A parameter packet came: one MTU more. Above the threshold, and in `doubt` about a loss that may
+    /// be a signal, it is one MTU more a window.
     pub(crate) fn acknowledged(&mut self, doubt: bool) {
         if !self.enabled {
             return;
         }
-        if self.size < self.slow_start_threshold && (self.marks || !doubt) {
+        if self.size < self.slow_start_threshold && !doubt {
             self.size = (self.size + self.packets_per_mtu).min(self.slow_start_threshold);
             return;
         }
@@ -86,15 +88,23 @@ impl CongestionWindow {
     /// was not sent yet. Halves the window, once until a packet is concerned that was sent
     /// afterwards: the packets of one window tell of one congestion.
     pub(crate) fn marked(&mut self, sequence: u64, next: u64) {
-        self.marks = true;
+        // Half of a window grows back by an MTU a window.
+        let windows = self.size.div_ceil(self.packets_per_mtu);
+        let long = u64::from(self.size) * u64::from(windows);
+        self.marks_tell_until = self.marks_tell_until.max(next + long);
         self.congested(sequence, next);
     }
 
-    /// The packet numbered `sequence` was lost. Halves the window as a mark does, where none came.
+    /// The packet numbered `sequence` was lost. Halves the window as a mark does, if that is a signal.
     pub(crate) fn lost(&mut self, sequence: u64, next: u64) {
-        if !self.marks {
+        if self.losses_tell(sequence) {
             self.congested(sequence, next);
         }
+    }
+
+    /// Whether the loss of this packet would be a signal.
+    pub(crate) const fn losses_tell(&self, sequence: u64) -> bool {
+        sequence >= self.marks_tell_until
     }
 
     fn congested(&mut self, sequence: u64, next: u64) {
@@ -199,7 +209,7 @@ mod tests {
         assert_eq!((window.size(), window.halved()), (23, 1));
         // One in six, for windows on end.
         for sequence in 46..1046 {
-            window.acknowledged(true);
+            window.acknowledged(window.losses_tell(sequence));
             if sequence % 6 == 0 {
                 window.lost(sequence, sequence + 23);
             }
@@ -207,6 +217,12 @@ mod tests {
         assert_eq!((window.size(), window.halved()), (50, 1), "one MTU more a window");
         window.marked(1046, 1096);
         assert_eq!((window.size(), window.halved()), (25, 2));
+        // A window of 50 is whole again after 25 windows, and no mark has come in twice that time.
+        let long = 50 * 50;
+        window.lost(1096 + long - 1, 1096 + long);
+        assert_eq!((window.size(), window.halved()), (25, 2));
+        window.lost(1096 + long, 1096 + long + 1);
+        assert_eq!((window.size(), window.halved()), (12, 3));
     }
 
     #[test]

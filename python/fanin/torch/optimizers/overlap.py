@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fanin._bounds import checked
-from fanin._layers import Layer, of_priority
+from fanin._layers import of_priority
 from fanin.torch.backend import backend_of, same_ranks
 from fanin.torch.optimizers.asynchronous import agree_on_parameters, alike
 from fanin.torch.optimizers.partitions import Piece
@@ -272,13 +272,14 @@ class OverlappedSteps(Steps):
         places = {each: place for place, each in enumerate(parameters)}
         usual = backend_of(self._sums).settings.loss_bound or 0.0
 
-        def layer(parameter: Tensor, group: dict[str, Any]) -> Layer:
-            priority = group.get("priority")
+        def treated(parameter: Tensor, group: dict[str, Any]) -> Treated:
+            priority, bound = group.get("priority"), group.get("loss_bound")
             own = places[parameter], len(places)
-            return own if priority is None else of_priority(priority)
+            layer = own if priority is None else of_priority(priority)
+            return layer, checked(usual if bound is None else bound), priority
 
         return {
-            parameter: (layer(parameter, group), checked(group.get("loss_bound", usual)))
+            parameter: treated(parameter, group)
             for group in self.param_groups
             for parameter in group["params"]
             if parameter in places

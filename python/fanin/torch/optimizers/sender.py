@@ -22,8 +22,8 @@ from fanin.torch.optimizers import device_clock, send_order
 from fanin.torch.optimizers.partitions import Piece, pieces
 from fanin.torch.optimizers.send_order import Partition, Sent
 
-Treated = tuple[Layer, float]
-"""The layer of a gradient, and how much of it may be lost."""
+Treated = tuple[Layer, float, int | None]
+"""The layer of a gradient, how much of it may be lost, and its priority if one was said."""
 
 
 class Sender:
@@ -50,7 +50,7 @@ class Sender:
 
     def take_in(self, parameters: list[Tensor], treated: Mapping[Tensor, Treated]) -> None:
         """Send the gradients of further parameters, too; the same on all ranks."""
-        added = list(pieces(parameters, lambda each: treated[each][1]))
+        added = list(pieces(parameters, lambda each: treated[each][1:]))
         self.pieces += added
         for piece in added:
             for place, parameter in enumerate(piece.parameters):

@@ -266,7 +266,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let lost = header.flags.resend;
         let was_overtaken = self.window.finish(sequence, lost);
         self.last_progress = now;
-        self.congestion.acknowledged(self.window.doubts());
+        let doubt = self.window.doubts() && self.congestion.losses_tell(sequence);
+        self.congestion.acknowledged(doubt);
         let next = self.window.next();
         if lost && was_overtaken {
             self.congestion.lost(sequence, next);
