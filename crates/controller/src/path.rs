@@ -37,8 +37,8 @@ pub(crate) fn rate_bps(switch: SocketAddr) -> Option<u64> {
     route(switch)?.rate_bps
 }
 
-/// What a switch tells of its link to its upstream, in bits a second: for the plan of which switch
-/// sums what, and for the slowest link on a rank's way.
+/// What a switch tells of its link to its upstream, in bits a second. The plan of which switch sums
+/// what needs it, and the slowest link on a rank's way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Upward {
     /// The link itself; `None` where it does not tell.

@@ -25,10 +25,10 @@ enum Waiting {
 
 /// Lets switches sum what would come to the server. Says where sums go instead.
 ///
-/// Of each rank, `nodes` has who sums its fragments of the part. What ranks send to the server, and
-/// what other switches send there, is added at each switch on its way that sums some of the part
-/// already, or that two or more of these come by and that `takes` the part. Asked are switches
-/// before those above them, each once.
+/// Of each rank, `nodes` has who sums its fragments of the part. Ranks and switches may send some of
+/// it to the server. A switch on its way adds that, if it sums some of the part already. It does so
+/// too if two or more of these come by, and it `takes` the part. Switches are asked before those
+/// above them, each once.
 pub fn sum_on_the_way(
     tree: &SwitchTree,
     nodes: &mut [AggregationNode],
