@@ -404,8 +404,8 @@ def _marks(rates: Mapping[str, int | None], threshold: int, mtu: int) -> str:
         f"""
   chain marks_{number} {{
     type filter hook egress device "{interface}" priority 0; policy accept;
-    limit rate over {round(bps / 8 / frame * _PHANTOM)}/second burst {threshold // frame} packets \
-ip ecn {{ ect0, ect1 }} counter ip ecn set ce
+    ether type ip limit rate over {round(bps / 8 / frame * _PHANTOM)}/second \
+burst {threshold // frame} packets ip ecn {{ ect0, ect1 }} counter ip ecn set ce
   }}
 """
         for number, (interface, bps) in enumerate(rates.items())
