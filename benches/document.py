@@ -263,7 +263,7 @@ def _fast(measured: Measured) -> str:
 Nothing is asked here. Reached: the share of the links' rate that is used, headers counted. Cores a
 machine: the CPU seconds of a machine's ranks and services by the seconds that pass; at line rate it
 would be that by the share that is reached. All machines here are the {cores} cores of one, which
-also do the kernel's work for all links: they, and not the links, are the bottleneck wherever the
+also do the kernel's work for all links. They, and not the links, are the bottleneck wherever the
 cores of all machines at line rate are more than that.
 """
     head = ["workers, links, tensor"]

@@ -191,8 +191,8 @@ impl Client {
     /// the same.
     ///
     /// Raises `Closed`, and `ValueError` for what cannot be: a collective or dtype that the job does
-    /// not have, an address that is not aligned for it, an index of a layer that is not below their
-    /// count, a bound that is no fraction. All else is told by the `Pending`.
+    /// not have, or an address that is not aligned for it. So are an index of a layer that is not
+    /// below their count, and a bound that is no fraction. All else is told by the `Pending`.
     #[pyo3(signature = (parts, dtype, collective, root, average, keep, notify, layer=None, loss_bound=None))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn submit<'py>(

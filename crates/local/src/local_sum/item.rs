@@ -3,8 +3,8 @@
 use super::{Counts, DoneOf, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
-use fanin_udp::{CollectiveKind, Failure, Layer, RawTensor, Submission};
-use fanin_wire::{LossBound, Op, Pattern, WorkerId};
+use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
+use fanin_wire::{Op, Pattern, WorkerId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -14,8 +14,6 @@ pub(super) struct Item {
     pub number: u64,
     pub kind: CollectiveKind,
     pub op: Op,
-    pub layer: Layer,
-    pub loss_bound: Option<LossBound>,
     /// The root of a collective that has one.
     pub root: Option<WorkerId>,
     /// A single tensor; or one a rank, as [`Places`] orders them.
@@ -38,7 +36,6 @@ impl Item {
     pub fn new(shared: &Shared, number: u64, submission: Submission, done: DoneOf) -> Self {
         let (memory, places) = (&shared.memory, &shared.places);
         let (kind, op) = (submission.kind(), submission.op());
-        let (layer, loss_bound) = (submission.layer(), submission.loss_bound());
         let (mut tensors, operations): (Vec<_>, Vec<_>) = submission.into_parts().into_iter().unzip();
         let is_sliced = kind.is_sliced();
         let root = match operations[0].pattern {
@@ -63,8 +60,6 @@ impl Item {
             number,
             kind,
             op,
-            layer,
-            loss_bound,
             root,
             tensors,
             own,
@@ -100,8 +95,7 @@ impl Item {
     /// The same over the machines, of a column's slices: one; or one a machine.
     pub fn over_machines(&self, places: &Places, slices: Vec<RawTensor>) -> Submission {
         let root = self.root.map_or(WorkerId(0), |rank| places.machine(rank));
-        let submission = Submission::new(self.kind, slices, Op::Sum, root);
-        submission.of_layer(self.layer).losing(self.loss_bound)
+        Submission::new(self.kind, slices, Op::Sum, root)
     }
 
     pub fn over(&mut self, result: Result<(), Failure>) {

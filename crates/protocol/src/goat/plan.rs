@@ -158,9 +158,9 @@ pub struct PlannedSum {
     /// .. these sums of other nodes, each by its workers. No two of them have a worker in common.
     pub sums: Vec<u128>,
     /// The node that the sum goes to, or the server: a switch on the way there, so that whatever
-    /// else goes there from these workers comes by that switch. Who names a node other than the
-    /// server adds two contributions at least: a sum of one worker is not to look like that
-    /// worker's own packet.
+    /// else goes there from these workers comes by that switch. Before a node other than the server,
+    /// two contributions at least are added: a sum of one worker would look like that worker's own
+    /// packet.
     pub onward: AggregationNode,
     /// The aggregator of its first fragment; the others follow, and go on from the beginning behind
     /// the last one.
