@@ -328,8 +328,8 @@ MARKED, MARKED_LOSS = (
 
 def _tail(size: int, words: str) -> Command:
     return Command(
-        f"4, 1 Gbit/s, loss 0.1 % by 20 packets in a row, {words}, 4 % may be lost",
-        *(4, size, "--rate 1gbit --loss 0.1% --loss-burst 20"),
+        f"4, 1 Gbit/s, loss 0.1 % by 8 packets in a row, {words}, 4 % may be lost",
+        *(4, size, "--rate 1gbit --loss 0.1% --loss-burst 8"),
         *("--plan switch --loss-bound 0.04 --calls 1", 200),
     )
 

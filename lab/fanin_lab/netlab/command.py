@@ -153,7 +153,7 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         "--loss-burst",
         type=units.positive_number,
         metavar="N",
-        help="packets that a link loses in a row, and then none for as long as makes it --loss: 20 "
+        help="packets that a link loses in a row, and then none for as long as makes it --loss: 8 "
         "(default: each is lost or not by itself)",
     )
     parser.add_argument(
