@@ -75,12 +75,6 @@ impl RateConfig {
         self.stretch() / 2
     }
 
-    /// How long blocks that are fewer wait for others. A train of some packets costs as much as a
-    /// full one.
-    pub(super) fn hold(&self) -> Duration {
-        self.ahead / 2
-    }
-
     /// A packet a period: below that there is nothing to measure.
     fn least_bps(&self) -> u64 {
         self.bps(1, self.period).clamp(1, self.line_rate_bps)

@@ -83,7 +83,7 @@ impl Sender {
     }
 
     /// Whether the blocks that are there had better wait for others: a train of a few costs as much
-    /// as a full one.
+    /// as a full one. They wait no longer than a link takes for a full one.
     pub(in crate::dlcp) fn gathers(&mut self, now: Instant) -> bool {
         self.gathers_since.get_or_insert(now);
         self.gathers_until() > now
@@ -94,7 +94,7 @@ impl Sender {
         let config = self.rate.config();
         let is_full = self.to_send.len() + self.lined_up.len() >= config.train() as usize;
         let since = self.gathers_since.filter(|_| !is_full && !self.is_sealed && self.round == 0);
-        since.map_or(Instant(0), |since| since + config.hold())
+        since.map_or(Instant(0), |since| since + config.ahead)
     }
 
     /// All blocks are there.

@@ -234,8 +234,8 @@ fn blocks_that_come_to_be_one_by_one_gather_into_a_train() {
     let train = config.train();
     let mut sender = Sender::streaming(1000, config);
     sender.push(0);
-    assert!(sender.gathers(us(0)) && sender.gathers(us(99)));
-    assert!(!sender.gathers(us(100)), "half of what leaves at once");
+    assert!(sender.gathers(us(0)) && sender.gathers(us(199)));
+    assert!(!sender.gathers(us(200)), "as long as what leaves at once takes");
     let mut full = Sender::streaming(1000, config);
     (0..train - 1).for_each(|block| full.push(block));
     assert!(full.gathers(us(0)));
