@@ -136,7 +136,7 @@ fuzz_target!(|bytes: &[u8]| {
         server.add_job(job).expect("a tree");
     }
     let mut train = vec![0; 65536];
-    let mut out = vec![0; fragment_packet_bytes(256)];
+    let mut out = vec![0; fragment_packet_bytes::<Directions>(256)];
     let mut waiting = [0usize; 3];
     for (at, operation) in bytes.as_chunks::<OPERATION>().0.iter().enumerate() {
         let now = Instant(at as u64 * 500_000);

@@ -13,8 +13,8 @@ use fanin_protocol::goat::{
 use fanin_protocol::{Endpoint, Instant, Summer, Verdict};
 use fanin_wire::{
     AbortReason, AggregationNode, Collective, Dtype, Flags, Generation, GradientHeader, JobId, Key, Kind, Op,
-    Pattern, PlannedDirections, PlannedHeader, PlannedPacket, Preamble, ShardId, SubModel, WireDtype,
-    WorkerId, fragment_packet_bytes,
+    Participants, Pattern, PlannedDirections, PlannedHeader, PlannedPacket, Preamble, ShardId, SubModel,
+    WireDtype, WorkerId, fragment_packet_bytes,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -143,6 +143,7 @@ fn packet(operation: &[u8; OPERATION], plan: u8, out: &mut [u8]) -> usize {
             aggregation_node: if node < 240 { nodes(plan)[rank][part] } else { AggregationNode(node.into()) },
             sub_model: SubModel(if kind == 9 { u16::from(node) } else { part as u16 }),
             workers: if workers & 128 == 0 { 1 << rank } else { u128::from(workers & 31) },
+            participants: if kind == 11 { Participants(node.into()) } else { Participants::ALL },
         },
         sequence,
         aggregator_index: fragment + u32::from(kind == 10) * u32::from(node),
@@ -195,7 +196,7 @@ fuzz_target!(|bytes: &[u8]| {
         server.add_job(server_job(id, plan)).expect("a plan");
     }
     let mut train = vec![0; 65536];
-    let mut out = vec![0; fragment_packet_bytes(256)];
+    let mut out = vec![0; fragment_packet_bytes::<PlannedDirections>(256)];
     let mut waiting = [0usize; 3];
     for (at, operation) in bytes.as_chunks::<OPERATION>().0.iter().enumerate() {
         let now = Instant(at as u64 * 500_000);

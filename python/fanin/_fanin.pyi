@@ -190,6 +190,10 @@ class Client:
         """Whether the job has other collectives than all_reduce, the same on all ranks."""
 
     @property
+    def has_participants(self) -> bool:
+        """Whether a part of the ranks can sum alone, the same on all ranks."""
+
+    @property
     def columns(self) -> int:
         """How many ranks of each machine speak for it, the same on all ranks.
 
@@ -212,6 +216,7 @@ class Client:
         notify: bool,
         layer: tuple[int, int] | None = None,
         loss_bound: float | None = None,
+        participants: Sequence[int] | None = None,
     ) -> Pending:
         """Start a collective, in place, on parts: the address of each, and its elements.
 
@@ -222,6 +227,10 @@ class Client:
         `layer` is the place of the gradients' layer, from the model's input, and how many layers
         there are. Without it they go first. `loss_bound` is the part of each rank's elements that
         may be lost, in place of what the job says. All ranks give the same.
+
+        `participants` are the ranks that sum, and get the sum; None is all. The others submit the
+        same, send nothing, and keep what they have. A set may differ from the one before only once
+        all ranks of that one have its sums.
         """
 
     def next_completion(self) -> Pending | None:

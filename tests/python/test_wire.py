@@ -7,7 +7,7 @@ GOLDEN = Path(__file__).parents[2] / "crates/wire/golden/packets.txt"
 PREAMBLE = struct.Struct("<HBBIHBB")
 SLOT = struct.Struct("<HhIIHBBI")
 GRADIENT = struct.Struct("<BBhQIIHBBI4I4BhH")
-PLANNED = struct.Struct("<BBhQIIHBBIQQHHhH")
+PLANNED = struct.Struct("<BBhQIIHBBIQQHHhHQQ")
 ABORT = struct.Struct("<BxHH2xHBBIHBBI")
 BLOCK = struct.Struct("<IIHBBHH")
 SIGNAL = struct.Struct("<IHBB")
@@ -49,9 +49,9 @@ def test_every_header_ends_with_its_tag() -> None:
     assert siphash(KEY, bytes(range(15)), 2, 4) == 0xA129CA6149BE45E5, "the paper's own example"
     for name, packet in packets().items():
         signal = len(packet) - TAG.size
-        at = {4: 36, 5: 64, 7: 28, 8: signal, 9: 64}.get(PREAMBLE.unpack_from(packet)[2], 32)
+        at = {4: 36, 5: 64, 7: 28, 8: signal, 10: 80}.get(PREAMBLE.unpack_from(packet)[2], 32)
         header = bytearray(packet[:at])
-        if PREAMBLE.unpack_from(packet)[2] in (5, 9):
+        if PREAMBLE.unpack_from(packet)[2] in (5, 10):
             header[13] &= ~ECN
         assert TAG.unpack_from(packet, at) == (siphash(KEY, bytes(header)),), name
 
@@ -159,16 +159,18 @@ def test_planned_packets_are_as_documented() -> None:
     golden = packets()
     own, three = 1 << (100 - 64), 0b1011
     static = -32768
-    # passed, flags, ranks below 64, aggregation node, exponent; rank 100 is in each
+    everybody = ((1 << 64) - 1, (1 << 64) - 1)
+    # passed, flags, ranks below 64, participants; rank 100 is in each
     rows = {
-        "planned_64": (0, 0, 0, 0x0102, 3),
-        "planned_sum_64": (1, 0, three, 0x0102, 3),
-        "planned_shown_64": (1, 1 | 64, three, 0x0102, 3),
+        "planned_64": (0, 0, 0, everybody),
+        "planned_sum_64": (1, 0, three, everybody),
+        "planned_sum_of_some_64": (1, 0, three, (0b1111, own)),
+        "planned_shown_64": (1, 1 | 64, three, everybody),
     }
-    for name, (passed, flags, low, node, exponent) in rows.items():
+    for name, (passed, flags, low, participants) in rows.items():
         assert PLANNED.unpack_from(golden[name], PREAMBLE.size) == (
             *(passed, flags, -5, 0x123456789, 0xABCDEF, 0x0A0B0C0D, 7, 3, 2, 1_000_000),
-            *(low, own, node, 0x0304, exponent, 0),
+            *(low, own, 0x0102, 0x0304, 3, 0, *participants),
         ), name
     for name, flags, exponent in (
         ("planned_parameters_64", 8, static),
@@ -176,13 +178,13 @@ def test_planned_packets_are_as_documented() -> None:
     ):
         assert PLANNED.unpack_from(golden[name], PREAMBLE.size) == (
             *(1, flags, -5, 0x123456789, 0xABCDEF, 0x0A0B0C0D, 7, 3, 2, 1_000_000),
-            *(0, 0, 0, 0x0304, exponent, 0),
+            *(0, 0, 0, 0x0304, exponent, 0, *everybody),
         ), name
     for name in (name for name in golden if name.startswith("planned_")):
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 5, 9, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 5, 10, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
-        assert len(golden[name]) == PREAMBLE.size + PLANNED.size + TAG.size == 72
+        assert len(golden[name]) == PREAMBLE.size + PLANNED.size + TAG.size == 88
 
 
 def test_abort_packets_are_as_documented() -> None:
@@ -202,6 +204,8 @@ def test_abort_packets_are_as_documented() -> None:
 
     bounds = golden["abort_loss_bounds"]
     assert struct.unpack_from("<BxHH2xIxxxxI", bounds, PREAMBLE.size) == (4, 0, 5, 10_000, 50_000)
+    participants = golden["abort_participants"]
+    assert struct.unpack_from("<BxHH18x", participants, PREAMBLE.size) == (5, 0, 127)
 
 
 def test_dlcp_packets_are_as_documented() -> None:

@@ -408,6 +408,9 @@ pub(crate) fn explain(reason: &AbortReason) -> String {
             format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
         }
         AbortReason::SwitchStopped => "the switch stops".into(),
+        AbortReason::Participants { first, second } => {
+            format!("ranks {} and {} disagree about who takes part in a sum", first.0, second.0)
+        }
         AbortReason::LossBounds { first, second } => {
             format!(
                 "ranks {} and {} disagree: loss bounds {} and {}",

@@ -168,7 +168,8 @@ fn a_switch_of_atp_is_examined_with_its_own_packets() {
     let switch = rack(server.address().to_string());
     let diagnosis = Diagnosis::of(switch.address());
     let (verdict, mtu, _) = diagnosis.finding("mtu");
-    let packet = format!("packets of {} bytes", fanin_wire::fragment_packet_bytes(2048));
+    let packet =
+        format!("packets of {} bytes", fanin_wire::fragment_packet_bytes::<fanin_wire::Directions>(2048));
     assert!(verdict == "ok" && mtu.contains("fragments of 2048") && mtu.contains(&packet), "{mtu}");
     assert_eq!(diagnosis.finding("udp").0, "ok", "{}", diagnosis.report);
 

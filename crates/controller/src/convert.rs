@@ -341,7 +341,7 @@ impl TryFrom<proto::refusal::resume_mismatch::Field> for ResumeField {
 
 impl From<AbortReason> for proto::AbortReason {
     fn from(reason: AbortReason) -> Self {
-        use proto::abort_reason::{LossBounds, Mismatch, Reason, SwitchStopped};
+        use proto::abort_reason::{LossBounds, Mismatch, Participants, Reason, SwitchStopped};
         let reason = match reason {
             AbortReason::Expelled(rank) => Reason::Expelled(rank.0.into()),
             AbortReason::Mismatch { first, second } => Reason::Mismatch(Mismatch {
@@ -356,6 +356,10 @@ impl From<AbortReason> for proto::AbortReason {
                 first: first.1.millionths(),
                 second_rank: second.0.0.into(),
                 second: second.1.millionths(),
+            }),
+            AbortReason::Participants { first, second } => Reason::Participants(Participants {
+                first_rank: first.0.into(),
+                second_rank: second.0.into(),
             }),
         };
         Self { reason: Some(reason) }
@@ -376,6 +380,9 @@ impl TryFrom<proto::AbortReason> for AbortReason {
                 second: (rank(m.second_rank)?, collective(m.second)?),
             },
             Reason::SwitchStopped(_) => Self::SwitchStopped,
+            Reason::Participants(m) => {
+                Self::Participants { first: rank(m.first_rank)?, second: rank(m.second_rank)? }
+            }
             Reason::LossBounds(m) => {
                 let bound = |millionths| LossBound::from_millionths(millionths).ok_or(Malformed("bound"));
                 Self::LossBounds {
@@ -521,6 +528,7 @@ mod tests {
                 first: (Rank(3), LossBound::RELIABLE),
                 second: (Rank(4), LossBound::from_millionths(10_000).unwrap()),
             },
+            AbortReason::Participants { first: Rank(5), second: Rank(6) },
         ];
         for reason in reasons {
             assert_eq!(AbortReason::try_from(proto::AbortReason::from(reason)), Ok(reason));

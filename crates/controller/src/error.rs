@@ -125,6 +125,17 @@ pub enum SessionError {
         /// The rank that disagreed, and its bound.
         second: (Rank, LossBound),
     },
+    /// Two ranks have unlike sets of participants for one tensor (GOAT).
+    #[error(
+        "ranks {} and {} disagree about who takes part in a sum; give all ranks the same participants",
+        first.0, second.0
+    )]
+    ParticipantsMismatch {
+        /// The rank that came first.
+        first: Rank,
+        /// The rank that disagreed.
+        second: Rank,
+    },
     /// A rank is gone.
     #[error("rank {} is lost: the switch no longer hears from it; look at that rank's log", rank.0)]
     RankLost {
@@ -341,6 +352,7 @@ impl SessionError {
             AbortReason::Expelled(rank) => Self::RankLost { rank },
             AbortReason::Mismatch { first, second } => Self::CollectiveMismatch { first, second },
             AbortReason::LossBounds { first, second } => Self::LossBoundMismatch { first, second },
+            AbortReason::Participants { first, second } => Self::ParticipantsMismatch { first, second },
             AbortReason::SwitchStopped => {
                 Self::SwitchLost { switch: member.switch.clone(), cause: "it was shut down".into() }
             }

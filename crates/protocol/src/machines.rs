@@ -40,6 +40,11 @@ pub trait WorkerTerms: Clone + Debug + PartialEq + Send + Sync + 'static {
         false
     }
 
+    /// Whether a part of the ranks can sum alone: [`Tensor::participants`].
+    fn has_participants(&self) -> bool {
+        false
+    }
+
     /// A wish of the rank that the job lacks, for people. A service that admits without it is of another version.
     fn lacks(&self, _asked: &Agreed, _paths: u8) -> Option<String> {
         None

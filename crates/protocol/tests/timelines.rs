@@ -322,7 +322,7 @@ impl Kindred for Atp {
             next_exponent: said.number("exponent").unwrap_or(GradientHeader::STATIC_FACTOR),
         };
         let value: i32 = said.number("value").unwrap_or(0);
-        let mut packet = vec![0; fragment_packet_bytes(FRAGMENT)];
+        let mut packet = vec![0; fragment_packet_bytes::<Directions>(FRAGMENT)];
         GradientPacket::write(&mut packet, said.key(), &preamble, &header, FRAGMENT, |payload| {
             payload.as_chunks_mut().0.fill(value.to_le_bytes());
         });

@@ -15,7 +15,7 @@ use fanin_controller::{Prediction, ServiceConfig, Session, SessionConfig, Sessio
 use fanin_protocol::{Layer, Reason};
 use fanin_udp::OnSockets;
 use fanin_udp::{CollectiveKind, RawTensor, Submission};
-use fanin_wire::{Dtype, LossBound, Op, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Participants, Rank, WorkerId};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -149,6 +149,12 @@ impl Client {
         self.membership.with_session(|session| session.has_roots()).unwrap_or_default()
     }
 
+    /// Whether a part of the ranks can sum alone, the same on all ranks.
+    #[getter]
+    fn has_participants(&self) -> bool {
+        self.membership.with_session(Session::has_participants).unwrap_or_default()
+    }
+
     /// How many ranks of each machine speak for it, 1 where they do not sum among themselves: the
     /// same on all ranks.
     #[getter]
@@ -190,10 +196,14 @@ impl Client {
     /// rank's elements that may be lost, in place of the job's, if that may lose any. All ranks give
     /// the same.
     ///
+    /// `participants` are the ranks that sum, and get the sum; None is all. The others submit the
+    /// same, send nothing, and keep what they have. A set may differ from the one before only once
+    /// all ranks of that one have its sums.
+    ///
     /// Raises `Closed`, and `ValueError` for what cannot be: a collective or dtype that the job does
-    /// not have, or an address that is not aligned for it. So are an index of a layer that is not
+    /// not have, participants in a job that has no such sets, or an address that is not aligned for it. So are an index of a layer that is not
     /// below their count, and a bound that is no fraction. All else is told by the `Pending`.
-    #[pyo3(signature = (parts, dtype, collective, root, average, keep, notify, layer=None, loss_bound=None))]
+    #[pyo3(signature = (parts, dtype, collective, root, average, keep, notify, layer=None, loss_bound=None, participants=None))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn submit<'py>(
         &self,
@@ -207,6 +217,7 @@ impl Client {
         notify: bool,
         layer: Option<(u32, u32)>,
         loss_bound: Option<f64>,
+        participants: Option<Vec<u32>>,
     ) -> PyResult<Bound<'py, Pending>> {
         let dtype = self.summed().find(|summed| summed.name() == dtype).ok_or_else(|| {
             PyValueError::new_err(format!("dtype {dtype:?}: one of {}", self.dtypes().join(", ")))
@@ -221,7 +232,9 @@ impl Client {
         let layer = layer.map(layer_of).transpose()?.unwrap_or_default();
         let bound = loss_bound.map(bound_of).transpose()?;
         let parts = parts.iter().map(tensor).collect::<PyResult<_>>()?;
-        let submission = self.submission(collective, parts, op, root)?.of_layer(layer).losing(bound);
+        let participants = participants.map_or(Ok(Participants::ALL), |ranks| self.participants(&ranks))?;
+        let submission = self.submission(collective, parts, op, root)?;
+        let submission = submission.of_layer(layer).losing(bound).among(participants);
         let Some(ledger) = self.membership.ledger() else { return Err(to_python(py, &SessionError::Closed)) };
         ledger.reap(py);
         let completion = Arc::new(Completion::default());
@@ -374,6 +387,23 @@ impl Client {
             return refused(format!("rank {root} of {} as its root", self.world_size));
         }
         Ok(Submission::new(kind, parts, op, WorkerId(root as u8)))
+    }
+
+    /// The set of these ranks, if the job has such sets.
+    fn participants(&self, ranks: &[u32]) -> PyResult<Participants> {
+        let refused = |why: String| Err(PyValueError::new_err(format!("participants {ranks:?}: {why}")));
+        if !self.has_participants() {
+            return refused("in this job all ranks sum; a part of them can by GOAT".into());
+        }
+        if ranks.is_empty() {
+            return refused("one rank at least takes part".into());
+        }
+        if let Some(other) = ranks.iter().find(|rank| **rank >= self.world_size) {
+            return refused(format!("rank {other} of {}", self.world_size));
+        }
+        let set = Participants::of(ranks.iter().map(|rank| Rank(*rank as u16)));
+        let all = (0..self.world_size).all(|rank| ranks.contains(&rank));
+        Ok(set.filter(|_| !all).unwrap_or_default())
     }
 
     fn summed(&self) -> impl Iterator<Item = Dtype> {

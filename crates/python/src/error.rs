@@ -90,9 +90,9 @@ fn class_of(py: Python<'_>, error: &SessionError, fields: &Bound<'_, PyDict>) ->
             fields.set_item("tensor", name(py, tensor)?)?;
             missing(missing_ranks, fields, "AllReduceTimeout")?
         }
-        SessionError::CollectiveMismatch { .. } | SessionError::LossBoundMismatch { .. } => {
-            "CollectiveMismatch"
-        }
+        SessionError::CollectiveMismatch { .. }
+        | SessionError::LossBoundMismatch { .. }
+        | SessionError::ParticipantsMismatch { .. } => "CollectiveMismatch",
         SessionError::RankLost { rank } | SessionError::Expelled { rank, .. } => {
             fields.set_item("rank", rank.0)?;
             "RankLost"

@@ -1,7 +1,7 @@
 //! Tensors that say what they hold.
 
 use fanin_protocol::{Elements, Layer, Tensor};
-use fanin_wire::LossBound;
+use fanin_wire::{LossBound, Participants};
 
 /// A tensor with its place in the job.
 #[derive(Clone, Debug)]
@@ -12,6 +12,8 @@ pub struct Numbered {
     pub layer: Layer,
     /// Its own loss bound.
     pub loss_bound: Option<LossBound>,
+    /// Who contributes to it.
+    pub participants: Participants,
     /// Its elements.
     pub values: Values,
 }
@@ -34,7 +36,7 @@ impl Numbered {
     /// A tensor that is no layer of a model.
     #[must_use]
     pub fn new(number: usize, values: Values) -> Self {
-        Self { number, layer: Layer::default(), loss_bound: None, values }
+        Self { number, layer: Layer::default(), loss_bound: None, participants: Participants::ALL, values }
     }
 }
 
@@ -58,6 +60,10 @@ impl Tensor for Numbered {
 
     fn loss_bound(&self) -> Option<LossBound> {
         self.loss_bound
+    }
+
+    fn participants(&self) -> Participants {
+        self.participants
     }
 }
 

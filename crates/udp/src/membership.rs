@@ -36,6 +36,7 @@ trait AnyTerms: Send + Sync {
     fn packet_elements(&self, dtype: Dtype, elements: usize) -> usize;
     fn paths(&self) -> u8;
     fn has_roots(&self) -> bool;
+    fn has_participants(&self) -> bool;
     fn lacks(&self, asked: &Agreed, paths: u8) -> Option<String>;
     fn shape(&self) -> String;
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result;
@@ -80,6 +81,10 @@ impl<P: Machines<Peer, Part>> AnyTerms for Of<P> {
 
     fn has_roots(&self) -> bool {
         self.0.has_roots()
+    }
+
+    fn has_participants(&self) -> bool {
+        self.0.has_participants()
     }
 
     fn lacks(&self, asked: &Agreed, paths: u8) -> Option<String> {
@@ -168,6 +173,12 @@ impl Membership {
     #[must_use]
     pub fn has_roots(&self) -> bool {
         self.terms.has_roots()
+    }
+
+    /// Whether a part of the ranks can sum alone.
+    #[must_use]
+    pub fn has_participants(&self) -> bool {
+        self.terms.has_participants()
     }
 
     /// A wish of the rank that the job lacks, for people.

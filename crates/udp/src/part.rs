@@ -2,7 +2,7 @@
 
 use crate::{CollectiveKind, Done, Failure, RawTensor};
 use fanin_protocol::{Elements, Layer, Tensor, TensorTimes};
-use fanin_wire::LossBound;
+use fanin_wire::{LossBound, Participants};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -100,6 +100,7 @@ pub struct Part {
     whole: usize,
     layer: Layer,
     loss_bound: Option<LossBound>,
+    participants: Participants,
     all_reduce: Option<Arc<AllReduce>>,
 }
 
@@ -108,10 +109,10 @@ impl Part {
         tensor: RawTensor,
         lane: usize,
         whole: usize,
-        (layer, loss_bound): (Layer, Option<LossBound>),
+        (layer, loss_bound, participants): (Layer, Option<LossBound>, Participants),
         all_reduce: Arc<AllReduce>,
     ) -> Self {
-        Self { tensor, lane, whole, layer, loss_bound, all_reduce: Some(all_reduce) }
+        Self { tensor, lane, whole, layer, loss_bound, participants, all_reduce: Some(all_reduce) }
     }
 
     /// Without `times` when the part is empty.
@@ -151,5 +152,9 @@ impl Tensor for Part {
 
     fn loss_bound(&self) -> Option<LossBound> {
         self.loss_bound
+    }
+
+    fn participants(&self) -> Participants {
+        self.participants
     }
 }

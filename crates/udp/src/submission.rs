@@ -2,7 +2,7 @@
 
 use crate::RawTensor;
 use fanin_protocol::Layer;
-use fanin_wire::{Dtype, LossBound, Op, Operation, Pattern, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Operation, Participants, Pattern, WorkerId};
 
 /// A collective operation by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,7 @@ pub struct Submission {
     pub(crate) parts: Vec<(RawTensor, Operation)>,
     layer: Layer,
     loss_bound: Option<LossBound>,
+    participants: Participants,
     elements: usize,
     dtype: Dtype,
     op: Op,
@@ -121,7 +122,8 @@ impl Submission {
             (tensor, Operation { op, pattern: kind.pattern(root) })
         };
         let parts = (0..).zip(tensors).map(part).collect();
-        Self { kind, parts, layer: Layer::default(), loss_bound: None, elements, dtype, op }
+        let participants = Participants::ALL;
+        Self { kind, parts, layer: Layer::default(), loss_bound: None, participants, elements, dtype, op }
     }
 
     /// The same on gradients of this layer of a model, which is the same on all workers. Without it they
@@ -137,6 +139,16 @@ impl Submission {
     #[must_use]
     pub const fn losing(mut self, loss_bound: Option<LossBound>) -> Self {
         self.loss_bound = loss_bound;
+        self
+    }
+
+    /// The sum of these ranks' tensors alone, for them alone (GOAT §V). The others submit it, too, with the
+    /// same set. They send nothing, and their tensors stay as they are. A job that has no such sets fails it.
+    ///
+    /// A set may differ from that of the submission before only once all ranks of that one have its sums.
+    #[must_use]
+    pub const fn among(mut self, participants: Participants) -> Self {
+        self.participants = participants;
         self
     }
 
@@ -174,6 +186,12 @@ impl Submission {
     #[must_use]
     pub const fn loss_bound(&self) -> Option<LossBound> {
         self.loss_bound
+    }
+
+    /// The ranks that contribute to it.
+    #[must_use]
+    pub const fn participants(&self) -> Participants {
+        self.participants
     }
 
     /// Its tensors, in the order of their ranks where there is one for each, and what is done with each of them.

@@ -11,7 +11,7 @@ use crate::worker_shard::{Command, Intake, LaneId, LanePart, Resume, Shared, Thr
 use crate::{CollectiveKind, Failure, IoStatistics, Membership, Offload, RawTensor, Submission};
 use fanin_plan::Placement;
 use fanin_protocol::{Lane, Lanes, Machines, RetransmissionConfig, WorkerStatistics};
-use fanin_wire::{Pattern, ShardId, WorkerId};
+use fanin_wire::{Participants, Pattern, ShardId, WorkerId};
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -199,6 +199,14 @@ impl WorkerDriver {
             );
             return all_reduce.fail(Failure::Because(Arc::new(invalid(message))));
         }
+        let without = self.services.iter().find(|service| !service.job.has_participants());
+        if let (Some(Service { job, .. }), true) = (without, submission.participants() != Participants::ALL) {
+            let message = format!(
+                "in this job of {} all ranks sum; a part of them can by GOAT",
+                job.protocol().title()
+            );
+            return all_reduce.fail(Failure::Because(Arc::new(invalid(message))));
+        }
         let mut intake = self.shared.intake();
         if let Some(failure) = intake.ended.clone() {
             drop(intake);
@@ -207,7 +215,7 @@ impl WorkerDriver {
         }
         // A thread hears of all its parts at once: workers that begin with different ones send in different orders.
         let mut threads: Vec<Vec<LanePart>> = (0..self.shared.posts.len()).map(|_| Vec::new()).collect();
-        let treated = (submission.layer(), submission.loss_bound());
+        let treated = (submission.layer(), submission.loss_bound(), submission.participants());
         for (tensor, operation) in submission.parts {
             let homes = self.homes(kind, operation.pattern);
             for Cut { service, shard, range, piece } in self.cut(&mut intake.placement, &tensor, &homes) {

@@ -29,6 +29,13 @@ pub enum AbortReason {
         /// The worker that disagreed with it, and that one's bound.
         second: (Rank, LossBound),
     },
+    /// GOAT: two workers have unlike sets of participants for one tensor.
+    Participants {
+        /// The worker that came first.
+        first: Rank,
+        /// The worker that disagreed with it.
+        second: Rank,
+    },
 }
 
 /// A checked abort packet.
@@ -68,6 +75,7 @@ impl Abort {
                 first: (Rank(a), bound_of(first)?),
                 second: (Rank(b), bound_of(second)?),
             },
+            5 => AbortReason::Participants { first: Rank(a), second: Rank(b) },
             _ => return Err(WireError::Field("reason")),
         };
         Ok(Self { preamble, reason })
@@ -102,6 +110,11 @@ impl Abort {
                     out[COLLECTIVES_OFFSET + at..][..4].copy_from_slice(&bound.millionths().to_le_bytes());
                 }
                 4
+            }
+            AbortReason::Participants { first, second } => {
+                name(2, first);
+                name(4, second);
+                5
             }
         };
         out[PREAMBLE_BYTES] = code;

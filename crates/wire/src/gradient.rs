@@ -3,10 +3,17 @@
 //! [`Label`], which says where a fragment is summed, and who is in it.
 
 use crate::preamble::PREAMBLE_BYTES;
-use crate::{AggregationNode, Collective, Key, Kind, Pattern, Preamble, SubModel, WireError, bytes_at};
+use crate::{
+    AggregationNode, Collective, Key, Kind, Participants, Pattern, Preamble, SubModel, TAG_BYTES, WireError,
+    bytes_at,
+};
 
-/// Preamble, gradient header and tag together, in bytes; the payload follows.
+/// Preamble, ATP's gradient header and tag together, in bytes; the payload follows.
 pub const GRADIENT_HEADER_BYTES: usize = 72;
+/// As [`GRADIENT_HEADER_BYTES`], of GOAT's header: the participants stand before the tag.
+pub const PLANNED_HEADER_BYTES: usize = GRADIENT_HEADER_BYTES + 16;
+/// The offset of the participants.
+const PARTICIPANTS_OFFSET: usize = GRADIENT_HEADER_BYTES - TAG_BYTES;
 /// Levels that an aggregation hierarchy may have: the two of ATP §3.4, and two more (§A.2).
 pub const LEVELS_MAX: usize = 4;
 /// Most children of a switch in a job: its bitmap is one 32-bit word (ATP §3.4), so two levels
@@ -27,17 +34,17 @@ pub fn is_fragment(elements: usize) -> bool {
     elements == SAMPLE_ELEMENTS || FRAGMENT_ELEMENTS.contains(&elements)
 }
 
-/// Length of the UDP payload that carries a fragment of `elements`.
+/// Length of the UDP payload that carries a fragment of `elements`, which is labelled with `L`.
 #[must_use]
-pub const fn fragment_packet_bytes(elements: usize) -> usize {
-    GRADIENT_HEADER_BYTES + elements * 4
+pub const fn fragment_packet_bytes<L: Label>(elements: usize) -> usize {
+    L::HEADER_BYTES + elements * 4
 }
 
-/// The largest of [`FRAGMENT_ELEMENTS`] whose packet passes a path of `mtu` bytes unfragmented;
-/// `None` when even the smallest does not.
+/// The largest of [`FRAGMENT_ELEMENTS`] whose packet, labelled with `L`, passes a path of `mtu`
+/// bytes unfragmented; `None` when even the smallest does not.
 #[must_use]
-pub fn fragment_elements_for_mtu(mtu: usize) -> Option<usize> {
-    let fits = |elements: &usize| fragment_packet_bytes(*elements) + crate::IP_UDP_BYTES <= mtu;
+pub fn fragment_elements_for_mtu<L: Label>(mtu: usize) -> Option<usize> {
+    let fits = |elements: &usize| fragment_packet_bytes::<L>(*elements) + crate::IP_UDP_BYTES <= mtu;
     FRAGMENT_ELEMENTS.into_iter().rev().find(fits)
 }
 
@@ -58,8 +65,9 @@ pub struct Directions {
 
 impl Label for Directions {
     const KIND: Kind = Kind::Gradient;
+    const HEADER_BYTES: usize = GRADIENT_HEADER_BYTES;
 
-    fn read(head: &[u8; GRADIENT_HEADER_BYTES]) -> Result<Self, WireError> {
+    fn read(head: &[u8; GRADIENT_HEADER_BYTES], _: &[u8]) -> Result<Self, WireError> {
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let level = head[12];
         if usize::from(level) > LEVELS_MAX {
@@ -97,12 +105,15 @@ pub struct PlannedDirections {
     pub sub_model: SubModel,
     /// The workers whose contributions are in it, a bit for each rank; none in parameters.
     pub workers: u128,
+    /// The workers that contribute to the fragment: no switch waits for others (GOAT §V, `K_t^s`).
+    pub participants: Participants,
 }
 
 impl Label for PlannedDirections {
     const KIND: Kind = Kind::Planned;
+    const HEADER_BYTES: usize = PLANNED_HEADER_BYTES;
 
-    fn read(head: &[u8; GRADIENT_HEADER_BYTES]) -> Result<Self, WireError> {
+    fn read(head: &[u8; GRADIENT_HEADER_BYTES], packet: &[u8]) -> Result<Self, WireError> {
         let passed = match head[12] {
             0 => false,
             1 => true,
@@ -110,11 +121,14 @@ impl Label for PlannedDirections {
         };
         let mut workers = [0; 16];
         workers.copy_from_slice(&head[40..56]);
+        let truncated = WireError::Truncated { need: PLANNED_HEADER_BYTES, have: packet.len() };
+        let participants: &[u8; 16] = bytes_at(packet, PARTICIPANTS_OFFSET).ok_or(truncated)?;
         Ok(Self {
             passed,
             aggregation_node: AggregationNode(u16::from_le_bytes([head[56], head[57]])),
             sub_model: SubModel(u16::from_le_bytes([head[58], head[59]])),
             workers: u128::from_le_bytes(workers),
+            participants: Participants(u128::from_le_bytes(*participants)),
         })
     }
 
@@ -123,23 +137,35 @@ impl Label for PlannedDirections {
         out[40..56].copy_from_slice(&self.workers.to_le_bytes());
         out[56..58].copy_from_slice(&self.aggregation_node.0.to_le_bytes());
         out[58..60].copy_from_slice(&self.sub_model.0.to_le_bytes());
+        out[PARTICIPANTS_OFFSET..][..16].copy_from_slice(&self.participants.0.to_le_bytes());
+    }
+
+    fn participants(&self) -> Participants {
+        self.participants
     }
 }
 
 /// The label of a fragment on its way: where it is summed, and who is in it. It has the bytes 12
-/// and 40 to 59 of the header.
+/// and 40 to 59 of the header, and what is between byte 64 and the tag.
 pub trait Label: Copy + core::fmt::Debug + PartialEq + Eq + Default {
     /// The kind of packets that have such a label.
     const KIND: Kind;
+    /// Preamble, header and tag together, in bytes: [`GRADIENT_HEADER_BYTES`] or more.
+    const HEADER_BYTES: usize;
 
-    /// Reads it from a header.
+    /// Reads it from the header of a packet.
     ///
     /// # Errors
-    /// When a field is outside its range.
-    fn read(head: &[u8; GRADIENT_HEADER_BYTES]) -> Result<Self, WireError>;
+    /// When a field is outside its range, or the packet is shorter than its header.
+    fn read(head: &[u8; GRADIENT_HEADER_BYTES], packet: &[u8]) -> Result<Self, WireError>;
 
     /// Writes it to where it stands in a header.
     fn write(&self, out: &mut [u8]);
+
+    /// The ranks that contribute to the fragment.
+    fn participants(&self) -> Participants {
+        Participants::ALL
+    }
 }
 
 /// The single bits of a gradient packet (ATP §3.3).
@@ -280,11 +306,11 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         if preamble.kind != L::KIND {
             return Err(WireError::Kind(preamble.kind as u8));
         }
-        let truncated = WireError::Truncated { need: GRADIENT_HEADER_BYTES, have: packet.len() };
+        let truncated = WireError::Truncated { need: L::HEADER_BYTES, have: packet.len() };
         let head: &[u8; GRADIENT_HEADER_BYTES] = bytes_at(packet, 0).ok_or(truncated)?;
-        let payload = packet.get(GRADIENT_HEADER_BYTES..).ok_or(truncated)?;
+        let payload = packet.get(L::HEADER_BYTES..).ok_or(truncated)?;
         let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let directions = L::read(head)?;
+        let directions = L::read(head, packet)?;
         if head[62] != 0 || head[63] != 0 {
             return Err(WireError::Field("zero"));
         }
@@ -326,7 +352,7 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> usize {
-        let bytes = fragment_packet_bytes(elements);
+        let bytes = fragment_packet_bytes::<L>(elements);
         let out = &mut out[..bytes];
         let FragmentHeader { flags, directions, .. } = header;
         out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());
@@ -340,7 +366,7 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         out[60..62].copy_from_slice(&header.exponent.to_le_bytes());
         out[62..64].fill(0);
         key.seal(out);
-        fill(&mut out[GRADIENT_HEADER_BYTES..]);
+        fill(&mut out[L::HEADER_BYTES..]);
         bytes
     }
 }

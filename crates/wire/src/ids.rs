@@ -18,6 +18,42 @@ pub struct Generation(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Rank(pub u16);
 
+/// The ranks that contribute to a collective and get its sum, a bit for each.
+///
+/// The lowest bit is rank 0's. Bits above a job's last rank mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Participants(pub u128);
+
+impl Participants {
+    /// Everybody in the job.
+    pub const ALL: Self = Self(u128::MAX);
+
+    /// These ranks; `None` if one is above 127, which no set has room for.
+    #[must_use]
+    pub fn of(ranks: impl IntoIterator<Item = Rank>) -> Option<Self> {
+        let bit = |rank: Rank| 1u128.checked_shl(rank.0.into());
+        ranks.into_iter().try_fold(0, |set, rank| Some(set | bit(rank)?)).map(Self)
+    }
+
+    /// Whether this rank is one of them; every rank is one of all.
+    #[must_use]
+    pub fn contains(self, rank: Rank) -> bool {
+        self == Self::ALL || 1u128.checked_shl(rank.0.into()).is_some_and(|bit| self.0 & bit != 0)
+    }
+
+    /// Whether all of them are in another set.
+    #[must_use]
+    pub const fn is_subset(self, other: Self) -> bool {
+        self.0 & !other.0 == 0
+    }
+}
+
+impl Default for Participants {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
 /// The contributor of a packet: a worker, or a rack, by its place at the switch that it sends to.
 /// If all send to one switch, a worker's is its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -3,8 +3,8 @@
 use siphasher::sip::SipHasher13;
 
 use crate::{
-    ABORT_BYTES, BLOCK_HEADER_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind, Rank,
-    SLOT_HEADER_BYTES, Security,
+    ABORT_BYTES, BLOCK_HEADER_BYTES, Flags, GRADIENT_HEADER_BYTES, GradientHeader, Kind,
+    PLANNED_HEADER_BYTES, Rank, SLOT_HEADER_BYTES, Security,
 };
 
 /// Length of the tag that ends the header of every packet, and a DLCP signal as a whole.
@@ -122,7 +122,8 @@ impl Key {
         const BLOCK: u8 = Kind::Block as u8;
         const SIGNAL: u8 = Kind::Signal as u8;
         let bytes = match kind {
-            GRADIENT | PLANNED => GRADIENT_HEADER_BYTES,
+            GRADIENT => GRADIENT_HEADER_BYTES,
+            PLANNED => PLANNED_HEADER_BYTES,
             ABORT => ABORT_BYTES,
             BLOCK => BLOCK_HEADER_BYTES,
             // All of it: what it says decides, and is short.
@@ -139,12 +140,8 @@ impl Key {
         const PLANNED: u8 = Kind::Planned as u8;
         let at = Self::tag_offset(packet)?;
         let tag = match packet[Kind::OFFSET] {
-            GRADIENT | PLANNED => {
-                let mut header: [u8; GRADIENT_HEADER_BYTES - TAG_BYTES] = *packet.first_chunk()?;
-                // The one bit that a queue on the way may set (ATP §3.7).
-                header[GradientHeader::FLAGS_OFFSET] &= !Flags::ECN;
-                self.hash(&header)
-            }
+            GRADIENT => self.hash(&unmarked::<{ GRADIENT_HEADER_BYTES - TAG_BYTES }>(packet)?),
+            PLANNED => self.hash(&unmarked::<{ PLANNED_HEADER_BYTES - TAG_BYTES }>(packet)?),
             _ => self.hash(packet.get(..at)?),
         };
         Some((at, tag))
@@ -154,6 +151,15 @@ impl Key {
     fn hash(self, bytes: &[u8]) -> u64 {
         SipHasher13::new_with_key(&self.secret.to_le_bytes()).hash(bytes)
     }
+}
+
+/// The first bytes of a gradient packet without the one bit that a queue on the way may set (ATP
+/// §3.7).
+#[inline]
+fn unmarked<const N: usize>(packet: &[u8]) -> Option<[u8; N]> {
+    let mut header: [u8; N] = *packet.first_chunk()?;
+    header[GradientHeader::FLAGS_OFFSET] &= !Flags::ECN;
+    Some(header)
 }
 
 /// Nothing of it: a key must not get into a log.

@@ -31,13 +31,13 @@ pub use block::{
 pub use gauge::{FILLER_BYTES, Filler, READING_BYTES, Reading};
 pub use gradient::{
     CHILDREN_MAX, Directions, FRAGMENT_ELEMENTS, Flags, FragmentHeader, FragmentPacket,
-    GRADIENT_HEADER_BYTES, GradientHeader, GradientPacket, LEVELS_MAX, Label, PLANNED_WORKERS_MAX,
-    PlannedDirections, PlannedHeader, PlannedPacket, SAMPLE_ELEMENTS, fragment_elements_for_mtu,
-    fragment_packet_bytes, is_fragment,
+    GRADIENT_HEADER_BYTES, GradientHeader, GradientPacket, LEVELS_MAX, Label, PLANNED_HEADER_BYTES,
+    PLANNED_WORKERS_MAX, PlannedDirections, PlannedHeader, PlannedPacket, SAMPLE_ELEMENTS,
+    fragment_elements_for_mtu, fragment_packet_bytes, is_fragment,
 };
 pub use ids::{
-    AggregationNode, FlowId, Generation, JobId, LossBound, PLACES_MAX, RANKS_MAX, Rank, ShardId, SlotIndex,
-    SubModel, WorkerId,
+    AggregationNode, FlowId, Generation, JobId, LossBound, PLACES_MAX, Participants, RANKS_MAX, Rank,
+    ShardId, SlotIndex, SubModel, WorkerId,
 };
 pub use key::{Key, TAG_BYTES};
 pub use preamble::{Kind, MAGIC, PREAMBLE_BYTES, Preamble, SHARD_OFFSET, VERSION};

@@ -33,8 +33,8 @@ pub enum Kind {
     /// DLCP, both ways: what is said of a flow, which may not be lost.
     Signal = 8,
     /// GOAT, both ways: a fragment of a gradient that a plan says where to sum, or the parameters
-    /// that it became.
-    Planned = 9,
+    /// that it became. Number 9 was a shorter header, without participants.
+    Planned = 10,
 }
 
 impl Kind {
@@ -52,7 +52,7 @@ impl Kind {
             6 => Self::Query,
             7 => Self::Block,
             8 => Self::Signal,
-            9 => Self::Planned,
+            10 => Self::Planned,
             other => return Err(WireError::Kind(other)),
         })
     }

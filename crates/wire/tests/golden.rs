@@ -467,6 +467,7 @@ fn abort_packets_are_the_golden_bytes_both_ways() {
             "abort_loss_bounds",
             AbortReason::LossBounds { first: (Rank(0), bound(10_000)), second: (Rank(5), bound(50_000)) },
         ),
+        ("abort_participants", AbortReason::Participants { first: Rank(0), second: Rank(127) }),
     ] {
         let abort = Abort { preamble: preamble(Kind::Abort, WorkerId::ALL), reason };
         let bytes = abort.to_bytes(KEY);
@@ -542,7 +543,7 @@ fn gradient_packets_are_the_golden_bytes_both_ways() {
         for value in 0..elements as i32 {
             expected.extend((value - 1).to_le_bytes());
         }
-        let mut out = vec![0xa5; fragment_packet_bytes(elements)];
+        let mut out = vec![0xa5; fragment_packet_bytes::<Directions>(elements)];
         let bytes = GradientPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
             for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
                 out.copy_from_slice(&value.to_le_bytes());
@@ -576,6 +577,7 @@ fn planned_packets_are_the_golden_bytes_both_ways() {
             aggregation_node: AggregationNode(0x0102),
             sub_model: SubModel(0x0304),
             workers: 1 << 100,
+            participants: Participants::ALL,
         },
         sequence: 0x1_2345_6789,
         aggregator_index: 0x00ab_cdef,
@@ -588,10 +590,12 @@ fn planned_packets_are_the_golden_bytes_both_ways() {
     let whole = PlannedDirections { passed: true, workers: 1 << 100 | 0b1011, ..directions };
     let down =
         PlannedDirections { passed: true, sub_model: SubModel(0x0304), ..PlannedDirections::default() };
+    let of_some = PlannedDirections { participants: Participants(1 << 100 | 0b1111), ..whole };
     let is_ack = Flags { is_ack: true, ..none };
     for (name, elements, header) in [
         ("planned_64", 64, up),
         ("planned_sum_64", 64, PlannedHeader { directions: whole, ..up }),
+        ("planned_sum_of_some_64", 64, PlannedHeader { directions: of_some, ..up }),
         (
             "planned_shown_64",
             64,
@@ -609,13 +613,13 @@ fn planned_packets_are_the_golden_bytes_both_ways() {
         ),
     ] {
         let preamble = Preamble { shard: ShardId(0), ..preamble(Kind::Planned, WorkerId::ALL) };
-        let mut out = vec![0xa5; fragment_packet_bytes(elements)];
+        let mut out = vec![0xa5; fragment_packet_bytes::<PlannedDirections>(elements)];
         PlannedPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
             for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
                 out.copy_from_slice(&value.to_le_bytes());
             }
         });
-        assert_eq!(out[..GRADIENT_HEADER_BYTES], golden()[name], "{name}");
+        assert_eq!(out[..PLANNED_HEADER_BYTES], golden()[name], "{name}");
         let parsed = PlannedPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
         assert_eq!((parsed.preamble, parsed.header), (preamble, header), "{name}");
         assert_eq!(parsed.payload.len(), elements * 4);
@@ -624,7 +628,7 @@ fn planned_packets_are_the_golden_bytes_both_ways() {
         assert_eq!(marked.flags, Flags { ecn: true, ..header.flags });
         assert!(KEY.authenticates(&out));
         // The two kinds are not taken for each other.
-        assert!(matches!(GradientPacket::parse(preamble, &out), Err(WireError::Kind(9))));
+        assert!(matches!(GradientPacket::parse(preamble, &out), Err(WireError::Kind(10))));
     }
     let mut bad = golden()["planned_64"].clone();
     bad[12] = 2;
@@ -636,7 +640,7 @@ fn planned_packets_are_the_golden_bytes_both_ways() {
 fn a_gradient_packet_with_an_impossible_field_is_malformed() {
     let parse = |bytes: &[u8]| GradientPacket::parse(Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
     let mut good = golden()["fragment_64"].clone();
-    good.resize(fragment_packet_bytes(64), 0);
+    good.resize(fragment_packet_bytes::<Directions>(64), 0);
     assert_eq!(parse(&good), Ok(()));
     for (at, byte, error) in [
         (12, 5, WireError::Field("level")),
@@ -663,7 +667,8 @@ fn a_frame_of_1500_carries_336_elements_of_a_fragment_and_one_of_9000_carries_20
     for (mtu, elements) in
         [(1500, Some(336)), (9000, Some(2048)), (1280, Some(256)), (576, Some(64)), (300, None)]
     {
-        assert_eq!(fragment_elements_for_mtu(mtu), elements, "{mtu}");
+        assert_eq!(fragment_elements_for_mtu::<Directions>(mtu), elements, "{mtu}");
+        assert_eq!(fragment_elements_for_mtu::<PlannedDirections>(mtu), elements, "{mtu}");
     }
 }
 
@@ -677,7 +682,8 @@ fn only_the_key_of_its_job_makes_a_header_authentic() {
         const BLOCK: u8 = Kind::Block as u8;
         const SIGNAL: u8 = Kind::Signal as u8;
         let header = match packet[3] {
-            GRADIENT | PLANNED => GRADIENT_HEADER_BYTES,
+            GRADIENT => GRADIENT_HEADER_BYTES,
+            PLANNED => PLANNED_HEADER_BYTES,
             ABORT => ABORT_BYTES,
             BLOCK => BLOCK_HEADER_BYTES,
             SIGNAL => packet.len(),
@@ -775,7 +781,7 @@ mod any_bytes {
             for (at, byte) in damage {
                 bytes[at] = byte;
             }
-            bytes.resize(fragment_packet_bytes(FRAGMENT_ELEMENTS.get(class).copied().unwrap_or(0)), 7);
+            bytes.resize(fragment_packet_bytes::<Directions>(FRAGMENT_ELEMENTS.get(class).copied().unwrap_or(0)), 7);
             KEY.seal(&mut bytes);
             if let Ok(preamble) = Preamble::parse(&bytes)
                 && let Ok(packet) = GradientPacket::parse(preamble, &bytes)

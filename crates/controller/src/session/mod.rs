@@ -165,6 +165,14 @@ impl Session {
         }
     }
 
+    /// Whether a part of the ranks can sum alone ([`Submission::among`]): in a job of GOAT. Alike on
+    /// all ranks. `false` after [`Self::close`].
+    #[must_use]
+    pub fn has_participants(&self) -> bool {
+        let is_alone = self.is_closed || self.local.is_some();
+        !is_alone && self.shared().is_some_and(|shared| shared.has_participants())
+    }
+
     /// How many ranks of each machine speak for it: 1 where they do not sum among themselves. Alike
     /// on all ranks.
     #[must_use]

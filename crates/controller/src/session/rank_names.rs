@@ -38,7 +38,8 @@ impl RankNames {
             | SessionError::RankLeft { rank }
             | SessionError::Expelled { rank, .. } => *rank = self.of(*rank),
             SessionError::CollectiveMismatch { first: (first, _), second: (second, _) }
-            | SessionError::LossBoundMismatch { first: (first, _), second: (second, _) } => {
+            | SessionError::LossBoundMismatch { first: (first, _), second: (second, _) }
+            | SessionError::ParticipantsMismatch { first, second } => {
                 (*first, *second) = (self.of(*first), self.of(*second));
             }
             SessionError::JoinTimeout { missing_ranks, gone, .. } => {

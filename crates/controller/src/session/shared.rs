@@ -182,6 +182,11 @@ impl Shared {
         self.lanes().all(|lane| lane.job.has_roots())
     }
 
+    /// Whether a part of the ranks can sum alone, at all services.
+    pub fn has_participants(&self) -> bool {
+        self.lanes().all(|lane| lane.job.has_participants())
+    }
+
     pub fn timeout(&self) -> Duration {
         Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
     }

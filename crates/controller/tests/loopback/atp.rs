@@ -350,7 +350,7 @@ fn forged(config: &AtpJobConfig, directions: Directions, sequence: u64, is_ack: 
         next_exponent: 0,
     };
     let elements = usize::from(config.elements);
-    let mut bytes = vec![0; fragment_packet_bytes(elements)];
+    let mut bytes = vec![0; fragment_packet_bytes::<Directions>(elements)];
     GradientPacket::write(&mut bytes, config.key, &preamble, &header, elements, |payload| payload.fill(1));
     bytes
 }

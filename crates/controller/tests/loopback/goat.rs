@@ -243,7 +243,7 @@ fn forged(config: &GoatJobConfig, generation: Generation, directions: PlannedDir
         next_exponent: 0,
     };
     let elements = usize::from(config.elements);
-    let mut bytes = vec![0; fragment_packet_bytes(elements)];
+    let mut bytes = vec![0; fragment_packet_bytes::<PlannedDirections>(elements)];
     FragmentPacket::write(&mut bytes, config.key, &preamble, &header, elements, |payload| payload.fill(1));
     bytes
 }

@@ -183,7 +183,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
                 next_exponent: 0,
             };
             let elements = usize::from(config.elements);
-            let mut bytes = vec![0; fragment_packet_bytes(elements)];
+            let mut bytes = vec![0; fragment_packet_bytes::<Directions>(elements)];
             GradientPacket::write(&mut bytes, key, &preamble, &header, elements, |payload| payload.fill(1));
             packets.push(bytes);
         }
@@ -251,7 +251,7 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
             exponent: GradientHeader::STATIC_FACTOR,
             next_exponent: 0,
         };
-        let mut bytes = vec![0; fragment_packet_bytes(config.elements.into())];
+        let mut bytes = vec![0; fragment_packet_bytes::<Directions>(config.elements.into())];
         let elements = config.elements.into();
         GradientPacket::write(&mut bytes, config.key, &preamble, &header, elements, |payload| {
             payload.fill(0)

@@ -34,6 +34,8 @@ pub struct Part<B> {
     pub(crate) bit: B,
     /// How many the sum waits for.
     pub(crate) fan_in_degree: u8,
+    /// The participants of the fragment, where a protocol has such sets.
+    pub(crate) participants: B,
     /// Fragments of a job that are so far apart are never on the way at once: if aggregators are a
     /// job's own, the later one takes the earlier one's. None if the content of an aggregator stays
     /// there until it is freed.
@@ -64,11 +66,12 @@ impl Identifier {
 /// The properties that all fragments in an aggregator share: adding unlike ones would give numbers
 /// that mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Likeness {
+struct Likeness<B> {
     collective: Collective,
     fragment: u32,
     exponent: i16,
     fan_in_degree: u8,
+    participants: B,
     payload_bytes: usize,
 }
 
@@ -76,7 +79,7 @@ struct Likeness {
 #[derive(Clone, Copy, Debug)]
 struct Aggregator<B> {
     identifier: Identifier,
-    likeness: Likeness,
+    likeness: Likeness<B>,
     bitmap: B,
     counter: u8,
     ecn: bool,
@@ -368,13 +371,14 @@ impl<B: Bits> Aggregator<B> {
     }
 }
 
-fn likeness<B, L>(part: &Part<B>, packet: &FragmentPacket<'_, L>) -> Likeness {
+fn likeness<B: Bits, L>(part: &Part<B>, packet: &FragmentPacket<'_, L>) -> Likeness<B> {
     let FragmentPacket { header, payload, .. } = packet;
     Likeness {
         collective: header.collective,
         fragment: header.fragment,
         exponent: header.exponent,
         fan_in_degree: part.fan_in_degree,
+        participants: part.participants,
         payload_bytes: payload.len(),
     }
 }

@@ -53,6 +53,14 @@ impl<A: Copy + PartialEq> Children<A> {
         self.known[child].as_slice()
     }
 
+    /// Puts the addresses of some of them into `some`, each once.
+    pub(super) fn addresses_of(&self, is_meant: impl Fn(usize) -> bool, some: &mut Vec<A>) {
+        some.clear();
+        for (_, address) in self.known.iter().enumerate().filter(|(child, _)| is_meant(*child)) {
+            some.extend(address.filter(|address| !some.contains(address)));
+        }
+    }
+
     /// Where they are.
     pub(super) fn addresses(&self) -> &[A] {
         &self.addresses

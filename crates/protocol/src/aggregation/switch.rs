@@ -6,8 +6,8 @@ mod job;
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, JobId, Key, Kind, Label, ShardId,
-    is_fragment,
+    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, JobId, Key, Kind, Label,
+    Participants, ShardId, is_fragment,
 };
 
 use self::job::Job;
@@ -79,6 +79,11 @@ pub trait Route<A>: Clone + core::fmt::Debug {
     /// waits. None where who has it keeps it.
     fn priority(&self, _header: &FragmentHeader<Self::Label>) -> Option<u64> {
         None
+    }
+
+    /// Whether a child gets what these participants get.
+    fn reaches(&self, _child: usize, _participants: Participants) -> bool {
+        true
     }
 
     /// The aggregator of the fragment that parameters are of.
@@ -260,7 +265,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                 Freed::Stale => self.statistics.freed_stale += 1,
             }
         }
-        job.multicast(&self.config, &mut self.passing, bytes)
+        let participants = packet.header.directions.participants();
+        job.multicast(&self.config, &mut self.passing, bytes, participants)
     }
 
     /// Frees an aggregator of a set in which something less important than `priority` waits, the

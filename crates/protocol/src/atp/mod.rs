@@ -32,7 +32,7 @@ mod tests;
 mod tree;
 
 use alloc::vec::Vec;
-use fanin_wire::{Directions, Generation, GradientHeader, JobId};
+use fanin_wire::{Directions, Generation, GradientHeader, JobId, Participants};
 
 pub use crate::aggregation::{
     AGGREGATORS_MAX, ConfigError as AtpConfigError, DEFAULT_WAYS, Hashing, JOBS_MAX as ATP_JOBS_MAX,
@@ -100,7 +100,7 @@ impl<A: Copy + PartialEq> AtpServer<A> {
 impl<A> Way<A> for Directions {
     type Label = Self;
 
-    fn label(&self, _sequence: u64, agreed: u32) -> (Self, u32) {
+    fn label(&self, _sequence: u64, agreed: u32, _: Participants) -> (Self, u32) {
         (*self, agreed)
     }
 

@@ -179,7 +179,7 @@ impl Protocol for Atp {
     }
 
     fn packet_bytes(&self, elements: usize, _: WireDtype) -> usize {
-        fragment_packet_bytes(elements)
+        fragment_packet_bytes::<Directions>(elements)
     }
 
     fn check(&self, request: &JoinRequest) -> Result<(), Refusal> {

@@ -69,6 +69,7 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for SwitchRoute<A> {
             index: header.aggregator_index,
             bit: header.directions.bitmaps[level],
             fan_in_degree: header.directions.fan_in_degrees[level],
+            participants: 0,
             window: None,
         };
         if resend { Treatment::Flush(part) } else { Treatment::Add(part) }

@@ -7,7 +7,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
-use fanin_wire::{CHILDREN_MAX, Directions, GradientHeader, JobId, Key, LEVELS_MAX};
+use fanin_wire::{CHILDREN_MAX, Directions, GradientHeader, JobId, Key, LEVELS_MAX, Participants};
 
 use super::AtpConfigError;
 use super::ServerJob;
@@ -204,7 +204,7 @@ impl<A> Roster<A> for Tree {
 
     /// The aggregator that the place uses from now on travels in the bitmap, which parameters do
     /// not need (ATP §3.6).
-    fn answer(&self, _sequence: u64, next_aggregator_index: u32) -> Directions {
+    fn answer(&self, _: u64, next_aggregator_index: u32, _: Participants) -> Directions {
         Directions { bitmaps: [next_aggregator_index, 0, 0, 0], ..Directions::default() }
     }
 }

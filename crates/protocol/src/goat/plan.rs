@@ -5,7 +5,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use fanin_wire::{AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, SubModel};
+use fanin_wire::{AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, Participants, SubModel};
 
 use crate::aggregation::{ConfigError, Hashing, JobConfig, Overflow, SUB_MODELS_MAX, Scaling};
 
@@ -174,15 +174,18 @@ impl PlannedSum {
         self.sums.iter().fold(self.workers, |all, sum| all | sum)
     }
 
-    /// How many contributions are waited for.
+    /// How many contributions are waited for, if these participate (GOAT §V, `K_t^s`): a sum without
+    /// any of them does not come.
     #[must_use]
-    pub fn fan_in(&self) -> u8 {
-        (self.workers.count_ones() as usize + self.sums.len()) as u8
+    pub fn fan_in(&self, Participants(set): Participants) -> u8 {
+        let sums = self.sums.iter().filter(|sum| **sum & set != 0);
+        (self.workers & set).count_ones() as u8 + sums.count() as u8
     }
 
-    /// Whether these workers are one contribution.
-    pub(super) fn awaits(&self, workers: u128) -> bool {
-        workers.is_power_of_two() && workers & self.workers != 0 || self.sums.contains(&workers)
+    /// Whether these workers are one contribution, if these participate.
+    pub(super) fn awaits(&self, workers: u128, Participants(set): Participants) -> bool {
+        let is_own = workers.is_power_of_two() && workers & self.workers & set != 0;
+        is_own || workers != 0 && self.sums.iter().any(|sum| sum & set == workers)
     }
 }
 
@@ -318,7 +321,8 @@ mod tests {
             let onward: Onward = onward.iter().map(|(from, to)| (node(*from), node(*to))).collect();
             sums_of(nodes, &onward).map(|sums| {
                 let of = |(at, sum): (AggregationNode, PlannedSum)| {
-                    assert_eq!(u32::from(sum.fan_in()), sum.workers.count_ones() + sum.sums.len() as u32);
+                    let fan_in = u32::from(sum.fan_in(Participants::ALL));
+                    assert_eq!(fan_in, sum.workers.count_ones() + sum.sums.len() as u32);
                     (at.0, sum.workers, sum.sums, sum.onward.0)
                 };
                 sums.into_iter().map(of).collect::<Vec<_>>()
@@ -348,10 +352,27 @@ mod tests {
     fn a_sum_awaits_its_workers_one_by_one_and_sums_as_a_whole() {
         let sum = PlannedSum { workers: 0b11, sums: vec![0b1100], ..PlannedSum::default() };
         let awaited = [0b1, 0b10, 0b1100];
-        assert!(awaited.into_iter().all(|workers| sum.awaits(workers)));
+        let all = Participants::ALL;
+        assert!(awaited.into_iter().all(|workers| sum.awaits(workers, all)));
         let others = [0, 0b11, 0b100, 0b1000, 0b1101, 0b1_0000];
-        assert!(!others.into_iter().any(|workers| sum.awaits(workers)));
-        assert_eq!((sum.all(), sum.fan_in()), (0b1111, 3));
+        assert!(!others.into_iter().any(|workers| sum.awaits(workers, all)));
+        assert_eq!((sum.all(), sum.fan_in(all)), (0b1111, 3));
+    }
+
+    #[test]
+    fn a_sum_awaits_what_participants_contribute() {
+        let sum = PlannedSum { workers: 0b11, sums: vec![0b1100, 0b11_0000], ..PlannedSum::default() };
+        for (participants, awaited) in [
+            (0b11_1111, &[0b1, 0b10, 0b1100, 0b11_0000][..]),
+            (0b10_1001, &[0b1, 0b1000, 0b10_0000]),
+            (0b00_1110, &[0b10, 0b1100]),
+            (0b100_0000, &[]),
+        ] {
+            let participants = Participants(participants);
+            let found: Vec<u128> = (0..128).filter(|workers| sum.awaits(*workers, participants)).collect();
+            assert_eq!(found, awaited, "{participants:?}");
+            assert_eq!(usize::from(sum.fan_in(participants)), awaited.len(), "{participants:?}");
+        }
     }
 
     #[test]

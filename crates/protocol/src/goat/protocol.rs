@@ -6,8 +6,8 @@ use alloc::string::{String, ToString};
 use core::net::SocketAddr;
 
 use fanin_wire::{
-    AggregationNode, Dtype, FRAGMENT_ELEMENTS, Generation, JobId, Key, PLANNED_WORKERS_MAX, Rank, ShardId,
-    WireDtype, fragment_packet_bytes,
+    AggregationNode, Dtype, FRAGMENT_ELEMENTS, Generation, JobId, Key, PLANNED_WORKERS_MAX,
+    PlannedDirections, Rank, ShardId, WireDtype, fragment_packet_bytes,
 };
 
 use super::admission::{admit, is_same_plan, rank_terms, root_job, route};
@@ -68,7 +68,7 @@ impl Protocol for Goat {
     }
 
     fn packet_bytes(&self, elements: usize, _: WireDtype) -> usize {
-        fragment_packet_bytes(elements)
+        fragment_packet_bytes::<PlannedDirections>(elements)
     }
 
     fn check(&self, request: &JoinRequest) -> Result<(), Refusal> {
@@ -120,6 +120,10 @@ impl<A: Address> WorkerTerms for RankTerms<A> {
 
     fn packet_elements(&self, _: Dtype, _: usize) -> usize {
         self.config.elements.into()
+    }
+
+    fn has_participants(&self) -> bool {
+        true
     }
 
     fn shape(&self) -> String {

@@ -2,7 +2,9 @@
 //! summed and what workers send it directly, and refuses what is labelled by another plan.
 
 use alloc::vec::Vec;
-use fanin_wire::{AggregationNode, Generation, JobId, Key, PlannedDirections, PlannedHeader};
+use fanin_wire::{
+    AggregationNode, Generation, JobId, Key, Participants, PlannedDirections, PlannedHeader, Rank,
+};
 
 use super::GoatServer;
 use super::plan::{GoatJobConfig, Onward, PlannedSum, SubModels, sums_of};
@@ -119,12 +121,12 @@ impl<A: Copy> Roster<A> for Groups {
     }
 
     fn coverage(&self, header: &PlannedHeader) -> Result<Coverage, Reason> {
-        let PlannedDirections { aggregation_node, sub_model, workers, .. } = header.directions;
+        let PlannedDirections { aggregation_node, sub_model, workers, participants, .. } = header.directions;
         let (planned, fragment) = self.sub_models.locate(header.sequence);
         if (planned, fragment) != (sub_model, header.aggregator_index) {
             return Err(Reason::Unplanned);
         }
-        if workers == 0 {
+        if workers == 0 || workers & !participants.0 != 0 {
             return Err(Reason::OutOfRange);
         }
         let groups = &self.groups[usize::from(sub_model.0)];
@@ -141,7 +143,7 @@ impl<A: Copy> Roster<A> for Groups {
         // A fragment from a switch is for its node by then, or summed.
         let is_own = workers.is_power_of_two() && usize::from(child) >= self.known;
         // What a node before the last one sums, the last one may still send with more.
-        let is_whole = workers == group.workers && group.is_last;
+        let is_whole = workers == group.workers & participants.0 && group.is_last;
         let is_part = !is_whole && aggregation_node != AggregationNode::SERVER;
         Ok(Coverage {
             child,
@@ -153,9 +155,20 @@ impl<A: Copy> Roster<A> for Groups {
         })
     }
 
-    fn answer(&self, sequence: u64, _next_aggregator_index: u32) -> PlannedDirections {
+    fn participants(&self, label: &PlannedDirections) -> Participants {
+        let all = u128::MAX >> (u128::BITS as usize - self.ways.len());
+        if label.participants.0 & all == all { Participants::ALL } else { label.participants }
+    }
+
+    fn reaches(&self, child: usize, participants: Participants) -> bool {
+        let is_below =
+            |(rank, way): (u16, &u16)| usize::from(*way) == child && participants.contains(Rank(rank));
+        (0..).zip(&self.ways).any(is_below)
+    }
+
+    fn answer(&self, sequence: u64, _: u32, participants: Participants) -> PlannedDirections {
         let (sub_model, _) = self.sub_models.locate(sequence);
-        PlannedDirections { passed: true, sub_model, ..PlannedDirections::default() }
+        PlannedDirections { passed: true, sub_model, participants, ..PlannedDirections::default() }
     }
 }
 

@@ -22,7 +22,8 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use fanin_wire::{
-    AggregationNode, Flags, Generation, JobId, Key, PlannedDirections, PlannedHeader, SubModel,
+    AggregationNode, Flags, Generation, JobId, Key, Participants, PlannedDirections, PlannedHeader, Rank,
+    SubModel,
 };
 
 use super::plan::{PlannedSum, SubModels};
@@ -112,7 +113,7 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     }
 
     fn treatment(&self, header: &PlannedHeader) -> Treatment<u128> {
-        let PlannedDirections { passed, aggregation_node, workers, .. } = header.directions;
+        let PlannedDirections { passed, aggregation_node, workers, participants, .. } = header.directions;
         let Flags { resend, overflow, restore, .. } = header.flags;
         if passed || aggregation_node == AggregationNode::SERVER {
             // Of no use any more is a sum of sums that has a worker in it whose original values, or
@@ -127,16 +128,24 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
             return hop.map_or(Treatment::Forward, |hop| Treatment::Relay(hop as u16));
         }
         let Some((index, sum)) = self.aggregator(header) else { return Treatment::Forward };
-        // The server refuses workers that the plan does not have here.
-        if !sum.awaits(workers) {
+        // The server refuses workers that the plan does not have here, and who is no participant.
+        if !sum.awaits(workers, participants) {
             return Treatment::Forward;
         }
         if overflow || restore {
             return Treatment::Discard(index);
         }
         let window = Some(self.window_max.into());
-        let part = Part { index, bit: workers, fan_in_degree: sum.fan_in(), window };
+        let fan_in_degree = sum.fan_in(participants);
+        let part = Part { index, bit: workers, fan_in_degree, participants: participants.0, window };
         if resend { Treatment::Show(part) } else { Treatment::Add(part) }
+    }
+
+    /// A switch below may have participants below it.
+    fn reaches(&self, child: usize, participants: Participants) -> bool {
+        let Some(own) = child.checked_sub(self.below.len()) else { return true };
+        let ranks = (0..u128::BITS as u16).filter(|rank| self.own >> rank & 1 != 0);
+        ranks.map(Rank).nth(own).is_none_or(|rank| participants.contains(rank))
     }
 
     fn freed_by(&self, parameters: &PlannedHeader) -> Option<u32> {
@@ -148,7 +157,8 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     }
 
     fn of_sum(&self, directions: PlannedDirections, workers: u128) -> PlannedDirections {
-        let whole = self.sums.get(&directions.sub_model).filter(|sum| sum.all() == workers);
+        let is_whole = |sum: &&PlannedSum| sum.all() & directions.participants.0 == workers;
+        let whole = self.sums.get(&directions.sub_model).filter(is_whole);
         match whole.map_or(AggregationNode::SERVER, |sum| sum.onward) {
             AggregationNode::SERVER => PlannedDirections { passed: true, workers, ..directions },
             aggregation_node => PlannedDirections { aggregation_node, workers, ..directions },

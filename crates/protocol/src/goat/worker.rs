@@ -1,7 +1,7 @@
 //! The worker labels the fragments of each sub-model with the node that its assignment names (GOAT
 //! §III-D, steps 1 and 2).
 
-use fanin_wire::{PlannedDirections, PlannedHeader};
+use fanin_wire::{Participants, PlannedDirections, PlannedHeader, Rank};
 
 use super::plan::Assignment;
 use crate::aggregation::Way;
@@ -11,11 +11,16 @@ impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
     type Label = PlannedDirections;
 
     /// The index is the fragment's number within its sub-model.
-    fn label(&self, sequence: u64, _agreed: u32) -> (PlannedDirections, u32) {
+    fn label(&self, sequence: u64, _: u32, participants: Participants) -> (PlannedDirections, u32) {
         let (sub_model, fragment, aggregation_node) = self.locate(sequence);
+        let workers = self.bit();
         let directions =
-            PlannedDirections { passed: false, aggregation_node, sub_model, workers: self.bit() };
+            PlannedDirections { passed: false, aggregation_node, sub_model, workers, participants };
         (directions, fragment)
+    }
+
+    fn takes_part(&self, participants: Participants) -> bool {
+        participants.contains(Rank(self.rank()))
     }
 
     /// None is agreed on: each fragment has its own aggregator.

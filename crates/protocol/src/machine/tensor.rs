@@ -1,7 +1,7 @@
 //! The tensor as a worker sees it: numbers in place, whoever owns them.
 
 use fanin_quant::{Divisor, Exponent, Scale};
-use fanin_wire::{Dtype, LossBound, Op};
+use fanin_wire::{Dtype, LossBound, Op, Participants};
 
 const _: () = assert!(fanin_quant::WORKERS_MAX == fanin_wire::RANKS_MAX);
 const _: () = assert!(fanin_quant::INT8_BLOCK == fanin_wire::INT8_BLOCK);
@@ -241,6 +241,13 @@ pub trait Tensor {
     /// How much of it may be lost on its way (DLCP §3.2.1), if not as much as the job says.
     fn loss_bound(&self) -> Option<LossBound> {
         None
+    }
+
+    /// The ranks that contribute to it, and get the sum (GOAT §V). A worker that is none of them
+    /// sends nothing, and keeps its own values. All workers submit it all the same, with the same
+    /// set. A set may differ from the one before only once all workers of that one have its sums.
+    fn participants(&self) -> Participants {
+        Participants::ALL
     }
 }
 

@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use core::ops::Range;
 use fanin_quant::Exponent;
-use fanin_wire::{Collective, Op, Operation, Pattern, WireDtype};
+use fanin_wire::{Collective, Op, Operation, Participants, Pattern, WireDtype};
 
 use crate::machine::{Elements, Instant, Loss, Tensor, TensorTimes};
 
@@ -30,6 +30,7 @@ struct Entry<T> {
     /// `None` once finished and given back.
     tensor: Option<T>,
     collective: Collective,
+    participants: Participants,
     /// Elements of a chunk.
     chunk_elements: usize,
     /// Elements here; `collective` has those of the whole tensor.
@@ -87,7 +88,7 @@ impl<T: Tensor> Stream<T> {
 
     /// Appends a tensor that has elements.
     pub(crate) fn push(&mut self, mut tensor: T, Operation { op, pattern }: Operation) {
-        let whole = tensor.whole_elements();
+        let (whole, participants) = (tensor.whole_elements(), tensor.participants());
         let elements = tensor.elements();
         let (count, dtype) = (elements.count(), elements.dtype());
         let is_moved = matches!(pattern, Pattern::Broadcast(_));
@@ -111,6 +112,7 @@ impl<T: Tensor> Stream<T> {
         self.entries.push_back(Entry {
             tensor: Some(tensor),
             collective,
+            participants,
             chunk_elements,
             elements: count,
             first_chunk: self.end,
@@ -154,6 +156,10 @@ impl<T: Tensor> Stream<T> {
 impl<T: Tensor> Chunk<'_, T> {
     pub(crate) fn collective(&self) -> Collective {
         self.stream.entries[self.entry].collective
+    }
+
+    pub(crate) fn participants(&self) -> Participants {
+        self.stream.entries[self.entry].participants
     }
 
     /// Number of the chunk within its tensor.

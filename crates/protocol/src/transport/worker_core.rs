@@ -70,6 +70,13 @@ impl<A, T: Tensor> WorkerCore<A, T> {
         }
     }
 
+    /// Tells the owner that a tensor is done in which this worker takes no part.
+    pub(crate) fn passed_over(&mut self, finished: Option<(T, TensorTimes)>) {
+        if let Some((tensor, _)) = finished {
+            self.complete(tensor, None);
+        }
+    }
+
     fn complete(&mut self, tensor: T, times: Option<TensorTimes>) {
         self.statistics.completed += 1;
         self.events.push_back(WorkerEvent::Completed(tensor, times));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use fanin_protocol::atp::{Overflow, Scaling};
 use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, Onward, ServerPlan, SubModels, sums_of};
 use fanin_testworld::{Network, Random, Values};
-use fanin_wire::{AggregationNode, Generation, JobId, Key, SubModel};
+use fanin_wire::{AggregationNode, Generation, JobId, Key, Participants, Rank, SubModel};
 
 pub const ELEMENTS: usize = 64;
 
@@ -51,6 +51,8 @@ pub struct Case {
     pub large: bool,
     /// Elements of each tensor.
     pub tensors: Vec<usize>,
+    /// The ranks that take part in each; behind the last of them all do.
+    pub participants: Vec<Participants>,
     pub network: Network,
     /// Until the last worker begins, at most.
     pub late_us: u64,
@@ -101,6 +103,7 @@ impl Case {
                 jitter_us: random.pick(&[0, 5, 195]),
                 ..Network::default()
             },
+            participants: Vec::new(),
             late_us: random.pick(&[0, 100, 30_000]),
             retransmission_us: random.pick(&[500, 500, 5_000]),
             fault: random.pick(&[
@@ -127,6 +130,39 @@ impl Case {
         // From numbers of their own, so that what else is drawn stays as it was.
         case.onward = case.any_onward(&mut Random(seed ^ 0x50_0505));
         case
+    }
+
+    /// A case of several tensors, in each of which other workers take part.
+    pub fn with_changing_participants(seed: u64) -> Self {
+        let mut case = Self::from_seed(seed);
+        let mut random = Random(seed ^ 0x5e75);
+        let model = case.sub_models.iter().sum::<u32>() as usize * ELEMENTS;
+        let tensors = 2 + random.below(7);
+        case.tensors = (0..tensors).map(|_| random.pick(&[1, 65, model, 3 * model + 1, 64 * 20])).collect();
+        let workers = case.workers() as u64;
+        let some = |random: &mut Random| {
+            // One at least; most of them, or few.
+            let (one, most) = (random.below(workers), random.below(3) > 0);
+            let is_in = |rank: &u64| *rank == one || (random.below(4) > 0) == most;
+            Participants::of((0..workers).filter(is_in).map(|rank| Rank(rank as u16))).expect("128 at most")
+        };
+        for _ in 0..tensors {
+            let before = case.participants.last().copied();
+            case.participants.push(match random.below(4) {
+                0 => Participants::ALL,
+                1 => before.unwrap_or_default(),
+                _ => some(&mut random),
+            });
+        }
+        case
+    }
+
+    pub fn takes_part(&self, rank: usize, which: usize) -> bool {
+        self.participants_of(which).contains(Rank(rank as u16))
+    }
+
+    pub fn participants_of(&self, which: usize) -> Participants {
+        self.participants.get(which).copied().unwrap_or_default()
     }
 
     /// One switch for a sub-model and all workers, or a few, or the server, for whom it may be.
@@ -324,7 +360,8 @@ impl Case {
 
     /// Whether a sum is what it should be. A factor of a fragment's own rounds.
     pub fn is_sum(&self, which: usize, got: &Values) -> bool {
-        let parts: Vec<Values> = (0..self.workers()).map(|rank| self.tensor(rank, which)).collect();
+        let taking_part = (0..self.workers()).filter(|rank| self.takes_part(*rank, which));
+        let parts: Vec<Values> = taking_part.map(|rank| self.tensor(rank, which)).collect();
         match got {
             Values::Float32(got) => got.iter().enumerate().all(|(i, got)| {
                 let of = |part: &Values| if let Values::Float32(part) = part { part[i] } else { f32::NAN };

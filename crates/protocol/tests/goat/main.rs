@@ -30,6 +30,14 @@ fn two_thousand_seeds_are_exact_under_faults() {
     assert!(!all || generations > 100, "packets of older plans: {generations}");
 }
 
+#[test]
+fn sums_of_changing_participants_are_exact_under_faults() {
+    each_seed(0..2_000, |seed| drop(check(Case::with_changing_participants(seed))));
+    // A rank that took no part in long hands older parameters back than others have.
+    each_seed([17_825_734_999_847_200_912], |seed| drop(check(Case::with_changing_participants(seed))));
+    each_seed(fresh_seeds(128), |seed| drop(check(Case::with_changing_participants(seed))));
+}
+
 /// The paper's Figure 2: S3 is at the server, S1 and S2 have two workers each, and all three are linked. Each switch has room for one
 /// fragment. A is summed at S1, B at S2, C at S3.
 fn figure_2() -> Case {
@@ -49,6 +57,7 @@ fn figure_2() -> Case {
         scaling: Scaling::Static,
         large: false,
         tensors: vec![3 * ELEMENTS],
+        participants: Vec::new(),
         network: Network::default(),
         late_us: 0,
         retransmission_us: 50_000,

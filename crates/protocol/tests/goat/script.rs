@@ -18,6 +18,11 @@ type Worker = GoatWorker<usize, Numbered>;
 pub struct Goat {
     case: Case,
     generation: u16,
+    /// How many tensors may be submitted: the participants may change only once all of the ones before have
+    /// their sums.
+    allowed: usize,
+    /// How many each worker has submitted.
+    submitted: Vec<usize>,
 }
 
 pub enum Happening {
@@ -25,18 +30,26 @@ pub enum Happening {
     Fault,
     /// Another plan takes over.
     Plan,
+    /// A worker submits all that it may.
+    Submit(usize),
 }
 
 pub fn world(case: Case) -> World<Goat> {
     let (random, late_us) = (Random(case.seed ^ 0x5eed), case.late_us);
     let (workers, tensors) = (case.worker(0)..case.worker(case.workers()), case.tensors.len());
     let has_fault = case.fault != Fault::None;
-    let script = Goat { case, generation: 0 };
+    let submitted = vec![0; case.workers()];
+    let changes = !case.participants.is_empty();
+    let script = Goat { case, generation: 0, allowed: 0, submitted };
     let mut machines = vec![Machine::summer(script.server(false))];
     machines.extend((0..script.case.switches).map(|at| Machine::summer(script.switch(at))));
     machines.extend((0..script.case.workers()).map(|rank| Machine::worker(script.worker(rank))));
     let mut world = World::new(script, random, machines, tensors);
-    world.begin_within(workers, late_us);
+    if changes {
+        allow(&mut world);
+    } else {
+        world.begin_within(workers, late_us);
+    }
     let fault_at = 20_000 + world.random.below(1_000 * late_us.max(300));
     if has_fault {
         world.happens_at(fault_at, Happening::Fault);
@@ -107,12 +120,16 @@ impl Script for Goat {
 
     fn tensor(&self, node: usize, number: usize) -> (Numbered, Operation) {
         let rank = node - self.case.worker(0);
-        (Numbered::new(number, self.case.tensor(rank, number)), Op::Sum.into())
+        let participants = self.case.participants_of(number);
+        let tensor = Numbered { participants, ..Numbered::new(number, self.case.tensor(rank, number)) };
+        (tensor, Op::Sum.into())
     }
 
     fn happen(world: &mut World<Self>, what: Happening) {
-        if let Happening::Plan = what {
-            return replan(world);
+        match what {
+            Happening::Plan => return replan(world),
+            Happening::Submit(rank) => return submit(world, rank),
+            Happening::Fault => {}
         }
         let any = world.random.below(world.script.case.switches as u64) as usize;
         match world.script.case.fault {
@@ -137,14 +154,60 @@ impl Script for Goat {
         }
     }
 
-    /// The same bits everywhere, and the right ones.
+    /// The next tensors follow once all that take part in these have them.
+    fn after_drain(world: &mut World<Self>, _node: usize, _sent: usize) {
+        let Goat { case, allowed, .. } = &world.script;
+        if !(1..case.tensors.len()).contains(allowed) {
+            return;
+        }
+        let has = |rank: usize, number| world.done(case.worker(rank), number).is_some();
+        let is_over =
+            |number| (0..case.workers()).all(|rank| !case.takes_part(rank, number) || has(rank, number));
+        if (0..*allowed).all(is_over) {
+            allow(world);
+        }
+    }
+
+    /// The same bits with all that take part, and the right ones. The others keep their own.
     fn check(world: &World<Self>) {
         let case = &world.script.case;
         for number in 0..case.tensors.len() {
-            let sum = world.same_everywhere(case.worker(0)..case.worker(case.workers()), number);
-            assert!(case.is_sum(number, &sum.values), "tensor {number}: {case:?}");
+            let of = |rank: usize| &world.done(case.worker(rank), number).expect("all are done").values;
+            let first = (0..case.workers()).find(|rank| case.takes_part(*rank, number));
+            let sum = of(first.expect("one at least"));
+            assert!(case.is_sum(number, sum), "tensor {number}: {case:?}");
+            for rank in 0..case.workers() {
+                let own =
+                    if case.takes_part(rank, number) { sum.bits() } else { case.tensor(rank, number).bits() };
+                assert_eq!(of(rank).bits(), own, "tensor {number} of rank {rank}: {case:?}");
+            }
         }
     }
+}
+
+/// The tensors up to the next change of participants may be submitted. Each worker is late by itself, also one
+/// that takes no part.
+fn allow(world: &mut World<Goat>) {
+    let Goat { case, allowed, .. } = &mut world.script;
+    let participants = case.participants_of(*allowed);
+    *allowed += 1;
+    while *allowed < case.tensors.len() && case.participants_of(*allowed) == participants {
+        *allowed += 1;
+    }
+    let (workers, late_us) = (case.workers(), case.late_us);
+    for rank in 0..workers {
+        let late = world.random.below(1000 * late_us + 1);
+        world.happens_in(Duration::from_nanos(late), Happening::Submit(rank));
+    }
+}
+
+fn submit(world: &mut World<Goat>, rank: usize) {
+    let node = world.script.case.worker(rank);
+    for number in world.script.submitted[rank]..world.script.allowed {
+        world.submit(node, number);
+    }
+    world.script.submitted[rank] = world.script.allowed;
+    world.drain(node);
 }
 
 /// Another plan, without who is dead.

@@ -124,6 +124,11 @@ class Channel:
         strided = tensor.device.type in DEVICES and tensor.layout == torch.strided
         return strided and DTYPES.get(tensor.dtype) in self._summed
 
+    @property
+    def has_participants(self) -> bool:
+        """Whether a part of the ranks can sum alone: the same answer on every rank."""
+        return self._client is not None and self._client.has_participants
+
     def all_reduce(
         self,
         tensors: Sequence[torch.Tensor],

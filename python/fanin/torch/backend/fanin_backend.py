@@ -325,6 +325,11 @@ class FaninBackend(DelegatingBackend):
         return self._channel.serves(tensor)
 
     @property
+    def has_participants(self) -> bool:
+        """Whether a part of the ranks can sum alone (`fanin._participants`)."""
+        return self._channel.has_participants
+
+    @property
     def plan(self) -> _fanin.JobPlan | None:
         """See `fanin.torch.plan`."""
         return self._channel.plan

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch._C._distributed_c10d import Work
 
-from fanin import _bounds, _fanin, _layers
+from fanin import _bounds, _fanin, _layers, _participants
 from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.patches.backward import lose_type
 from fanin.torch.patches.work_methods import FindableWork
@@ -56,6 +56,7 @@ class Request:
     average: bool = False
     layer: _layers.Layer | None = field(default_factory=_layers.current)
     loss_bound: float | None = field(default_factory=_bounds.current)
+    participants: Sequence[int] | None = field(default_factory=_participants.current)
 
     def gives(self, part: int, rank: int) -> bool:
         """Whether a rank's memory of a part is read."""
@@ -90,6 +91,7 @@ class Request:
             notify,
             self.layer,
             self.loss_bound,
+            self.participants,
         )
 
 

@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 use core::ops::Range;
-use fanin_wire::{FragmentHeader, JobId, Key, Label};
+use fanin_wire::{FragmentHeader, JobId, Key, Label, Participants};
 
 use crate::aggregation::{ConfigError, JobConfig, WORKERS_MAX};
 use crate::machine::Reason;
@@ -105,9 +105,19 @@ pub trait Roster<A>: Sized + core::fmt::Debug {
     /// The workers in a fragment, or why nobody of this job sends such ones.
     fn coverage(&self, header: &FragmentHeader<Self::Label>) -> Result<Coverage, Reason>;
 
-    /// The label of what is sent down about a fragment. Workers that agree on an aggregator for
-    /// each place learn the next one of the fragment's place by it.
-    fn answer(&self, sequence: u64, next_aggregator_index: u32) -> Self::Label;
+    /// The ranks that a fragment waits for: all, or a part of them.
+    fn participants(&self, _label: &Self::Label) -> Participants {
+        Participants::ALL
+    }
+
+    /// Whether a child gets what these participants get.
+    fn reaches(&self, _child: usize, _participants: Participants) -> bool {
+        true
+    }
+
+    /// The label of what is sent down about a fragment of these participants. Workers that agree on
+    /// an aggregator for each place learn the next one of the fragment's place by it.
+    fn answer(&self, sequence: u64, next_aggregator_index: u32, participants: Participants) -> Self::Label;
 }
 
 /// A job that a server can take.

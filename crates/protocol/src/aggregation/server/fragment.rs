@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Collective, Dtype, Flags, FragmentHeader, GradientHeader, Op};
+use fanin_wire::{Collective, Dtype, Flags, FragmentHeader, GradientHeader, Op, Participants};
 
 use super::aside::{Aside, AsideRoom};
 use super::exact_sum::ExactSum;
@@ -17,6 +17,7 @@ use crate::machine::{Instant, Reason};
 pub(super) struct Subject {
     pub(super) collective: Collective,
     pub(super) fragment: u32,
+    pub(super) participants: Participants,
     /// A position that said so, to name in a disagreement.
     pub(super) first: u16,
 }
@@ -82,6 +83,7 @@ pub(super) struct Finished {
     pub(super) sequence: u64,
     pub(super) collective: Collective,
     pub(super) fragment: u32,
+    pub(super) participants: Participants,
     pub(super) ecn: bool,
     /// A packet of it was lost, or its parameters were.
     pub(super) lost: bool,
@@ -316,16 +318,17 @@ impl Unfinished {
         parameters: &mut [u8],
     ) {
         let mean = collective.op == Op::Average;
+        let participants = self.count;
         let out = parameters.as_chunks_mut().0.iter_mut();
         if collective.dtype == Dtype::Int32 {
-            let divisor = if mean { i32::from(config.workers) } else { 1 };
+            let divisor = if mean { participants as i32 } else { 1 };
             for (sum, out) in sums.iter().zip(out) {
                 // Native integers wrap, and a mean is truncated toward zero, as with SwitchML.
                 *out = (*sum as i32 / divisor).to_le_bytes();
             }
             return;
         }
-        let workers = if mean { f64::from(config.workers) } else { 1.0 };
+        let workers = if mean { f64::from(participants) } else { 1.0 };
         let divisor = config.factor(self.exponent) * workers;
         match &self.exact {
             None => {

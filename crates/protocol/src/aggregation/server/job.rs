@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
     Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Key, Kind, Label,
-    Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
+    Participants, Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::fragment::{Finished, Spare, Subject, Unfinished, is_sent_again};
@@ -51,6 +51,9 @@ struct Place<L> {
     /// Whether it is certain which fragment is next: not so after a restart, until one is finished
     /// here.
     anchored: bool,
+    /// Whether its last parameters were handed back. They may be older than those that others have,
+    /// if their worker was in no sum since then. A later fragment may be next, therefore.
+    by_hand: bool,
     parameters_to: To,
     /// To whom the finished parameters went last because they were asked for, and when.
     answered: Option<(To, Instant)>,
@@ -78,6 +81,8 @@ pub(super) struct Job<A, R: Roster<A>> {
     /// The finished parameters as they travel, `elements` of four bytes for each place.
     parameters: Vec<u8>,
     children: Children<A>,
+    /// The children that a train goes to, if it does not go to all.
+    some: Vec<A>,
     /// Places that have something to send; each stands here once for each kind.
     outgoing: VecDeque<(usize, Outgoing)>,
     /// The highest sequence number that is finished.
@@ -97,6 +102,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             gathering: Unfinished::new(sequence),
             finished: None,
             anchored: !restored,
+            by_hand: false,
             parameters_to: To::Nobody,
             answered: None,
             request: None,
@@ -110,6 +116,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
             parameters: vec![0; window * elements * 4],
+            some: Vec::new(),
             outgoing: VecDeque::with_capacity(2 * window),
             newest: None,
             abortion: Abortion::None,
@@ -117,6 +124,15 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             period: (0, 0, 0),
             progress: ServerProgress::default(),
         }
+    }
+
+    /// How many workers these participants are.
+    fn expected(&self, participants: Participants) -> u32 {
+        let workers = self.roster.workers();
+        if participants == Participants::ALL {
+            return workers as u32;
+        }
+        (0..workers).filter(|at| participants.contains(Rank(self.roster.rank(*at)))).count() as u32
     }
 
     /// Takes a packet that is authentic.
@@ -142,6 +158,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         }
         let at = self.config.place(header.sequence);
         let place = &mut self.places[at];
+        if place.by_hand && place.gathering.subject.is_none() && header.sequence > place.gathering.sequence {
+            place.anchored = false;
+        }
         // A server that lost its memory takes the first fragment it hears of for the current one,
         // until it hears of a later one.
         if !place.anchored
@@ -185,14 +204,20 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     ) -> Result<Verdict, Reason> {
         let FragmentPacket { header, payload, .. } = packet;
         let elements = usize::from(self.config.elements);
+        let participants = self.roster.participants(&header.directions);
+        let workers = self.expected(participants);
         let is_earliest = self.spare.is_short() && self.earliest_gathering() == Some(header.sequence);
         let sums = &mut self.sums[at * elements..][..elements];
         let place = &mut self.places[at];
         let gathering = &mut place.gathering;
-        let subject =
-            Subject { collective: header.collective, fragment: header.fragment, first: sender.first };
+        let subject = Subject {
+            collective: header.collective,
+            fragment: header.fragment,
+            participants,
+            first: sender.first,
+        };
         let first = *gathering.subject.get_or_insert(subject);
-        if (first.collective, first.fragment) != (subject.collective, subject.fragment) {
+        if first != (Subject { first: first.first, ..subject }) {
             self.disagree(first, subject);
             return Err(Reason::Aborted);
         }
@@ -202,7 +227,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             if gathering.requested.is_none() && place.anchored {
                 return Err(Reason::Unexpected);
             }
-            self.restore(at, packet);
+            self.restore(at, packet, participants);
             return Ok(Verdict::Multicast);
         }
         gathering.hear(header.flags, sender);
@@ -214,7 +239,6 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         // Congestion and collisions are news even when the values are not (Figure 7, box 7).
         gathering.ecn |= header.flags.ecn;
         gathering.collision |= header.flags.collision;
-        let workers = self.roster.workers() as u32;
         if let Err(reason) = added {
             // A worker that sends scaled values again has not heard that the original ones are
             // wanted. With anything that is sent again to a server that forgot, somebody may not
@@ -293,7 +317,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         if previous && !place.anchored {
             // A worker that is ahead has the parameters which this server forgot.
             if header.flags.restore {
-                let finished = finished_by_hand(header);
+                let finished = finished_by_hand(header, self.roster.participants(&header.directions));
                 self.store_parameters(at, finished, packet.payload);
                 return Ok(Verdict::Multicast);
             }
@@ -337,6 +361,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             sequence,
             collective: header.collective,
             fragment: header.fragment,
+            participants: self.roster.participants(&header.directions),
             ecn: gathering.ecn,
             lost: gathering.lost,
             aggregator_index: index,
@@ -375,10 +400,11 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     }
 
     /// A worker hands back the parameters of the fragment that a place gathers.
-    fn restore(&mut self, at: usize, packet: &FragmentPacket<'_, R::Label>) {
+    fn restore(&mut self, at: usize, packet: &FragmentPacket<'_, R::Label>, participants: Participants) {
         let bytes = self.config.payload_bytes();
         self.parameters[at * bytes..][..bytes].copy_from_slice(packet.payload);
-        self.finished(at, finished_by_hand(&packet.header));
+        self.finished(at, finished_by_hand(&packet.header, participants));
+        self.places[at].by_hand = true;
     }
 
     /// Keeps parameters that were handed back for a fragment whose successor is being gathered.
@@ -389,6 +415,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         place.finished = Some(finished);
         place.answered = None;
         place.anchored = true;
+        place.by_hand = true;
         self.progress.completed += 1;
         self.newest = self.newest.max(Some(finished.sequence));
         self.send_parameters(at, To::All);
@@ -400,6 +427,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         let next = finished.sequence + u64::from(self.config.window_max);
         place.gathering.begin(next, &mut self.spare);
         place.anchored = true;
+        place.by_hand = false;
         place.finished = Some(finished);
         place.answered = None;
         place.request = None;
@@ -442,10 +470,15 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         true
     }
 
-    /// Two workers do not reduce the same.
+    /// Two workers do not reduce the same, or not with the same others.
     fn disagree(&mut self, first: Subject, second: Subject) {
-        let named = |subject: Subject| (Rank(self.roster.rank(subject.first.into())), subject.collective);
-        let reason = AbortReason::Mismatch { first: named(first), second: named(second) };
+        let rank = |subject: Subject| Rank(self.roster.rank(subject.first.into()));
+        let named = |subject: Subject| (rank(subject), subject.collective);
+        let reason = if first.participants == second.participants {
+            AbortReason::Mismatch { first: named(first), second: named(second) }
+        } else {
+            AbortReason::Participants { first: rank(first), second: rank(second) }
+        };
         self.stop(Abortion::New(reason));
     }
 
@@ -518,9 +551,11 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         for gathering in self.places.iter().map(|place| &place.gathering).filter(|found| found.gathered() > 0)
         {
             progress.in_use += 1;
+            let participants = gathering.subject.map_or(Participants::ALL, |subject| subject.participants);
             for position in 0..self.roster.workers() {
                 let rank = usize::from(self.roster.rank(position));
-                progress.waiting_for[rank] += u32::from(!gathering.has(position));
+                let is_awaited = participants.contains(Rank(rank as u16)) && !gathering.has(position);
+                progress.waiting_for[rank] += u32::from(is_awaited);
             }
         }
         progress
@@ -547,19 +582,21 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             return Some(Transmit { to, bytes: abort.len(), segment_bytes: abort.len() });
         }
         let payload_bytes = self.config.payload_bytes();
-        let mut run: Option<(To, usize)> = None;
+        let mut run: Option<(To, Participants, usize)> = None;
         let mut bytes = 0;
         while let Some(&(at, what)) = self.outgoing.front() {
             let place = &mut self.places[at];
-            let (to, header, payload) = match (what, place.request, place.finished) {
+            let (to, participants, header, payload) = match (what, place.request, place.finished) {
                 (Outgoing::Request, Some(request), _) => {
-                    let directions = self.roster.answer(request.sequence, 0);
-                    (To::All, request_header(request, directions), &[][..])
+                    let participants = self.roster.participants(&request.directions);
+                    let directions = self.roster.answer(request.sequence, 0, participants);
+                    (To::All, participants, request_header(request, directions), &[][..])
                 }
                 (Outgoing::Parameters, _, Some(finished)) => {
                     let payload = &self.parameters[at * payload_bytes..][..payload_bytes];
-                    let directions = self.roster.answer(finished.sequence, finished.next_aggregator_index);
-                    (place.parameters_to, finished.header(directions), payload)
+                    let (next, participants) = (finished.next_aggregator_index, finished.participants);
+                    let directions = self.roster.answer(finished.sequence, next, participants);
+                    (place.parameters_to, participants, finished.header(directions), payload)
                 }
                 // The request was answered in the meantime, and its parameters stand behind.
                 _ => {
@@ -567,10 +604,9 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
                     continue;
                 }
             };
-            let segment_bytes = fragment_packet_bytes(payload.len() / 4);
-            if *run.get_or_insert((to, segment_bytes)) != (to, segment_bytes)
-                || bytes + segment_bytes > train.len()
-            {
+            let segment_bytes = fragment_packet_bytes::<R::Label>(payload.len() / 4);
+            let next = (to, participants, segment_bytes);
+            if *run.get_or_insert(next) != next || bytes + segment_bytes > train.len() {
                 break;
             }
             let elements = payload.len() / 4;
@@ -584,10 +620,15 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             }
             self.outgoing.pop_front();
         }
-        let (to, segment_bytes) = run.filter(|_| bytes > 0)?;
+        let (to, participants, segment_bytes) = run.filter(|_| bytes > 0)?;
         let to = match to {
             To::Child(child) => self.children.address(child.into()),
-            To::All | To::Nobody => self.children.addresses(),
+            To::All | To::Nobody if participants == Participants::ALL => self.children.addresses(),
+            To::All | To::Nobody => {
+                let is_meant = |child| self.roster.reaches(child, participants);
+                self.children.addresses_of(is_meant, &mut self.some);
+                &self.some
+            }
         };
         Some(Transmit { to, bytes, segment_bytes })
     }
@@ -629,11 +670,12 @@ impl Finished {
 }
 
 /// Parameters that a worker hands back: it knows the index that its place uses from now on.
-const fn finished_by_hand<L>(header: &FragmentHeader<L>) -> Finished {
+const fn finished_by_hand<L>(header: &FragmentHeader<L>, participants: Participants) -> Finished {
     Finished {
         sequence: header.sequence,
         collective: header.collective,
         fragment: header.fragment,
+        participants,
         ecn: header.flags.ecn,
         lost: false,
         aggregator_index: header.aggregator_index,

@@ -1,9 +1,10 @@
 //! A job at a switch: the packets that wait on its way up and down.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use fanin_wire::{
     ABORT_BYTES, Abort, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Key, Kind, Label,
-    Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    Participants, Preamble, ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::{Route, SwitchConfig, SwitchProgress};
@@ -26,7 +27,8 @@ enum Upward<L> {
 /// Whom a train is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum To {
-    Children,
+    /// Those that these participants' parameters go to.
+    Children(Participants),
     Upstream,
     Neighbour(u16),
 }
@@ -37,7 +39,9 @@ pub(super) struct Job<A, R: Route<A>> {
     /// By bit.
     pub(super) children: Children<A>,
     up: VecDeque<Upward<R::Label>>,
-    down: VecDeque<PassingPacket>,
+    down: VecDeque<(Participants, PassingPacket)>,
+    /// The children that a train goes to, if it does not go to all.
+    some: Vec<A>,
     pub(super) abortion: Abortion,
     /// Whether the children are to be told so: one packet between two drains is enough.
     abort_pending: bool,
@@ -51,6 +55,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
             route,
             up: VecDeque::new(),
             down: VecDeque::new(),
+            some: Vec::new(),
             abortion: Abortion::None,
             abort_pending: false,
             progress: SwitchProgress::default(),
@@ -69,12 +74,14 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         config: &SwitchConfig,
         passing: &mut Passing,
         bytes: &[u8],
+        participants: Participants,
     ) -> Result<Verdict, Reason> {
         // A switch that lost its memory knows no children: they send again, and ask the server.
         if self.children.addresses().is_empty() {
             return Err(Reason::Unexpected);
         }
-        self.down.push_back(copied(bytes, config.is_congested(self.down.len()), passing)?);
+        let waiting = copied(bytes, config.is_congested(self.down.len()), passing)?;
+        self.down.push_back((participants, waiting));
         Ok(Verdict::Multicast)
     }
 
@@ -148,7 +155,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
     ) -> Result<Verdict, Reason> {
         let ((_, key, _), preamble) = (self.route.job(), self.preamble(R::Label::KIND));
         let header = self.marked(config, header);
-        let waiting = passing.push(fragment_packet_bytes(elements), |out| {
+        let waiting = passing.push(fragment_packet_bytes::<R::Label>(elements), |out| {
             FragmentPacket::write(out, key, &preamble, &header, elements, fill);
         });
         self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
@@ -194,7 +201,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
                 passing.take(packet);
             }
         }
-        for packet in self.down.drain(..) {
+        for (_, packet) in self.down.drain(..) {
             passing.take(packet);
         }
     }
@@ -208,7 +215,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
     ) -> (Run, To) {
         // Parameters first: they free workers, and aggregators further down.
         if self.abort_pending || !self.down.is_empty() {
-            return (self.write_down(passing, train), To::Children);
+            let (run, participants) = self.write_down(passing, train);
+            return (run, To::Children(participants));
         }
         let (run, neighbour) = self.write_up(table, passing, train);
         (run, neighbour.map_or(To::Upstream, To::Neighbour))
@@ -217,27 +225,33 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
     /// Where a train goes.
     pub(super) fn addresses(&self, to: To) -> &[A] {
         match to {
-            To::Children => self.children.addresses(),
+            To::Children(Participants::ALL) => self.children.addresses(),
+            To::Children(_) => &self.some,
             To::Neighbour(number) => self.route.neighbour(number),
             To::Upstream => core::slice::from_ref(self.route.upstream()),
         }
     }
 
-    /// Writes what goes to the children next into `train`, as long as it has one size.
-    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> Run {
+    /// Writes what goes to the children next into `train`: packets of one size for the same
+    /// participants. Says who these are.
+    fn write_down(&mut self, passing: &mut Passing, train: &mut [u8]) -> (Run, Participants) {
         let mut run = Run::default();
         if let Some(reason) = self.abortion.reason() {
             let abort = Abort { preamble: self.preamble(Kind::Abort), reason };
             run.packet(ABORT_BYTES, train).copy_from_slice(&abort.to_bytes(self.route.job().1));
             self.abort_pending = false;
-            return run;
+            return (run, Participants::ALL);
         }
-        while self.down.front().is_some_and(|packet| run.takes(packet.len(), train))
-            && let Some(packet) = self.down.pop_front()
+        let next = self.down.front().map_or(Participants::ALL, |(participants, _)| *participants);
+        while self.down.front().is_some_and(|(set, packet)| *set == next && run.takes(packet.len(), train))
+            && let Some((_, packet)) = self.down.pop_front()
         {
             run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
         }
-        run
+        if next != Participants::ALL {
+            self.children.addresses_of(|child| self.route.reaches(child, next), &mut self.some);
+        }
+        (run, next)
     }
 
     /// Writes what goes up next into `train`, as long as it has one size and one way: sums straight
@@ -266,7 +280,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
                     // made it worthless.
                     if let Some(sum) = table.sum(*index, &identifier) {
                         let elements = sum.value.len();
-                        let bytes = fragment_packet_bytes(elements);
+                        let bytes = fragment_packet_bytes::<R::Label>(elements);
                         if !run.takes(bytes, train) {
                             break;
                         }

@@ -18,7 +18,7 @@ use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
     Dtype, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label, Operation,
-    Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    Participants, Preamble, ShardId, WorkerId, fragment_packet_bytes,
 };
 
 use super::EXPONENT_UNKNOWN;
@@ -40,9 +40,14 @@ pub trait Way<A>: core::fmt::Debug {
     /// The label of the fragments.
     type Label: Label;
 
-    /// The label of a fragment, and its index; `agreed` is the one that all workers agreed on for
-    /// its place.
-    fn label(&self, sequence: u64, agreed: u32) -> (Self::Label, u32);
+    /// The label of a fragment of these participants, and its index; `agreed` is the one that all
+    /// workers agreed on for its place.
+    fn label(&self, sequence: u64, agreed: u32, participants: Participants) -> (Self::Label, u32);
+
+    /// Whether the worker is one of them.
+    fn takes_part(&self, _participants: Participants) -> bool {
+        true
+    }
 
     /// The index that the place of a fragment uses from now on, by its parameters.
     fn next_aggregator_index(parameters: &FragmentHeader<Self::Label>) -> u32;
@@ -101,6 +106,8 @@ struct Place<L> {
     /// Aggregator and exponent of the fragment that is on the way or comes next.
     aggregator_index: u32,
     exponent: i16,
+    /// The participants of the fragment before: who is not one of them does not know the exponent.
+    told: Participants,
     /// Header of the last parameters.
     last: Option<FragmentHeader<L>>,
 }
@@ -143,6 +150,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let place = |place| Place {
             aggregator_index: config.aggregator_index(place),
             exponent: GradientHeader::STATIC_FACTOR,
+            told: Participants::ALL,
             last: None,
         };
         let stream = Stream::new(usize::from(config.elements), None);
@@ -152,7 +160,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             window: Window::new(config.window_max, directions.lanes()),
             directions,
             congestion: CongestionWindow::new(
-                fragment_packet_bytes(usize::from(config.elements)),
+                fragment_packet_bytes::<D::Label>(usize::from(config.elements)),
                 config.window_max.into(),
                 config.congestion_control,
             ),
@@ -239,7 +247,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         if header.collective != place.collective() || header.fragment != place.chunk() {
             return Err(Reason::Unexpected);
         }
-        let range = place.range();
+        let (range, participants) = (place.range(), place.participants());
         place.elements().narrow(range, payload);
         let finished = place.finish_chunk(now);
 
@@ -248,6 +256,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         self.last_payloads[at..at + payload.len()].copy_from_slice(payload);
         let place = &mut self.places[index];
         place.last = Some(*header);
+        place.told = participants;
         place.aggregator_index = match self.config.hashing {
             Hashing::Hash => D::next_aggregator_index(header),
             Hashing::Linear | Hashing::Partition { .. } => {
@@ -278,7 +287,26 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
         self.recover(sequence, lost);
         self.core.finished(finished);
+        self.pass_over(now);
         Ok(Verdict::Absorb)
+    }
+
+    /// Goes by the fragments that are next and in which this worker takes no part.
+    fn pass_over(&mut self, now: Instant) {
+        if !self.core.is_running() {
+            return;
+        }
+        loop {
+            let sequence = self.window.next();
+            let Some(fragment) = self.core.stream.locate(sequence) else { return };
+            let participants = fragment.participants();
+            if self.directions.takes_part(participants) || !self.window.pass_over() {
+                return;
+            }
+            self.places[self.window.place(sequence)].told = participants;
+            let finished = fragment.finish_chunk(now);
+            self.core.passed_over(finished);
+        }
     }
 
     /// The server needs original values (§3.8), or lost its memory: who has the parameters hands
@@ -369,6 +397,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             Outgoing::First(sequence) => {
                 self.window.send_next(now, self.directions.lane(sequence));
                 self.write_fragment(now, sequence, false, out);
+                self.pass_over(now);
             }
             Outgoing::Again(sequence) => {
                 self.again.pop_front();
@@ -402,15 +431,23 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let next_exponent = match self.config.scaling {
             Scaling::Static => GradientHeader::STATIC_FACTOR,
             Scaling::Dynamic => {
-                let exponent = self.core.stream.exponent(sequence + u64::from(self.config.window_max));
+                let after = sequence + u64::from(self.config.window_max);
+                let later = self.core.stream.locate(after).map(|later| later.participants());
                 debug_assert_eq!(Exponent::UNKNOWN.bits(), EXPONENT_UNKNOWN);
-                exponent.bits()
+                match later {
+                    Some(later) if !self.directions.takes_part(later) => GradientHeader::STATIC_FACTOR,
+                    _ => self.core.stream.exponent(after).bits(),
+                }
             }
         };
         let mut fragment = self.core.stream.locate(sequence).expect("what is on the way is in the stream");
         fragment.sent(now);
-        let collective = fragment.collective();
-        let (directions, aggregator_index) = self.directions.label(sequence, place.aggregator_index);
+        let (collective, participants) = (fragment.collective(), fragment.participants());
+        let (directions, aggregator_index) =
+            self.directions.label(sequence, place.aggregator_index, participants);
+        // All participants know whether all of them were told the exponent.
+        let was_told = participants.is_subset(place.told);
+        let exponent = if was_told { place.exponent } else { GradientHeader::STATIC_FACTOR };
         let mut header = FragmentHeader {
             flags: Flags { resend, ..Flags::default() },
             directions,
@@ -418,15 +455,14 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             aggregator_index,
             fragment: fragment.chunk(),
             collective,
-            exponent: place.exponent,
+            exponent,
             next_exponent,
         };
         let elements = usize::from(self.config.elements);
         let range = fragment.range();
         let is_float = collective.dtype != Dtype::Int32;
         let at_once = is_float && collective.elements <= self.config.originals_elements_max;
-        let is_fixed =
-            self.config.scaling == Scaling::Dynamic && place.exponent == GradientHeader::STATIC_FACTOR;
+        let is_fixed = self.config.scaling == Scaling::Dynamic && exponent == GradientHeader::STATIC_FACTOR;
         if is_float && is_fixed && !at_once && !self.window.originals(sequence) {
             let exponent = fragment.elements().exponent(range.clone()).finite();
             if exponent.is_some_and(|exponent| self.config.is_tiny(exponent)) {
@@ -435,7 +471,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             }
         }
         if !at_once && !self.window.originals(sequence) {
-            let scale = Scale::of_factor(self.config.factor(place.exponent));
+            let scale = Scale::of_factor(self.config.factor(exponent));
             let proactive = self.config.overflow == Overflow::Proactive && is_float;
             let mut risky = false;
             FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
@@ -463,7 +499,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let place = self.places[index];
         let last = place.last.expect("a finished fragment has parameters");
         let next = D::next_aggregator_index(&last);
-        let (directions, aggregator_index) = self.directions.label(sequence, next);
+        let participants = last.directions.participants();
+        let (directions, aggregator_index) = self.directions.label(sequence, next, participants);
         let header = FragmentHeader {
             flags: Flags { resend: true, restore: true, ..Flags::default() },
             directions,
@@ -543,7 +580,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
         }
         let mut run = Run::default();
         let mut to = None;
-        let bytes = fragment_packet_bytes(usize::from(self.config.elements));
+        let bytes = fragment_packet_bytes::<D::Label>(usize::from(self.config.elements));
         while run.takes(bytes, train)
             && let Some(outgoing) = self.next_packet()
         {
@@ -580,6 +617,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
 
     fn submit(&mut self, tensor: T, operation: impl Into<Operation>) {
         self.core.submit(tensor, operation.into());
+        self.pass_over(self.last_progress);
     }
 
     /// Nothing is told: server and switches ask for what they need.
@@ -607,6 +645,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
         }
         self.unheard = self.again.is_empty();
         self.make_known();
+        self.pass_over(now);
     }
 
     fn abandon(&mut self) -> impl Iterator<Item = T> {

@@ -23,6 +23,8 @@ const OVERTAKING: usize = 3;
 struct Fragment {
     /// The last sequence number of the place whose parameters came, if any did.
     finished: Option<u64>,
+    /// The last one in which the worker takes no part.
+    passed_over: Option<u64>,
     sent_again: bool,
     /// It was sent again because others overtook it.
     overtaken: bool,
@@ -45,7 +47,7 @@ pub(super) enum Standing {
     },
     /// It was not sent yet.
     Ahead,
-    /// The place has had a later one.
+    /// The place has had a later one, or the worker takes no part in it.
     Stale,
 }
 
@@ -73,6 +75,7 @@ impl Window {
     pub(super) fn new(window_max: u16, lanes: usize) -> Self {
         let idle = Fragment {
             finished: None,
+            passed_over: None,
             sent_again: false,
             overtaken: false,
             queued: false,
@@ -132,11 +135,36 @@ impl Window {
             Standing::Finished
         } else if sequence >= self.next {
             Standing::Ahead
-        } else if sequence < self.expected {
+        } else if sequence < self.expected || fragment.passed_over == Some(sequence) {
             Standing::Stale
         } else {
             let sent = self.order.sent(place);
             Standing::Sent { since: (!fragment.sent_again).then_some(sent) }
+        }
+    }
+
+    /// Whether nothing of a fragment is awaited.
+    fn is_over(&self, sequence: u64) -> bool {
+        let fragment = self.fragment(sequence);
+        fragment.finished == Some(sequence) || fragment.passed_over == Some(sequence)
+    }
+
+    /// Counts the next fragment as one in which the worker takes no part, if there is room for it.
+    pub(super) fn pass_over(&mut self) -> bool {
+        let has_room = self.next - self.expected < self.places.len() as u64;
+        if has_room {
+            let sequence = self.next;
+            self.fragment_mut(sequence).passed_over = Some(sequence);
+            self.next += 1;
+            self.slide();
+        }
+        has_room
+    }
+
+    /// Goes on to the first fragment whose parameters are missing.
+    fn slide(&mut self) {
+        while self.expected < self.next && self.is_over(self.expected) {
+            self.expected += 1;
         }
     }
 
@@ -214,9 +242,7 @@ impl Window {
             newest[0] = packet;
             newest.sort_unstable();
         }
-        while self.expected < self.next && self.fragment(self.expected).finished == Some(self.expected) {
-            self.expected += 1;
-        }
+        self.slide();
         overtaken
     }
 
@@ -257,8 +283,7 @@ impl Window {
     pub(super) fn still_unanswered(&mut self) -> Option<u64> {
         self.going_back.start = self.going_back.start.max(self.expected);
         while let Some(sequence) = self.going_back.next() {
-            let fragment = self.fragment(sequence);
-            if fragment.finished != Some(sequence) && !fragment.queued {
+            if !self.is_over(sequence) && !self.fragment(sequence).queued {
                 return Some(sequence);
             }
         }
@@ -270,7 +295,7 @@ impl Window {
         for fragment in &mut self.places {
             fragment.queued = false;
         }
-        let is_on_the_way = |sequence: &u64| self.fragment(*sequence).finished != Some(*sequence);
+        let is_on_the_way = |sequence: &u64| !self.is_over(*sequence);
         let on_the_way = (self.expected..self.next).filter(is_on_the_way);
         let mut on_the_way: Vec<usize> = on_the_way.map(|sequence| self.place(sequence)).collect();
         on_the_way.sort_unstable_by_key(|place| self.order.number(*place));

@@ -90,7 +90,7 @@ impl Packet {
             worker: WorkerId::ALL,
             shard: ShardId(0),
         };
-        let mut packet = vec![0; fragment_packet_bytes(self.elements)];
+        let mut packet = vec![0; fragment_packet_bytes::<Directions>(self.elements)];
         GradientPacket::write(&mut packet, KEY, &preamble, &self.header, self.elements, |payload| {
             payload.as_chunks_mut().0.fill(self.value);
         });

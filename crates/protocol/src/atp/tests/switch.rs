@@ -398,7 +398,7 @@ fn a_queue_that_nobody_drains_drops_and_recovers() {
     switch.add_job(route(3, 0)).unwrap();
     let full = Verdict::Drop(Reason::OutboxFull);
     let taken = (0..100_000).take_while(|i| fragment(0, *i, 1).to(&mut switch, 1) != full).count();
-    assert_eq!(taken, (4 << 20) / fragment_packet_bytes(ELEMENTS));
+    assert_eq!(taken, (4 << 20) / fragment_packet_bytes::<Directions>(ELEMENTS));
     assert_eq!(packets(&mut switch).len(), taken);
     assert_eq!(fragment(0, 0, 1).to(&mut switch, 1), Verdict::Forward);
 }
@@ -418,7 +418,7 @@ fn what_passes_through_has_one_bounded_room_for_all_jobs_and_sums_need_none() {
         if i.is_multiple_of(2) { packet.resent().to(switch, 1) } else { packet.answer().to(switch, UP) }
     };
     let taken = 8 + (0..100_000).take_while(|i| passes(&mut switch, *i) != full).count();
-    assert_eq!(taken, (4 << 20) / fragment_packet_bytes(ELEMENTS));
+    assert_eq!(taken, (4 << 20) / fragment_packet_bytes::<Directions>(ELEMENTS));
     assert_eq!(fragment(0, 0, 1).to(&mut switch, 1), Verdict::Absorb);
     assert_eq!(fragment(1, 0, 2).to(&mut switch, 2), Verdict::Forward);
     // A job that goes takes what it has with it; the room is there again when all is sent.
@@ -510,7 +510,7 @@ fn jobs_share_a_switch_in_turn() {
             of(*job, sequence).to(switch, *job as u16);
         }
         // A packet a train.
-        let mut train = [0; fragment_packet_bytes(ELEMENTS)];
+        let mut train = [0; fragment_packet_bytes::<Directions>(ELEMENTS)];
         let mut order = vec![];
         while let Some(transmit) = switch.poll_transmit(Instant(0), &mut train) {
             assert_eq!(transmit.bytes, train.len());

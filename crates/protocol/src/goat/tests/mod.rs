@@ -1,6 +1,7 @@
 //! Switch and server on their own, as timelines. Whole networks with real workers are in
 //! `tests/goat`.
 
+mod participants;
 mod strangers;
 
 use alloc::collections::BTreeMap;
@@ -49,9 +50,10 @@ struct Packet {
 
 fn fragment(node: AggregationNode, workers: u128, sequence: u64, value: i32) -> Packet {
     let (sub_model, fragment) = sub_models().locate(sequence);
+    let directions = PlannedDirections { aggregation_node: node, sub_model, workers, ..Default::default() };
     let header = PlannedHeader {
         flags: Flags::default(),
-        directions: PlannedDirections { passed: false, aggregation_node: node, sub_model, workers },
+        directions,
         sequence,
         aggregator_index: fragment,
         fragment: sequence as u32,
@@ -92,7 +94,7 @@ impl Packet {
             worker: WorkerId::ALL,
             shard: ShardId(0),
         };
-        let mut packet = vec![0; fragment_packet_bytes(ELEMENTS)];
+        let mut packet = vec![0; fragment_packet_bytes::<PlannedDirections>(ELEMENTS)];
         PlannedPacket::write(&mut packet, key, &preamble, &self.header, ELEMENTS, |payload| {
             payload.as_chunks_mut().0.fill(self.value.to_le_bytes());
         });

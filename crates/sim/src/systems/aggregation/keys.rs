@@ -1,7 +1,7 @@
 //! Keys that the tables of these systems have in common.
 
 use fanin_protocol::aggregation::{Overflow, Scaling, WINDOW_ELEMENTS_MAX};
-use fanin_wire::{FRAGMENT_ELEMENTS, fragment_elements_for_mtu, fragment_packet_bytes};
+use fanin_wire::{FRAGMENT_ELEMENTS, Label, fragment_elements_for_mtu, fragment_packet_bytes};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -12,11 +12,13 @@ use crate::scenario_file::{Entry, Mistake, at};
 /// In packets: beyond what a network of short delays needs.
 const WINDOW: u16 = 1024;
 
-pub(in super::super) const FRAGMENTS: PacketLengths = PacketLengths {
-    elements: &FRAGMENT_ELEMENTS,
-    for_mtu: fragment_elements_for_mtu,
-    packet_bytes: fragment_packet_bytes,
-};
+pub(in super::super) const fn fragments<L: Label>() -> PacketLengths {
+    PacketLengths {
+        elements: &FRAGMENT_ELEMENTS,
+        for_mtu: fragment_elements_for_mtu::<L>,
+        packet_bytes: fragment_packet_bytes::<L>,
+    }
+}
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]

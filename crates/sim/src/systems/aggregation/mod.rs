@@ -17,7 +17,7 @@ use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Declare, Machines, Process, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
 use crate::workload::{Gradient, first};
-pub(super) use keys::{FRAGMENTS, OverflowName, ScalingName, server, window, window_max};
+pub(super) use keys::{OverflowName, ScalingName, fragments, server, window, window_max};
 pub(super) use stations::{Served, Server, Switch};
 use stations::{fragment, parsed};
 pub(super) use window::Window;
@@ -100,7 +100,7 @@ where
         let (rank, part) = (process.rank(), &self.parts[process.part()]);
         let (directions, upstream) = part.workers[rank].clone();
         let worker = Worker::new(part.config, directions, upstream, retransmission(self.timeout))
-            .with_packet_bytes(fragment_packet_bytes(self.elements.into()));
+            .with_packet_bytes(fragment_packet_bytes::<D::Label>(self.elements.into()));
         let declare = part.declare.clone();
         let (class, window) = (self.tenant.plan().class, part.window.clone());
         let owner = WorkerOwner::watched(process, move |packet| {

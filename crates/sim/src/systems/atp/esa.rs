@@ -109,7 +109,7 @@ mod tests {
             exponent: GradientHeader::STATIC_FACTOR,
             next_exponent: 0,
         };
-        let mut packet = vec![0; fragment_packet_bytes(ELEMENTS)];
+        let mut packet = vec![0; fragment_packet_bytes::<Directions>(ELEMENTS)];
         GradientPacket::write(&mut packet, KEY, &preamble, &header, ELEMENTS, |payload| {
             payload.as_chunks_mut().0.fill(value.to_le_bytes());
         });

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use fanin_protocol::atp::{ATP_WORKERS_MAX, Hashing};
+use fanin_wire::Directions;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::System;
-use super::super::aggregation::{FRAGMENTS, OverflowName, ScalingName, server, window};
+use super::super::aggregation::{OverflowName, ScalingName, fragments, server, window};
 use super::super::keys::timeout;
 use super::{Atp, Help};
 use crate::scenario_file::{Entry, Kind, Mistake, at, keys};
@@ -72,7 +73,7 @@ fn resolve(entry: &mut Entry<'_>, help: Help, has_server: bool) -> Result<Arc<dy
     if let (Some(place), None) = (&keys.server, server) {
         return Err(at(place, "this system has no server of its own"));
     }
-    let elements = FRAGMENTS.of(entry, keys.elements.as_ref())?;
+    let elements = fragments::<Directions>().of(entry, keys.elements.as_ref())?;
     let window = window(elements, keys.window.as_ref())?;
     if let (Some(place), Help::None) = (&keys.hashing, help) {
         return Err(at(place, "`hashing` is about aggregators of switches, of which this system uses none"));

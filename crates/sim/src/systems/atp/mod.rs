@@ -170,7 +170,7 @@ impl Atp {
         };
         let config = config.check().expect("a scenario's numbers are checked when it is read");
         let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
-        let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
+        let declare = site.declare(fragment_packet_bytes::<Directions>(SAMPLE_ELEMENTS));
         let mut switches = Vec::new();
         for hop in &placement.switches {
             let station = Switch::on(site, hop.switch, switch_port, &declare);

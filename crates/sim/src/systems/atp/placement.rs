@@ -73,7 +73,7 @@ impl Atp {
             key,
             in_flight: self.window,
             elements: self.elements,
-            packet_bytes: fragment_packet_bytes(self.elements.into()),
+            packet_bytes: fragment_packet_bytes::<Directions>(self.elements.into()),
             ways,
             root: server,
         };

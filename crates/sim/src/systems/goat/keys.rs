@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use fanin_protocol::goat::SUB_MODELS_MAX;
-use fanin_wire::PLANNED_WORKERS_MAX;
+use fanin_wire::{PLANNED_WORKERS_MAX, PlannedDirections};
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::System;
-use super::super::aggregation::{FRAGMENTS, OverflowName, ScalingName, server, window, window_max};
+use super::super::aggregation::{OverflowName, ScalingName, fragments, server, window, window_max};
 use super::super::keys::timeout;
 use super::Goat;
 use super::planners::{Asked, Nodes, PLANNERS, Planner, nearest};
@@ -81,7 +81,7 @@ fn resolve(entry: &mut Entry<'_>, planners: &[Planner]) -> Result<Arc<dyn System
     let keys: Keys = entry.table()?;
     entry.workers_between(1, PLANNED_WORKERS_MAX)?;
     let server = server(entry, keys.server.as_ref())?;
-    let elements = FRAGMENTS.of(entry, keys.elements.as_ref())?;
+    let elements = fragments::<PlannedDirections>().of(entry, keys.elements.as_ref())?;
     let packets = entry.workload()?.packets(elements.into());
     let packets =
         u32::try_from(packets).map_err(|_| entry.at_system("a model has fewer than 2^32 packets"))?;

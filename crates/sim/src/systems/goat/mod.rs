@@ -148,7 +148,7 @@ impl Goat {
         let hops = |hops: &[(AggregationNode, NodeId)]| -> Vec<(AggregationNode, SimAddress)> {
             hops.iter().map(|(node, hop)| (*node, address(*hop))).collect()
         };
-        let declare = site.declare(fragment_packet_bytes(SAMPLE_ELEMENTS));
+        let declare = site.declare(fragment_packet_bytes::<PlannedDirections>(SAMPLE_ELEMENTS));
         let workers = (0..plan.workers.len())
             .map(|rank| {
                 let first_hops = hops(&placement.first_hops[rank]);
