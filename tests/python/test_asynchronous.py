@@ -15,7 +15,7 @@ import torch
 from conftest import Launch
 from fanin import errors
 from fanin.torch import AsynchronousOptimizer
-from fanin.torch.optimizers.asynchronous import _Noise
+from fanin.torch.optimizers.coordinator import Noise
 from fanin.torch.rendezvous.connections import Followers
 from ranks import Failure, Me, sums_on_switch, wait_until
 from torch import nn, optim
@@ -186,7 +186,7 @@ def test_all_begin_with_the_state_of_rank_0s_optimizer(launch: Launch) -> None:
 
 def test_the_variance_of_gradients_is_measured() -> None:
     # Two gradients of 4 elements, 3 and 1: their mean is 2, and each is 4 off it, in squares.
-    noise = _Noise(gradient_square=2.0)
+    noise = Noise(gradient_square=2.0)
     assert noise.participants([1.0, 1.0, 9.0]) == 3, "nothing is known yet"
     noise.add([36.0], 36.0)
     noise.add([36.0, float("inf")], float("nan"))
@@ -194,7 +194,7 @@ def test_the_variance_of_gradients_is_measured() -> None:
     noise.add([36.0, 4.0], 16.0)
     # 8 by 2: no three reach it. By 16 one alone does.
     assert noise.participants([1.0, 1.0, 9.0]) == 3
-    of_more = _Noise(gradient_square=16.0)
+    of_more = Noise(gradient_square=16.0)
     of_more.add([36.0, 4.0], 16.0)
     assert of_more.participants([1.0, 1.0, 9.0]) < 3
 

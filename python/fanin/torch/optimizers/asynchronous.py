@@ -7,21 +7,21 @@ arrives, and its worker gets the model then. Algorithm 2 chooses how many an epo
 The paper's server has the model and the optimizer. Here each rank has both, in a thread that takes
 part in every epoch, with zeros where its worker is not ready. All add the same sum to the same
 parameters, so that all copies are equal, and no machine has a server's load. Who takes part, rank 0
-decides: it hears who is ready, and tells all.
+decides (`coordinator`): it hears who is ready, and tells all.
+
+Ranks whose links are slow take part in no sum, where a protocol knows sums of a part of the ranks
+(GOAT). Rank 0 is the server of these (`left_out`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import pickle
-import queue
 import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from typing import Any, cast
@@ -31,41 +31,24 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from fanin import _fanin
-from fanin.errors import AllReduceTimeout, FaninError
+from fanin._participants import among
+from fanin.errors import FaninError
 from fanin.torch.backend import same_ranks
 from fanin.torch.backend.channel import LOSS_TIMEOUT
-from fanin.torch.optimizers.wrapper import Steps, all_but_step, settings_of, with_steps
+from fanin.torch.backend.fanin_backend import FaninBackend
+from fanin.torch.optimizers.coordinator import (
+    Confirm,
+    Confirmed,
+    Coordinator,
+    Epoch,
+    Said,
+    Sample,
+    silence,
+)
+from fanin.torch.optimizers.left_out import Carrier, Gradient, Model, packed, unpacked
+from fanin.torch.optimizers.wrapper import Steps, all_but_step, with_steps
 from fanin.torch.patches import splitting
 from fanin.torch.rendezvous.connections import Followers, Gone, Leader, Silent, connect
-
-PULSE = 1.0
-"""Seconds after which an epoch of nobody shows that all ranks are still there."""
-SMOOTHING = 0.9
-"""Of what is measured of gradients, which part of the earlier epochs' is kept."""
-ENOUGH = 0.25
-"""Of all workers, which part could just reach what is to be reached, where nobody says what is."""
-
-
-@dataclass(frozen=True)
-class _Said:
-    """A worker's word to rank 0: its gradient's squares are there, or it has left."""
-
-    rank: int
-    number: int
-    """Of this rank's words. One that was interrupted while it spoke says its last word again."""
-    squares: float | None
-
-
-@dataclass(frozen=True)
-class _Epoch:
-    """Rank 0's word to all: whose gradients count, and how the optimizer is set."""
-
-    participants: frozenset[int] | None
-    """None: all have left."""
-    settings: list[dict[str, Any]]
-    loads: bool
-    """Whether the optimizer gets a state of rank 0's before."""
 
 
 def AsynchronousOptimizer(  # noqa: N802 - a class, to who calls it
@@ -161,16 +144,30 @@ class AsynchronousSteps(Steps):
         self._load(self._behind.state_dict())
         name = f"epochs/{self._sums.group_name}"
         words = connect(PrefixStore(name, _get_default_store()), self._rank, size)
-        self._words: _Coordinator | Leader = (
-            _Coordinator(size, words, wait_for, gradient_square, self._timeout)
+        model_bytes = sum(flat.values.nbytes for flat in self._flats)
+        self._words: Coordinator | Leader = (
+            Coordinator(size, words, wait_for, gradient_square, self._timeout, model_bytes)
             if isinstance(words, Followers)
             else words
         )
+        # The way of gradients of ranks that are left out of sums, where that can be.
+        self._carried: Carrier | Leader | None = None
+        self._is_left_out = False
+        if size > 1 and _has_participants(self._sums, self._flats):
+            carried = connect(
+                PrefixStore(f"{name}/left-out", _get_default_store()), self._rank, size
+            )
+            if isinstance(carried, Followers) and isinstance(self._words, Coordinator):
+                self._carried = Carrier(carried, self._words.say)
+                self._words.leave_out_by(self._carried)
+            elif isinstance(carried, Leader):
+                self._carried = carried
         self._changed = threading.Condition()
         self._epoch = 0
+        self._gradients = 0
         self._steps = 0
         # The last word that is not answered, with its gradients.
-        self._said: _Said | None = None
+        self._said: Said | None = None
         self._given: dict[Tensor, Tensor] = {}
         self._loading: dict[str, Any] | None = None
         self._numbers = count()
@@ -186,6 +183,11 @@ class AsynchronousSteps(Steps):
     def epoch(self) -> int:
         """How often the model has changed, as far as this rank has seen it."""
         return self._epoch
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients of all ranks are in the model, as far as this rank has seen it."""
+        return self._gradients
 
     @property
     def steps(self) -> int:
@@ -252,7 +254,7 @@ class AsynchronousSteps(Steps):
         finally:
             self._loads = False
             vars(self)["state"] = defaultdict(dict)
-        if not isinstance(self._words, _Coordinator):
+        if not isinstance(self._words, Coordinator):
             return
         with self._changed:
             self._loading = state_dict
@@ -280,7 +282,8 @@ class AsynchronousSteps(Steps):
             if self._over:
                 return
             self._given = gradients
-            self._said = _Said(self._rank, next(self._numbers), squares)
+            self._said = Said(self._rank, next(self._numbers), squares)
+            self._changed.notify_all()
         try:
             self._wait_for_answer()
         except BaseException:
@@ -295,7 +298,9 @@ class AsynchronousSteps(Steps):
         if said is None:
             return
         try:
-            self._words.say(said)
+            # The gradient of a rank that is left out says itself that it is there.
+            if said.squares is None or not self._is_left_out:
+                self._words.say(said)
         except (Gone, OSError):  # the thread that follows says why
             self._thread.join()
         with self._changed:
@@ -308,9 +313,12 @@ class AsynchronousSteps(Steps):
         if self._error is not None:
             raise self._error
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         """Close all connections, so that nobody waits for this rank. Once."""
         self._words.close()
+        if isinstance(self._carried, Leader):
+            self._carried.shut()
+            self._carried.close()
         with contextlib.suppress(ValueError):  # destroyed with all others
             distributed.destroy_process_group(self._sums)
         del self._sums  # Gloo's connections last as long as somebody has the group
@@ -325,20 +333,28 @@ class AsynchronousSteps(Steps):
             with self._changed:
                 self._error = explained
                 self._changed.notify_all()
-        self._leave()
+        self._end()
 
-    def _next(self) -> _Epoch:
-        if isinstance(self._words, _Coordinator):
+    def _next(self) -> Epoch:
+        if isinstance(self._words, Coordinator):
             return self._words.begin(self)
-        # Rank 0 says something every second, but while it waits for others in an epoch.
-        heard = self._words.hear(self._timeout + LOSS_TIMEOUT)
-        if isinstance(heard, FaninError):
-            raise heard
-        return cast(_Epoch, heard)
+        while True:
+            # Rank 0 says something every second, but while it waits for others in an epoch.
+            match self._words.hear(self._timeout + LOSS_TIMEOUT):
+                case FaninError() as error:
+                    raise error
+                case Sample(size_bytes=size_bytes):
+                    assert isinstance(self._carried, Leader)
+                    self._carried.say(bytes(size_bytes))
+                case Confirm():
+                    self._words.say(Confirmed(self._rank))
+                case heard:
+                    return cast(Epoch, heard)
 
-    def _play(self, epoch: _Epoch) -> bool:
+    def _play(self, epoch: Epoch) -> bool:
         """Add an epoch's gradients to this rank's copy; false after the last one."""
         if epoch.participants is None:
+            self._share_last()
             with self._changed:
                 for flat in self._flats:
                     flat.give()
@@ -351,28 +367,43 @@ class AsynchronousSteps(Steps):
             with self._changed:
                 self._loading = None
                 self._changed.notify_all()
-        taken = self._rank in epoch.participants
+        if epoch.members is not None and self._rank not in epoch.members:
+            self._leave()
+        taken = self._rank in epoch.participants and not self._is_left_out
         if not epoch.participants:
-            distributed.all_reduce(torch.zeros(1, device="cpu"), group=self._sums)
+            with among(epoch.members):
+                distributed.all_reduce(torch.zeros(1, device="cpu"), group=self._sums)
             return True
         squares = 0.0
-        with self._changed:
-            given = self._given if taken else {}
+        if not self._is_left_out:
+            with self._changed:
+                given = self._given if taken else {}
+                for flat in self._flats:
+                    flat.gather(given)
+            if isinstance(self._words, Coordinator):
+                self._add_left_out(epoch, self._words)
+        begun = time.monotonic()
+        with among(epoch.members):
             for flat in self._flats:
-                flat.gather(given)
+                distributed.all_reduce(flat.values, group=self._sums)
+        if self._is_left_out:
+            return True
+        sum_seconds = time.monotonic() - begun
         for flat in self._flats:
-            distributed.all_reduce(flat.values, group=self._sums)
             flat.values /= len(epoch.participants)
-            if isinstance(self._words, _Coordinator):
+            if isinstance(self._words, Coordinator):
                 squares += float(flat.values.double().square().sum())
         with self._stepping:
             for each, values in zip(self._behind.param_groups, epoch.settings, strict=True):
                 each.update(values)
             self._behind.step()
-        if isinstance(self._words, _Coordinator):
-            self._words.measure(epoch.participants, squares)
         with self._changed:
             self._epoch += 1
+            self._gradients += len(epoch.participants)
+        if isinstance(self._words, Coordinator):
+            self._words.measure(epoch.participants, squares, sum_seconds)
+            self._answer_left_out(epoch, self._words)
+        with self._changed:
             if taken:
                 for flat in self._flats:
                     flat.give()
@@ -380,6 +411,83 @@ class AsynchronousSteps(Steps):
                 self._said, self._given = None, {}
                 self._changed.notify_all()
         return True
+
+    def _leave(self) -> None:
+        """Take part in no sum from now on: give gradients to rank 0. Once."""
+        if self._is_left_out:
+            return
+        with self._changed:
+            self._is_left_out = True
+        threading.Thread(target=self._carry, name="fanin-left-out", daemon=True).start()
+
+    def _carry(self) -> None:
+        """Give rank 0 each gradient, and get the model."""
+        assert isinstance(self._carried, Leader)
+
+        def something() -> bool:
+            gives = self._said is not None and self._said.squares is not None
+            return gives or self._over or self._error is not None
+
+        while True:
+            with self._changed:
+                self._changed.wait_for(something)
+                said = self._said
+                if self._over or self._error is not None or said is None or said.squares is None:
+                    return
+                for flat in self._flats:
+                    flat.gather(self._given)
+                pieces = packed([flat.values for flat in self._flats])
+            try:
+                self._carried.say(Gradient(self._rank, said.number, said.squares, pieces))
+                model = self._carried.hear()
+            except Gone:  # the thread that follows says why
+                return
+            self._take(model)
+
+    def _take(self, model: Model) -> None:
+        """Go on with rank 0's model."""
+        with self._changed:
+            for flat, piece in zip(self._flats, model.pieces, strict=True):
+                flat.take(piece)
+                flat.give()
+            self._epoch, self._gradients = model.epoch, model.gradients
+            self._steps += 1
+            self._said, self._given = None, {}
+            self._changed.notify_all()
+
+    def _add_left_out(self, epoch: Epoch, coordinator: Coordinator) -> None:
+        """Add the gradients that have come from ranks that are left out to rank 0's own."""
+        assert epoch.participants is not None
+        for rank in epoch.participants & coordinator.left_out.keys():
+            for flat, piece in zip(self._flats, coordinator.left_out[rank], strict=True):
+                flat.values += unpacked(piece, flat.values)
+
+    def _answer_left_out(self, epoch: Epoch, coordinator: Coordinator) -> None:
+        """Give these ranks the model, while others go on."""
+        assert epoch.participants is not None
+        ranks = epoch.participants & coordinator.left_out.keys()
+        if ranks:
+            assert isinstance(self._carried, Carrier)
+            model = Model(self._epoch, self._gradients, self._packed())
+            for rank in ranks:
+                self._carried.give(rank, model)
+
+    def _packed(self) -> list[bytes]:
+        return packed([flat.copied() for flat in self._flats])
+
+    def _share_last(self) -> None:
+        """Let ranks that were left out end with what all have: the model, and its optimizer."""
+        if isinstance(self._carried, Carrier):
+            with self._stepping:
+                state = pickle.dumps(self._behind.state_dict())
+            self._carried.end(Model(self._epoch, self._gradients, self._packed(), state))
+        elif isinstance(self._carried, Leader) and self._is_left_out:
+            model = self._carried.hear()
+            for flat, piece in zip(self._flats, model.pieces, strict=True):
+                flat.take(piece)
+            with self._stepping:
+                self._behind.load_state_dict(pickle.loads(model.state))
+            self._epoch, self._gradients = model.epoch, model.gradients
 
     def _load(self, state: dict[str, Any] | None) -> None:
         """Give the copies' optimizer a state of rank 0's."""
@@ -398,7 +506,7 @@ class AsynchronousSteps(Steps):
     def _explained(self, error: BaseException) -> BaseException:
         """Return why, as the ranks' job knows it, where a connection of its own is gone."""
         if isinstance(error, Silent):
-            return _silence([error.rank], self._timeout + LOSS_TIMEOUT)
+            return silence([error.rank], self._timeout + LOSS_TIMEOUT)
         if isinstance(error, FaninError) or not isinstance(error, (Gone, RuntimeError)):
             return error
         try:
@@ -441,6 +549,17 @@ class _Flat:
             else:
                 copy.grad.zero_()
 
+    def copied(self) -> Tensor:
+        """Return the copies of the parameters, one behind the other."""
+        return torch.cat([copy.flatten() for copy in self._copies])
+
+    def take(self, piece: bytes) -> None:
+        """Make the copies what was packed of such ones."""
+        whole = unpacked(piece, self.values)
+        sizes = [copy.numel() for copy in self._copies]
+        for copy, part in zip(self._copies, torch.split(whole, sizes), strict=True):
+            copy.copy_(part.view(copy.shape))
+
     def begin(self, group: distributed.ProcessGroup) -> None:
         """Make the copies, and with them the parameters, what rank 0's are."""
         for copy in self._copies:
@@ -461,160 +580,23 @@ class _Flat:
             torch.cuda.current_stream(self.values.device).synchronize()
 
 
-class _Coordinator:
-    """Decides on rank 0 whose gradients count: of those who are ready, when there are enough."""
-
-    def __init__(
-        self,
-        size: int,
-        words: Followers,
-        wait_for: int | None,
-        gradient_square: float | None,
-        timeout: float,
-    ) -> None:
-        self._size = size
-        self._words = words
-        self._wait_for = wait_for
-        self._timeout = timeout
-        self._noise = _Noise(gradient_square)
-        self._own: queue.SimpleQueue[_Said] = queue.SimpleQueue()
-        self._loads = False
-        self._heard = dict.fromkeys(range(size), -1)
-        self._ready: dict[int, float] = {}
-        self._left: set[int] = set()
-        # Since when nobody has said anything.
-        self._silent = time.monotonic()
-        # Since when each worker has had its model, and how long it took last.
-        self._given = dict.fromkeys(range(size), time.monotonic())
-        self._took: dict[int, float] = {}
-
-    def say(self, said: _Said) -> None:
-        """Take rank 0's own word, from its trainer's thread."""
-        self._own.put(said)
-        self._words.wake()
-
-    def load(self) -> None:
-        """Let all load a state of rank 0's in the next epoch, which begins now."""
-        self._loads = True
-        self._words.wake()
-
-    def begin(self, optimizer: torch.optim.Optimizer) -> _Epoch:
-        """Wait until an epoch can begin, and tell all ranks of it."""
-        try:
-            participants = self._next()
-        except AllReduceTimeout as error:
-            with contextlib.suppress(Gone):
-                self._words.tell(error)
-            raise
-        loads, self._loads = self._loads, False
-        settings = [settings_of(each) for each in optimizer.param_groups]
-        epoch = _Epoch(participants, settings, loads)
-        self._words.tell(epoch)
-        return epoch
-
-    def close(self) -> None:
-        """Let go of all connections."""
-        self._words.close()
-
-    def _next(self) -> frozenset[int] | None:
-        """Return whose epoch begins: nobody's to see that all are there; None once all left."""
-        while len(self._left) < self._size:
-            enough = self._enough()
-            heard = [*self._words.hear(0.0 if enough or self._loads else PULSE), *self._said()]
-            if not heard:
-                self._end_silence()
-                return frozenset(self._ready) if enough else frozenset()
-            self._silent = time.monotonic()
-            for said in heard:
-                self._note(said)
-        return None
-
-    def _end_silence(self) -> None:
-        """Raise where some wait, and those for whom they do have been silent for too long."""
-        if self._enough() or not (self._ready or self._left):
-            return
-        waited = time.monotonic() - self._silent
-        if waited > self._timeout:
-            absent = set(range(self._size)) - set(self._ready) - self._left
-            raise _silence(sorted(absent), waited)
-
-    def _said(self) -> Iterable[_Said]:
-        while not self._own.empty():
-            yield self._own.get()
-
-    def measure(self, participants: frozenset[int], mean_squares: float) -> None:
-        """Learn from an epoch that is over, by the squares of its mean gradient."""
-        squares = [self._ready.pop(rank) for rank in participants]
-        self._noise.add(squares, mean_squares)
-        now = time.monotonic()
-        for rank in participants:
-            self._given[rank] = now
-        self._silent = now
-
-    def _note(self, said: _Said) -> None:
-        if said.number <= self._heard[said.rank]:
-            return  # again
-        self._heard[said.rank] = said.number
-        if said.squares is None:
-            self._left.add(said.rank)
-        else:
-            self._ready[said.rank] = said.squares
-            self._took[said.rank] = time.monotonic() - self._given[said.rank]
-
-    def _enough(self) -> bool:
-        """Whether as many are ready as an epoch waits for, or all who are still there."""
-        there = self._size - len(self._left)
-        return len(self._ready) >= min(max(1, self._needed()), there) > 0
-
-    def _needed(self) -> int:
-        if self._wait_for is not None:
-            return self._wait_for
-        now = time.monotonic()
-        there = [rank for rank in range(self._size) if rank not in self._left]
-        if any(rank not in self._took for rank in there):
-            return self._size
-        # A rank that is late takes at least the time that it has taken already.
-        late = {rank: now - self._given[rank] for rank in there if rank not in self._ready}
-        took = [max(self._took[rank], late.get(rank, 0.0), 1e-9) for rank in there]
-        return self._noise.participants(took)
-
-
-class _Noise:
-    """How far the workers' gradients are apart: σ² of GOAT's Eq. 36, measured."""
-
-    def __init__(self, gradient_square: float | None) -> None:
-        self._aim = gradient_square
-        self._variance: float | None = None
-
-    def add(self, squares: list[float], mean_squares: float) -> None:
-        """Take the squares of an epoch's gradients and of their mean; one alone says nothing."""
-        n = len(squares)
-        if n < 2 or not math.isfinite(sum(squares) + mean_squares):
-            return
-        now = max(0.0, (sum(squares) - n * mean_squares) / (n - 1))
-        before = now if self._variance is None else self._variance
-        self._variance = SMOOTHING * before + (1 - SMOOTHING) * now
-
-    def participants(self, took: list[float]) -> int:
-        """Return `K` of Algorithm 2 by the workers' seconds; all of them if none is enough."""
-        variance, square = ENOUGH * len(took), 1.0
-        if self._aim is not None:
-            if self._variance is None:
-                return len(took)
-            variance, square = self._variance, self._aim
-        # By how much the loss is above its least is a factor of all numbers of epochs alike.
-        try:
-            return len(_fanin.participation(took, len(took), 1.0, variance, square))
-        except ValueError:  # the noise of all together is above what is to be reached
-            return len(took)
-
-
 def alike(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return those of one dtype and device together."""
     found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for parameter in parameters:
         found.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     return list(found.values())
+
+
+def _has_participants(group: distributed.ProcessGroup, flats: list[_Flat]) -> bool:
+    """Return whether a part of the ranks can sum these alone."""
+    for flat in flats:
+        backend = splitting.unwrapped(group, flat.values.device)
+        if not isinstance(backend, FaninBackend):
+            return False
+        if not backend.has_participants or not backend.serves(flat.values):
+            return False
+    return bool(flats)
 
 
 def _on_copies(optimizer: torch.optim.Optimizer, flats: list[_Flat]) -> torch.optim.Optimizer:
@@ -634,16 +616,6 @@ def _on_copies(optimizer: torch.optim.Optimizer, flats: list[_Flat]) -> torch.op
     for parameter, state in optimizer.state.items():
         other.state[copies.get(parameter, parameter)] = state
     return other
-
-
-def _silence(ranks: list[int], waited: float) -> AllReduceTimeout:
-    return AllReduceTimeout(
-        f"ranks {ranks} gave no gradient within {waited:.0f} s, and others wait for them: their "
-        "programs are stuck, or have ended without close(); timeout= of init_process_group says "
-        "how long is waited",
-        missing_ranks=ranks,
-        waited=waited,
-    )
 
 
 def timeout_of(group: distributed.ProcessGroup) -> float:

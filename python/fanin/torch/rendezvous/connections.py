@@ -147,6 +147,37 @@ class Followers:
         if gone is not None:
             raise gone
 
+    def tell_one(self, rank: int, what: Any) -> None:
+        """Tell one rank alone; raises `Gone`."""
+        try:
+            self._to(rank).send_bytes(pickle.dumps(what))
+        except OSError:
+            raise Gone(rank) from None
+
+    def hear_one(self, rank: int, seconds: float | None = None) -> Any:
+        """Wait for what one rank says, in a thread that alone hears it.
+
+        Raises `Gone`, and `Silent` after some seconds, if they are given.
+        """
+        try:
+            connection = self._to(rank)
+            if not connection.poll(seconds):
+                raise Silent(rank)
+            return pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            raise Gone(rank) from None
+
+    def _to(self, rank: int) -> Connection:
+        for connection, other in self._connections.items():
+            if other == rank:
+                return connection
+        raise Gone(rank)
+
+    def shut(self) -> None:
+        """End all connections, so that threads which wait in `hear_one` return."""
+        for connection in self._connections:
+            _shut(connection)
+
     def part(self) -> None:
         """Wait until all ranks part, and let them: none is needed any more."""
         end = time.monotonic() + PART_SECONDS
@@ -226,6 +257,10 @@ class Leader:
             while self.hear(max(end - time.monotonic(), 0.0)) != _PARTED:
                 pass
 
+    def shut(self) -> None:
+        """End the connection, so that a thread which waits in `hear` returns."""
+        _shut(self._connection)
+
     def close(self) -> None:
         """Let go of the connection."""
         with self._sending:
@@ -249,6 +284,11 @@ def _tune(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEPT_ALIVE.items():
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _shut(connection: Connection) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
 
 
 def _limit(connected: socket.socket, seconds: float) -> None:

@@ -1,0 +1,245 @@
+"""Sums of a part of the ranks, by GOAT, and asynchronous training with a rank on a slow link."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Launch, switch_here
+from fanin import errors
+from fanin._participants import among
+from fanin.torch import AsynchronousOptimizer
+from fanin.torch.optimizers.coordinator import Coordinator
+from fanin.torch.patches import splitting
+from ranks import Me, wait_until
+from test_asynchronous import as_an_optimizer, flat, give, in_step, layer, one_late, scheduled
+from test_goat import by_goat
+from torch import optim
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def goat() -> Iterator[str]:
+    """A switch of GOAT, with its root, in this process."""
+    with switch_here(protocol="goat") as running:
+        yield running.address
+
+
+def packets_sent(group: dist.ProcessGroup) -> int:
+    """How many packets this rank has sent to services."""
+    backend: Any = splitting.unwrapped(group, CPU)
+    return int(backend._channel._client.statistics()["packets_sent"])
+
+
+def of_some(me: Me, sets: list[list[int] | None]) -> list[tuple[list[float], int]]:
+    me.init()
+    sums = dist.group.WORLD
+    assert sums is not None
+    found = []
+    for ranks in sets:
+        tensor = torch.full((5000,), float(1 << me.rank))
+        before = packets_sent(sums)
+        with among(ranks):
+            dist.all_reduce(tensor)
+        found.append((sorted(set(tensor.tolist())), packets_sent(sums) - before))
+        # Before the set changes, all have the sum.
+        dist.barrier()
+    return found
+
+
+def test_a_part_of_the_ranks_sums_and_the_others_send_nothing(launch: Launch, goat: str) -> None:
+    sets = [[0, 1], [1, 2], None, [2], [0, 1, 2], [2, 0], [2, 0], [1]]
+    for rank, found in enumerate(launch(by_goat, 3, of_some, sets, at=goat).results()):
+        for ranks, (values, packets) in zip(sets, found, strict=True):
+            taking_part = range(3) if ranks is None else ranks
+            if rank in taking_part:
+                assert values == [float(sum(1 << other for other in taking_part))], ranks
+            else:
+                assert (values, packets) == ([float(1 << rank)], 0), ranks
+
+
+def of_unlike(me: Me) -> tuple[str, str]:
+    me.init()
+    tensor = torch.ones(5000)
+    try:
+        with among([0, 1] if me.rank else None):
+            dist.all_reduce(tensor)
+    except errors.FaninError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_unlike_participants_end_the_job_with_names(launch: Launch, goat: str) -> None:
+    for kind, text in launch(by_goat, 3, of_unlike, at=goat).results():
+        # Rank 2 takes no part in what it began, and has nothing to wait for.
+        assert (kind, "disagree about who takes part" in text) in {
+            ("CollectiveMismatch", True),
+            ("", False),
+        }
+
+
+def refused(me: Me) -> list[str]:
+    me.init()
+    said = []
+    for ranks in ([], [0, 2], [0]):
+        with pytest.raises(ValueError, match="participants") as caught, among(ranks):
+            dist.all_reduce(torch.ones(4))
+        said.append(str(caught.value))
+    return said
+
+
+def test_participants_that_cannot_be_are_refused(launch: Launch) -> None:
+    for said in launch(refused, 2).results():
+        assert all("a part of them can by GOAT" in text for text in said)
+
+
+def test_asynchronous_training_on_goats_switches(launch: Launch, goat: str) -> None:
+    ranks = launch(by_goat, 4, in_step, at=goat).results()
+    alone = layer(0)
+    inner = optim.SGD(alone.parameters(), lr=0.5, momentum=0.9)
+    for step in range(3):
+        give(alone, 1.5 + step)
+        inner.step()
+    for got in ranks:
+        assert got["epoch"] == 3
+        assert torch.equal(got["ended"], ranks[0]["ended"])
+        torch.testing.assert_close(got["ended"], flat(alone))
+    for ended in launch(by_goat, 2, scheduled, at=goat).results():
+        torch.testing.assert_close(ended, flat(layer(0)) - 1.5)
+    for rank in launch(by_goat, 2, as_an_optimizer, at=goat).results():
+        whole, resumed = rank["ended"]
+        torch.testing.assert_close(resumed, whole)
+
+
+def test_a_late_program_takes_part_with_zeros_on_goats_switches(launch: Launch, goat: str) -> None:
+    ranks = launch(by_goat, 3, one_late, 5, at=goat)
+    begun = flat(layer(0))
+    for rank in (0, 1):
+        epoch, model = ranks.hear(rank)
+        assert epoch == 5
+        torch.testing.assert_close(model, begun - 5.0)
+    ranks.tell(0, "close")
+    ranks.tell(2, "give")
+    ranks.tell(1, "close")
+    epoch, model = ranks.hear(2)
+    assert epoch == 6
+    torch.testing.assert_close(model, begun - 105.0)
+    results = ranks.results()
+    assert all(torch.equal(got["ended"], results[0]["ended"]) for got in results)
+
+
+class Fixed(dict[int, float]):
+    """What is measured later changes nothing: the link is slow in name alone."""
+
+    def __setitem__(self, rank: int, seconds: float) -> None:
+        pass
+
+
+def slow_link(coordinator: Coordinator) -> None:
+    """The last rank needs five seconds for a gradient, as rank 0 has measured it."""
+    if not coordinator._measured:
+        coordinator._measured = True
+        last = coordinator._size - 1
+        coordinator._links = Fixed(dict.fromkeys(range(last), 0.001) | {last: 5.0})
+
+
+def with_a_slow_link(me: Me, steps: int) -> dict[str, Any]:
+    Coordinator._measure_links = slow_link  # type: ignore[method-assign, assignment]
+    me.init()
+    model = layer(0)
+    inner = optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+    optimizer = AsynchronousOptimizer(inner, wait_for=1)
+    last = me.rank == me.world_size - 1
+    give(model, 1.0)
+    optimizer.step()
+    if last:
+        wait_until(lambda: optimizer._is_left_out, "it is left out")
+    sent = packets_sent(optimizer._sums)
+    me.say("one step")
+    me.hear()
+    begun = optimizer.epoch
+    for _ in range(3 if last else steps):
+        optimizer.zero_grad()
+        give(model, 1.0)
+        optimizer.step()
+    me.say(optimizer.epoch - begun)
+    me.hear()
+    sent = packets_sent(optimizer._sums) - sent
+    optimizer.close()
+    state = optimizer.state_dict()["state"][0]["momentum_buffer"]
+    return {
+        "ended": flat(model),
+        "momentum": state,
+        "counted": (optimizer.steps, optimizer.gradients, optimizer.epoch),
+        "sent": sent,
+        "left out": optimizer._is_left_out,
+    }
+
+
+def test_a_rank_with_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_for_it(
+    launch: Launch, goat: str
+) -> None:
+    ranks = launch(by_goat, 3, with_a_slow_link, 20, at=goat)
+    for rank in range(3):
+        assert ranks.hear(rank) == "one step"
+    stopped = ranks.processes[2].pid
+    assert stopped is not None
+    # As slow as can be.
+    os.kill(stopped, signal.SIGSTOP)
+    for rank in (0, 1):
+        ranks.tell(rank, "step")
+    for rank in (0, 1):
+        assert ranks.hear(rank) >= 20
+    os.kill(stopped, signal.SIGCONT)
+    ranks.tell(2, "step")
+    ranks.tell(0, "close")
+    ranks.tell(1, "close")
+    assert ranks.hear(2) >= 3
+    ranks.tell(2, "close")
+    results = ranks.results()
+    assert [got["left out"] for got in results] == [False, False, True]
+    assert [got["counted"][0] for got in results] == [21, 21, 4]
+    for got in results:
+        assert got["counted"][1:] == (46, results[0]["counted"][2])
+        assert torch.equal(got["ended"], results[0]["ended"]), "the same model in the end"
+        assert torch.equal(got["momentum"], results[0]["momentum"])
+    assert results[2]["sent"] == 0
+    assert results[0]["sent"] > 0
+
+
+def killed_outside(me: Me) -> str:
+    Coordinator._measure_links = slow_link  # type: ignore[method-assign, assignment]
+    me.init()
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
+    give(model, 1.0)
+    optimizer.step()
+    if me.rank == 2:
+        wait_until(lambda: optimizer._is_left_out, "it is left out")
+    me.say("one step")
+    me.hear()
+    try:
+        for _ in range(1000):
+            optimizer.step()
+        optimizer.close()
+    except errors.FaninError as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def test_a_rank_that_is_left_out_and_killed_ends_the_training_of_all(
+    launch: Launch, goat: str
+) -> None:
+    ranks = launch(by_goat, 3, killed_outside, at=goat)
+    for rank in range(3):
+        assert ranks.hear(rank) == "one step"
+    ranks.kill(2)
+    for rank in (0, 1):
+        ranks.tell(rank, "step")
+        assert ranks.result(rank) in ("RankLost", "RankLeft")
