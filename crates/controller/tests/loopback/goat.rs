@@ -257,10 +257,9 @@ fn packets_of_an_older_plan_and_of_none_are_dropped_and_counted() {
     let RankTerms::<Peer> { config, assignment } = terms(&sessions[0]);
     assert_eq!(assignment.nodes()[0], AggregationNode(1), "the rack sums it");
     let label = PlannedDirections {
-        passed: false,
         aggregation_node: AggregationNode(1),
-        sub_model: SubModel(0),
         workers: 1,
+        ..PlannedDirections::default()
     };
     let (old, now) = (Generation(config.generation.0.wrapping_sub(1)), config.generation);
     let of_another = PlannedDirections { aggregation_node: AggregationNode(7), passed: true, ..label };
