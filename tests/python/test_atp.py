@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -188,12 +189,13 @@ def test_sums_are_exact_across_a_restart(
     exact_across_a_restart(ranks, getattr(chain, killed))
 
 
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
 @both_ways
 def test_ranks_go_on_without_a_switch_that_stays_away(
-    launch: Launch, chain: Chain, way: Callable[[Me, float], Sum]
+    launch: Launch, chain: Chain, way: Callable[[Me, float], Sum], by: signal.Signals
 ) -> None:
     ranks = launch(by_atp, 2, exact_loop, way, at=chain.switch.address)
-    exact_without(ranks, chain.switch)
+    exact_without(ranks, chain.switch, by)
 
 
 def test_the_protocol_is_taken_from_the_argument_then_the_environment(

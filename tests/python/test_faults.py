@@ -6,6 +6,7 @@ import http.server
 import os
 import random
 import re
+import signal
 import socket
 import ssl
 import struct
@@ -488,12 +489,13 @@ def exact_across_a_restart(ranks: Ranks, process: SwitchProcess) -> None:
     exact_to_the_end(ranks)
 
 
-def exact_without(ranks: Ranks, process: SwitchProcess) -> None:
-    """Kills the process for good while two ranks are in `exact_loop`."""
+def exact_without(ranks: Ranks, switch: SwitchProcess, by: signal.Signals) -> None:
+    """Kills or stops the switch for good while two ranks are in `exact_loop`."""
     for _ in range(3):
         for rank in range(2):
             assert ranks.hear(rank) == "running"
-    process.kill()
+    assert switch.process is not None
+    switch.process.send_signal(by)
     exact_to_the_end(ranks)
 
 

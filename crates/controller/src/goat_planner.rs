@@ -12,9 +12,7 @@ use fanin_plan::{
     GradientSchedule, Job, Link, Node, NodeId, NodeKind, Residence, SubModel as Part, Topology, Workload,
     slowest_link,
 };
-use fanin_protocol::control::{
-    Admission, Hop, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree, TreeSwitch,
-};
+use fanin_protocol::control::{Admission, Hop, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree, TreeSwitch};
 use fanin_protocol::goat::{Load, Onward, Plan, PlannedSum, number, sum_on_the_way, sums_of};
 use fanin_wire::{AggregationNode, JobId, SubModel};
 

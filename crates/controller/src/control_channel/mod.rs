@@ -17,4 +17,4 @@ pub(crate) use connection::{Connection, GREETING, RETRY, Waiting, is_gone, was_r
 pub(crate) use fanin_limits::explain;
 pub(crate) use guarded::Guarded;
 pub(crate) use socket::Lines;
-pub(crate) use way::{STAYS_AWAY, way_from};
+pub(crate) use way::{GREETED_WITHIN, STAYS_AWAY, way_from};

@@ -1,4 +1,4 @@
-//! The machines above the one that is asked: whoever is told of them asks there if it stays away.
+//! The machines above a switch, which are asked in its place if it stays away.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,8 +8,11 @@ use std::time::Duration;
 /// behind it for dead, with the usual heartbeat timeout.
 pub(crate) const STAYS_AWAY: Duration = Duration::from_millis(2500);
 
-/// The machines above the one at `asked`, as it told: the next one first. An address that leads to
-/// whoever uses it is one of the machine that told of it. What is no address is left out.
+/// How long a machine may take to answer a greeting that is looked for in the place of another one.
+pub(crate) const GREETED_WITHIN: Duration = Duration::from_secs(1);
+
+/// The machines above the one at `asked`, as it told, the next one first. A loopback address is one
+/// of the machine that told of it. Text that is no address is left out.
 pub(crate) fn way_from(asked: SocketAddr, told: &[String]) -> Vec<SocketAddr> {
     let addresses = told.iter().filter_map(|address| address.parse().ok());
     let seen = addresses.scan(asked.ip(), |below, address: SocketAddr| {

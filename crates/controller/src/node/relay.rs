@@ -296,7 +296,7 @@ impl Relay {
         }
         let route = admission.route.as_mut().ok_or(Malformed("route"))?;
         self.learn_route(member, connection, route).await?;
-        // Where this switch asks, and the rank, if one above them stays away.
+        // This switch, and the rank, ask these machines if one above them stays away.
         self.upstream.learn_way(&admission.way, connection);
         admission.way.insert(0, connection.address.to_string());
         if let Some(registered) = self.register(member.0, member.2, hosts) {
@@ -333,10 +333,10 @@ impl Relay {
         self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
         request.host = self.host(&connection);
-        let Ok(reply) = tokio::time::timeout(PATIENCE, connection.client.heartbeat(request)).await else {
-            self.upstream.is_silent();
-            return Err(self.unreachable("no answer to heartbeats", true).into());
-        };
+        // The rank hangs up when it has waited for long.
+        let asked = self.upstream.asked();
+        let reply = connection.client.heartbeat(request).await;
+        asked.ends();
         let reply = self.answered(reply)?;
         let is_of_job = reply.route.is_some();
         let reply = self.learned(member, &connection, reply).await?;

@@ -32,7 +32,7 @@ pub(super) struct Admitted {
     pub heartbeat_timeout: Duration,
     /// Another one in a heartbeat's reply means that the switch restarted.
     pub switch_instance: u64,
-    /// Where the rank asks if its switch stays away, the next one first.
+    /// The machines that the rank asks if its switch stays away, the next one first.
     pub way: Vec<SocketAddr>,
 }
 

@@ -45,7 +45,7 @@ pub(super) struct Lane {
     /// Its name there, and to whom one speaks of it; another service that takes over changes both.
     pub name: String,
     pub connection: Connection,
-    /// Where one asks if it stays away, the next one first.
+    /// The machines that are asked if it stays away, the next one first.
     pub way: Vec<SocketAddr>,
     /// Ranks that left there.
     pub left: Ranks,

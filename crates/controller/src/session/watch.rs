@@ -15,7 +15,7 @@ use super::config::SessionConfig;
 use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
-use crate::control_channel::{Connection, RETRY, STAYS_AWAY, explain, is_gone};
+use crate::control_channel::{Connection, GREETED_WITHIN, RETRY, STAYS_AWAY, explain, is_gone};
 use crate::convert::ranks;
 use crate::error::{ChainError, SessionError};
 use crate::error::{Member, absent};
@@ -24,8 +24,6 @@ use crate::proto::{HeartbeatReply, HeartbeatRequest};
 
 /// How long a service may be gone before another one of the job takes over.
 const TAKE_OVER: Duration = Duration::from_secs(3);
-/// How long a switch may take to answer a greeting that is looked for in the place of another one.
-const GREETED_WITHIN: Duration = Duration::from_secs(1);
 /// Heartbeats within the timeout after which the switch expels a silent rank: four may be lost.
 pub const HEARTBEATS_PER_TIMEOUT: u32 = 5;
 
@@ -261,7 +259,7 @@ impl Watch {
     /// The root sees that the rank comes by another way, and has the job set up again.
     async fn go_around(&mut self, cause: &str) -> Result<(), SessionError> {
         let Some(connection) = self.next_that_answers().await else { return Ok(()) };
-        // Who left does not join again.
+        // A rank that left does not join again.
         if let Some(rank) = self.left() {
             let rank = self.shared.config.names.of(rank);
             let lost = self.shared.pending.oldest().map(|_| died(&self.member().switch, cause, rank));
@@ -307,7 +305,11 @@ impl Watch {
     fn patience(&self, gone_since: Instant) -> Duration {
         let of_all_reduce = self.shared.timeout();
         let may_be_a_rank = self.may_be_taken_over() && !self.is_dead;
-        let of_switch = if may_be_a_rank || self.is_set_up_again { of_all_reduce } else { self.shared.config.switch_timeout };
+        let of_switch = if may_be_a_rank || self.is_set_up_again {
+            of_all_reduce
+        } else {
+            self.shared.config.switch_timeout
+        };
         let of_switch = of_switch.min(of_all_reduce).saturating_sub(gone_since.elapsed());
         let oldest = self.shared.pending.oldest();
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))

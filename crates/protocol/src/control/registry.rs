@@ -15,9 +15,9 @@ use crate::machine::Instant;
 mod config;
 mod job;
 mod renewal;
-mod view;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use self::config::{ConfigError, RegistryConfig};
 use self::job::{Job, Life, Presence};
@@ -278,7 +278,7 @@ impl Registry {
             }
         }
         let identity = (request.job.clone(), request.lineage());
-        // In the place of a job that it replaces it takes none of another one.
+        // A gathering that replaces a job takes no further place.
         if replaced.is_none() && !self.gatherings.contains_key(&identity) {
             let max = self.config.jobs_max;
             let of_one = self.jobs_of(|origin| origin.is_some() && origin == request.origin);
@@ -326,7 +326,7 @@ impl Registry {
             return Ok(JoinDecision::Waiting(ticket));
         }
         let tickets = gathering.tickets();
-        // Not the id of the job that it replaces, whose memory is its own.
+        // Drawn while the job that is replaced still has its own.
         let id = self.unused_id();
         if let Some(job) = replaced {
             self.remove(job);
@@ -384,7 +384,8 @@ impl Registry {
         Ok(admission)
     }
 
-    /// Jobs that gather or run of which all ranks ask from such a machine. One that is set up again is one.
+    /// Jobs that gather or run of which all ranks ask from such a machine. A job that is set up again
+    /// counts once.
     fn jobs_of(&self, is_it: impl Fn(Option<IpAddr>) -> bool) -> usize {
         let begun = self.gatherings.values().filter(|gathering| gathering.replaces.is_none());
         let gathering = begun.filter(|gathering| is_it(gathering.origin()));

@@ -82,7 +82,8 @@ async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
     let secret = key.secret_of(Rank(0));
     let denied = jobs.heartbeat(caller(job, Rank(0), generation, 0), trip, vec![]);
     assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
-    jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), vec![]).expect("its own");
+    jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), vec![])
+        .expect("its own");
     let reported = jobs.reported(job).members.clone();
     assert_eq!((reported.len(), reported[&Rank(0)].measured), (1, trip));
     assert_eq!(jobs.lock().jobs.len(), 1);

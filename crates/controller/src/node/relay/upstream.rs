@@ -1,5 +1,5 @@
-//! Whom a switch asks: the upstream that it was told, or, while that stays away, the next machine
-//! above it that answers.
+//! The machine that a switch asks. It is the configured upstream, or the next machine above it that
+//! answers, while the upstream stays away.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fanin_tls::Trust;
 
-use crate::control_channel::{Connection, RETRY, STAYS_AWAY, way_from};
+use crate::control_channel::{Connection, GREETED_WITHIN, STAYS_AWAY, way_from};
 use crate::error::SessionError;
 use crate::node::lock;
 
@@ -27,8 +27,29 @@ struct State {
     connection: Option<Connection>,
     /// Since when nobody answers.
     silent: Option<Instant>,
+    /// Whether the machines above it are asked just now.
+    looks: bool,
     /// The machines above the configured upstream, the next one first, as its answers told.
     way: Vec<SocketAddr>,
+}
+
+/// A question that has no answer yet. If it is given up, whoever was asked is silent.
+#[derive(Debug)]
+pub(super) struct Asked<'a>(Option<&'a Upstream>);
+
+impl Asked<'_> {
+    /// There was an answer, or a failure that says more.
+    pub fn ends(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some(upstream) = self.0 {
+            upstream.is_silent();
+        }
+    }
 }
 
 /// Why nobody is asked.
@@ -50,49 +71,66 @@ impl Upstream {
         Self { configured, trust, state: Arc::default() }
     }
 
-    /// Who is asked now.
+    /// The machine that is asked now.
     pub fn name(&self) -> String {
         let state = lock(&self.state);
         state.connection.as_ref().map_or_else(|| self.configured.clone(), |known| known.switch.clone())
     }
 
-    /// Its address. One that does not answer has an address all the same, unless it is a name.
+    /// The address of that machine. A configured upstream that does not answer has one all the
+    /// same, unless it is a name.
     pub fn address(&self) -> Option<SocketAddr> {
         let state = lock(&self.state);
         state.connection.as_ref().map(|known| known.address).or_else(|| self.configured.parse().ok())
     }
 
-    /// The connection, a new one where there is none, or where nobody has answered for long. Then
-    /// the machines above the configured upstream are asked, too, and the nearest one that answers
-    /// takes its place.
+    /// The connection, a new one where there is none.
+    ///
+    /// If nobody has answered for long, the machines above the configured upstream are asked, too,
+    /// whether or not the caller waits. The nearest one that answers takes its place.
     pub async fn connection(&self, patience: Duration, protocol: &str) -> Result<Connection, Unanswered> {
         let above = {
-            let state = lock(&self.state);
-            let stays_away = state.silent.is_some_and(|since| since.elapsed() >= STAYS_AWAY);
+            let mut state = lock(&self.state);
+            let stays_away = state.silent.is_some_and(|since| since.elapsed() + GREETED_WITHIN >= STAYS_AWAY);
+            let above = if stays_away { state.way.clone() } else { Vec::new() };
             match &state.connection {
-                Some(connection) if !stays_away => return Ok(connection.clone()),
-                _ if stays_away => state.way.clone(),
-                _ => Vec::new(),
+                Some(connection) if above.is_empty() || state.looks => return Ok(connection.clone()),
+                _ if above.is_empty() => None,
+                _ => Some((above, std::mem::replace(&mut state.looks, true))),
             }
         };
-        // All at once, and each of several once: whoever asks for this does not wait for long.
-        let patience = if above.is_empty() { patience } else { patience.min(RETRY) };
-        let attempts: Vec<_> = std::iter::once(self.configured.clone())
-            .chain(above.iter().map(SocketAddr::to_string))
-            .map(|switch| tokio::spawn(self.clone().open(switch, patience, protocol.to_owned())))
-            .collect();
-        let mut first = None;
-        for attempt in attempts {
-            match attempt.await.unwrap_or_else(|error| Err(Unanswered::of(error.to_string(), true))) {
-                Ok(connection) => {
-                    self.goes_to(&connection);
-                    return Ok(connection);
-                }
-                Err(unanswered) => first = first.or(Some(unanswered)),
+        match above {
+            None => {
+                let opened = self.clone().open(self.configured.clone(), patience, protocol.to_owned()).await;
+                opened.inspect(|connection| self.goes_to(connection)).inspect_err(|_| self.is_silent())
+            }
+            Some((_, true)) => Err(Unanswered::of("nobody on the way has answered yet".into(), true)),
+            Some((above, false)) => {
+                let looking = tokio::spawn(self.clone().look(above, protocol.to_owned()));
+                looking.await.unwrap_or_else(|error| Err(Unanswered::of(error.to_string(), true)))
             }
         }
-        self.is_silent();
-        Err(first.expect("the configured one was asked"))
+    }
+
+    /// Asks the configured upstream and all above it at once.
+    async fn look(self, above: Vec<SocketAddr>, protocol: String) -> Result<Connection, Unanswered> {
+        let open = |switch| tokio::spawn(self.clone().open(switch, GREETED_WITHIN, protocol.clone()));
+        let nearest = open(self.configured.clone());
+        let others: Vec<_> = above.iter().map(|address| open(address.to_string())).collect();
+        let mut found = None;
+        for attempt in std::iter::once(nearest).chain(others) {
+            let opened = attempt.await.unwrap_or_else(|error| Err(Unanswered::of(error.to_string(), true)));
+            let answers = opened.is_ok();
+            // If nobody answers, the configured upstream is named.
+            if answers || found.is_none() {
+                found = Some(opened);
+            }
+            if answers {
+                break;
+            }
+        }
+        lock(&self.state).looks = false;
+        found.expect("the configured one was asked").inspect(|connection| self.goes_to(connection))
     }
 
     async fn open(
@@ -124,9 +162,9 @@ impl Upstream {
         state.silent = None;
     }
 
-    /// Whom one asks above it, as an admission says that came over this connection.
+    /// The machines above the one at this connection, as an admission says that came from there.
     pub fn learn_way(&self, way: &[String], connection: &Connection) {
-        // Of a machine in its place nothing is learnt: the configured one is below it.
+        // A machine that took its place knows fewer of them.
         if connection.switch == self.configured {
             lock(&self.state).way = way_from(connection.address, way);
         }
@@ -137,8 +175,12 @@ impl Upstream {
         lock(&self.state).silent = None;
     }
 
-    /// Nobody answered in time.
-    pub fn is_silent(&self) {
+    /// Somebody is asked, who is silent unless this [`ends`](Asked::ends).
+    pub fn asked(&self) -> Asked<'_> {
+        Asked(Some(self))
+    }
+
+    fn is_silent(&self) {
         lock(&self.state).silent.get_or_insert_with(Instant::now);
     }
 

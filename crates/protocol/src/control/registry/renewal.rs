@@ -1,6 +1,9 @@
-//! A running job is set up again (ATP §A.3): its ranks come by other ways than before, as a switch went away, or the root has a better
-//! plan. All of its ranks join again with what they remember, as after a restart of the root, and a job in the next generation takes
-//! its place. The root forgets the sums that were under way. The ranks have what is needed to make them again.
+//! A running job is set up again (ATP §A.3) when its ranks come by other ways than before, or when
+//! the root can have a better plan.
+//!
+//! All ranks join again with what they remember, as after a restart of the root. A job in the next
+//! generation takes the place of the one before. The root forgets the sums that were under way;
+//! the ranks make them again.
 
 use alloc::vec::Vec;
 
@@ -22,7 +25,8 @@ pub(super) enum Renewal {
 }
 
 impl Registry {
-    /// Sets a running job up again, unless one of its ranks left, which joins nowhere again. Returns whether it is.
+    /// Sets a running job up again, unless a rank has left, which joins nowhere again. Returns
+    /// whether the job is set up again.
     pub fn set_up_again(&mut self, job: JobId) -> bool {
         let Some(job) = self.jobs.get_mut(&job).filter(|job| job.is_running() && job.left.is_empty()) else {
             return false;
@@ -33,13 +37,14 @@ impl Registry {
         true
     }
 
-    /// A rank was heard through so many switches. If they are not as many as before, its job is set up again. Returns whether it is.
+    /// A rank was heard through so many switches. If it joined through more or fewer, its job is
+    /// set up again. Returns whether that is so.
     pub fn came_by(&mut self, job: JobId, rank: Rank, switches: u32) -> bool {
         let way = self.admission(job).map(|admission| admission.tree.way(rank).len());
         way.is_some_and(|way| way != switches as usize) && self.set_up_again(job)
     }
 
-    /// Who waits for a job to be set up again says nothing else, and lives.
+    /// A rank that waits for its job to be set up again says nothing else, and lives.
     pub(super) fn hear_those_that_wait(&mut self, now: Instant) {
         for gathering in self.gatherings.values() {
             if let Some(job) = gathering.replaces.and_then(|job| self.jobs.get_mut(&job)) {
@@ -48,7 +53,8 @@ impl Registry {
         }
     }
 
-    /// Gives up gatherings of which some rank does not come. A job that could not be set up again in time is over.
+    /// Gives up gatherings of which some rank does not come. A job that could not be set up again
+    /// in time is over.
     pub(super) fn given_up(&mut self, now: Instant) -> Vec<Command> {
         let (mut commands, mut late) = (Vec::new(), Vec::new());
         let jobs = &self.jobs;
@@ -67,7 +73,7 @@ impl Registry {
             false
         });
         commands.extend(self.expel(now, late));
-        // Who left has all that it needs, and joins nowhere again: the others go on as they were.
+        // A rank that left joins nowhere again, and needs nothing: the others go on as they were.
         for job in self.jobs.values_mut().filter(|job| !job.left.is_empty()) {
             job.renewal = Renewal::None;
         }
@@ -85,8 +91,8 @@ impl Registry {
     }
 }
 
-/// The ranks of a job for which others wait in vain to set it up again: one that died, those that left, or, as the job is over, all
-/// that are missing.
+/// The ranks for which the others wait in vain: the one that died, or those that left. If the job
+/// is over, all that are missing.
 fn absent(job: Option<&Job>, missing: &Ranks) -> Option<Ranks> {
     match job {
         Some(Job { life: Life::Aborted { reason: AbortReason::Expelled(rank), .. }, .. }) => {

@@ -3,8 +3,8 @@
 use fanin_wire::{AbortReason, Generation, JobId, LossBound, Security, WireDtype};
 
 use super::super::Ranks;
-use super::job::Life;
 use super::Registry;
+use super::job::Life;
 
 /// What a job looks like from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]

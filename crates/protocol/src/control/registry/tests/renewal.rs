@@ -69,7 +69,11 @@ fn a_rank_that_comes_by_another_way_has_its_job_set_up_again_without_the_switch(
     assert_eq!((after.generation, after.resumed), (Generation(generation.0 + 1), true));
     assert_ne!((after.job, after.key), (job, admission.key));
     assert_eq!([0, 1, 2].map(|rank| after.tree.way(Rank(rank)).len()), [0, 0, 1]);
-    assert_eq!((registry.pool().free, registry.jobs().count()), (free, 1), "it has the memory of the one before");
+    assert_eq!(
+        (registry.pool().free, registry.jobs().count()),
+        (free, 1),
+        "it has the memory of the one before"
+    );
     assert_eq!(registry.beats(at(3), job, Rank(0), generation), HeartbeatReply::Unknown);
     let alive = registry.beats(at(3), after.job, Rank(0), after.generation);
     assert_eq!(alive, HeartbeatReply::Alive { left: Ranks::default() });
