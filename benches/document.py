@@ -29,6 +29,10 @@ class Measured:
     rounds: list[Mapping[Command, Mapping[str, Any]]] = field(default_factory=list)
     broken: dict[Command, str] = field(default_factory=dict)
     """Why a command has no result: "skipped: ..", "failed: ..", as the program says it."""
+    late: Sequence[str] = ()
+    """What `benches/goat.py` said."""
+    late_command: str = ""
+    late_broken: str | None = None
     kernels: Sequence[Kernel] = ()
     kernels_command: str = ""
     kernels_broken: str | None = None
@@ -101,6 +105,8 @@ def generated(measured: Measured) -> str:
             [_time_row(measured, command) for command in measured.commands()],
         ),
         _beside_tcp(measured),
+        _bounded(measured),
+        _late(measured),
         _fast(measured),
         _picture(measured),
         "## Kernels\n",
@@ -240,6 +246,50 @@ def _beside_tcp(measured: Measured) -> str:
             ),
         ]
     )
+
+
+_BOUNDED = """\
+Sums that may lose something, by DLCP, beside those of a job that may not, and Gloo's. The 99th
+percentile is that of a round's repeats. Lost: of the contributions.
+"""
+
+
+def _bounded(measured: Measured) -> str:
+    """Return what a loss bound brings, where that was measured."""
+    rows = []
+    for command in measured.commands():
+        if "--loss-bound" not in command.options or command in measured.broken:
+            continue
+        runs = [found[command]["backends"] for found in measured.rounds]
+        lost = statistics.median(run["bounded"]["lost_share"] for run in runs)
+        row = [command.what]
+        for backend in ("bounded", "fanin", "gloo"):
+            if backend not in runs[0]:
+                row += ["-", "-"]
+                continue
+            for figure in ("median_s", "p99_s"):
+                row.append(spread([run[backend][figure] for run in runs], shown_time))
+        rows.append([*row, f"{lost:.2%}"])
+    if not rows:
+        return ""
+    head = ["workers, links, tensor"]
+    for who in ("with a bound", "without", "Gloo"):
+        head += [f"{who}: median", "99 %"]
+    return "\n".join(["## With a loss bound\n", _BOUNDED, table([*head, "lost"], rows)])
+
+
+_LATE = """\
+Each of four ranks in two racks is late by up to 50 ms in each step, by as much with each system.
+The links have 500 Mbit/s, and each of three switches has 64 aggregators. A step sums 4 MB.
+"""
+
+
+def _late(measured: Measured) -> str:
+    """Return what GOAT brings where ranks are late."""
+    said = [f"`{measured.late_command}`: {measured.late_broken}.\n"]
+    if measured.late_broken is None:
+        said = [f"`{measured.late_command}`:\n", *(f"- {line}" for line in measured.late), ""]
+    return "\n".join(["## Late ranks\n", _LATE, *said])
 
 
 def _fast(measured: Measured) -> str:

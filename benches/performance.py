@@ -44,6 +44,7 @@ FANIN = [sys.executable, "-m", "fanin"]
 SWEEP = ["--sweep", "--repeat", "5"]
 SWEEP_QUICK = ["--sweep", *("--workers", "2", "--size", "4KB,100KB", "--repeat", "1")]
 SWEEP_LINKS = ["--rate", "1gbit"]
+LATE = ["python", "benches/goat.py"]
 
 
 class FailedError(Exception):
@@ -93,7 +94,8 @@ def main() -> int:
     for check in measured.checks:
         print(f"{check.command.what}: {check.asked()}: {measured.verdict(check)}")
     print(f"{path}\n{raw}")
-    said = [*measured.broken.values(), measured.kernels_broken, measured.picture_broken]
+    said = [*measured.broken.values(), measured.late_broken]
+    said += [measured.kernels_broken, measured.picture_broken]
     return int(any(reason is not None and reason.startswith("failed") for reason in said))
 
 
@@ -121,7 +123,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
             measured.broken[command] = f"skipped: {why}"
     steps = rounds * (len(commands) - len(measured.broken))
     if measured.only is None:
-        steps += 1 if measured.quick else 2  # the picture, and the kernels
+        steps += 1 if measured.quick else 3  # the picture, late ranks, and the kernels
     raw: list[dict[str, Any]] = []
     with progress(steps) as bar:
         for number in range(rounds):
@@ -141,6 +143,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
                 (found[command],) = result["runs"]
             measured.rounds.append(found)
         sweep = _sweep(measured, into, bar)
+        _late(measured, bar)
         _kernels(measured, bar)
     return {
         "format": FORMAT,
@@ -157,6 +160,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
         ],
         "rounds": raw,
         "sweep": sweep,
+        "late": measured.late,
         "kernels": [asdict(kernel) for kernel in measured.kernels],
     }
 
@@ -237,6 +241,20 @@ def _sweep(measured: document.Measured, into: Path, bar: Advance) -> Any:
         return None
     measured.picture = picture
     return result
+
+
+def _late(measured: document.Measured, bar: Advance) -> None:
+    measured.late_command = shlex.join(LATE)
+    if measured.quick or measured.only is not None:
+        measured.late_broken = "skipped: with --quick and with --only"
+    elif why := no_laboratory():
+        measured.late_broken = f"skipped: {why}"
+    else:
+        say(bar, f"{measured.late_command}, some minutes")
+        try:
+            measured.late = _output([sys.executable, *LATE[1:]]).splitlines()
+        except FailedError as error:
+            measured.late_broken = f"failed: {error}"
 
 
 def _kernels(measured: document.Measured, bar: Advance) -> None:

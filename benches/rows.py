@@ -62,7 +62,7 @@ Round = Mapping[Command, Mapping[str, Any]]
 """Of one round, the ``runs[0]`` of each command's JSON."""
 
 
-Against = Command | Literal["bound", "gloo", "tcp", "alone"]
+Against = Command | Literal["bound", "gloo", "tcp", "alone", "reliable"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class Check:
     Against Gloo, which takes turns with fanin within the command, ``limit`` is how many times as
     fast fanin is at least. Against TCP it is the share of the link's rate that TCP has at least
     while fanin sums, and against "alone" how fast fanin is at least beside TCP, as a share of how
-    fast it is without. Else it is how many times as long fanin takes at most.
+    fast it is without. Against "reliable" it is how many times as long sums with a loss bound take
+    at most as those of the same job without one. Else it is how many times as long fanin takes at
+    most.
     """
 
     command: Command
@@ -86,6 +88,8 @@ class Check:
     """Whether the sums must be those of the other command, bit by bit."""
     headers: bool = False
     """Whether what is asked allows for the headers of its packets, beyond the bound."""
+    p99: bool = False
+    """Whether it is about the 99th percentile in place of the median."""
 
     def asked(self) -> str:
         """Return what is asked in words."""
@@ -96,6 +100,9 @@ class Check:
         if self.cpu:
             than = "Gloo's" if self.against == "gloo" else self.than
             return f"at most {self.limit:g} times {than} CPU s/GB"
+        if self.against == "reliable":
+            what = "99th percentile" if self.p99 else "median"
+            return f"with the bound, at most {self.limit:g} times the {what} without"
         if self.against == "gloo":
             return f"at least {self.limit:g} times as fast as Gloo"
         if self.against == "bound":
@@ -118,6 +125,10 @@ class Check:
             other = found[self.against] if isinstance(self.against, Command) else run
             backend = "fanin" if isinstance(self.against, Command) else "gloo"
             return cpu_s_per_gb(run, "fanin") / cpu_s_per_gb(other, backend)
+        if self.against == "reliable":
+            figure = "p99_s" if self.p99 else "median_s"
+            bounded, reliable = (run["backends"][name][figure] for name in ("bounded", "fanin"))
+            return float(bounded / reliable)
         ours = median_s(run, "fanin")
         if self.against in ("gloo", "alone"):
             return median_s(run, self.against) / ours
@@ -295,6 +306,36 @@ BESIDE_TCP = Command(
     "4, 1 Gbit/s, own services, beside TCP, 25 MB",
     *(4, 25 * MB, "--rate 1gbit --background tcp", f"{_OWN} --calls 2", 3),
 )
+# Racks of switches, of which each is the switch of its workers.
+RACKS_ATP, RACKS_SWITCHML = (
+    Command(
+        f"8 in two racks, 1 Gbit/s, {words}, 25 MB",
+        *(8, 25 * MB, "--rate 1gbit --racks 2", f"--warmup 1 --protocol {protocol}", 3),
+    )
+    for protocol, words in (("atp", "ATP"), ("switchml", "SwitchML"))
+)
+# Switches mark, so that a loss is no congestion. Two cores are no faster without offload.
+MARKED, MARKED_LOSS = (
+    Command(
+        f"8 in two racks, 200 Mbit/s, marks from 30 kB, loss {words}, ATP, 25 MB",
+        *(8, 25 * MB, f"--rate 200mbit --racks 2 --ecn 30KB --loss {loss}"),
+        *("--warmup 1 --protocol atp", 3),
+        peers="none",
+    )
+    for words, loss in (("0", "0"), ("1 %", "1%"))
+)
+
+
+def _tail(size: int, words: str) -> Command:
+    return Command(
+        f"4, 1 Gbit/s, loss 0.1 % by 8 packets in a row, {words}, 4 % may be lost",
+        *(4, size, "--rate 1gbit --loss 0.1% --loss-burst 8"),
+        *("--plan switch --loss-bound 0.04 --calls 1", 200),
+    )
+
+
+TAILS = [_tail(64_000, "64 kB"), _tail(256_000, "256 kB"), _tail(MB, "1 MB")]
+"""A bucket takes less than the timeout for what is lost at its end."""
 
 
 def _fast(n: int, rate: str) -> Command:
@@ -356,6 +397,12 @@ CHECKS = [
     Check(OWN_SMALL, 4.0, "gloo"),
     Check(BESIDE_TCP, 0.4, "tcp"),
     Check(BESIDE_TCP, 0.4, "alone"),
+    Check(RACKS_ATP, 1.12, RACKS_SWITCHML, "SwitchML's time in the same racks"),
+    Check(RACKS_ATP, 1.5, "gloo"),
+    Check(RACKS_ATP, 1.1, RACKS_SWITCHML, "SwitchML's in the same racks:", cpu=True),
+    Check(MARKED_LOSS, 1.18, MARKED, "the time without loss"),
+    *(Check(tail, 0.5, "reliable", p99=True) for tail in TAILS),
+    *(Check(tail, 1.0, "reliable") for tail in TAILS),
 ]
 """What is compared stands together: commands run in this order, and backwards every other round."""
 

@@ -93,6 +93,7 @@ def shown_links(
     nics: int = 1,
     ecn: int | None = None,
     queues: str = "fifo",
+    loss_burst: int | None = None,
 ) -> str:
     """Return the links of a laboratory in words; ``rates`` are of machines that have another."""
     others = [f"{machine} {shown_rate(rate)}" for machine, rate in (rates or {}).items()]
@@ -109,6 +110,7 @@ def shown_links(
     text += "" if ecn is None else f", marks from {shown_size(ecn)}"
     text += "" if udp_offload else ", no offload for UDP"
     text += "" if loss is None else f", loss {100 * loss:g} %"
+    text += "" if loss_burst is None else f", {loss_burst} packets in a row"
     text += "" if background is None else f", {shown_rate(background)} of others' traffic to w0"
     text += ", TCP from w0 to w1 and back" if bulk else ""
     text += f", {racks} racks" if racks > 1 else ""

@@ -349,6 +349,24 @@ def test_links_lose_single_packets_of_a_train() -> None:
 
 
 @needs_lab
+def test_links_lose_so_many_packets_in_a_row() -> None:
+    with Netlab(1, loss=0.25, loss_burst=10, name=NAME) as lab:
+        back = echoed(lab, 40)
+        state = netlab.describe(NAME)
+    assert (state["workers"][0]["up_loss"], state["workers"][0]["down_loss"]) == (0.25, 0.25)
+    # Of each 40 packets 10: 100 of 400 out, and 70 to 80 of the 300 back.
+    assert 170 <= state["packets_lost"] <= 180
+    assert back == 400 - state["packets_lost"]
+
+
+def test_bursts_of_loss_that_cannot_be_are_refused() -> None:
+    with pytest.raises(NetlabError, match="bursts of loss, and no link loses anything"):
+        Netlab(1, loss_burst=10)
+    with pytest.raises(NetlabError, match="0 packets lost in a row: a burst has 1 to"):
+        Netlab(1, loss=0.1, loss_burst=0)
+
+
+@needs_lab
 def test_up_replaces_what_there_is_and_down_clears_what_is_half_built() -> None:
     Netlab(3, name=NAME).up()
     Netlab(1, name=NAME).up()

@@ -168,6 +168,40 @@ def test_tcp_and_fanin_each_keep_their_share() -> None:
     assert line in text
 
 
+def test_sums_with_a_loss_bound_are_held_against_those_without() -> None:
+    lossy = Command("lossy", 2, 4_000, "--rate 1gbit --loss 1%", "--loss-bound 0.04")
+    found = run(0.2, 0.5)
+    for name, p99_s in (("fanin", 0.4), ("gloo", 0.8)):
+        found["backends"][name]["p99_s"] = p99_s
+    found["backends"]["bounded"] = {"median_s": 0.1, "p99_s": 0.3, "lost_share": 0.01}
+    median, tail = (Check(lossy, 0.5, "reliable", p99=p99) for p99 in (False, True))
+    assert median.figure({lossy: found}) == pytest.approx(0.5)
+    assert tail.figure({lossy: found}) == pytest.approx(0.75)
+    assert (tail.met(0.5), tail.met(0.51)) == (True, False)
+    assert tail.asked() == "with the bound, at most 0.5 times the 99th percentile without"
+    assert median.asked() == "with the bound, at most 0.5 times the median without"
+    measured = Measured(WHERE, [tail], rounds=[{lossy: found}], kernels_broken="skipped: a test")
+    text = document.generated(measured)
+    times = "100.0 ms | 300.0 ms | 200.0 ms | 400.0 ms | 500.0 ms | 800.0 ms"
+    assert f"| lossy | {times} | 1.00% |" in text
+    measured.broken[lossy] = "skipped: needs root"
+    assert "With a loss bound" not in document.generated(measured)
+
+
+def test_what_goat_brings_where_ranks_are_late_is_what_its_program_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(performance, "no_laboratory", lambda *_: None)
+    monkeypatch.setattr(performance, "_output", lambda _: "goat: fast\ngoat takes 0.9\n")
+    measured = Measured(WHERE, [], kernels_broken="skipped: a test")
+    performance._late(measured, lambda _: None)
+    said = "`python benches/goat.py`:\n\n- goat: fast\n- goat takes 0.9\n"
+    assert said in document.generated(measured)
+    monkeypatch.setattr(performance, "no_laboratory", lambda *_: "needs root")
+    performance._late(measured, lambda _: None)
+    assert "`python benches/goat.py`: skipped: needs root." in document.generated(measured)
+
+
 def test_links_above_a_gigabit_say_how_many_cores_they_need() -> None:
     fast = Command("fast", 2, 4_000, "--rate 10gbit")
     measured = Measured(WHERE, [], fast=[fast], rounds=[{fast: run(0.4 * rows.HEADERS, 0.2)}])

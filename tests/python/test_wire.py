@@ -210,6 +210,7 @@ def test_dlcp_packets_are_as_documented() -> None:
         "block_push": (0x01020304, 0x0A0B, 0, 3, 2, 1, 0),
         "block_pull": (0x01020304, 0x0A0B, 1, 0x80 | 7, 0, 4, 0),
         "block_unsummed": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 0),
+        "block_last": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 1),
     }
     for name, fields in blocks.items():
         assert PREAMBLE.unpack_from(golden[name])[2:] == (7, 0xDEADBEEF, 0x0102, 3, 1), name

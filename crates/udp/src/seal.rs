@@ -290,6 +290,7 @@ mod tests {
             round: 0,
             tag: Tag { priority: 1, important: true, path: 3 },
             contributions: 1,
+            last: false,
         };
         let mut packet = vec![0; 36 + 16];
         for security in [Security::Authenticate, Security::Encrypt] {

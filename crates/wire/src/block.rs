@@ -112,6 +112,8 @@ pub struct BlockHeader {
     /// How many contributions the payload is the sum of: 1 of a worker's own; 0 where nobody's
     /// came, and there is no payload.
     pub contributions: u16,
+    /// Whether it is the last of its round: a stop that rides on data.
+    pub last: bool,
 }
 
 /// A checked block.
@@ -135,9 +137,12 @@ impl<'a> BlockPacket<'a> {
         }
         let truncated = WireError::Truncated { need: BLOCK_HEADER_BYTES, have: packet.len() };
         let head: &[u8; TAG_OFFSET - PREAMBLE_BYTES] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
-        let &[f0, f1, f2, f3, b0, b1, b2, b3, r0, r1, treatment, path, c0, c1, z0, z1] = head;
+        let &[f0, f1, f2, f3, b0, b1, b2, b3, r0, r1, treatment, path, c0, c1, last, zero] = head;
         let payload = packet.get(BLOCK_HEADER_BYTES..).ok_or(truncated)?;
-        if [z0, z1] != [0; 2] {
+        if last > 1 {
+            return Err(WireError::Field("last"));
+        }
+        if zero != 0 {
             return Err(WireError::Field("zero"));
         }
         let contributions = u16::from_le_bytes([c0, c1]);
@@ -152,6 +157,7 @@ impl<'a> BlockPacket<'a> {
                 round: u16::from_le_bytes([r0, r1]),
                 tag: Tag::parse([treatment, path])?,
                 contributions,
+                last: last != 0,
             },
             payload,
         })
@@ -176,7 +182,7 @@ impl<'a> BlockPacket<'a> {
         out[20..22].copy_from_slice(&header.round.to_le_bytes());
         out[TREATMENT_OFFSET..24].copy_from_slice(&header.tag.to_bytes());
         out[24..26].copy_from_slice(&header.contributions.to_le_bytes());
-        out[26..TAG_OFFSET].fill(0);
+        out[26..TAG_OFFSET].copy_from_slice(&[header.last.into(), 0]);
         key.seal(out);
         fill(&mut out[BLOCK_HEADER_BYTES..]);
     }

@@ -332,14 +332,16 @@ fn bound(millionths: u32) -> LossBound {
 fn blocks_are_the_golden_bytes_both_ways() {
     let treated = |priority, important, path| Tag { priority, important, path };
     let rows = [
-        ("block_push", 352, (0, 1), treated(3, false, 2)),
-        ("block_pull", 352, (1, 4), treated(7, true, 0)),
-        ("block_unsummed", 0, (0, 0), treated(7, true, 0)),
+        ("block_push", 352, (0, 1, false), treated(3, false, 2)),
+        ("block_pull", 352, (1, 4, false), treated(7, true, 0)),
+        ("block_unsummed", 0, (0, 0, false), treated(7, true, 0)),
+        ("block_last", 0, (0, 0, true), treated(7, true, 0)),
     ];
-    for (name, elements, (round, contributions), tag) in rows {
+    for (name, elements, (round, contributions, last), tag) in rows {
         let mut expected = golden()[name].clone();
         expected.extend((0..elements).flat_map(|value: i32| (value as f32 - 1.0).to_le_bytes()));
-        let header = BlockHeader { flow: FlowId(0x0102_0304), block: 0x0a0b, round, tag, contributions };
+        let (flow, block) = (FlowId(0x0102_0304), 0x0a0b);
+        let header = BlockHeader { flow, block, round, tag, contributions, last };
         let mut out = vec![0xa5; block_packet_bytes(4 * elements as usize)];
         let preamble = preamble(Kind::Block, WorkerId(3));
         BlockPacket::write(&mut out, KEY, &preamble, &header, |payload| {
@@ -403,7 +405,8 @@ fn a_block_or_a_signal_with_an_impossible_field_is_malformed() {
     assert_eq!(block("block_push", 22, 0x80), Ok(()));
     assert_eq!(block("block_push", 22, 8), Err(WireError::Field("priority")));
     assert_eq!(block("block_push", 23, PATHS_MAX), Err(WireError::Field("path")));
-    assert_eq!(block("block_push", 26, 1), Err(WireError::Field("zero")));
+    assert_eq!(block("block_push", 26, 1), Ok(()));
+    assert_eq!(block("block_push", 26, 2), Err(WireError::Field("last")));
     assert_eq!(block("block_push", 27, 1), Err(WireError::Field("zero")));
     let mut unsummed = golden()["block_unsummed"].clone();
     unsummed.push(0);

@@ -133,6 +133,7 @@ def links_of(args: argparse.Namespace) -> Links | None:
         untold=args.untold,
         ecn_bytes=args.ecn,
         queues=args.queues,
+        loss_burst=args.loss_burst,
     )
     return links if links != Links() or args.mtu is not None else None
 

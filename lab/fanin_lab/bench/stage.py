@@ -74,6 +74,8 @@ class Links:
     """The bytes at a switch's port from which it marks; None: it does not."""
     queues: str = FIFO
     """Those of a switch's port (`fanin_lab.netlab.queues`)."""
+    loss_burst: int | None = None
+    """The packets that a link loses in a row; None: each is lost by itself."""
 
     def shown(self) -> str:
         """Return them in words."""
@@ -279,6 +281,7 @@ def laboratory(machines: int, links: Links) -> Netlab:
         ecn_bytes=links.ecn_bytes,
         udp_offload=links.udp_offload,
         loss=links.loss,
+        loss_burst=links.loss_burst,
         mtu=links.mtu,
         racks=links.racks,
         nics=links.nics,

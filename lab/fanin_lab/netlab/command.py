@@ -150,6 +150,13 @@ def add_link_arguments(parser: argparse._ActionsContainer) -> None:
         "(default: none, and trains stay whole)",
     )
     parser.add_argument(
+        "--loss-burst",
+        type=units.positive_number,
+        metavar="N",
+        help="packets that a link loses in a row, and then none for as long as makes it --loss: 8 "
+        "(default: each is lost or not by itself)",
+    )
+    parser.add_argument(
         "--mtu", type=int, metavar="M", help=f"of each link, bytes (default: {MTU_DEFAULT})"
     )
 
@@ -232,6 +239,7 @@ def _up(args: argparse.Namespace) -> int:
         ecn_bytes=args.ecn,
         udp_offload=args.udp_offload,
         loss=args.loss,
+        loss_burst=args.loss_burst,
         mtu=args.mtu if args.mtu is not None else MTU_DEFAULT,
         name=args.name,
     )
@@ -253,6 +261,7 @@ def _up(args: argparse.Namespace) -> int:
         lab.rate_bps,
         lab.loss,
         lab.mtu,
+        loss_burst=lab.loss_burst,
         spare_bps=args.spare_rate,
         rates=dict(args.rate_of),
         queue=lab.queue_bytes,

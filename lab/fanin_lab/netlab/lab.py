@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import re
 import signal
 import subprocess
@@ -55,6 +56,7 @@ _RUN = Path("/run/netns")
 _BRIDGE_FILTERS = Path("/proc/sys/net/bridge")  # each namespace has its own
 # nftables draws an integer below this: the loss in millionths.
 _LOSS_UNIT = 1_000_000
+LOSS_BURST_MAX = 10_000
 # How many bytes may go at the machine's rate: as many as a timer of it may be late for, and a few
 # frames. On a slow link more would be a good part of what is measured.
 _BURST_MAX = 128 << 10
@@ -84,8 +86,9 @@ class Netlab:
     the interfaces do not cut UDP's trains, as many clouds' do not: the kernel cuts them, and
     packets arrive singly. TCP's trains stay whole. ``loss`` is the fraction of IP packets that each
     link loses, independently, in each direction; links that can lose (0 is a loss, None is not) or
-    mark carry no trains, which costs the machine several times as much for a byte. Laboratories
-    with different names do not see each other.
+    mark carry no trains, which costs the machine several times as much for a byte. With a
+    ``loss_burst`` a link does not lose packets at random, but so many in a row, and then none for
+    as long as makes it that fraction. Laboratories with different names do not see each other.
 
     ``spares`` are machines more, ``s0``, ``s1``, .., each with one link of its own, where ``sw``
     has the links of all: what is summed there crosses a link such as a worker's. Their links have
@@ -115,6 +118,7 @@ class Netlab:
         ecn_bytes: int | None = None,
         udp_offload: bool = True,
         loss: float | None = None,
+        loss_burst: int | None = None,
         mtu: int = MTU_DEFAULT,
         name: str = "",
     ) -> None:
@@ -136,6 +140,12 @@ class Netlab:
             raise NetlabError(f"an MTU of {mtu}: IPv4 over Ethernet has {MTU_MIN} to {MTU_MAX}")
         if loss is not None and not 0 <= loss <= 0.5:
             raise NetlabError(f"a loss of {loss}: a fraction of at most 0.5")
+        if loss_burst is not None and not loss:
+            raise NetlabError("bursts of loss, and no link loses anything: say how much, too")
+        if loss_burst is not None and not 1 <= loss_burst <= LOSS_BURST_MAX:
+            raise NetlabError(
+                f"{loss_burst} packets lost in a row: a burst has 1 to {LOSS_BURST_MAX}"
+            )
         self.workers = workers
         self.spares = spares
         self.racks = racks
@@ -200,6 +210,7 @@ class Netlab:
         self.ecn_bytes = ecn_bytes
         self.udp_offload = udp_offload
         self.loss = loss
+        self.loss_burst = loss_burst
         self.mtu = mtu
         self.name = checked_name(name)
         self._signals = contextlib.ExitStack()
@@ -369,7 +380,7 @@ class Netlab:
             for interface in rates:
                 off = ["ethtool", "--features", interface, "tx-udp-segmentation", "off"]
                 run(inside(namespace, off))
-        rules = self._losses(self.loss, list(rates)) if self.loss else ""
+        rules = self._losses(namespace, list(rates)) if self.loss else ""
         if marks_bytes is not None:
             rules += _marks(rates, marks_bytes, self.mtu)
         if rules:
@@ -383,16 +394,31 @@ class Netlab:
         counts = self.loss is not None or self.ecn_bytes is not None
         return "gso_max_segs 1" if counts or self.queues != queues_of.FIFO else ""
 
-    def _losses(self, loss: float, interfaces: Sequence[str]) -> str:
-        millionths = round(loss * _LOSS_UNIT)
+    def _losses(self, namespace: str, interfaces: Sequence[str]) -> str:
         # At the receiving end: the packet has taken its time on the link, and whoever sent it does
         # not hear of its loss, as it would (EPERM) from a rule on its own output. ARP is spared.
+        lost = self._lost(namespace, interfaces)
+        rules = "\n".join(f"    ether type ip {each} counter drop" for each in lost)
         return f"""
   chain loss {{
     type filter hook ingress devices = {{ {", ".join(interfaces)} }} priority 0; policy accept;
-    ether type ip numgen random mod {_LOSS_UNIT} < {millionths} counter drop
+{rules}
   }}
 """
+
+    def _lost(self, namespace: str, interfaces: Sequence[str]) -> list[str]:
+        """Return what holds for the packets that are lost."""
+        assert self.loss
+        if self.loss_burst is None:
+            return [f"numgen random mod {_LOSS_UNIT} < {round(self.loss * _LOSS_UNIT)}"]
+        period = round(self.loss_burst / self.loss)
+        # Links that carry alike streams do not lose the same packets.
+        dice = random.Random(namespace.removeprefix(namespace_of(self.name, "")))
+        begins = [dice.randrange(period - self.loss_burst + 1) for _ in interfaces]
+        return [
+            f'iifname "{each}" numgen inc mod {period} {begin}-{begin + self.loss_burst - 1}'
+            for each, begin in zip(interfaces, begins, strict=True)
+        ]
 
 
 def _marks(rates: Mapping[str, int | None], threshold: int, mtu: int) -> str:

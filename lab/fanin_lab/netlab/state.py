@@ -148,14 +148,21 @@ def _rules(namespace: str) -> list[dict[str, Any]]:
 
 def _rule(namespace: str) -> dict[str, float]:
     """Return the loss and its counter, or nothing if the namespace loses nothing."""
+    found: dict[str, float] = {}
     for rule in _rules(namespace):
         if rule["chain"] != "loss":
             continue
-        found: dict[str, float] = {}
         for part in rule["expr"]:
             if "numgen" in (left := part.get("match", {}).get("left", {})):
-                found["loss"] = part["match"]["right"] / left["numgen"]["mod"]
+                found["loss"] = _below(part["match"]["right"]) / left["numgen"]["mod"]
             if "counter" in part:
-                found["packets"] = part["counter"]["packets"]
-        return found
-    return {}
+                found["packets"] = found.get("packets", 0) + part["counter"]["packets"]
+    return found
+
+
+def _below(matched: Any) -> int:
+    """Return how many numbers nftables compares with: those below one, or those of a range."""
+    if isinstance(matched, dict):
+        first, last = matched["range"]
+        return int(last) - int(first) + 1
+    return int(matched)

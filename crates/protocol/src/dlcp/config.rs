@@ -57,6 +57,9 @@ pub struct JobConfig {
     /// Flows that a worker has under way, 1 to [`FLOWS_MAX`]. The server has room for twice as
     /// many: what is further ahead waits.
     pub flows: u16,
+    /// Blocks of flows that a worker has under way, though two flows may be in any case. The server
+    /// has room for twice as many.
+    pub window_blocks: u32,
     /// How fast a flow is sent.
     pub rate: RateConfig,
     /// When the receiver of a flow of contributions has enough.
@@ -103,7 +106,8 @@ impl JobConfig {
     pub(super) fn receiver(&self) -> ReceiverConfig {
         let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
         let (finish, quiet, stretch) = (self.finish, self.quiet, self.rate.stretch());
-        ReceiverConfig { period, ceiling, finish, quiet, stretch, paths: self.paths }
+        let (calm_periods, paths) = (self.rate.calm_periods, self.paths);
+        ReceiverConfig { period, calm_periods, ceiling, finish, quiet, stretch, paths }
     }
 
     /// The configuration of the receiver of a flow of sums. It stops when all of them are made, and
@@ -226,7 +230,8 @@ pub enum ConfigError {
     Flows(u16),
     /// Paths of a worker.
     Paths(u8),
-    /// A link without a rate, packets without a length, a period of nothing, or a delta below 1.
+    /// A link without a rate, packets without a length, a period of nothing, a delta below 1, or no
+    /// reports.
     Rate,
     /// Signals would be sent again without a pause, and nobody could answer before he counts as
     /// silent.
@@ -252,7 +257,7 @@ impl core::fmt::Display for ConfigError {
                 f.write_str("signals wait no time for an answer: choose a retransmission ceiling above 0")
             }
             Self::Rate => f.write_str(
-                "the rate control needs a link's rate, a packet's length, a period, and a delta of 1 or more",
+                "the rate control needs a link's rate, a packet's length, a period, a delta of 1 or more, and reports",
             ),
         }
     }

@@ -8,13 +8,17 @@ use super::{Finish, JobConfig, RateConfig};
 use crate::control::UNIT_ELEMENTS;
 use crate::transport::RetransmissionConfig;
 
-/// Blocks of a flow. The bound holds for each flow and is rounded down to blocks: with 512 of them one of 0.2 % is not nothing yet.
+/// Blocks of a flow, at least. The bound holds for each flow and is rounded down to blocks: with 512 of them one of 0.2 % is not nothing yet.
 const FLOW_BLOCKS: u32 = 512;
-/// Words of four bytes that the contributions and sums of one block of each flow under way have, about: it decides how many flows that are.
-/// With 8 workers and blocks of 1,408 bytes there are 5, which are 3.6 MB of a worker's tensors, and at most 63 MB at the switch.
-const WORDS_UNDER_WAY: u32 = 16_384;
-/// Flows that a worker has under way at least, so that one begins while another ends, and at most.
-const FLOWS_UNDER_WAY: [u32; 2] = [2, 16];
+/// Bytes of a flow, at most, where memory allows. Each flow has signals both ways, whatever its length: flows of 720 kB had one of them for two trains.
+const FLOW_BYTES: u32 = 4 << 20;
+/// Bytes of contributions and sums of all blocks that a worker has under way, about; a switch has room for twice as many. With 8 workers they are
+/// 3.6 MB of a worker's tensors.
+const BYTES_UNDER_WAY: u32 = 32 << 20;
+/// Flows that a worker has under way at most: short tensors are a flow each.
+const FLOWS_UNDER_WAY: u16 = 16;
+/// Words of the contributions and the sum of one block, at most.
+const WORDS_OF_BLOCK: u32 = 32_768;
 /// How long nothing more must have come after a stop: about as long as two processes that share a core wait for it.
 const QUIET: Duration = Duration::from_millis(1);
 /// How much leaves at once: at 1 Gbit/s as much as two trains carry. Shorter ones cost a sleep and a system call each: with 500 us at 10 Gbit/s ranks that
@@ -27,6 +31,8 @@ const PACKETS_REPORTED: u32 = 32;
 /// And twice as long as what leaves at once takes at the link's rate. In a period that is shorter some of it has come and some has not, and that looks like
 /// congestion: flows between processes that share cores were halved for it, and waited.
 const AHEADS_REPORTED: u32 = 2;
+/// And so many times more seldom while less is lost than comes. At 1 Gbit/s a report every 2 ms is one for two trains, and wakes whom it is for.
+const CALM_PERIODS: u32 = 8;
 /// However slow a link is.
 const PERIOD_MAX: Duration = Duration::from_millis(250);
 /// A packet's headers below UDP's payload, on an Ethernet: preamble, frame, IP and UDP.
@@ -41,6 +47,8 @@ pub struct FlowPlan {
     pub flow_blocks: u32,
     /// Flows that a worker has under way.
     pub flows: u16,
+    /// And their blocks.
+    pub window_blocks: u32,
     /// What a shard has of the slowest rank's link.
     pub line_rate_bps: u64,
     /// Source ports that a rank's packets are spread over.
@@ -51,10 +59,11 @@ impl FlowPlan {
     /// The flows of a job of so many workers, whose blocks have so many words of four bytes.
     #[must_use]
     pub fn new(loss_bound: LossBound, workers: u16, elements: u16, line_rate_bps: u64) -> Self {
-        let [least, most] = FLOWS_UNDER_WAY;
-        let of_block = words_of_block(workers, elements).max(1);
-        let flows = (WORDS_UNDER_WAY / of_block).clamp(least, most) as u16;
-        Self { loss_bound, flow_blocks: FLOW_BLOCKS, flows, line_rate_bps, paths: 1 }
+        let of_block = 4 * words_of_block(workers, elements).max(1);
+        let window_blocks = (BYTES_UNDER_WAY / of_block).max(2 * FLOW_BLOCKS);
+        let most = (FLOW_BYTES / (4 * u32::from(elements).max(1))).max(FLOW_BLOCKS);
+        let flow_blocks = (window_blocks / 2).min(most);
+        Self { loss_bound, flow_blocks, flows: FLOWS_UNDER_WAY, window_blocks, line_rate_bps, paths: 1 }
     }
 
     /// The same over so many paths, 1 to [`PATHS_MAX`].
@@ -65,16 +74,15 @@ impl FlowPlan {
 
     /// Whether blocks of so many words are short enough for so many workers: two flows of them are half of a usual pool.
     pub fn fits(workers: u16, elements: u16) -> bool {
-        words_of_block(workers, elements) <= 2 * WORDS_UNDER_WAY
+        words_of_block(workers, elements) <= WORDS_OF_BLOCK
     }
 
     /// What they take of a shard's pool at most, in units of 256 elements: of each block of all flows that there may be at the switch, a sum and
     /// each worker's contribution.
     #[must_use]
     pub fn pool_units(&self, workers: u16, elements: u16) -> u32 {
-        // Workers may be as far apart as they have flows under way.
-        let blocks = 2 * u64::from(self.flows) * u64::from(self.flow_blocks);
-        let words = blocks * u64::from(words_of_block(workers, elements));
+        // Workers may be as far apart as they have blocks under way.
+        let words = 2 * u64::from(self.window_blocks) * u64::from(words_of_block(workers, elements));
         u32::try_from(words.div_ceil(2 * u64::from(UNIT_ELEMENTS))).unwrap_or(u32::MAX)
     }
 
@@ -100,6 +108,7 @@ impl FlowPlan {
             pull_bound: LossBound::RELIABLE,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
+            window_blocks: self.window_blocks,
             rate: self.rate(packet_bytes),
             finish: Finish::Stopped,
             quiet: self.quiet(packet_bytes),
@@ -116,7 +125,7 @@ impl FlowPlan {
         let packet = self.packet(packet_bytes);
         let ahead = AHEAD.max(PACKETS_AHEAD * packet).min(PERIOD_MAX);
         let period = (AHEADS_REPORTED * ahead).max(PACKETS_REPORTED * packet).min(PERIOD_MAX);
-        RateConfig { period, ahead, ..of_link }
+        RateConfig { period, ahead, calm_periods: CALM_PERIODS, ..of_link }
     }
 
     /// How long nothing more must have come: what waits on the last of several paths comes no faster than that one's part of the rate.
@@ -148,15 +157,20 @@ mod tests {
     }
 
     #[test]
-    fn few_workers_have_more_flows_under_way_than_many_and_all_have_two() {
-        let flows = |workers, elements| plan(workers, elements).flows;
-        assert_eq!([flows(1, 32), flows(2, 352), flows(8, 352), flows(64, 2048)], [16, 15, 5, 2]);
+    fn flows_are_as_long_as_memory_and_their_length_in_bytes_allow_and_two_are_under_way() {
+        let of = |workers, elements| {
+            let plan = plan(workers, elements);
+            (plan.flow_blocks, plan.window_blocks)
+        };
+        // Blocks of 1,408 bytes: 4 MiB are 2,978 of them, and those of 8 workers have 32 MiB.
+        assert_eq!([of(2, 352), of(8, 352), of(64, 352)], [(2_978, 7_943), (1_323, 2_647), (512, 1_024)]);
+        assert_eq!([of(4, 2048), of(64, 2048)], [(512, 1_024), (512, 1_024)]);
     }
 
     #[test]
     fn what_gathers_at_a_switch_is_counted_against_its_pool() {
-        // 10 flows of 512 blocks, each 9 times 352 words, in units of 512 words.
-        assert_eq!(plan(8, 352).pool_units(8, 352), 31_680);
+        // Twice 2,647 blocks, each 9 times 352 words, in units of 512 words.
+        assert_eq!(plan(8, 352).pool_units(8, 352), 32_757);
         assert_eq!(plan(64, 352).pool_units(64, 352), 91_520);
     }
 

@@ -54,6 +54,9 @@ struct Part {
     /// Source ports of a rank in a shard.
     #[prost(uint32, tag = "6")]
     paths: u32,
+    /// Blocks of flows that a rank may have under way in a shard.
+    #[prost(uint32, tag = "7")]
+    window_blocks: u32,
 }
 
 impl Part {
@@ -65,6 +68,7 @@ impl Part {
             flows: narrow(self.flows, "flows")?,
             line_rate_bps: self.line_rate_bps,
             paths: narrow(self.paths, "paths")?,
+            window_blocks: self.window_blocks,
         };
         let config = flows.job_config((id, key, generation), workers, narrow(self.elements, "elements")?);
         config.check().map_err(|_| Malformed("job"))
@@ -149,6 +153,7 @@ impl Protocol for Dlcp {
             flows: flows.flows.into(),
             line_rate_bps: flows.line_rate_bps,
             paths: flows.paths.into(),
+            window_blocks: flows.window_blocks,
         };
         let part = part.encode_to_vec();
         let ranks = (0..workers).map(|_| part.clone()).collect();

@@ -10,7 +10,7 @@ const INCREASE_PERCENT: u64 = 5;
 const TRAINS_IN_PERIOD: u64 = 10;
 
 /// Blocks of a stretch, at least and at most.
-const STRETCH: [u32; 2] = [16, 64];
+const STRETCH: [u32; 2] = [16, 90];
 
 /// How fast a flow may be sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +26,9 @@ pub struct RateConfig {
     pub ahead: Duration,
     /// How many times as much as arrives is sent when that is congestion (footnote 3: 2).
     pub delta: f64,
+    /// Periods between reports while less is lost than comes, at least 1 (footnote 3: 1). Such a
+    /// report would only say that nothing changes.
+    pub calm_periods: u32,
 }
 
 impl RateConfig {
@@ -35,7 +38,7 @@ impl RateConfig {
         let period = Duration::from_micros(200);
         // A constant of whole microseconds.
         let ahead = Duration::from_micros(period.as_micros() as u64 / TRAINS_IN_PERIOD);
-        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0 }
+        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0, calm_periods: 1 }
     }
 
     pub(super) fn check(self) -> Result<Self, ()> {
@@ -43,6 +46,7 @@ impl RateConfig {
             && self.packet_bytes > 0
             && self.period >= Duration::from_micros(1)
             && self.delta >= 1.0
+            && self.calm_periods > 0
             && self.delta.is_finite();
         is_sound.then_some(self).ok_or(())
     }
@@ -64,6 +68,11 @@ impl RateConfig {
         let bits = trains_ns.saturating_mul(self.line_rate_bps.into()) / 1_000_000_000;
         let packets = bits / (8 * u128::from(self.packet_bytes).max(1));
         u32::try_from(packets).unwrap_or(most).clamp(least, most)
+    }
+
+    /// Packets that are worth a train of their own.
+    pub(super) fn train(&self) -> u32 {
+        self.stretch() / 2
     }
 
     /// A packet a period: below that there is nothing to measure.
@@ -203,7 +212,7 @@ mod tests {
         };
         // A packet of 10,000 bits takes 10 us at a gigabit: 25 of them leave at once.
         assert_eq!([of(GIGABIT, 250), of(GIGABIT, 80), of(GIGABIT, 10), of(GIGABIT, 0)], [50, 16, 16, 16]);
-        assert_eq!([of(100 * GIGABIT, 20), of(u64::MAX, u64::MAX / 1000), of(1, 500)], [64, 64, 16]);
+        assert_eq!([of(100 * GIGABIT, 20), of(u64::MAX, u64::MAX / 1000), of(1, 500)], [90, 90, 16]);
     }
 
     #[test]

@@ -295,7 +295,8 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
                     let Some(mut chunk) = core.stream.locate(shape.chunk(of_part)) else { break };
                     chunk.sent(now);
                     let contributions = shape.counts[of_part as usize];
-                    let header = BlockHeader { flow, block, round: push.round(), tag, contributions };
+                    let header =
+                        BlockHeader { flow, block, round: push.round(), tag, contributions, last: false };
                     BlockPacket::write(
                         run.packet(packet_bytes, train),
                         config.key,

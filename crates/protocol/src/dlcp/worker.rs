@@ -144,10 +144,21 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
+    /// How many of the first flows may be under way: two, and others as far as the window goes.
+    fn under_way(&self) -> usize {
+        let mut blocks = 0_u64;
+        let fits = |(number, flow): &(usize, &Flow)| {
+            blocks += u64::from(flow.blocks);
+            *number < 2 || blocks <= self.config.window_blocks.into()
+        };
+        self.flows.iter().take(self.config.flows.into()).enumerate().take_while(fits).count()
+    }
+
     /// Begins the flows that may be under way.
     fn begin(&mut self) {
+        let under_way = self.under_way();
         let Self { core, config, flows, first, .. } = self;
-        for (number, flow) in flows.iter_mut().take(config.flows.into()).enumerate() {
+        for (number, flow) in flows.iter_mut().take(under_way).enumerate() {
             if flow.push.is_some() {
                 continue;
             }
@@ -192,7 +203,14 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if flow.is_complete {
             return Err(Reason::Stale);
         }
-        flow.pull.take_block(now, header.block, header.round, &self.waiting)?;
+        let taken = flow.pull.take_block(now, header.block, header.round, &self.waiting);
+        if header.last {
+            flow.pull.take_last(now, header.round, &mut self.waiting);
+        }
+        if let Err(reason) = taken {
+            self.complete(now, place);
+            return Err(reason);
+        }
         self.advances += 1;
         let is_last = flow.pull.lacks() == 0;
         let chunk = flow.first_chunk + u64::from(header.block);
@@ -352,11 +370,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// Writes blocks of one flow, all to be treated alike, as far as its rate and the link let them
     /// leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
-        let preamble = self.preamble(Kind::Block);
+        let (preamble, under_way) = (self.preamble(Kind::Block), self.under_way());
         let Self { core, config, worker, flows, first, link, of_blocks, .. } = self;
         let mut run = Run::default();
         // Front layers first; of one priority, in the order of submission.
-        let under_way = flows.len().min(config.flows.into());
         let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].has_blocks()).collect();
         order.sort_by_key(|at| flows[*at].start.priority);
         for at in order {
@@ -391,7 +408,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 treatment = Some(tag);
                 let Some(mut part) = core.stream.locate(*first_chunk + u64::from(block)) else { break };
                 part.sent(now);
-                let header = BlockHeader { flow: id, block, round: push.round(), tag, contributions: 1 };
+                let (round, last) = (push.round(), push.is_last());
+                let header = BlockHeader { flow: id, block, round, tag, contributions: 1, last };
                 let range = part.range();
                 BlockPacket::write(
                     run.packet(packet_bytes, train),
@@ -406,6 +424,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 core.statistics.packets_sent += 1;
                 core.statistics.retransmissions += u64::from(push.round() > 0);
                 push.sent(now);
+                if last {
+                    push.stop_rides(now);
+                }
                 link.sent(now, &config.rate, config.rate.line_rate_bps);
             }
             if !run.is_empty() {
@@ -458,7 +479,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn handle_timeout(&mut self, now: Instant) {
         let now = self.clock.read(now);
         // From the last: flows that are complete leave the front.
-        for place in (0..self.flows.len().min(self.config.flows.into())).rev() {
+        for place in (0..self.under_way()).rev() {
             if self.flows[place].push.is_some() {
                 self.flows[place].pull.handle_timeout(now);
                 self.complete(now, place);
@@ -492,7 +513,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         if !self.core.is_running() {
             return None;
         }
-        let flows = self.flows.iter().take(self.config.flows.into()).filter_map(|flow| {
+        let flows = self.flows.iter().take(self.under_way()).filter_map(|flow| {
             let push = flow.push.as_ref()?;
             let pull = if self.receives(flow) { flow.pull.poll_timeout() } else { None };
             let blocks = flow.has_blocks().then(|| push.opens_at().max(self.link.opens_at()));

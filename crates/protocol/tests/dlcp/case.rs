@@ -50,6 +50,7 @@ pub struct Case {
     pub finish: Finish,
     pub flow_blocks: u32,
     pub flows: u16,
+    pub window_blocks: u32,
     pub paths: u8,
     /// Of each machine's link.
     pub line_rate_bps: u64,
@@ -83,6 +84,7 @@ impl Case {
             finish: Finish::Stopped,
             flow_blocks: 50,
             flows: 4,
+            window_blocks: 200,
             paths: 1,
             line_rate_bps: 1_000_000_000,
             data_loss: 0,
@@ -128,6 +130,7 @@ impl Case {
             finish: Finish::Stopped,
             flow_blocks: random.pick(&[1, 7, 64, 200]),
             flows: random.pick(&[1, 2, 5]),
+            window_blocks: u32::MAX,
             paths: random.pick(&[1, 3]),
             line_rate_bps: 1_000_000_000,
             data_loss: random.pick(&[0, 5, 50, 300]),
@@ -147,7 +150,8 @@ impl Case {
         // Some are so long that what is lost early is let go before a flow ends.
         let case = if random.below(6) == 0 { case.longer() } else { case };
         let finish = random.pick(&[Finish::Stopped, Finish::Stopped, Finish::Stopped, Finish::BoundMet]);
-        Self { finish, ..case }
+        let window_blocks = random.pick(&[1, 300, u32::MAX]);
+        Self { finish, window_blocks, ..case }
     }
 
     fn longer(mut self) -> Self {
@@ -171,6 +175,7 @@ impl Case {
             pull_bound: self.pull_bound,
             flow_blocks: self.flow_blocks,
             flows: self.flows,
+            window_blocks: self.window_blocks,
             rate: RateConfig::of_link(self.line_rate_bps, 200),
             finish: self.finish,
             quiet: Duration::from_micros(100),

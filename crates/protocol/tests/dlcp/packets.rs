@@ -62,7 +62,7 @@ fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
 
 fn block(worker: u8, flow: u32, block: u32, elements: usize) -> Vec<u8> {
     let tag = Tag { priority: 1, important: false, path: 0 };
-    let header = BlockHeader { flow: FlowId(flow), block, round: 0, tag, contributions: 1 };
+    let header = BlockHeader { flow: FlowId(flow), block, round: 0, tag, contributions: 1, last: false };
     let mut bytes = vec![0; block_packet_bytes(4 * elements)];
     BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, worker), &header, |payload| payload.fill(0));
     bytes
@@ -319,7 +319,7 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
     begin.bound = LossBound::RELIABLE;
     let on_path = |path: u8, block: u32| {
         let tag = Tag { priority: 1, important: true, path };
-        let header = BlockHeader { flow: FlowId(0), block, round: 0, tag, contributions: 1 };
+        let header = BlockHeader { flow: FlowId(0), block, round: 0, tag, contributions: 1, last: false };
         let mut bytes = vec![0; block_packet_bytes(128)];
         let preamble = preamble(Kind::Block, 0);
         BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
@@ -613,7 +613,7 @@ fn a_rank_of_a_ring_takes_from_each_neighbour_what_that_one_may_say() {
     let mut ring = ring();
     let of = |contributions: u16| {
         let tag = Tag { priority: 1, important: false, path: 0 };
-        let header = BlockHeader { flow: FlowId(0), block: 0, round: 0, tag, contributions };
+        let header = BlockHeader { flow: FlowId(0), block: 0, round: 0, tag, contributions, last: false };
         let mut bytes = vec![0; block_packet_bytes(if contributions == 0 { 0 } else { 128 })];
         let preamble = preamble(Kind::Block, 2);
         BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));

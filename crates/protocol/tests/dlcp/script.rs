@@ -90,6 +90,12 @@ impl Dlcp {
         now >= from_ns && path == if is_up { 0 } else { down }
     }
 
+    /// Notes that a worker says that it has sent all of a flow; whether it dies of that.
+    fn stops(&mut self, flow: FlowId, is_first_death: bool) -> bool {
+        self.stopped.insert(flow);
+        self.case.fault == Fault::DeathAfterStop && is_first_death
+    }
+
     /// How many of a flow's blocks may lack a worker's contribution: in a ring, so many of each segment at each of its hops.
     fn allowed(&self, blocks: u32) -> u32 {
         let Case { workers, bound, ring, .. } = self.case;
@@ -163,6 +169,9 @@ impl Script for Dlcp {
                 script.by_path[usize::from(tag.path)] += 1;
                 let header = BlockPacket::parse(preamble, packet).expect("ours").header;
                 let mut is_lost = script.case.drops_unimportant && !tag.important;
+                if is_up && header.last {
+                    dies |= script.stops(header.flow, is_first_death);
+                }
                 if is_up {
                     script.pushed_again += u64::from(header.round > 0);
                     is_lost |= header.round == 0 && script.case.loses_queue == Some(tag.priority);
@@ -175,8 +184,7 @@ impl Script for Dlcp {
             Kind::Signal => {
                 let packet = SignalPacket::parse(preamble, packet).expect("ours");
                 if is_up && packet.signal == Signal::Stop {
-                    script.stopped.insert(packet.flow);
-                    dies = script.case.fault == Fault::DeathAfterStop && is_first_death;
+                    dies |= script.stops(packet.flow, is_first_death);
                 }
                 script.case.signal_loss
             }

@@ -22,6 +22,8 @@ const SELDOM: u32 = 16;
 pub(in crate::dlcp) struct ReceiverConfig {
     /// How often it reports.
     pub(in crate::dlcp) period: Duration,
+    /// Periods between reports while less is lost than comes.
+    pub(in crate::dlcp) calm_periods: u32,
     /// Reports on nothing are twice as far apart each time, up to this.
     pub(in crate::dlcp) ceiling: Duration,
     pub(in crate::dlcp) finish: Finish,
@@ -68,6 +70,8 @@ pub(in crate::dlcp) struct Receiver {
     request: Retry,
     next_part: u16,
     finish: Retry,
+    /// Whether its sender hears of the end otherwise, too.
+    is_answered: bool,
     /// Whether a start waits for its answer.
     answers: bool,
     /// Packets since the last report, which was at `reported`: `None` before there was anything to
@@ -76,6 +80,13 @@ pub(in crate::dlcp) struct Receiver {
     reported: Option<Instant>,
     report: u32,
     silent_reports: u32,
+    /// Blocks of the first round before the last one that came: so many were sent, or a stretch
+    /// more or less.
+    sent: u32,
+    /// How many of them had not come at the last report.
+    behind: u32,
+    /// Whether more was lost than came, once.
+    is_congested: bool,
 }
 
 impl Receiver {
@@ -101,14 +112,23 @@ impl Receiver {
             request: Retry::default(),
             next_part: 0,
             finish: Retry::default(),
+            is_answered: false,
             answers: false,
             packets: 0,
             reported: None,
             report: 0,
             silent_reports: 0,
+            sent: 0,
+            behind: 0,
+            is_congested: false,
         };
         receiver.judge(Instant(0));
         receiver
+    }
+
+    /// The same; a sender that gets sums back knows by them that it is enough, too.
+    pub(in crate::dlcp) fn answered(self, is_answered: bool) -> Self {
+        Self { is_answered, ..self }
     }
 
     /// Whether the bound is met and the flow at its end.
@@ -197,8 +217,18 @@ impl Receiver {
         }
         self.strike_off(block);
         self.lacks -= 1;
+        if round == 0 {
+            self.sent = self.sent.max(block + 1);
+            let lost = self.missing_of_sent().saturating_sub(self.behind);
+            self.is_congested |= lost > self.packets + self.config.stretch;
+        }
         self.judge(now);
         Ok(())
+    }
+
+    /// Blocks of the first round that were sent before one that came, and did not come.
+    fn missing_of_sent(&self) -> u32 {
+        self.sent.saturating_sub(self.blocks - self.lacks)
     }
 
     /// Lets lost blocks go, as far as the bound allows, so that they need not be waited for until
@@ -235,6 +265,13 @@ impl Receiver {
         looked
     }
 
+    /// A block said that it is the last of a round.
+    pub(in crate::dlcp) fn take_last(&mut self, now: Instant, round: u16, waiting: &mut Waiting) {
+        if self.state == State::Receiving && round == self.round && self.stopped.is_none() {
+            self.stop(now, waiting);
+        }
+    }
+
     fn strike_off(&mut self, block: u32) {
         self.missing[block as usize / 8] &= !(1 << (block % 8));
     }
@@ -257,11 +294,15 @@ impl Receiver {
         if self.stopped.is_some() {
             return Err(Reason::Duplicate);
         }
+        self.stop(now, waiting);
+        Ok(())
+    }
+
+    fn stop(&mut self, now: Instant, waiting: &mut Waiting) {
         self.request.answered(now, false, waiting);
         self.silent_reports = 0;
         self.stopped = Some(now);
         self.judge(now);
-        Ok(())
     }
 
     /// The sender knows that it is over.
@@ -297,7 +338,11 @@ impl Receiver {
         if self.waits_for() == 0 || is_met && is_enough {
             self.state = State::Finishing;
             self.request = Retry::default();
-            self.finish.want();
+            // A sender that has more to send is let off it at once.
+            match self.is_answered && (self.lacks == 0 || self.stopped.is_some()) {
+                true => self.finish.want_soon(now),
+                false => self.finish.want(),
+            }
         } else if self.is_quiet(now) {
             self.round = self.round.saturating_add(1);
             self.stopped = None;
@@ -359,6 +404,7 @@ impl Receiver {
         self.silent_reports = if packets == 0 { self.silent_reports + 1 } else { 0 };
         self.reported = Some(now);
         self.report = self.report.wrapping_add(1);
+        self.behind = self.missing_of_sent();
         let period_us = u32::try_from(now.since(since).as_micros()).unwrap_or(u32::MAX).max(1);
         Some(Report { number: self.report, packets, period_us })
     }
@@ -366,9 +412,14 @@ impl Receiver {
     /// When to report next. A flow that is over is not measured.
     fn report_at(&self) -> Option<Instant> {
         let is_coming = self.state == State::Receiving && self.stopped.is_none();
-        let interval = self.config.period.saturating_mul(1 << self.silent_reports.min(SELDOM));
-        let interval = interval.min(self.config.ceiling.max(self.config.period));
-        self.reported.filter(|_| is_coming).map(|reported| reported + interval)
+        let reported = self.reported.filter(|_| is_coming)?;
+        let ReceiverConfig { period, ceiling, calm_periods, .. } = self.config;
+        if calm_periods > 1 && self.packets > 0 && self.round == 0 && !self.is_congested {
+            // Also when nothing more comes: all may be lost.
+            return Some((reported + period * calm_periods).min(self.last_block + period));
+        }
+        let interval = period.saturating_mul(1 << self.silent_reports.min(SELDOM));
+        Some(reported + interval.min(ceiling.max(period)))
     }
 
     /// When something is due.

@@ -69,6 +69,11 @@ impl Retry {
         *self = Self { is_wanted: true, ..Self::default() };
     }
 
+    /// It is to be said if it is not answered soon: something else says the same.
+    pub(in crate::dlcp) fn want_soon(&mut self, now: Instant) {
+        *self = Self { is_wanted: true, due: Some(now + ECHOES[0]), ..Self::default() };
+    }
+
     pub(in crate::dlcp) fn is_due(&self, now: Instant) -> bool {
         self.is_wanted && self.due.is_none_or(|due| due <= now)
     }

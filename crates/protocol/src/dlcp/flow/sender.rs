@@ -19,6 +19,8 @@ pub(in crate::dlcp) struct Sender {
     lined_up: VecDeque<(u32, bool)>,
     /// Whether all blocks of the round are known. A server's become known as they are summed.
     is_sealed: bool,
+    /// Since when blocks that are there wait for others.
+    gathers_since: Option<Instant>,
     round: u16,
     /// Parts of the request for this round that have come.
     parts: u64,
@@ -60,6 +62,7 @@ impl Sender {
             to_send: VecDeque::new(),
             lined_up: VecDeque::new(),
             is_sealed: false,
+            gathers_since: None,
             round: 0,
             parts: 0,
             stop: Retry::default(),
@@ -77,6 +80,21 @@ impl Sender {
     /// A block that is there now.
     pub(in crate::dlcp) fn push(&mut self, block: u32) {
         self.to_send.push_back(block);
+    }
+
+    /// Whether the blocks that are there had better wait for others: a train of a few costs as much
+    /// as a full one. They wait no longer than a link takes for a full one.
+    pub(in crate::dlcp) fn gathers(&mut self, now: Instant) -> bool {
+        self.gathers_since.get_or_insert(now);
+        self.gathers_until() > now
+    }
+
+    /// How long they do.
+    pub(in crate::dlcp) fn gathers_until(&self) -> Instant {
+        let config = self.rate.config();
+        let is_full = self.to_send.len() + self.lined_up.len() >= config.train() as usize;
+        let since = self.gathers_since.filter(|_| !is_full && !self.is_sealed && self.round == 0);
+        since.map_or(Instant(0), |since| since + config.ahead)
     }
 
     /// All blocks are there.
@@ -186,12 +204,31 @@ impl Sender {
         self.left(now);
     }
 
+    /// Whether the block that [`Self::peek`] showed is the last of its round.
+    pub(in crate::dlcp) fn is_last(&self) -> bool {
+        self.is_sealed && self.to_send.len() + self.lined_up.len() == 1
+    }
+
+    /// The last block of the round left, and said that it is.
+    pub(in crate::dlcp) fn stop_rides(&mut self, now: Instant) {
+        if self.stopped {
+            self.stop.want_soon(now);
+        }
+    }
+
     /// Lets blocks that leave to another receiver in this round leave to this one with them. They
-    /// do so if they are what would go next, and now, and all of it is important; returns whether
-    /// they do.
-    pub(in crate::dlcp) fn send_along(&mut self, now: Instant, round: u16, blocks: &[u32]) -> bool {
+    /// do so if they are what would go next, and now, and all of it is important, and if they are
+    /// the `last` ones of the round here, too; returns whether they do.
+    pub(in crate::dlcp) fn send_along(
+        &mut self,
+        now: Instant,
+        round: u16,
+        blocks: &[u32],
+        last: bool,
+    ) -> bool {
         let next = self.lined_up.iter().map(|(block, _)| block).chain(&self.to_send);
-        if self.round != round || !next.take(blocks.len()).eq(blocks) {
+        let are_last = self.is_sealed && self.to_send.len() + self.lined_up.len() == blocks.len();
+        if self.round != round || last != are_last || !next.take(blocks.len()).eq(blocks) {
             return false;
         }
         if !self.pacer.send_all(now, self.rate.config(), self.rate.bps(), blocks.len()) {
@@ -201,11 +238,13 @@ impl Sender {
             self.peek(|_| Some(true));
             self.left(now);
         }
+        self.stop_rides(now);
         true
     }
 
     fn left(&mut self, now: Instant) {
         self.lined_up.pop_front();
+        self.gathers_since = None;
         self.sent = self.sent.saturating_add(1);
         self.measured_since.get_or_insert(now);
         self.stop_if_all_is_sent();

@@ -5,7 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use alloc::{collections::BTreeSet, format};
 use core::time::Duration;
-use fanin_wire::{Collective, Dtype, LossBound, Op, Pattern, Signal, Start, WireDtype};
+use fanin_wire::{Collective, Dtype, LossBound, Op, Pattern, Report, Signal, Start, WireDtype};
 
 use super::{Receiver, ReceiverConfig, Sender, Waiting};
 use crate::dlcp::config::Finish;
@@ -17,6 +17,7 @@ const RETRANSMISSION: RetransmissionConfig =
     RetransmissionConfig { floor: Duration::from_millis(1), ceiling: Duration::from_millis(250) };
 const RECEIVER: ReceiverConfig = ReceiverConfig {
     period: Duration::from_micros(200),
+    calm_periods: 1,
     ceiling: Duration::from_millis(250),
     finish: Finish::Stopped,
     quiet: Duration::from_micros(50),
@@ -146,6 +147,104 @@ fn without_loss_a_flow_takes_one_way_and_an_answer() {
     ends.finish(us(80));
     assert_eq!(ends.receiver_says(us(100_000)), Vec::<String>::new());
     assert_eq!(ends.sender_says(us(100_000)), Vec::<String>::new());
+}
+
+#[test]
+fn a_stop_that_rides_on_the_last_block_and_an_end_that_sums_tell_of_are_said_only_if_no_answer_comes() {
+    let mut ends = Ends::new(0);
+    ends.receiver = Receiver::new(10, LossBound::RELIABLE, RECEIVER).answered(true);
+    ends.sender_says(us(0));
+    while let Some((block, _)) = ends.sender.peek(|_| Some(true)) {
+        let last = ends.sender.is_last();
+        assert_eq!(last, block == 9);
+        ends.sender.sent(us(0));
+        if last {
+            ends.sender.stop_rides(us(0));
+        }
+    }
+    ends.receiver.take_start(us(40));
+    assert_eq!(ends.receiver_says(us(40)), ["started"]);
+    let started = Report { number: 0, packets: 0, period_us: 0 };
+    ends.sender.take_report(us(80), 0, started, &mut ends.of_sender).expect("the answer");
+    ends.come(us(41), 0..10, 0);
+    ends.receiver.take_last(us(41), 0, &mut ends.of_receiver);
+    assert!(ends.receiver.is_finished());
+    assert_eq!(ends.receiver_says(us(1040)), Vec::<String>::new());
+    assert_eq!(ends.receiver_says(us(1041)), ["finish"]);
+    assert_eq!(ends.sender_says(us(999)), Vec::<String>::new());
+    assert_eq!(ends.sender_says(us(1000)), ["stop 0"]);
+    ends.finish(us(1100));
+    assert_eq!(ends.sender_says(us(100_000)), Vec::<String>::new());
+}
+
+#[test]
+fn a_last_block_stops_its_round_alone_and_what_is_missing_is_asked_for_after_it() {
+    let mut ends = Ends::new(0);
+    ends.receiver = Receiver::new(10, LossBound::RELIABLE, RECEIVER).answered(true);
+    ends.receiver.take_start(us(40));
+    ends.receiver_says(us(40));
+    ends.come(us(41), [0, 1, 2, 3, 4, 5, 6, 7, 9], 0);
+    ends.receiver.take_last(us(41), 1, &mut ends.of_receiver);
+    assert_eq!(ends.receiver_says(us(91)), Vec::<String>::new(), "another round's");
+    ends.receiver.take_last(us(92), 0, &mut ends.of_receiver);
+    assert_eq!(ends.receiver_says(us(142)), ["request 1 of [8]"]);
+    ends.receiver.take_last(us(143), 0, &mut ends.of_receiver);
+    assert_eq!(ends.receiver_says(us(200)), Vec::<String>::new(), "that round is over");
+}
+
+#[test]
+fn reports_are_seldom_until_more_is_lost_than_comes_or_nothing_comes() {
+    let config = ReceiverConfig { calm_periods: 8, stretch: 4, ..RECEIVER };
+    let comes = |receiver: &mut Receiver, at, block| {
+        receiver.take_block(us(at), block, 0, &Waiting::new(RETRANSMISSION)).expect("the first copy");
+    };
+    let says = |receiver: &mut Receiver, at| {
+        receiver
+            .poll_signal(us(at), &Waiting::new(RETRANSMISSION))
+            .map(|(round, signal)| word(round, &signal))
+    };
+    // A block every 100 us, of which each tenth is lost: a report after eight periods.
+    let mut calm = Receiver::new(1000, LossBound::RELIABLE, config);
+    for block in (0..16).filter(|block| block % 10 != 9) {
+        comes(&mut calm, 100 * u64::from(block), block);
+        assert_eq!(says(&mut calm, 100 * u64::from(block)), None);
+    }
+    comes(&mut calm, 1600, 16);
+    assert_eq!(says(&mut calm, 1600).as_deref(), Some("report 16 in 1600"));
+    // Two of three are lost.
+    let mut congested = Receiver::new(1000, LossBound::RELIABLE, config);
+    for block in 0..8 {
+        comes(&mut congested, 20 * u64::from(block), 3 * block);
+    }
+    assert_eq!(says(&mut congested, 199), None);
+    assert_eq!(says(&mut congested, 200).as_deref(), Some("report 8 in 200"));
+    comes(&mut congested, 300, 24);
+    assert_eq!(says(&mut congested, 400).as_deref(), Some("report 1 in 200"), "from then on in each period");
+    // Nothing more comes.
+    let mut cut = Receiver::new(1000, LossBound::RELIABLE, config);
+    comes(&mut cut, 0, 0);
+    comes(&mut cut, 100, 1);
+    assert_eq!(says(&mut cut, 299), None);
+    assert_eq!(says(&mut cut, 300).as_deref(), Some("report 2 in 300"));
+}
+
+#[test]
+fn blocks_that_come_to_be_one_by_one_gather_into_a_train() {
+    let config = RateConfig { ahead: Duration::from_micros(200), ..RateConfig::of_link(1_000_000_000, 125) };
+    let train = config.train();
+    let mut sender = Sender::streaming(1000, config);
+    sender.push(0);
+    assert!(sender.gathers(us(0)) && sender.gathers(us(199)));
+    assert!(!sender.gathers(us(200)), "as long as what leaves at once takes");
+    let mut full = Sender::streaming(1000, config);
+    (0..train - 1).for_each(|block| full.push(block));
+    assert!(full.gathers(us(0)));
+    full.push(train - 1);
+    assert!(!full.gathers(us(0)), "a train is full");
+    let mut sealed = Sender::streaming(1, config);
+    sealed.push(0);
+    sealed.seal();
+    assert!(!sealed.gathers(us(0)), "no more come");
 }
 
 #[test]

@@ -62,7 +62,8 @@ impl Flow {
         config: ReceiverConfig,
     ) {
         let blocks = if start.has_blocks { self.blocks } else { 0 };
-        let new = || Receiver::new(blocks, start.bound, config);
+        let is_answered = self.pulls[usize::from(worker.0)].is_some();
+        let new = || Receiver::new(blocks, start.bound, config).answered(is_answered);
         self.pushes[usize::from(worker.0)].get_or_insert_with(new).take_start(now);
         self.close_what_is_decided(worker);
     }
@@ -102,6 +103,14 @@ impl Flow {
             looked.for_each(|block| self.close_if_decided(block));
         }
         Ok(())
+    }
+
+    /// A block said that it is the last that a worker sends in this round.
+    pub(super) fn take_last(&mut self, now: Instant, worker: WorkerId, round: u16, waiting: &mut Waiting) {
+        if let Some(push) = &mut self.pushes[usize::from(worker.0)] {
+            push.take_last(now, round, waiting);
+            self.close_what_is_decided(worker);
+        }
     }
 
     /// Notes that a worker's push may have come to its end, and decides what waited for it.

@@ -168,8 +168,11 @@ impl<A: Copy> Job<A> {
             return Err(Reason::ChunkLength);
         }
         let open = flow.sums.open();
-        let waiting = &waiting[usize::from(worker.0)];
+        let waiting = &mut waiting[usize::from(worker.0)];
         let outcome = flow.take_block(now, worker, &header, payload, waiting);
+        if header.last {
+            flow.take_last(now, worker, header.round, waiting);
+        }
         if outcome.is_ok() && config.paths > 1 {
             addresses[usize::from(worker.0)].learn(now, header.tag.path, from);
         }
@@ -291,6 +294,9 @@ impl<A: Copy> Job<A> {
         if start.has_blocks != start.collective.pattern.contributes(worker) {
             return Err(Reason::Unexpected);
         }
+        if self.flows.get(at).is_none_or(Option::is_none) && !self.has_room(&config, start) {
+            return Err(Reason::Ahead);
+        }
         if self.flows.len() <= at {
             self.flows.resize_with(at + 1, || None);
         }
@@ -313,6 +319,14 @@ impl<A: Copy> Job<A> {
         }
         self.decided(at, decided);
         if is_new { Ok(Verdict::Absorb) } else { Err(Reason::Duplicate) }
+    }
+
+    /// Whether the blocks of another flow are no more than workers may be apart by.
+    fn has_room(&self, config: &JobConfig, start: &Start) -> bool {
+        let under_way: u64 = self.flows.iter().flatten().map(|flow| u64::from(flow.blocks)).sum();
+        let more = config.blocks(&start.collective, start.elements);
+        let window = u64::from(config.window_blocks).max(2 * u64::from(config.flow_blocks));
+        under_way + u64::from(more) <= 2 * window
     }
 
     fn confirm(&mut self, place: usize, flow: FlowId) -> Result<Verdict, Reason> {
@@ -368,7 +382,8 @@ impl<A: Copy> Job<A> {
         let blocks = self.sending.iter().flatten().filter_map(|(id, place)| {
             let at = self.place_of(*id).ok()?;
             let pull = self.flows.get(at)?.as_ref()?.pulls[*place].as_ref()?;
-            Some(pull.opens_at().max(self.link.opens_at()).max(self.to[*place].opens_at()))
+            let opens_at = pull.opens_at().max(self.link.opens_at()).max(self.to[*place].opens_at());
+            Some(opens_at.max(pull.gathers_until()))
         });
         self.due = signals.into_iter().chain(blocks.min()).min();
         self.may_be_due = false;
@@ -457,8 +472,8 @@ impl<A: Copy> Job<A> {
         for priority in 0..self.sending.len() {
             for _ in 0..self.sending[priority].len() {
                 let (id, place) = self.sending[priority].pop_front()?;
-                let run = self.write_pull(now, id, place, train);
-                let places = 1 << place | self.send_along(now, id, place);
+                let (run, last) = self.write_pull(now, id, place, train);
+                let places = 1 << place | self.send_along(now, id, place, last);
                 if let Ok(flow) = self.flow(id) {
                     flow.lined_up &= !(1 << place);
                     let at = self.place_of(id).ok()?;
@@ -475,20 +490,24 @@ impl<A: Copy> Job<A> {
         None
     }
 
-    fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> Run {
+    /// Returns whether the train ends a round, too.
+    fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> (Run, bool) {
         // A sum is the same for all.
         let preamble = self.preamble(Kind::Block, WorkerId::ALL);
         let (config, path) = (*self.config(), self.addresses[place].path());
-        let mut run = Run::default();
+        let (mut run, mut ends) = (Run::default(), false);
         self.blocks.clear();
         let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
         let link_rate_bps = self.job.link_rate_bps;
-        let Ok(at) = self.place_of(id) else { return run };
+        let Ok(at) = self.place_of(id) else { return (run, false) };
         let Self { flows, blocks, .. } = self;
         let Some(Flow { start, sums, pulls, .. }) = flows.get_mut(at).and_then(Option::as_mut) else {
-            return run;
+            return (run, false);
         };
-        let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return run };
+        let Some(pull) = pulls[place].as_mut().filter(|_| is_known) else { return (run, false) };
+        if pull.gathers(now) {
+            return (run, false);
+        }
         while link.is_open(now, &config.rate) && to.is_open(now, &config.rate) && pull.is_open(now) {
             // The sum is of many workers' gradients, and so all important (§3.2.1, loss bound
             // setting).
@@ -503,12 +522,17 @@ impl<A: Copy> Job<A> {
                 break;
             }
             let tag = Tag { priority: start.priority, important, path };
-            let header = BlockHeader { flow: id, block, round: pull.round(), tag, contributions };
+            let (round, last) = (pull.round(), pull.is_last());
+            ends |= last;
+            let header = BlockHeader { flow: id, block, round, tag, contributions, last };
             BlockPacket::write(run.packet(packet_bytes, train), config.key, &preamble, &header, |payload| {
                 sums.write(block, payload);
             });
             blocks.push(block);
             pull.sent(now);
+            if last {
+                pull.stop_rides(now);
+            }
             link.sent(now, &config.rate, link_rate_bps);
             to.sent(now, &config.rate, config.rate.line_rate_bps);
         }
@@ -516,12 +540,12 @@ impl<A: Copy> Job<A> {
         // The last of a round is followed by a stop. Every sum in line is wanted, so that none is
         // left without having been sent.
         self.may_signal |= !run.is_empty();
-        run
+        (run, ends)
     }
 
     /// The other workers that the train just written to `place` reaches: those that would get just
     /// that next, and now. Each worker's link is paced as if it had been written for it.
-    fn send_along(&mut self, now: Instant, id: FlowId, place: usize) -> u64 {
+    fn send_along(&mut self, now: Instant, id: FlowId, place: usize, last: bool) -> u64 {
         let Ok(at) = self.place_of(id) else { return 0 };
         let Self { job: ServerJob { config, link_rate_bps, .. }, flows, addresses, link, to, blocks, .. } =
             self;
@@ -537,7 +561,7 @@ impl<A: Copy> Job<A> {
             if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_known())
                 && ours.send_all(now, rate, *link_rate_bps, packets)
                 && theirs.send_all(now, rate, rate.line_rate_bps, packets)
-                && pull.send_along(now, round, blocks)
+                && pull.send_along(now, round, blocks, last)
             {
                 (*link, to[other]) = (ours, theirs);
                 places |= 1 << other;

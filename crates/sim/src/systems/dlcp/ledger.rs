@@ -364,7 +364,7 @@ mod tests {
     }
 
     fn header(flow: u32, block: u32) -> BlockHeader {
-        BlockHeader { flow: FlowId(flow), block, round: 0, tag: Tag::SIGNAL, contributions: 1 }
+        BlockHeader { flow: FlowId(flow), block, round: 0, tag: Tag::SIGNAL, contributions: 1, last: false }
     }
 
     /// All blocks of the second tensor from both workers, but these of the second worker's.
