@@ -572,7 +572,7 @@ impl Registry {
         let dead: Vec<(JobId, Rank)> = self.jobs.iter().filter_map(dead).collect();
         commands.extend(self.expel(now, dead));
         commands.extend(self.given_up(now));
-        commands.extend(self.to_be_told());
+        commands.extend(self.begun_anew());
         let memory = self.config.abort_memory;
         let spent: Vec<JobId> =
             self.jobs.iter().filter(|(_, job)| job.is_spent(now, memory)).map(|(id, _)| *id).collect();

@@ -81,7 +81,7 @@ impl Registry {
     }
 
     /// Jobs of which the shell has still to tell the ranks that they are set up again.
-    pub(super) fn to_be_told(&mut self) -> Vec<Command> {
+    pub(super) fn begun_anew(&mut self) -> Vec<Command> {
         let begun = self.jobs.iter_mut().filter(|(_, job)| job.is_running() && job.renewal == Renewal::Begun);
         let told = begun.map(|(id, job)| {
             job.renewal = Renewal::Told;
