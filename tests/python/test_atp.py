@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from fanin_lab.netlab import SERVER, SERVER_ADDRESS, SWITCH, SWITCH_ADDRESS, Net
 from laboratory import NAME, needs_lab
 from ranks import Me
 from test_ddp import BOUNDS, differences, train
-from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
+from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop, exact_without
 from test_links import sums_over_the_laboratory
 
 
@@ -186,6 +187,15 @@ def test_sums_are_exact_across_a_restart(
 ) -> None:
     ranks = launch(by_atp, 2, exact_loop, way, at=chain.switch.address)
     exact_across_a_restart(ranks, getattr(chain, killed))
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+@both_ways
+def test_ranks_go_on_without_a_switch_that_stays_away(
+    launch: Launch, chain: Chain, way: Callable[[Me, float], Sum], by: signal.Signals
+) -> None:
+    ranks = launch(by_atp, 2, exact_loop, way, at=chain.switch.address)
+    exact_without(ranks, chain.switch, by)
 
 
 def test_the_protocol_is_taken_from_the_argument_then_the_environment(

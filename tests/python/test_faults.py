@@ -6,6 +6,7 @@ import http.server
 import os
 import random
 import re
+import signal
 import socket
 import ssl
 import struct
@@ -485,7 +486,22 @@ def exact_across_a_restart(ranks: Ranks, process: SwitchProcess) -> None:
             assert ranks.hear(rank) == "running"
     process.kill()
     process.start()
-    ranks.tell(0, "it was restarted")
+    exact_to_the_end(ranks)
+
+
+def exact_without(ranks: Ranks, switch: SwitchProcess, by: signal.Signals) -> None:
+    """Kills or stops the switch for good while two ranks are in `exact_loop`."""
+    for _ in range(3):
+        for rank in range(2):
+            assert ranks.hear(rank) == "running"
+    assert switch.process is not None
+    switch.process.send_signal(by)
+    exact_to_the_end(ranks)
+
+
+def exact_to_the_end(ranks: Ranks) -> None:
+    """Tells `exact_loop` what happened; its last sums come after that."""
+    ranks.tell(0, "it was killed")
     for rank in range(2):
         while (outcome := ranks.next(rank))[0] == "said":
             pass

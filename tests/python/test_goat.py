@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -32,7 +33,14 @@ from test_atp import (
     told,
 )
 from test_ddp import BOUNDS, differences, train
-from test_faults import Sum, both_ways, exact_across_a_restart, exact_loop
+from test_faults import (
+    Sum,
+    both_ways,
+    by_torch,
+    exact_across_a_restart,
+    exact_loop,
+    exact_without,
+)
 
 
 class Tree:
@@ -171,13 +179,22 @@ def gone(me: Me) -> str:
         return type(error).__name__
 
 
-def test_a_switch_that_does_not_come_back_ends_in_an_error_and_no_wrong_sum(
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("away", ["rack", "spine"])
+def test_ranks_go_on_without_a_switch_that_stays_away(
+    launch: Launch, tree: Tree, away: str, by: signal.Signals
+) -> None:
+    ranks = launch(in_racks, 2, tree.addresses, exact_loop, by_torch)
+    exact_without(ranks, {"rack": tree.racks[1], "spine": tree.spine}[away], by)
+
+
+def test_a_root_that_does_not_come_back_ends_in_an_error_and_no_wrong_sum(
     launch: Launch, tree: Tree
 ) -> None:
     ranks = launch(in_racks, 2, tree.addresses, gone)
     for rank in range(2):
         assert ranks.hear(rank) == "running"
-    tree.racks[1].kill()
+    tree.root.kill()
     assert {ranks.result(rank) for rank in range(2)} <= {"SwitchLost", "AllReduceTimeout"}
 
 

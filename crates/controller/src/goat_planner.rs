@@ -12,7 +12,7 @@ use fanin_plan::{
     GradientSchedule, Job, Link, Node, NodeId, NodeKind, Residence, SubModel as Part, Topology, Workload,
     slowest_link,
 };
-use fanin_protocol::control::{Admission, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree};
+use fanin_protocol::control::{Admission, Hop, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree, TreeSwitch};
 use fanin_protocol::goat::{Load, Onward, Plan, PlannedSum, number, sum_on_the_way, sums_of};
 use fanin_wire::{AggregationNode, JobId, SubModel};
 
@@ -40,8 +40,8 @@ impl Planner for SlowestLink {
         Ok(self.found(admission)?.seats())
     }
 
-    fn forget(&self, job: JobId) {
-        lock(&self.0).forget(job);
+    fn forget(&self, job: JobId) -> Vec<JobId> {
+        lock(&self.0).forget(job)
     }
 }
 
@@ -59,14 +59,19 @@ impl SlowestLink {
         let (longest, shortest) = (plan.fragments.iter().max(), plan.fragments.iter().min());
         let alike = longest.zip(shortest).is_some_and(|(longest, shortest)| longest - shortest <= 1);
         let step = longest.copied().filter(|_| alike).unwrap_or(1).max(1);
+        let all: u32 = plan.fragments.iter().sum();
         let memories: Vec<u32> = {
-            let aggregators = lock(&self.0);
-            let room = |switch: usize| {
-                let hop = tree.switches[switch].hop;
-                let gaps = aggregators.free(hop.address, hop.aggregators).into_iter();
-                gaps.map(|gap| (gap.end - gap.start) / step * step).sum::<u32>()
+            let mut aggregators = lock(&self.0);
+            let room = |switch: &TreeSwitch| {
+                let Hop { address, aggregators: has, .. } = switch.hop;
+                let gaps = aggregators.free(address, has).into_iter();
+                let room = gaps.map(|gap| (gap.end - gap.start) / step * step).sum::<u32>();
+                if room < all.min(has / step * step) {
+                    aggregators.short.entry(*job).or_default().insert(address);
+                }
+                room
             };
-            (0..tree.switches.len()).map(room).collect()
+            tree.switches.iter().map(room).collect()
         };
         let workload = workload(tree, &memories, &plan.fragments).map_err(|error| error.to_string())?;
         let by_links = nodes(&slowest_link(&workload, Residence::Step, SEED).schedule, tree);
@@ -184,13 +189,17 @@ fn give_room(
 /// The aggregators of all switches that jobs have, by the switch's address: one that is started
 /// again has the same.
 #[derive(Debug, Default)]
-struct Aggregators(BTreeMap<SocketAddr, Vec<(JobId, Range<u32>)>>);
+struct Aggregators {
+    taken: BTreeMap<SocketAddr, Vec<(JobId, Range<u32>)>>,
+    /// Switches of which other jobs had what a job could use when it was planned.
+    short: BTreeMap<JobId, BTreeSet<SocketAddr>>,
+}
 
 impl Aggregators {
     /// Ranges of a switch that no job has.
     fn free(&self, switch: SocketAddr, all: u32) -> Vec<Range<u32>> {
         let mut taken: Vec<Range<u32>> =
-            self.0.get(&switch).into_iter().flatten().map(|(_, range)| range.clone()).collect();
+            self.taken.get(&switch).into_iter().flatten().map(|(_, range)| range.clone()).collect();
         taken.sort_unstable_by_key(|range| range.start);
         let (mut free, mut begin) = (Vec::new(), 0);
         for range in taken.into_iter().chain(std::iter::once(all..all)) {
@@ -206,16 +215,24 @@ impl Aggregators {
     fn take(&mut self, switch: SocketAddr, all: u32, job: JobId, count: u32) -> Option<u32> {
         let free = self.free(switch, all);
         let first = free.iter().find(|range| range.end - range.start >= count)?.start;
-        self.0.entry(switch).or_default().push((job, first..first + count));
+        self.taken.entry(switch).or_default().push((job, first..first + count));
         Some(first)
     }
 
-    /// A job is over.
-    fn forget(&mut self, job: JobId) {
-        self.0.retain(|_, taken| {
+    /// A job is over. Returns those that lacked what it had.
+    fn forget(&mut self, job: JobId) -> Vec<JobId> {
+        let mut freed = BTreeSet::new();
+        self.taken.retain(|switch, taken| {
+            let before = taken.len();
             taken.retain(|(other, _)| *other != job);
+            if taken.len() < before {
+                freed.insert(*switch);
+            }
             !taken.is_empty()
         });
+        self.short.remove(&job);
+        let gains = self.short.iter().filter(|(_, switches)| !switches.is_disjoint(&freed));
+        gains.map(|(job, _)| *job).collect()
     }
 }
 

@@ -8,6 +8,7 @@ mod address;
 mod connection;
 mod guarded;
 mod socket;
+mod way;
 
 pub use address::switch_address;
 pub(crate) use address::with_port;
@@ -16,3 +17,4 @@ pub(crate) use connection::{Connection, GREETING, RETRY, Waiting, is_gone, was_r
 pub(crate) use fanin_limits::explain;
 pub(crate) use guarded::Guarded;
 pub(crate) use socket::Lines;
+pub(crate) use way::{GREETED_WITHIN, STAYS_AWAY, way_from};

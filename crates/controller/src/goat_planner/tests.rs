@@ -188,7 +188,7 @@ fn sums_that_find_no_aggregators_in_a_row_go_on_to_the_next_node() {
     // The first rack has single aggregators, and parts have two.
     let first = tree.switches[1].hop;
     for at in (0..64).step_by(2) {
-        aggregators.0.entry(first.address).or_default().push((JobId(1), at..at + 1));
+        aggregators.taken.entry(first.address).or_default().push((JobId(1), at..at + 1));
     }
     give_room(&mut plan, &tree, JobId(2), &mut aggregators).expect("no circle");
     assert!(plan.sums[1].is_empty());
@@ -199,7 +199,7 @@ fn sums_that_find_no_aggregators_in_a_row_go_on_to_the_next_node() {
     // Nor has the spine any.
     aggregators.forget(JobId(2));
     let spine = tree.switches[0].hop;
-    aggregators.0.entry(spine.address).or_default().push((JobId(1), 0..64));
+    aggregators.taken.entry(spine.address).or_default().push((JobId(1), 0..64));
     give_room(&mut plan, &tree, JobId(2), &mut aggregators).expect("no circle");
     assert!(plan.onward.iter().all(Onward::is_empty));
     assert!(plan.nodes.iter().all(|own| own.iter().all(|node| [0, 3].contains(&node.0))));
@@ -235,8 +235,11 @@ fn jobs_share_a_switch_without_sharing_an_aggregator() {
     for (at, range) in all.iter().enumerate() {
         assert!(all[at + 1..].iter().all(|other| other.end <= range.start || range.end <= other.start));
     }
-    planner.forget(JobId(1));
+    assert_eq!(planner.forget(JobId(7)), [], "it had nothing");
+    assert_eq!(planner.forget(JobId(1)), [JobId(3)], "the one that found it full");
     assert_eq!(shares(&plan(4).seats()), [1.0], "what a job gave back");
+    planner.forget(JobId(3));
+    assert_eq!(planner.forget(JobId(2)), [], "nobody lacks anything any more");
 }
 
 #[test]

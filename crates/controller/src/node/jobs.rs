@@ -75,6 +75,17 @@ pub(super) enum Joined<'a> {
     Done(Outcome),
 }
 
+/// A rank, as it speaks of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    pub job: JobId,
+    pub rank: Rank,
+    pub generation: Generation,
+    pub secret: u64,
+    /// Switches that passed on what it says.
+    pub passed_on: u32,
+}
+
 /// A rank's stream, as it begins.
 pub(super) struct Attending {
     pub rank: Rank,
@@ -208,14 +219,20 @@ impl Jobs {
                 tracing::debug!(job, rank, world_size, "a rank waits");
                 return wait(&mut table, ticket);
             }
-            JoinDecision::Complete { ticket, tickets, outcome: Ok(admission) } => {
+            JoinDecision::Complete { ticket, tickets, outcome: Ok(admission), replaced } => {
+                if let Some(before) = replaced {
+                    table.jobs.remove(&before);
+                    self.tasks.send(move |driver| driver.remove_job(before));
+                }
                 table.begin(admission.job);
-                self.preparation.begin(&self.tasks, Admitted { name: job, admission, tickets, from });
+                let admitted = Admitted { name: job, admission, tickets, from, replaces: replaced };
+                self.preparation.begin(&self.tasks, admitted);
                 // Last: a place that a panic drops would lock the table once more.
                 return wait(&mut table, ticket);
             }
-            JoinDecision::Complete { ticket, tickets, outcome: Err(reason) } => {
+            JoinDecision::Complete { ticket, tickets, outcome: Err(reason), replaced } => {
                 tracing::warn!(job, world_size, ?reason, "a job is not admitted");
+                self.carry_out(&mut table, replaced.map(|job| Command::Remove { job }));
                 let others = tickets.into_iter().filter(|other| *other != ticket);
                 others.for_each(|other| table.answer(other, Err(NotAdmitted::Refused(reason.clone()))));
                 reason
@@ -257,16 +274,16 @@ impl Jobs {
     /// A rank lives, and has measured this.
     pub fn heartbeat(
         &self,
-        job: JobId,
-        rank: Rank,
-        generation: Generation,
-        secret: u64,
+        Caller { job, rank, generation, secret, passed_on }: Caller,
         measured: Measurements,
         hosts: Vec<IpAddr>,
     ) -> Result<HeartbeatReply, Denied> {
         let mut table = self.lock();
         let reply = table.registry.heartbeat(Clock.now(), job, rank, generation, secret);
         let reply = table.allowed(job, reply)?;
+        if matches!(reply, HeartbeatReply::Alive { .. }) && table.registry.came_by(job, rank, passed_on) {
+            return Ok(HeartbeatReply::SetUpAgain);
+        }
         if let HeartbeatReply::Alive { left } = &reply
             && !left.contains(rank)
         {
@@ -284,14 +301,14 @@ impl Jobs {
     /// A rank opens its stream.
     pub fn attend(
         &self,
-        job: JobId,
-        rank: Rank,
-        generation: Generation,
-        secret: u64,
+        Caller { job, rank, generation, secret, passed_on }: Caller,
     ) -> Result<Attending, Denied> {
         let mut table = self.lock();
         let attending = table.registry.attend(Clock.now(), job, rank, generation, secret);
-        let (reply, attendance) = table.allowed(job, attending)?;
+        let (mut reply, attendance) = table.allowed(job, attending)?;
+        if matches!(reply, HeartbeatReply::Alive { .. }) && table.registry.came_by(job, rank, passed_on) {
+            reply = HeartbeatReply::SetUpAgain;
+        }
         let stays = attendance.zip(table.jobs.get_mut(&job)).map(|(attendance, running)| {
             let (current, superseded) = oneshot::channel();
             running.streams.insert(rank, current);
@@ -395,6 +412,10 @@ impl Jobs {
                     table.tell(job, HeartbeatReply::Aborted(reason));
                     self.tasks.send(move |driver| driver.abort_job(job, reason));
                     self.preparation.forget(&self.tasks, job);
+                }
+                Command::SetUpAgain { job } => {
+                    tracing::info!(id = job.0, "a job is set up again");
+                    table.tell(job, HeartbeatReply::SetUpAgain);
                 }
                 Command::Remove { job } => {
                     self.preparation.forget(&self.tasks, job);

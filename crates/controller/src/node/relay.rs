@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{HOPS_MAX, Memory};
 use fanin_protocol::{JobAborted, JobProgress, Reason};
-use fanin_tls::Trust;
 use fanin_udp::{DataPath, Figures, OnSockets, Seat, ThreadEnded};
 use fanin_wire::{FRAGMENT_ELEMENTS, Generation, JobId, Rank, VERSION};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,15 +29,17 @@ use super::task_queue::TaskQueue;
 use super::{address_of, lock};
 use crate::control_channel::{Connection, explain};
 use crate::convert::{Malformed, key, narrow};
-use crate::error::{ChainError, SessionError};
+use crate::error::ChainError;
 use crate::path;
 use crate::proto::{self, control_server::Control};
 
 mod rack_server;
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 pub use rack_server::{RackServer, RackServerConfig};
+use upstream::{Unanswered, Upstream};
 
 /// What the data path has to say, and how its jobs are called.
 #[derive(Debug)]
@@ -67,11 +68,7 @@ struct Relay {
     memory: Memory,
     /// What its link to the upstream carries, if somebody said so.
     rate_bps: Option<u64>,
-    upstream: String,
-    /// By what the upstream is known.
-    trust: Trust,
-    /// The connection to the upstream, while it works.
-    connection: Mutex<Option<Connection>>,
+    upstream: Upstream,
     driver: Arc<dyn DataPath>,
     tasks: TaskQueue<dyn DataPath>,
     figures: Snapshots<RelayFigures>,
@@ -90,28 +87,14 @@ struct Relay {
 impl Relay {
     /// The connection to the upstream, a new one where there is none.
     async fn upstream(&self, patience: Duration) -> Result<Connection, ChainError> {
-        let known = lock(&self.connection).clone();
-        if let Some(connection) = known {
-            return Ok(connection);
-        }
-        let opened = Connection::open(&self.upstream, patience, &self.trust).await;
-        let (connection, _) = opened.map_err(|error| match error {
-            // Its cure is for a worker.
-            SessionError::SwitchUnreachable { cause, .. } => self.unreachable(&cause, true),
-            error => self.unreachable(&error.to_string(), false),
-        })?;
-        if connection.protocol != self.protocol.name() {
-            let (its, own) = (&connection.protocol, self.protocol.name());
-            return Err(self.unreachable(&format!("it serves {its}, and this switch {own}"), false));
-        }
-        *lock(&self.connection) = Some(connection.clone());
-        Ok(connection)
+        let connected = self.upstream.connection(patience, self.protocol.name()).await;
+        connected.map_err(|Unanswered { cause, may_come }| self.unreachable(&cause, may_come))
     }
 
     fn unreachable(&self, cause: &str, may_come: bool) -> ChainError {
         ChainError::UpstreamUnreachable {
             switch: self.name(),
-            upstream: self.upstream.clone(),
+            upstream: self.upstream.name(),
             cause: cause.into(),
             may_come,
         }
@@ -121,16 +104,20 @@ impl Relay {
     /// none.
     fn answered<R>(&self, reply: Result<Response<R>, Status>) -> Result<R, Failed> {
         match reply {
-            Ok(reply) => Ok(reply.into_inner()),
+            Ok(reply) => {
+                self.upstream.answered();
+                Ok(reply.into_inner())
+            }
             // A status that came from there has no source here.
             Err(status)
                 if std::error::Error::source(&status).is_none() && status.code() != Code::Cancelled =>
             {
+                self.upstream.answered();
                 Err(Failed::Refused(status))
             }
             Err(status) => {
                 // Its name may lead elsewhere by now.
-                *lock(&self.connection) = None;
+                self.upstream.broke();
                 Err(Failed::Chain(self.unreachable(&explain(&status), true)))
             }
         }
@@ -141,11 +128,7 @@ impl Relay {
         if !self.address.ip().is_unspecified() {
             return self.address.to_string();
         }
-        let known = lock(&self.connection);
-        let connected = known.as_ref().map(|connection| connection.address);
-        // One that does not answer has an address all the same, unless it is a name.
-        let upstream = connected.or_else(|| self.upstream.parse().ok());
-        let ip = upstream.and_then(path::route).map_or(self.address.ip(), |route| route.local);
+        let ip = self.upstream.address().and_then(path::route).map_or(self.address.ip(), |route| route.local);
         SocketAddr::new(ip, self.address.port()).to_string()
     }
 
@@ -158,7 +141,7 @@ impl Relay {
     }
 
     fn mismatch(&self, cause: String) -> ChainError {
-        ChainError::RouteMismatch { switch: self.name(), upstream: self.upstream.clone(), cause }
+        ChainError::RouteMismatch { switch: self.name(), upstream: self.upstream.name(), cause }
     }
 
     /// Serves a job that the upstream admitted or knows, and takes itself off the route.
@@ -234,7 +217,7 @@ impl Relay {
         };
         Ok(proto::Relay {
             address: self.name(),
-            upstream: self.upstream.clone(),
+            upstream: self.upstream.name(),
             aggregators: if self.protocol.aggregates() { self.memory.aggregators } else { 0 },
             outdated: dropped(&figures.received, Reason::Generation),
             in_use: figures.in_use(),
@@ -313,6 +296,9 @@ impl Relay {
         }
         let route = admission.route.as_mut().ok_or(Malformed("route"))?;
         self.learn_route(member, connection, route).await?;
+        // This switch, and the rank, ask these machines if one above them stays away.
+        self.upstream.learn_way(&admission.way, connection);
+        admission.way.insert(0, connection.address.to_string());
         if let Some(registered) = self.register(member.0, member.2, hosts) {
             // Fails when nobody does the tasks any more, which `health` says.
             let _ = registered.await;
@@ -347,7 +333,11 @@ impl Relay {
         self.authenticate(member.0, member.2, request.secret)?;
         let mut connection = self.upstream(PATIENCE).await?;
         request.host = self.host(&connection);
-        let reply = self.answered(connection.client.heartbeat(request).await)?;
+        // The rank hangs up when it has waited for long.
+        let asked = self.upstream.asked();
+        let reply = connection.client.heartbeat(request).await;
+        asked.ends();
+        let reply = self.answered(reply)?;
         let is_of_job = reply.route.is_some();
         let reply = self.learned(member, &connection, reply).await?;
         if is_of_job {

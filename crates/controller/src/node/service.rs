@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::address_of;
 use super::gauges::Gauges;
-use super::jobs::{Attending, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
+use super::jobs::{Attending, Caller, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
 use super::reports::Measurements;
@@ -141,9 +141,9 @@ impl Control for ControlService {
             seconds_per_byte: request.seconds_per_byte,
             imbalance: request.imbalance,
         };
-        let job = JobId(request.job_id);
-        let reply =
-            self.jobs.heartbeat(job, rank, generation, request.secret, measured, hosts).map_err(refused)?;
+        let (job, secret, passed_on) = (JobId(request.job_id), request.secret, request.passed_on);
+        let caller = Caller { job, rank, generation, secret, passed_on };
+        let reply = self.jobs.heartbeat(caller, measured, hosts).map_err(refused)?;
         // After the registry heard it: no rank is to blame.
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
         let passed_on_for = (request.passed_on > 0).then_some(rank);
@@ -160,7 +160,8 @@ impl Control for ControlService {
         let who = asks.message().await?.ok_or(Malformed("attendance"))?;
         let rank = Rank(narrow(who.rank, "rank")?);
         let generation = Generation(narrow(who.generation, "generation")?);
-        let attending = self.jobs.attend(JobId(who.job_id), rank, generation, who.secret);
+        let (job, secret, passed_on) = (JobId(who.job_id), who.secret, who.passed_on);
+        let attending = self.jobs.attend(Caller { job, rank, generation, secret, passed_on });
         let attending = attending.map_err(refused)?;
         let (replies, stream) = mpsc::channel(1);
         tokio::spawn(self.clone().attended(who, attending, asks, replies));
@@ -239,7 +240,7 @@ impl ControlService {
     /// An answer, and for a rank whose question was passed on its way, for those on it who forgot
     /// the job.
     fn reply(&self, job: JobId, reply: HeartbeatReply, passed_on_for: Option<Rank>) -> proto::HeartbeatReply {
-        use proto::heartbeat_reply::{Alive, State, Unknown};
+        use proto::heartbeat_reply::{Alive, SetUpAgain, State, Unknown};
         let mut route = None;
         let state = match reply {
             HeartbeatReply::Alive { left } => {
@@ -247,6 +248,7 @@ impl ControlService {
                 State::Alive(Alive { left: left.words().to_vec() })
             }
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
+            HeartbeatReply::SetUpAgain => State::SetUpAgain(SetUpAgain {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
         };
         proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }
@@ -282,7 +284,7 @@ impl ControlService {
                 () = replies.closed() => break broken,
             }
             let reply = news.borrow_and_update().clone();
-            let goes_on = matches!(reply, HeartbeatReply::Alive { .. });
+            let goes_on = !matches!(reply, HeartbeatReply::Aborted(_));
             let _ = replies.send(Ok(self.reply(job, reply, passed_on_for))).await;
             if !goes_on {
                 return;
@@ -409,6 +411,7 @@ fn admission_for(
         switch_instance,
         key: admission.key.to_bytes().into(),
         route: None,
+        way: Vec::new(),
         protocol: admission.protocol.into(),
         shards: admission.shards.into(),
         part: part_of(&admission.seats, rank).map(<[u8]>::to_vec).unwrap_or_default(),

@@ -1,5 +1,6 @@
 //! Joining a job, for the first time or again after its switch restarted, and leaving it.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Ranks, Refusal};
@@ -11,7 +12,7 @@ use super::absent::{Absent, present};
 use super::config::{ServiceConfig, SessionConfig};
 use super::split::{Split, place};
 use super::warnings::say;
-use crate::control_channel::{Connection, explain};
+use crate::control_channel::{Connection, explain, way_from};
 use crate::convert::{Malformed, Refused, key, narrow};
 use crate::error::SessionError;
 use crate::proto;
@@ -31,6 +32,8 @@ pub(super) struct Admitted {
     pub heartbeat_timeout: Duration,
     /// Another one in a heartbeat's reply means that the switch restarted.
     pub switch_instance: u64,
+    /// The machines that the rank asks if its switch stays away, the next one first.
+    pub way: Vec<SocketAddr>,
 }
 
 /// What a rank remembers of a job that its switch forgot.
@@ -133,7 +136,7 @@ pub(super) async fn join(
     match reply.into_inner().outcome.ok_or(Malformed("outcome")).map_err(malformed)? {
         proto::join_reply::Outcome::Admission(admission) => {
             let (job, key) = (JobId(admission.job_id), key(&admission.key).map_err(malformed)?);
-            let taken = taken(admission, &switch, config);
+            let taken = taken(admission, connection, config);
             if taken.is_err() {
                 // The others would wait for this rank until it has been silent for long.
                 leave(connection, (job, key), Rank(config.rank as u16)).await;
@@ -174,9 +177,10 @@ pub(super) fn refused(
 /// The job that a switch admits this rank to, if it is the one that was asked for.
 fn taken(
     admission: proto::Admission,
-    switch: &str,
+    connection: &Connection,
     config: &SessionConfig,
 ) -> Result<Admitted, SessionError> {
+    let switch = &*connection.switch;
     let wrong = |malformed: Malformed| not_a_switch(switch, malformed.to_string());
     let asked = config.protocol();
     if admission.protocol != asked.name() {
@@ -187,7 +191,8 @@ fn taken(
         return Err(not_a_switch(switch, cause));
     }
     let own = OwnChoices { congestion_control: config.congestion_control };
-    let admitted = Admitted::new(asked, &admission, Rank(config.rank as u16), own).map_err(wrong)?;
+    let rank = Rank(config.rank as u16);
+    let admitted = Admitted::new(asked, &admission, connection.address, rank, own).map_err(wrong)?;
     let unsecured = admitted.job.key().security() != config.agreed.security;
     let unsecured = unsecured.then(|| format!("security {}", config.agreed.security.name()));
     let unknown = unsecured.or_else(|| admitted.job.lacks(&config.agreed_at(0), config.paths));
@@ -217,6 +222,7 @@ impl Admitted {
     fn new(
         protocol: &'static dyn OnSockets,
         admission: &proto::Admission,
+        by: SocketAddr,
         rank: Rank,
         own: OwnChoices,
     ) -> Result<Self, Malformed> {
@@ -240,6 +246,7 @@ impl Admitted {
             shards: usize::from(narrow::<u8>(admission.shards, "shards")?),
             heartbeat_timeout,
             switch_instance: admission.switch_instance,
+            way: way_from(by, &admission.way),
         })
     }
 }

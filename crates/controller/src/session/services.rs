@@ -167,7 +167,7 @@ async fn join_all(
     }
     let members = joined.iter().map(|admitted| member(admitted, rank)).collect();
     let instances = joined.iter().map(|(_, admitted)| admitted.switch_instance).collect();
-    let joined = joined.into_iter().map(|(connection, admitted)| (admitted.job, connection));
+    let joined = joined.into_iter().map(|(connection, admitted)| (admitted, connection));
     Ok((Arc::new(Shared::new(config, members, driver, trace, joined)), instances, meanwhile))
 }
 

@@ -1,5 +1,6 @@
 //! What a session's threads share.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use fanin_protocol::control::Ranks;
 use fanin_udp::{Clock, CollectiveKind, Failure, Membership, PartTimes, Submission, WorkerDriver};
 use fanin_wire::Rank;
 
+use super::admission::Admitted;
 use super::config::SessionConfig;
 use super::pending::{Pending, Travelled, bytes_on_wire};
 use super::trace::{HandOver, SessionTrace};
@@ -43,6 +45,8 @@ pub(super) struct Lane {
     /// Its name there, and to whom one speaks of it; another service that takes over changes both.
     pub name: String,
     pub connection: Connection,
+    /// The machines that are asked if it stays away, the next one first.
+    pub way: Vec<SocketAddr>,
     /// Ranks that left there.
     pub left: Ranks,
     /// Since when the service does not answer, and what was the matter last.
@@ -62,13 +66,13 @@ impl Shared {
         members: Vec<Member>,
         driver: WorkerDriver,
         trace: Option<SessionTrace>,
-        joined: impl IntoIterator<Item = (Membership, Connection)>,
+        joined: impl IntoIterator<Item = (Admitted, Connection)>,
     ) -> Self {
         let name = config.job.clone();
         let planned = config.prediction.as_ref().map(|planned| planned.seconds_per_byte);
-        let lane = |(job, connection)| {
+        let lane = |(Admitted { job, way, .. }, connection)| {
             let (name, left) = (name.clone(), Ranks::default());
-            Lane { job, name, connection, left, silent: None, is_rejoining: false }
+            Lane { job, name, connection, way, left, silent: None, is_rejoining: false }
         };
         Self {
             // Every service admitted the rank, so that it fits.

@@ -20,6 +20,13 @@ pub(super) fn switch_restarted(rank: u16, switch: &str) {
     ONCE.call_once(|| say(rank, &text()));
 }
 
+/// Says that the switch next to the rank stays away.
+pub(super) fn goes_around(rank: u16, switch: &str, by: &str) {
+    static ONCE: Once = Once::new();
+    let text = || format!("switch {switch} stays away; this rank goes on by {by}, without it");
+    ONCE.call_once(|| say(rank, &text()));
+}
+
 /// Says that another service does what one did that is gone.
 pub(super) fn taken_over(rank: u16, switch: &str, by: &str) {
     say(rank, &format!("switch {switch} is gone; {by} sums its share as well from now on"));

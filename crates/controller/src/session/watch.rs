@@ -1,5 +1,6 @@
 //! The task that keeps a session honest at one service: heartbeats, and the service's return.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use super::config::SessionConfig;
 use super::presence::News;
 use super::shared::Shared;
 use super::warnings;
-use crate::control_channel::{Connection, RETRY, explain, is_gone};
+use crate::control_channel::{Connection, GREETED_WITHIN, RETRY, STAYS_AWAY, explain, is_gone};
 use crate::convert::ranks;
 use crate::error::{ChainError, SessionError};
 use crate::error::{Member, absent};
@@ -35,8 +36,18 @@ enum Pulse {
     Forgotten {
         switch_instance: u64,
     },
+    /// The job is set up again, and its ranks join again.
+    SetUpAgain,
     Aborted(AbortReason),
     Unreachable(String),
+}
+
+/// Why a rank joins its job again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Again {
+    SwitchRestarted,
+    /// Some rank has another way, or there is another plan.
+    SetUp,
 }
 
 struct Watch {
@@ -49,6 +60,10 @@ struct Watch {
     /// Whether nobody listened there when it was asked last: its process is gone. One that does not
     /// answer may be stopped.
     is_dead: bool,
+    /// Whether the job is set up again: other ranks are waited for, and not a switch.
+    is_set_up_again: bool,
+    /// Whether the rank asks another machine than the one where it joined last.
+    has_moved: bool,
     /// What the switch says unasked.
     news: mpsc::Receiver<News>,
 }
@@ -62,7 +77,16 @@ pub(super) async fn watch(
     news: mpsc::Receiver<News>,
 ) {
     let interval = shared.members[service].heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut watch = Watch { shared, service, switch_instance, interval, is_dead: false, news };
+    let mut watch = Watch {
+        shared,
+        service,
+        switch_instance,
+        interval,
+        is_dead: false,
+        is_set_up_again: false,
+        has_moved: false,
+        news,
+    };
     if let Err(error) = watch.run().await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one
@@ -182,7 +206,8 @@ impl Watch {
                 Err(self.member().expelled())
             }
             Pulse::Forgotten { .. } if self.begins_anew() => Err(self.lost_for_good("it restarted")),
-            Pulse::Forgotten { .. } => self.rejoin().await,
+            Pulse::Forgotten { .. } => self.rejoin(Again::SwitchRestarted).await,
+            Pulse::SetUpAgain => self.rejoin(Again::SetUp).await,
             Pulse::Unreachable(cause) => {
                 let since = self.silent_since();
                 let gone = since.elapsed();
@@ -216,9 +241,62 @@ impl Watch {
                     self.shared.lane(self.service).is_rejoining = false;
                     return taken_over;
                 }
+                if gone >= self.stays_away() {
+                    self.go_around(&cause).await?;
+                }
                 Ok(())
             }
         }
+    }
+
+    /// How long the switch next to the rank may be away before the rank asks the next one. The
+    /// root hears nothing of the rank meanwhile.
+    fn stays_away(&self) -> Duration {
+        STAYS_AWAY.min(self.interval * HEARTBEATS_PER_TIMEOUT / 2)
+    }
+
+    /// Asks the next machine on the way from now on, if the switch that was asked does not answer.
+    /// The root sees that the rank comes by another way, and has the job set up again.
+    async fn go_around(&mut self, cause: &str) -> Result<(), SessionError> {
+        let Some(connection) = self.next_that_answers().await else { return Ok(()) };
+        // A rank that left does not join again.
+        if let Some(rank) = self.left() {
+            let rank = self.shared.config.names.of(rank);
+            let lost = self.shared.pending.oldest().map(|_| died(&self.member().switch, cause, rank));
+            return lost.map_or(Ok(()), Err);
+        }
+        let mut lane = self.shared.lane(self.service);
+        let (away, by) = (&lane.connection.switch, &connection.switch);
+        tracing::warn!(switch = away, by, rank = self.shared.rank.0, "the switch stays away");
+        warnings::goes_around(self.own_name(), away, by);
+        lane.connection = connection;
+        self.has_moved = true;
+        Ok(())
+    }
+
+    /// The next machine on the way that answers; `None` if the one does that is asked now. A switch
+    /// answers a greeting by itself: if it does, one above it is silent, and it finds its own way.
+    async fn next_that_answers(&self) -> Option<Connection> {
+        let (asked, way) = {
+            let lane = self.shared.lane(self.service);
+            (lane.connection.switch.clone(), lane.way.clone())
+        };
+        let first = Some(&self.member().switch).filter(|first| **first != asked);
+        let others: Vec<String> =
+            first.cloned().into_iter().chain(way.iter().map(SocketAddr::to_string)).collect();
+        let trust = &self.shared.config.trust;
+        let is_asked_in_vain = others.is_empty()
+            || !self.is_dead && Connection::open(&asked, GREETED_WITHIN, trust).await.is_ok();
+        if is_asked_in_vain {
+            return None;
+        }
+        for other in others {
+            match Connection::open(&other, GREETED_WITHIN, trust).await {
+                Ok((connection, _)) => return Some(connection),
+                Err(error) => tracing::debug!(%error, "no way around the switch"),
+            }
+        }
+        None
     }
 
     /// How much longer a switch that is gone since then may be gone: no longer than the oldest
@@ -227,7 +305,11 @@ impl Watch {
     fn patience(&self, gone_since: Instant) -> Duration {
         let of_all_reduce = self.shared.timeout();
         let may_be_a_rank = self.may_be_taken_over() && !self.is_dead;
-        let of_switch = if may_be_a_rank { of_all_reduce } else { self.shared.config.switch_timeout };
+        let of_switch = if may_be_a_rank || self.is_set_up_again {
+            of_all_reduce
+        } else {
+            self.shared.config.switch_timeout
+        };
         let of_switch = of_switch.min(of_all_reduce).saturating_sub(gone_since.elapsed());
         let oldest = self.shared.pending.oldest();
         oldest.map_or(of_switch, |oldest| of_all_reduce.saturating_sub(oldest.since.elapsed()).min(of_switch))
@@ -272,19 +354,23 @@ impl Watch {
         SessionError::SwitchLost { switch: self.member().switch.clone(), cause }
     }
 
-    /// Joins the job again under a switch that restarted, and goes on where it stopped.
-    async fn rejoin(&mut self) -> Result<(), SessionError> {
+    /// Joins the job again, and goes on where it stopped.
+    async fn rejoin(&mut self, again: Again) -> Result<(), SessionError> {
         let since = self.silent_since();
-        tracing::warn!(
-            switch = self.member().switch,
-            rank = self.shared.rank.0,
-            "the switch restarted; joining again"
-        );
-        warnings::switch_restarted(self.own_name(), &self.member().switch);
+        let (switch, rank) = (&self.member().switch, self.shared.rank.0);
+        match again {
+            Again::SwitchRestarted => {
+                tracing::warn!(switch, rank, "the switch restarted; joining again");
+                warnings::switch_restarted(self.own_name(), switch);
+            }
+            Again::SetUp => tracing::warn!(switch, rank, "the job is set up again; joining again"),
+        }
+        self.is_set_up_again = again == Again::SetUp;
         let rejoined = match self.suspended(since).await {
             Ok(memory) => self.rejoin_in_time(since, &memory).await,
             Err(error) => Err(error),
         };
+        self.is_set_up_again = false;
         self.shared.lane(self.service).is_rejoining = false;
         rejoined
     }
@@ -316,6 +402,7 @@ impl Watch {
     }
 
     async fn rejoin_in_time(&mut self, since: Instant, memory: &Memory) -> Result<(), SessionError> {
+        let mut fails_since = None;
         loop {
             let left = self.patience(since);
             // Ranks that came too late for it wait where another service takes over.
@@ -329,10 +416,7 @@ impl Watch {
                     if self.may_be_taken_over() {
                         return self.take_over(since, memory).await;
                     }
-                    let [missing, gone] =
-                        [missing_ranks, gone].map(|ranks| self.shared.config.names.all(&ranks));
-                    let cause = format!("it restarted, but {}", absent(&missing, &gone, "join again"));
-                    return Err(self.lost(since.elapsed(), &cause));
+                    return self.incomplete(since, memory, (missing_ranks, gone)).await;
                 }
                 // It has no room any more, or other shards than before.
                 Err(SessionError::JoinRefused { reason, .. })
@@ -345,8 +429,44 @@ impl Watch {
             if self.patience(since).is_zero() {
                 return Err(self.lost(since.elapsed(), &cause));
             }
+            let fails_since = *fails_since.get_or_insert_with(Instant::now);
+            if fails_since.elapsed() >= self.stays_away() {
+                self.go_around(&cause).await?;
+            }
             tokio::time::sleep(RETRY).await;
         }
+    }
+
+    /// These ranks of a job did not join again, and these have gone: the job goes on as it was, or
+    /// is over.
+    async fn incomplete(
+        &mut self,
+        since: Instant,
+        memory: &Memory,
+        (missing, gone): (Ranks, Ranks),
+    ) -> Result<(), SessionError> {
+        let [missing, gone] = [missing, gone].map(|ranks| self.shared.config.names.all(&ranks));
+        let absent = absent(&missing, &gone, "join again");
+        if !self.is_set_up_again {
+            return Err(self.lost(since.elapsed(), &format!("it restarted, but {absent}")));
+        }
+        match self.heartbeat().await {
+            // Says more than who did not come.
+            Pulse::Aborted(reason) => return Err(SessionError::from_abort(reason, self.member())),
+            // A rank left, with all that it needs. Where sums are counted, only a new job goes on.
+            Pulse::Alive { left } if !self.has_moved && memory.completed.iter().all(Vec::is_empty) => {
+                let (service, job, shards) = (self.service, memory.job.clone(), memory.completed.len());
+                let address = self.connection().address;
+                let resumed = move |shared: &Shared| shared.driver.resume(service, job, shards, address);
+                let resumed = self.asked(since, resumed).await?;
+                resumed.map_err(|error| self.lost(since.elapsed(), &error.to_string()))?;
+                self.shared.lane(self.service).left = left;
+                return Ok(());
+            }
+            _ => {}
+        }
+        let cause = format!("a switch of the job stays away, or there is another plan, and {absent}");
+        Err(SessionError::SwitchLost { switch: self.member().switch.clone(), cause })
     }
 
     /// Whether the job has other services, which can do what this one did.
@@ -436,7 +556,9 @@ impl Watch {
         }
         let mut lane = self.shared.lane(self.service);
         (lane.job, lane.name, lane.connection) = (admitted.job.clone(), name, connection);
+        lane.way = admitted.way;
         (lane.silent, lane.left) = (None, Ranks::default());
+        self.has_moved = false;
         self.switch_instance = admitted.switch_instance;
         self.interval = admitted.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
         tracing::info!(generation = admitted.job.generation().0, "joined again");
@@ -490,6 +612,7 @@ fn pulse(reply: HeartbeatReply) -> Pulse {
             Ok(left) => Pulse::Alive { left },
             Err(malformed) => Pulse::Unreachable(malformed.to_string()),
         },
+        Some(State::SetUpAgain(_)) => Pulse::SetUpAgain,
         Some(State::Unknown(_)) => Pulse::Forgotten { switch_instance: reply.switch_instance },
         Some(State::Aborted(reason)) => match reason.try_into() {
             Ok(reason) => Pulse::Aborted(reason),

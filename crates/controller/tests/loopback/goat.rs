@@ -170,6 +170,45 @@ fn two_jobs_share_a_switch_and_the_third_finds_it_full() {
 }
 
 #[test]
+fn a_job_that_found_a_switch_full_is_planned_anew_when_another_one_ends() {
+    let root = root();
+    let rack = rack_of(root.address(), 64);
+    let [first, second] = ["first", "second"]
+        .map(|job| ranks_with(job, &[rack.address(); 2], |config| config.agreed.in_flight = Some(64)));
+    sums_are_exact(&second, 1);
+    let shares_of_second = || {
+        let status = switch_status(&root.address().to_string(), HANG).expect("a status");
+        let job = status.jobs.into_iter().find(|job| job.name == "second").expect("it runs");
+        let JobStatusState::Running { planned, .. } = job.state else { panic!("{:?}", job.state) };
+        planned.iter().map(|share| share.share).sum::<f64>()
+    };
+    assert_eq!(shares_of_second(), 0.0, "it is full");
+    summing(&second, || {
+        drop(first);
+        wait_until(root.address(), "it is not planned anew", |_| shares_of_second() == 1.0);
+    });
+    sums_are_exact(&second, 2);
+}
+
+#[test]
+fn a_rank_that_leaves_while_its_job_is_planned_anew_takes_no_sum_from_the_others() {
+    let root = root();
+    let rack = rack_of(root.address(), 64);
+    for round in 0..8 {
+        let [first, mut second] = ["first", "second"]
+            .map(|job| ranks_with(job, &[rack.address(); 2], |config| config.agreed.in_flight = Some(64)));
+        let leaves = second.pop().expect("two ranks");
+        let tensor = || (0..200_000).collect::<Vec<i32>>();
+        let [last, other] = [&leaves, &second[0]].map(|session| submit(session, tensor(), Op::Sum));
+        drop(first);
+        last.wait().expect("a sum");
+        drop(leaves);
+        let sum = other.wait().expect("a sum");
+        assert!(sum.iter().zip(tensor()).all(|(sum, one)| *sum == 2 * one), "{round}");
+    }
+}
+
+#[test]
 fn a_switch_that_restarts_learns_its_plan_and_the_sums_go_on() {
     let root = root();
     let spine = rack_of(root.address(), 64);

@@ -2,6 +2,7 @@
 
 mod admission;
 mod atp;
+mod away;
 mod between;
 mod bounds;
 mod faults;

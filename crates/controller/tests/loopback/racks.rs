@@ -35,7 +35,7 @@ fn ranks(job: &str, at: &[SocketAddr], wire_dtype: WireDtype) -> Vec<Session> {
 }
 
 /// Sums of every way in which numbers travel: integers, floats in blocks, and few floats as they are.
-fn sums_are_exact(sessions: &[Session], seed: i32) {
+pub(super) fn sums_are_exact(sessions: &[Session], seed: i32) {
     let (length, count) = (50_003, sessions.len() as i32);
     let value = |rank: i32, i: i32| rank * 1_000_003 + i * 7 + seed;
     let expected: Vec<i32> = (0..length).map(|i| (0..count).map(|rank| value(rank, i)).sum()).collect();

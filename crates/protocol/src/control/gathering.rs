@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use fanin_wire::{Generation, IP_UDP_BYTES, Rank, VERSION};
+use fanin_wire::{Generation, IP_UDP_BYTES, JobId, Rank, VERSION};
 
 use super::protocol::{Gathered, Protocol, Seats, Terms};
 use super::{
@@ -34,6 +34,8 @@ pub(super) struct Gathering {
     /// When the most patient of the ranks that came loses patience, but not after `limit`.
     deadline: Instant,
     limit: Instant,
+    /// The job that its ranks were in, and are to go on with, if it still runs.
+    pub replaces: Option<JobId>,
     waiting: BTreeMap<Rank, Waiting>,
 }
 
@@ -151,8 +153,14 @@ fn check_resume(rank: u32, resume: &Resume, lengths: &[usize], shards: u8) -> Re
 
 impl Gathering {
     /// A gathering that begins now, and is given up at `limit` whatever its ranks ask for.
-    pub fn new(protocol: &'static dyn Protocol, world_size: u16, now: Instant, limit: Instant) -> Self {
-        Self { protocol, world_size, deadline: now, limit, waiting: BTreeMap::new() }
+    pub fn new(
+        protocol: &'static dyn Protocol,
+        world_size: u16,
+        now: Instant,
+        limit: Instant,
+        replaces: Option<JobId>,
+    ) -> Self {
+        Self { protocol, world_size, deadline: now, limit, replaces, waiting: BTreeMap::new() }
     }
 
     /// Lets a rank wait, or says why it does not belong here.

@@ -6,7 +6,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use fanin_wire::{AbortReason, Generation, JobId, Key, LossBound, Rank, Security, WireDtype};
+use fanin_wire::{AbortReason, Generation, JobId, Key, Rank};
 
 use super::gathering::{Gathering, check};
 use super::{Admission, JoinRequest, Protocol, Ranks, Refusal, Resume, Seats, Ticket};
@@ -14,11 +14,15 @@ use crate::machine::Instant;
 
 mod config;
 mod job;
+mod renewal;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use self::config::{ConfigError, RegistryConfig};
 use self::job::{Job, Life, Presence};
+use self::renewal::Renewal;
+pub use self::view::{JobState, JobView};
 
 /// Of the pool, what jobs have at most of which all ranks ask from one machine: half, so that others have room.
 const POOL_OF_ONE: u32 = 2;
@@ -43,6 +47,8 @@ pub enum JoinDecision {
         tickets: Vec<Ticket>,
         /// The job, which runs from now on, or why it cannot.
         outcome: Result<Admission, Refusal>,
+        /// The job that was set up again so, and is over.
+        replaced: Option<JobId>,
     },
     /// It is in the job that it wants to resume: the answer was lost on the way, as with a switch that ended just then. The job
     /// runs already.
@@ -88,6 +94,8 @@ pub enum HeartbeatReply {
     },
     /// No such job, generation or rank here: the worker joins again.
     Unknown,
+    /// The job is set up again, with its ranks where they are now: the worker joins again.
+    SetUpAgain,
     /// The job was aborted.
     Aborted(AbortReason),
 }
@@ -121,6 +129,11 @@ pub enum Command {
         /// Why.
         reason: AbortReason,
     },
+    /// Tell the job's ranks to join again.
+    SetUpAgain {
+        /// The job.
+        job: JobId,
+    },
     /// Forget the job.
     Remove {
         /// The job.
@@ -142,53 +155,6 @@ pub struct Pool {
     pub units: u32,
     /// Those that no job has.
     pub free: u32,
-}
-
-/// What a job looks like from outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobView<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// Ranks of it.
-    pub world_size: u16,
-    /// What it does.
-    pub state: JobState,
-}
-
-/// What a job does.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobState {
-    /// It waits for ranks.
-    Gathering {
-        /// The ranks that are here.
-        present: Ranks,
-    },
-    /// It runs.
-    Running {
-        /// Its id.
-        job: JobId,
-        /// Its generation.
-        generation: Generation,
-        /// Packets of a rank that may be in flight in a shard.
-        in_flight: u16,
-        /// Elements of a full packet, as the job's protocol counts them.
-        elements: u16,
-        /// How the elements of float tensors travel.
-        wire_dtype: WireDtype,
-        /// How its packets are secured.
-        security: Security,
-        /// Which part of a rank's contributions may be lost.
-        loss_bound: LossBound,
-        /// Ranks that left it.
-        left: Ranks,
-    },
-    /// It was aborted; the reason is kept for a while.
-    Aborted {
-        /// Its id.
-        job: JobId,
-        /// Why.
-        reason: AbortReason,
-    },
 }
 
 /// The jobs of a switch. See the module's documentation.
@@ -288,11 +254,20 @@ impl Registry {
         }
         let checked = check(&request, &self.protocols, self.config.shards)?;
         let (rank, world_size) = (checked.rank, checked.world_size);
-        for running in self.jobs.values_mut().filter(|job| job.concerns(&request)) {
+        let mut replaced = None;
+        for (id, running) in self.jobs.iter_mut().filter(|(_, job)| job.concerns(&request)) {
             if let Some(admission) = running.admission_again(now, rank, &request) {
                 let ticket = Ticket(self.next_ticket);
                 self.next_ticket += 1;
                 return Ok(JoinDecision::Again { ticket, admission });
+            }
+            if running.is_resumed_by(&request) {
+                // Who left joins nowhere again.
+                if !running.left.is_empty() {
+                    return Err(Refusal::JoinTimeout { missing: running.left.clone() });
+                }
+                replaced = Some(*id);
+                continue;
             }
             // One that left begins anew, while the rest of its job ends: before the new one is complete, as it is as large.
             if !(running.left.contains(rank) && running.admission.world_size == world_size) {
@@ -303,7 +278,8 @@ impl Registry {
             }
         }
         let identity = (request.job.clone(), request.lineage());
-        if !self.gatherings.contains_key(&identity) {
+        // A gathering that replaces a job takes no further place.
+        if replaced.is_none() && !self.gatherings.contains_key(&identity) {
             let max = self.config.jobs_max;
             let of_one = self.jobs_of(|origin| origin.is_some() && origin == request.origin);
             let jobs = [(self.jobs_of(|_| true), max), (of_one, max.div_ceil(JOBS_OF_ONE))];
@@ -326,7 +302,8 @@ impl Registry {
         }
         let limit = now + self.config.join_timeout_max;
         let entry = self.gatherings.entry(identity.clone());
-        let gathering = entry.or_insert_with(|| Gathering::new(checked.protocol, world_size, now, limit));
+        let begun = || Gathering::new(checked.protocol, world_size, now, limit, replaced);
+        let gathering = entry.or_insert_with(begun);
         let ticket = Ticket(self.next_ticket);
         // An empty gathering agrees with anyone, so a refusal never leaves one behind.
         match gathering.join(now, &checked, ticket, request) {
@@ -336,22 +313,36 @@ impl Registry {
                 let mut tickets = gathering.tickets();
                 tickets.push(ticket);
                 self.gatherings.remove(&identity);
-                return Ok(JoinDecision::Complete { ticket, tickets, outcome: Err(reason) });
+                return Ok(JoinDecision::Complete { ticket, tickets, outcome: Err(reason), replaced: None });
             }
             joined => joined?,
         }
         self.next_ticket += 1;
+        if let Some(job) = replaced {
+            self.set_up_again(job);
+        }
+        let gathering = &self.gatherings[&identity];
         if !gathering.missing().is_empty() {
             return Ok(JoinDecision::Waiting(ticket));
         }
         let tickets = gathering.tickets();
-        let outcome = self.admit(now, &identity);
+        // Drawn while the job that is replaced still has its own.
+        let id = self.unused_id();
+        if let Some(job) = replaced {
+            self.remove(job);
+        }
+        let outcome = self.admit(now, &identity, id);
         self.gatherings.remove(&identity);
-        Ok(JoinDecision::Complete { ticket, tickets, outcome })
+        Ok(JoinDecision::Complete { ticket, tickets, outcome, replaced })
     }
 
     /// Turns a complete gathering into a running job, if there is memory for it.
-    fn admit(&mut self, now: Instant, identity: &(String, Option<u64>)) -> Result<Admission, Refusal> {
+    fn admit(
+        &mut self,
+        now: Instant,
+        identity: &(String, Option<u64>),
+        id: JobId,
+    ) -> Result<Admission, Refusal> {
         let gathering = &self.gatherings[identity];
         let world_size = gathering.world_size();
         let (origin, security) = (gathering.origin(), gathering.security());
@@ -363,7 +354,6 @@ impl Registry {
             return Err(Refusal::PoolExhausted { asked, free });
         }
         self.free -= asked;
-        let id = self.unused_id();
         let secret = u128::from((self.generator)()) << 64 | u128::from((self.generator)());
         let key = Key::new(secret).with(security);
         let admission = Admission {
@@ -386,6 +376,7 @@ impl Registry {
             left: Ranks::default(),
             left_last: now,
             untold: admission.resumed.then(|| admission.ranks()),
+            renewal: Renewal::None,
             life: Life::Running { presences: (0..world_size).map(|_| Presence::Heard(now)).collect() },
         };
         job.forget_parts();
@@ -393,9 +384,11 @@ impl Registry {
         Ok(admission)
     }
 
-    /// Jobs that gather or run of which all ranks ask from such a machine.
+    /// Jobs that gather or run of which all ranks ask from such a machine. A job that is set up again
+    /// counts once.
     fn jobs_of(&self, is_it: impl Fn(Option<IpAddr>) -> bool) -> usize {
-        let gathering = self.gatherings.values().filter(|gathering| is_it(gathering.origin()));
+        let begun = self.gatherings.values().filter(|gathering| gathering.replaces.is_none());
+        let gathering = begun.filter(|gathering| is_it(gathering.origin()));
         gathering.count() + self.jobs.values().filter(|job| job.is_running() && is_it(job.origin)).count()
     }
 
@@ -470,7 +463,10 @@ impl Registry {
                 if job.untold.take_if(|unheard| unheard.is_empty()).is_some() {
                     job.admission.seats.ranks = Vec::new();
                 }
-                HeartbeatReply::Alive { left: job.left.clone() }
+                match job.renewal {
+                    Renewal::None => HeartbeatReply::Alive { left: job.left.clone() },
+                    Renewal::Begun | Renewal::Told => HeartbeatReply::SetUpAgain,
+                }
             }
             Life::Aborted { reason, heard, .. } => {
                 heard.insert(rank);
@@ -490,7 +486,10 @@ impl Registry {
         secret: u64,
     ) -> Result<(HeartbeatReply, Option<Attendance>), Denied> {
         let reply = self.heartbeat(now, job, rank, generation, secret)?;
-        let HeartbeatReply::Alive { .. } = reply else { return Ok((reply, None)) };
+        // Of a job that is set up again, too: so its death is seen.
+        let (HeartbeatReply::Alive { .. } | HeartbeatReply::SetUpAgain) = reply else {
+            return Ok((reply, None));
+        };
         let number = self.next_attendance;
         self.next_attendance += 1;
         if let Some(Job { life: Life::Running { presences }, .. }) = self.jobs.get_mut(&job) {
@@ -567,18 +566,13 @@ impl Registry {
     /// Acts on what is overdue: silent ranks, incomplete gatherings, aborts that all have heard.
     pub fn tick(&mut self, now: Instant) -> Vec<Command> {
         let mut commands = Vec::new();
-        self.gatherings.retain(|_, gathering| {
-            let overdue = now >= gathering.deadline();
-            if overdue {
-                let reason = Refusal::JoinTimeout { missing: gathering.missing() };
-                commands.push(Command::Refuse { tickets: gathering.tickets(), reason });
-            }
-            !overdue
-        });
         self.forgive_own_silence(now);
+        self.hear_those_that_wait(now);
         let dead = |(id, job): (&JobId, &Job)| Some((*id, job.dead(now, &self.config)?));
         let dead: Vec<(JobId, Rank)> = self.jobs.iter().filter_map(dead).collect();
         commands.extend(self.expel(now, dead));
+        commands.extend(self.given_up(now));
+        commands.extend(self.begun_anew());
         let memory = self.config.abort_memory;
         let spent: Vec<JobId> =
             self.jobs.iter().filter(|(_, job)| job.is_spent(now, memory)).map(|(id, _)| *id).collect();
@@ -650,33 +644,6 @@ impl Registry {
     #[must_use]
     pub const fn pool(&self) -> Pool {
         Pool { units: self.config.pool_units, free: self.free }
-    }
-
-    /// All jobs: those that gather by name, then those that were admitted by id.
-    pub fn jobs(&self) -> impl Iterator<Item = JobView<'_>> {
-        let gathering = self.gatherings.iter().map(|((name, _), gathering)| JobView {
-            name,
-            world_size: gathering.world_size(),
-            state: JobState::Gathering { present: gathering.present() },
-        });
-        let admitted = self.jobs.iter().map(|(id, job)| JobView {
-            name: &job.name,
-            world_size: job.admission.world_size,
-            state: match job.life {
-                Life::Running { .. } => JobState::Running {
-                    job: *id,
-                    generation: job.admission.generation,
-                    in_flight: job.admission.terms.window,
-                    elements: job.admission.terms.elements,
-                    wire_dtype: job.admission.terms.wire_dtype,
-                    security: job.admission.key.security(),
-                    loss_bound: job.admission.terms.loss_bound,
-                    left: job.left.clone(),
-                },
-                Life::Aborted { reason, .. } => JobState::Aborted { job: *id, reason },
-            },
-        });
-        gathering.chain(admitted)
     }
 }
 

@@ -257,8 +257,11 @@ pub fn answer(world: &mut World<SwitchMl>, at: Place, incarnation: u32, seat: Se
             };
             match registry.join(now, request) {
                 JoinDecision::Waiting(ticket) => service.waiting.push((ticket, seat)),
-                JoinDecision::Complete { ticket, tickets, outcome } => {
+                JoinDecision::Complete { ticket, tickets, outcome, replaced } => {
                     service.waiting.push((ticket, seat));
+                    if let Some(job) = replaced {
+                        world.machine_mut::<Switch<usize>>(at).remove_job(job);
+                    }
                     match outcome {
                         Ok(admission) => admit(world, at, lane, &tickets, admission),
                         Err(reason) => refuse(world, at, &tickets, &reason),
@@ -325,6 +328,8 @@ pub fn tick(world: &mut World<SwitchMl>, at: Place, incarnation: u32) {
             Command::Abort { job, reason } => switch.abort_job(job, reason),
             Command::Remove { job } => switch.remove_job(job),
             Command::Refuse { tickets, reason } => refuse(world, at, &tickets, &reason),
+            // Heartbeats say so.
+            Command::SetUpAgain { .. } => {}
         }
     }
     world.drain(at)
@@ -348,7 +353,7 @@ pub fn hear(world: &mut World<SwitchMl>, Seat { worker, lane, attempt }: Seat, a
         Answer::Heartbeat(HeartbeatReply::Alive { .. }) => {
             membership.silent = None;
         }
-        Answer::Heartbeat(HeartbeatReply::Unknown) => {
+        Answer::Heartbeat(HeartbeatReply::Unknown | HeartbeatReply::SetUpAgain) => {
             membership.silent.get_or_insert(now);
             membership.asked = 0;
             rejoin(world, worker, lane);

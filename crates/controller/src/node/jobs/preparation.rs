@@ -28,6 +28,8 @@ pub struct Admitted {
     pub tickets: Vec<Ticket>,
     /// The address from which the last of them asks.
     pub from: Option<IpAddr>,
+    /// The job in whose place it is, of whose memory it has the first choice.
+    pub replaces: Option<JobId>,
 }
 
 /// Prepares admitted jobs.
@@ -51,7 +53,10 @@ impl Preparation {
         let admission = &job.admission;
         // Without switches there is nothing to plan.
         if !planners.contains_key(admission.protocol) || admission.tree.switches.is_empty() {
-            return tasks.send(move |driver| run(job, &table, &planners, driver));
+            return tasks.send(move |driver| {
+                job.replaces.into_iter().for_each(|before| drop(forget(&planners, before)));
+                run(job, &table, &planners, driver);
+            });
         }
         // Who has a large tree waits for its plan, and no other job does.
         let (turn, later) = (self.turn_of(job.from), tasks.sender());
@@ -62,6 +67,7 @@ impl Preparation {
             let admission = &planned.admission;
             let planner = &planners[admission.protocol];
             let turn = lock(&turn);
+            planned.replaces.into_iter().for_each(|before| drop(planner.forget(before)));
             let seats = catch_unwind(AssertUnwindSafe(|| planner.plan(admission)));
             let seats = seats.unwrap_or_else(|_| {
                 tracing::error!(id = admission.job.0, "no plan is found; all is summed at the root");
@@ -97,11 +103,18 @@ impl Preparation {
         }
     }
 
-    /// A job's part of the switches' memory is another's from now on.
+    /// A job is over: its part of the switches' memory is another's from now on. Jobs that lacked it
+    /// are set up again, with a plan for what is free now.
     pub fn forget(&self, tasks: &TaskQueue<dyn DataPath>, job: JobId) {
-        let planners = Arc::clone(&self.planners);
+        let (planners, table) = (Arc::clone(&self.planners), Arc::clone(&self.table));
         // After the task that makes room for the job.
-        tasks.send(move |_| forget(&planners, job));
+        tasks.send(move |_| {
+            for short in forget(&planners, job) {
+                if lock(&table).registry.set_up_again(short) {
+                    tracing::info!(id = short.0, "a job is planned anew, as another one is over");
+                }
+            }
+        });
     }
 
     /// Held while a plan is made for somebody who asks from there: nobody has more than one core.
@@ -115,8 +128,9 @@ impl Preparation {
     }
 }
 
-fn forget(planners: &Planners, job: JobId) {
-    planners.values().for_each(|planner| planner.forget(job));
+/// Returns jobs that lacked what this one had.
+fn forget(planners: &Planners, job: JobId) -> Vec<JobId> {
+    planners.values().flat_map(|planner| planner.forget(job)).collect()
 }
 
 /// Makes room for a job, and tells its ranks.

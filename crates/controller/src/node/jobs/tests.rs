@@ -43,6 +43,11 @@ fn request(job: &str) -> JoinRequest {
     }
 }
 
+/// A rank next to the root.
+fn caller(job: JobId, rank: Rank, generation: Generation, secret: u64) -> Caller {
+    Caller { job, rank, generation, secret, passed_on: 0 }
+}
+
 fn resume() -> Resume {
     Resume { lineage: 1, generation: Generation(0), in_flight: 1, elements: 256, completed: vec![vec![0]] }
 }
@@ -72,17 +77,18 @@ async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
         admitted(&jobs, "job").await.expect("admitted").as_ref().clone();
     let trip = Measurements { round_trip: Some(Duration::from_micros(50)), ..Measurements::default() };
     for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
-        let _ = jobs.heartbeat(job, Rank(rank), generation, key.secret_of(Rank(rank)), trip, vec![]);
+        let _ = jobs.heartbeat(caller(job, Rank(rank), generation, key.secret_of(Rank(rank))), trip, vec![]);
     }
     let secret = key.secret_of(Rank(0));
-    let denied = jobs.heartbeat(job, Rank(0), generation, 0, trip, vec![]);
+    let denied = jobs.heartbeat(caller(job, Rank(0), generation, 0), trip, vec![]);
     assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
-    jobs.heartbeat(job, Rank(0), generation, secret, Measurements::default(), vec![]).expect("its own");
+    jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), vec![])
+        .expect("its own");
     let reported = jobs.reported(job).members.clone();
     assert_eq!((reported.len(), reported[&Rank(0)].measured), (1, trip));
     assert_eq!(jobs.lock().jobs.len(), 1);
     jobs.leave(job, Rank(0), secret).expect("its own");
-    jobs.heartbeat(job, Rank(0), generation, secret, trip, vec![]).expect("its own");
+    jobs.heartbeat(caller(job, Rank(0), generation, secret), trip, vec![]).expect("its own");
     jobs.report(job, 0, Report::default());
     assert!(jobs.lock().jobs.is_empty());
 }
@@ -254,7 +260,7 @@ async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_al
     gated.close(false);
     let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
-    let reply = jobs.heartbeat(job, Rank(0), generation, secret, Measurements::default(), vec![]);
+    let reply = jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), vec![]);
     assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
 }
 
@@ -264,7 +270,7 @@ async fn a_stream_ends_when_its_rank_opens_another() {
     let Admission { job, key, generation, .. } =
         admitted(&jobs, "job").await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
-    let attend = || jobs.attend(job, Rank(0), generation, secret);
+    let attend = || jobs.attend(caller(job, Rank(0), generation, secret));
     let attend = || attend().expect("its own").stays.expect("it runs");
     let (first, mut second) = (attend(), attend());
     tokio::time::timeout(HANG, first.superseded).await.expect("it ends").expect_err("nothing to say");
@@ -283,10 +289,10 @@ async fn from_where_a_rank_sends_is_told_to_the_data_path_before_the_rank_and_wh
     assert_eq!(gated.state.lock().unwrap().told, ["add", "register"]);
     let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
     for (hosts, secret) in [(&one, secret), (&other, secret), (&other, secret), (&one, 0)] {
-        let _ = jobs.heartbeat(job, rank, generation, secret, Measurements::default(), hosts.clone());
+        let _ = jobs.heartbeat(caller(job, rank, generation, secret), Measurements::default(), hosts.clone());
     }
     jobs.leave(job, rank, secret).expect("its own");
-    let _ = jobs.heartbeat(job, rank, generation, secret, Measurements::default(), one);
+    let _ = jobs.heartbeat(caller(job, rank, generation, secret), Measurements::default(), one);
     assert!(jobs.lock().jobs.is_empty());
     drop(place);
     drop(jobs);
@@ -312,7 +318,7 @@ async fn a_job_runs_however_long_the_next_one_takes_to_find_room() {
     gated.let_pass(2);
     let Admission { job, key, generation, .. } = first.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
-    let reply = jobs.heartbeat(job, Rank(0), generation, secret, Measurements::default(), hosts());
+    let reply = jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), hosts());
     assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
     gated.close(false);
 }
@@ -336,7 +342,7 @@ async fn a_stranger_does_not_end_a_job_whose_rank_is_gone_for_a_moment() {
     let Joined::Waiting(mut place) = jobs.join(request("job"), own.clone()) else { panic!("it waits") };
     let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
-    let attend = || jobs.attend(job, Rank(0), generation, secret).expect("its own");
+    let attend = || jobs.attend(caller(job, Rank(0), generation, secret)).expect("its own");
     let stays = attend().stays.expect("it runs");
     jobs.detached(stays.attendance, Detached::AtTheRank);
     // It says that its packets come from where the job's do.
@@ -370,7 +376,9 @@ impl Planner for Test {
         Ok(seats)
     }
 
-    fn forget(&self, _: JobId) {}
+    fn forget(&self, _: JobId) -> Vec<JobId> {
+        Vec::new()
+    }
 }
 
 fn planning(driver: Arc<dyn DataPath>) -> Jobs {

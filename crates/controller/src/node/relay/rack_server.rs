@@ -16,7 +16,7 @@ use super::super::routes::Routes;
 use super::super::snapshots::Snapshots;
 use super::super::task_queue::TaskQueue;
 use super::super::{ServerError, lock};
-use super::{Relay, RelayFigures, Service};
+use super::{Relay, RelayFigures, Service, Upstream};
 use crate::control_channel::with_port;
 
 /// Aggregators unless told otherwise: eight jobs with the window of a 10 Gbit/s link.
@@ -99,9 +99,7 @@ impl RackServer {
             protocol,
             memory,
             rate_bps,
-            upstream,
-            trust,
-            connection: Mutex::new(None),
+            upstream: Upstream::new(upstream, trust),
             ended: Mutex::new(driver.events()),
             tasks: TaskQueue::start(Arc::clone(&driver)).map_err(ServerError::Runtime)?,
             driver,
@@ -132,7 +130,7 @@ impl RackServer {
         // The command says it on standard output.
         tracing::debug!(
             %address,
-            upstream = relay.upstream,
+            upstream = relay.upstream.name(),
             protocol = protocol.name(),
             %key,
             "the switch listens"

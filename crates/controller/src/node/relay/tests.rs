@@ -2,6 +2,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use fanin_protocol::control::Agreed;
+use fanin_tls::Trust;
 use fanin_wire::WireDtype;
 
 use super::*;

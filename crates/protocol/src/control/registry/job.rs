@@ -8,7 +8,7 @@ use core::time::Duration;
 use fanin_wire::{AbortReason, Rank};
 
 use super::super::{Admission, JoinRequest, Ranks};
-use super::{Denied, RegistryConfig};
+use super::{Denied, RegistryConfig, Renewal};
 use crate::machine::Instant;
 
 /// What is known of a rank's life.
@@ -37,6 +37,7 @@ pub(super) struct Job {
     pub left_last: Instant,
     /// Of a job that was resumed: which of its ranks were not heard since they were told.
     pub untold: Option<Ranks>,
+    pub renewal: Renewal,
     pub life: Life,
 }
 
@@ -87,10 +88,29 @@ impl Job {
         Some(admission.clone())
     }
 
+    /// Whether a rank of the job, as it runs, asks to go on with it: its way has changed, or it was
+    /// told to join again.
+    pub fn is_resumed_by(&self, request: &JoinRequest) -> bool {
+        let Some(resume) = &request.resume else { return false };
+        let Admission { key, generation, world_size, terms, .. } = &self.admission;
+        self.is_running()
+            && (resume.lineage, resume.generation) == (key.lineage(), *generation)
+            && (resume.in_flight, resume.elements) == (terms.in_flight, terms.elements)
+            && request.world_size == u32::from(*world_size)
+    }
+
     /// No rank is silent until now; those with a stream have it still.
     pub fn hear_all(&mut self, now: Instant) {
-        if let Life::Running { presences } = &mut self.life {
-            for presence in presences.iter_mut().filter(|it| !matches!(it, Presence::Attends(_))) {
+        self.hear(now, &Ranks::all(self.admission.world_size));
+    }
+
+    /// These are not silent until now; those with a stream have it still.
+    pub fn hear(&mut self, now: Instant, ranks: &Ranks) {
+        let Life::Running { presences } = &mut self.life else { return };
+        for rank in ranks.iter() {
+            if let Some(presence) = presences.get_mut(usize::from(rank.0))
+                && !matches!(presence, Presence::Attends(_))
+            {
                 *presence = Presence::Heard(now);
             }
         }

@@ -5,7 +5,7 @@ use alloc::string::ToString;
 use alloc::vec;
 use core::time::Duration;
 
-use fanin_wire::{LossBound, SlotIndex, VERSION};
+use fanin_wire::{LossBound, SlotIndex, VERSION, WireDtype};
 
 use super::*;
 use crate::atp::{Atp, ServerJob};
@@ -19,6 +19,7 @@ use crate::switchml::{RankTerms, SwitchMl};
 mod any_order;
 mod bounds;
 mod planned;
+mod renewal;
 mod resuming;
 mod streams;
 
@@ -287,7 +288,9 @@ fn ranks_wait_until_the_last_one_comes_and_all_get_the_same_admission() {
     };
     let tickets = vec![Ticket(1), Ticket(2), Ticket(0)];
     let told = told.clone();
-    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Ok(admission) });
+    let outcome = Ok(admission);
+    let replaced = None;
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome, replaced });
     let parts = (0..3).map(|rank| part_of(&told, Rank(rank)).map(<[u8]>::to_vec).expect("a part"));
     let places = parts.map(|part| {
         let job = JobIdentity {
@@ -385,7 +388,9 @@ fn a_job_beyond_the_pool_is_refused_for_all_its_ranks_with_asked_and_free() {
     let decision = registry.join(at(0), with_slots(1000, ask("b", 1, 2)));
     let reason = Refusal::PoolExhausted { asked: 3000, free: 1856 };
     let tickets = vec![Ticket(1), Ticket(2)];
-    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
+    let outcome = Err(reason.clone());
+    let replaced = None;
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome, replaced });
     assert_eq!(registry.jobs().count(), 1, "the gathering is gone, so that the ranks may ask for less");
     let message = reason.to_string();
     assert!(message.contains("needs 3000 units") && message.contains("1856 are free"), "{message}");
@@ -433,7 +438,9 @@ fn ranks_that_disagree_on_the_wire_dtype_are_all_told_the_same() {
         job_has: "bfloat16".into(),
     };
     let tickets = vec![Ticket(1), Ticket(0), Ticket(2)];
-    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome: Err(reason.clone()) });
+    let outcome = Err(reason.clone());
+    let replaced = None;
+    assert_eq!(decision, JoinDecision::Complete { ticket: Ticket(2), tickets, outcome, replaced });
     assert_eq!(registry.jobs().count(), 0, "the gathering is gone");
     let message = reason.to_string();
     assert!(

@@ -79,7 +79,7 @@ proptest! {
                     }
                     match registry.join(now, request) {
                         JoinDecision::Waiting(ticket) => waiting.push(ticket),
-                        JoinDecision::Complete { ticket, tickets, outcome } => {
+                        JoinDecision::Complete { ticket, tickets, outcome, .. } => {
                             match outcome {
                                 // Not all of them need be there to see that they cannot agree.
                                 Err(Refusal::Mismatch { .. }) => {

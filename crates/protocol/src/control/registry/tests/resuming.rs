@@ -82,7 +82,7 @@ fn the_key_of_a_job_is_told_to_nobody_who_does_not_show_that_he_was_in_it() {
     assert!(matches!(registry.join(at(1), guess), JoinDecision::Waiting(_)));
     let again = registry.join(at(1), resuming(0, 2, &[8, 8]));
     assert!(matches!(again, JoinDecision::Again { admission: told, .. } if told == admission));
-    // And who was in a job that still runs here resumes nothing.
+    // And who shows another generation of a job that runs here resumes nothing.
     let old = start(&mut registry, at(1), "b", 1);
     let resume = Resume { lineage: old.key.lineage(), ..resuming(0, 1, &[8, 8]).resume.expect("it resumes") };
     let request = JoinRequest { resume: Some(resume), ..ask("b", 0, 1) };
