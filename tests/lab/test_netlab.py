@@ -354,7 +354,7 @@ def test_links_lose_so_many_packets_in_a_row() -> None:
         back = echoed(lab, 40)
         state = netlab.describe(NAME)
     assert (state["workers"][0]["up_loss"], state["workers"][0]["down_loss"]) == (0.25, 0.25)
-    # Of each 40 packets 10: 100 of 400 out, and 70 to 80 of the 300 back.
+    # Each link loses 10 of 40 packets: 100 of 400 out, and 70 to 80 of the 300 back.
     assert 170 <= state["packets_lost"] <= 180
     assert back == 400 - state["packets_lost"]
 

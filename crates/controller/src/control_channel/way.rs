@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// How long a switch may be away before those who ask it ask the next machine on the way to the
-/// root. A supervisor has started it again by then, and the root does not yet take the ranks
-/// behind it for dead, with the usual heartbeat timeout.
+/// root. A supervisor has mostly started it again by then. With the usual heartbeat timeout the
+/// root does not take the ranks behind it for dead so soon.
 pub(crate) const STAYS_AWAY: Duration = Duration::from_millis(2500);
 
 /// How long a machine may take to answer a greeting that is looked for in the place of another one.

@@ -275,7 +275,7 @@ impl Watch {
     }
 
     /// The next machine on the way that answers; `None` if the one does that is asked now. A switch
-    /// answers a greeting by itself: if it does, one above it is silent, and it finds its own way.
+    /// answers a greeting by itself. If it does, one above it is silent, and it finds its own way.
     async fn next_that_answers(&self) -> Option<Connection> {
         let (asked, way) = {
             let lane = self.shared.lane(self.service);

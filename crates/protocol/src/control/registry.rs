@@ -486,7 +486,7 @@ impl Registry {
         secret: u64,
     ) -> Result<(HeartbeatReply, Option<Attendance>), Denied> {
         let reply = self.heartbeat(now, job, rank, generation, secret)?;
-        // Of a job that is set up again, too: so its death is seen.
+        // The death of a rank is seen also while its job is set up again.
         let (HeartbeatReply::Alive { .. } | HeartbeatReply::SetUpAgain) = reply else {
             return Ok((reply, None));
         };

@@ -216,9 +216,9 @@ impl Sender {
         }
     }
 
-    /// Lets blocks that leave to another receiver in this round leave to this one with them. They
-    /// do so if they are what would go next, and now, and all of it is important, and if they are
-    /// the `last` ones of the round here, too; returns whether they do.
+    /// Lets blocks that leave to another receiver in this round leave to this one with them, and
+    /// returns whether they do. They must be what would go next, and now, and all of it important.
+    /// If they are the `last` ones of the round there, they must be so here, and the reverse.
     pub(in crate::dlcp) fn send_along(
         &mut self,
         now: Instant,
