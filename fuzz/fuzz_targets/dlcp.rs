@@ -46,6 +46,7 @@ fn config() -> JobConfig {
         pull_bound: LossBound::RELIABLE,
         flow_blocks: FLOW_BLOCKS,
         flows: FLOWS,
+        window_blocks: 3 * FLOW_BLOCKS,
         rate: RateConfig::of_link(1_000_000_000, 200),
         finish: Finish::Stopped,
         quiet: Duration::from_micros(100),
