@@ -25,9 +25,9 @@ import torch.distributed as dist
 import wire_dtypes
 from conftest import Launch
 from fanin import errors
-from fanin.torch.compression import Compressor
-from fanin.torch.device import staging
-from ranks import DEADLINE, Me
+from fanin.torch.compression import Compressor, RandomK
+from fanin.torch.device import cuda, staging
+from ranks import DEADLINE, Me, wait_until
 from torch import nn
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
@@ -208,6 +208,46 @@ def dropped(me: Me) -> int:
 
 def test_works_that_nobody_waits_for(launch: Launch) -> None:
     assert launch(dropped, 2).results() == [2 * LENGTH] * 2
+
+
+def behind(me: Me) -> list[float]:
+    """The host is done with a callback long before the device is."""
+    device = device_of(me)
+    me.init()
+    device_copies: Any = cuda.CudaCopies
+    complete = device_copies.complete
+
+    def late(copies: Any, future: Any, tensors: list[torch.Tensor], marks: Any) -> None:
+        with torch.cuda.stream(copies._of(device).into):
+            torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # torch's
+        complete(copies, future, tensors, marks)
+
+    def hook(state: Any, bucket: Any) -> Any:
+        averaged = fanin.torch.compression_hook(state, bucket)
+        wait_until(averaged.done, "the callbacks")
+        # As large as the indices: on this stream, which has not waited for the callbacks'.
+        numbers = bucket.buffer().numel() // 2
+        taken.extend(torch.full((numbers,), 1 << 40, device=device) for _ in range(8))
+        return averaged
+
+    device_copies.complete = late  # in this process alone
+    hook.__annotations__ = {}  # torch looks at them
+    taken: list[torch.Tensor] = []
+    model = DistributedDataParallel(nn.Linear(64, 64, bias=False, device=device))
+    state = fanin.torch.CompressionState(RandomK(0.5), error_feedback=False, min_bytes=0)
+    model.register_comm_hook(state, hook)
+    sums = []
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.ones(1, 64, device=device)).sum().backward()
+        (parameter,) = model.parameters()
+        assert parameter.grad is not None
+        sums.append(parameter.grad.sum().item())
+    return sums
+
+
+def test_what_a_callback_reads_is_kept_until_the_device_has_read_it(launch: Launch) -> None:
+    assert launch(behind, 2).results() == [[64.0 * 64] * 4] * 2
 
 
 def coalesced(me: Me) -> None:

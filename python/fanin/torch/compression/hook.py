@@ -188,6 +188,10 @@ class CompressionState:
 
         def place(future: torch.futures.Future[Any]) -> Tensor:
             future.value()  # raises what it ended with
+            if indices.is_cuda:
+                # A callback has a stream of its own, and torch keeps only the future's value for
+                # it. The other stream would be given the memory as soon as this function is gone.
+                indices.record_stream(torch.cuda.current_stream(indices.device))
             buffer.zero_()
             buffer[indices] = values.div_(size).to(buffer.dtype)
             return buffer
