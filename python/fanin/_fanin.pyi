@@ -194,6 +194,10 @@ class Client:
         """Whether a part of the ranks can sum alone, the same on all ranks."""
 
     @property
+    def encrypts(self) -> bool:
+        """Whether the job's packets are encrypted, the same on all ranks."""
+
+    @property
     def columns(self) -> int:
         """How many ranks of each machine speak for it, the same on all ranks.
 

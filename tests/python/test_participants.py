@@ -117,6 +117,23 @@ def test_asynchronous_training_on_goats_switches(launch: Launch, goat: str) -> N
         torch.testing.assert_close(resumed, whole)
 
 
+def may_leave_out(me: Me, security: str) -> bool:
+    os.environ["FANIN_SECURITY"] = security
+    me.init()
+    optimizer = AsynchronousOptimizer(optim.SGD(layer(0).parameters(), lr=0.1))
+    found = optimizer._carried is not None
+    optimizer.close()
+    return found
+
+
+@pytest.mark.parametrize("security", ["tag", "encrypt"])
+def test_no_rank_is_left_out_if_its_gradients_would_be_readable(
+    launch: Launch, goat: str, security: str
+) -> None:
+    found = launch(by_goat, 2, may_leave_out, security, at=goat).results()
+    assert found == [security == "tag"] * 2
+
+
 def test_a_late_program_takes_part_with_zeros_on_goats_switches(launch: Launch, goat: str) -> None:
     ranks = launch(by_goat, 3, one_late, 5, at=goat)
     begun = flat(layer(0))

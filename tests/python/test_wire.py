@@ -49,7 +49,7 @@ def test_every_header_ends_with_its_tag() -> None:
     assert siphash(KEY, bytes(range(15)), 2, 4) == 0xA129CA6149BE45E5, "the paper's own example"
     for name, packet in packets().items():
         signal = len(packet) - TAG.size
-        at = {4: 36, 5: 64, 7: 28, 8: signal, 10: 80}.get(PREAMBLE.unpack_from(packet)[2], 32)
+        at = {4: 36, 5: 64, 8: signal, 10: 80, 11: 28}.get(PREAMBLE.unpack_from(packet)[2], 32)
         header = bytearray(packet[:at])
         if PREAMBLE.unpack_from(packet)[2] in (5, 10):
             header[13] &= ~ECN
@@ -217,7 +217,7 @@ def test_dlcp_packets_are_as_documented() -> None:
         "block_last": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 1),
     }
     for name, fields in blocks.items():
-        assert PREAMBLE.unpack_from(golden[name])[2:] == (7, 0xDEADBEEF, 0x0102, 3, 1), name
+        assert PREAMBLE.unpack_from(golden[name])[2:] == (11, 0xDEADBEEF, 0x0102, 3, 1), name
         assert BLOCK.unpack_from(golden[name], PREAMBLE.size) == fields, name
         assert len(golden[name]) == PREAMBLE.size + BLOCK.size + TAG.size == 36
     start = struct.pack("<HBBI", 7, 0x40 | 1, 2, 1_000_000)

@@ -191,7 +191,7 @@ fn give_room(
 #[derive(Debug, Default)]
 struct Aggregators {
     taken: BTreeMap<SocketAddr, Vec<(JobId, Range<u32>)>>,
-    /// Switches of which other jobs had what a job could use when it was planned.
+    /// By job: switches whose memory other jobs had when it was planned, and it could have used.
     short: BTreeMap<JobId, BTreeSet<SocketAddr>>,
 }
 

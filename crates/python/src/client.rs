@@ -155,6 +155,12 @@ impl Client {
         self.membership.with_session(Session::has_participants).unwrap_or_default()
     }
 
+    /// Whether the job's packets are encrypted, the same on all ranks.
+    #[getter]
+    fn encrypts(&self) -> bool {
+        self.membership.with_session(Session::encrypts).unwrap_or_default()
+    }
+
     /// How many ranks of each machine speak for it, 1 where they do not sum among themselves: the
     /// same on all ranks.
     #[getter]

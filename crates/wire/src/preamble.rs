@@ -28,8 +28,9 @@ pub enum Kind {
     /// SwitchML, rack to its upstream: has this exchange of the slot a sum? Without payload;
     /// answered by the result, or not at all.
     Query = 6,
-    /// DLCP, both ways: a block of a tensor, which may be lost.
-    Block = 7,
+    /// DLCP, both ways: a block of a tensor, which may be lost. Number 7 was one that did not say
+    /// whether it is the last of its round.
+    Block = 11,
     /// DLCP, both ways: what is said of a flow, which may not be lost.
     Signal = 8,
     /// GOAT, both ways: a fragment of a gradient that a plan says where to sum, or the parameters
@@ -50,9 +51,9 @@ impl Kind {
             4 => Self::Abort,
             5 => Self::Gradient,
             6 => Self::Query,
-            7 => Self::Block,
             8 => Self::Signal,
             10 => Self::Planned,
+            11 => Self::Block,
             other => return Err(WireError::Kind(other)),
         })
     }

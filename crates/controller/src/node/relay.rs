@@ -296,14 +296,18 @@ impl Relay {
         }
         let route = admission.route.as_mut().ok_or(Malformed("route"))?;
         self.learn_route(member, connection, route).await?;
-        // This switch, and the rank, ask these machines if one above them stays away.
-        self.upstream.learn_way(&admission.way, connection);
-        admission.way.insert(0, connection.address.to_string());
+        self.pass_way(&mut admission.way, connection);
         if let Some(registered) = self.register(member.0, member.2, hosts) {
             // Fails when nobody does the tasks any more, which `health` says.
             let _ = registered.await;
         }
         Ok(())
+    }
+
+    /// This switch, and those below it, ask these machines if one above them stays away.
+    fn pass_way(&self, way: &mut Vec<String>, connection: &Connection) {
+        self.upstream.learn_way(way, connection);
+        way.insert(0, connection.address.to_string());
     }
 
     /// A rank's packets come here from these hosts. If that is new, says when they are taken from
@@ -424,6 +428,7 @@ impl Relay {
     ) -> Result<proto::HeartbeatReply, ChainError> {
         if let Some(route) = &mut reply.route {
             self.learn_route(member, connection, route).await?;
+            self.pass_way(&mut reply.way, connection);
         }
         Ok(reply)
     }

@@ -251,7 +251,7 @@ impl ControlService {
             HeartbeatReply::SetUpAgain => State::SetUpAgain(SetUpAgain {}),
             HeartbeatReply::Aborted(reason) => State::Aborted(reason.into()),
         };
-        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route }
+        proto::HeartbeatReply { state: Some(state), switch_instance: self.instance, route, way: Vec::new() }
     }
 
     /// Tells a rank how its job is, until that or the rank's stream ends.

@@ -36,6 +36,7 @@ use std::time::Duration;
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
 use fanin_udp::{IoStatistics, Membership, Submission};
+use fanin_wire::Security;
 
 use self::local_sums::{LocalSums, ranks};
 use self::services::Services;
@@ -171,6 +172,13 @@ impl Session {
     pub fn has_participants(&self) -> bool {
         let is_alone = self.is_closed || self.local.is_some();
         !is_alone && self.shared().is_some_and(|shared| shared.has_participants())
+    }
+
+    /// Whether the job's packets are encrypted. Alike on all ranks. `false` after [`Self::close`].
+    #[must_use]
+    pub fn encrypts(&self) -> bool {
+        let encrypts = |shared: &Arc<Shared>| shared.job(0).key().security() == Security::Encrypt;
+        self.shared().is_some_and(encrypts)
     }
 
     /// How many ranks of each machine speak for it: 1 where they do not sum among themselves. Alike

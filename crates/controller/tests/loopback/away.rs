@@ -15,7 +15,11 @@ fn root(name: &str) -> SwitchServer {
 
 /// A switch of the protocol below that one, at a link that no other switch shares.
 fn below(name: &str, upstream: SocketAddr) -> RackServer {
-    let mut config = RackServerConfig::new(protocol(name), ([127, 0, 0, 1], 0).into(), upstream.to_string());
+    below_at(name, ([127, 0, 0, 1], 0).into(), upstream)
+}
+
+fn below_at(name: &str, listen: SocketAddr, upstream: SocketAddr) -> RackServer {
+    let mut config = RackServerConfig::new(protocol(name), listen, upstream.to_string());
     config.rate_bps = Some(1_000_000_000);
     RackServer::start(config).expect("a free port")
 }
@@ -115,4 +119,29 @@ fn a_switch_and_the_one_above_it_that_stay_away_are_both_gone_around() {
         },
     );
     sums_are_exact("atp", &sessions, 2);
+}
+
+#[test]
+fn a_rack_that_was_restarted_goes_around_the_switch_above_it_too() {
+    let root = root("atp");
+    let spine = below("atp", root.address());
+    let rack = below("atp", spine.address());
+    let (above, at) = (spine.address(), rack.address());
+    let sessions = ranks("atp", &[at, at]);
+    sums_are_exact("atp", &sessions, 1);
+    drop(rack);
+    let rack = below_at("atp", at, above);
+    wait_until(at, "it does not learn its job", |status| !status.relays[0].jobs.is_empty());
+    sums_are_exact("atp", &sessions, 2);
+    let mut running = Some(spine);
+    summing_with(
+        |round| sums_are_exact("atp", &sessions, round),
+        || {
+            drop(running.take());
+            in_generation(root.address(), 1);
+        },
+    );
+    sums_are_exact("atp", &sessions, 3);
+    let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
+    assert_eq!(status.relays[0].upstream, root.address().to_string());
 }

@@ -192,7 +192,12 @@ impl Control for Player {
     async fn heartbeat(&self, _: Request<HeartbeatRequest>) -> Result<Response<HeartbeatReply>, Status> {
         let number = self.heartbeats.fetch_add(1, Ordering::Relaxed);
         let state = (self.script.heartbeat)(number).ok_or_else(|| Status::unavailable("as scripted"))?;
-        Ok(Response::new(HeartbeatReply { state: Some(state), switch_instance: INSTANCE, route: None }))
+        Ok(Response::new(HeartbeatReply {
+            state: Some(state),
+            switch_instance: INSTANCE,
+            route: None,
+            way: vec![],
+        }))
     }
 
     type AttendStream = tokio_stream::Empty<Result<HeartbeatReply, Status>>;

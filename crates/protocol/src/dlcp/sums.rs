@@ -30,6 +30,13 @@ pub(super) struct Memory {
     contributions: Vec<Box<[u8]>>,
 }
 
+impl Memory {
+    /// Words of the sums that there is room for.
+    pub(super) fn words(&self) -> usize {
+        self.sums.capacity()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Sums {
     collective: Collective,
@@ -72,6 +79,11 @@ impl Sums {
     /// Its memory, once nobody needs the sums any more.
     pub(super) fn into_memory(self) -> Memory {
         self.memory
+    }
+
+    /// Words of the sums that its memory has room for.
+    pub(super) fn words(&self) -> usize {
+        self.memory.words()
     }
 
     /// Contributions that are not in closed blocks.

@@ -129,6 +129,11 @@ class Channel:
         """Whether a part of the ranks can sum alone: the same answer on every rank."""
         return self._client is not None and self._client.has_participants
 
+    @property
+    def encrypts(self) -> bool:
+        """Whether the job's packets are encrypted: the same answer on every rank."""
+        return self._client is not None and self._client.encrypts
+
     def all_reduce(
         self,
         tensors: Sequence[torch.Tensor],

@@ -330,6 +330,11 @@ class FaninBackend(DelegatingBackend):
         return self._channel.has_participants
 
     @property
+    def encrypts(self) -> bool:
+        """Whether packets are encrypted."""
+        return self._channel.encrypts
+
+    @property
     def plan(self) -> _fanin.JobPlan | None:
         """See `fanin.torch.plan`."""
         return self._channel.plan

@@ -329,11 +329,14 @@ class AsynchronousSteps(Steps):
             while self._play(self._next()):
                 pass
         except BaseException as error:
-            explained = self._explained(error)
-            with self._changed:
-                self._error = explained
-                self._changed.notify_all()
+            self._fail(self._explained(error))
         self._end()
+
+    def _fail(self, error: BaseException) -> None:
+        """Let `step` raise it, unless something went wrong before."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
 
     def _next(self) -> Epoch:
         if isinstance(self._words, Coordinator):
@@ -422,6 +425,17 @@ class AsynchronousSteps(Steps):
 
     def _carry(self) -> None:
         """Give rank 0 each gradient, and get the model."""
+        try:
+            self._carry_all()
+        except Gone as gone:
+            # If the thread that follows hears why, it has said so by then.
+            time.sleep(LOSS_TIMEOUT)
+            if not self._over:
+                self._fail(RuntimeError(f"{gone}: rank 0 took this rank's gradients until then"))
+        except BaseException as error:
+            self._fail(error)
+
+    def _carry_all(self) -> None:
         assert isinstance(self._carried, Leader)
 
         def something() -> bool:
@@ -437,12 +451,8 @@ class AsynchronousSteps(Steps):
                 for flat in self._flats:
                     flat.gather(self._given)
                 pieces = packed([flat.values for flat in self._flats])
-            try:
-                self._carried.say(Gradient(self._rank, said.number, said.squares, pieces))
-                model = self._carried.hear()
-            except Gone:  # the thread that follows says why
-                return
-            self._take(model)
+            self._carried.say(Gradient(self._rank, said.number, said.squares, pieces))
+            self._take(self._carried.hear())
 
     def _take(self, model: Model) -> None:
         """Go on with rank 0's model."""
@@ -594,7 +604,8 @@ def _has_participants(group: distributed.ProcessGroup, flats: list[_Flat]) -> bo
         backend = splitting.unwrapped(group, flat.values.device)
         if not isinstance(backend, FaninBackend):
             return False
-        if not backend.has_participants or not backend.serves(flat.values):
+        # A rank that is left out sends its gradient to rank 0 in the clear.
+        if backend.encrypts or not backend.has_participants or not backend.serves(flat.values):
             return False
     return bool(flats)
 

@@ -20,7 +20,7 @@ from fanin import _fanin
 from fanin.errors import AllReduceTimeout
 from fanin.torch.optimizers.left_out import Carrier, Gradient
 from fanin.torch.optimizers.wrapper import settings_of
-from fanin.torch.rendezvous.connections import Followers, Gone
+from fanin.torch.rendezvous.connections import Followers, Gone, Silent
 
 PULSE = 1.0
 """Seconds after which an epoch of nobody shows that all ranks are still there."""
@@ -129,7 +129,10 @@ class Coordinator:
     def begin(self, optimizer: torch.optim.Optimizer) -> Epoch:
         """Wait until an epoch can begin, and tell all ranks of it."""
         try:
-            self._measure_links()
+            try:
+                self._measure_links()
+            except Silent as silent:
+                raise silence([silent.rank], self._timeout) from None
             participants = self._next()
         except AllReduceTimeout as error:
             with contextlib.suppress(Gone):

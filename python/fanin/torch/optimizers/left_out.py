@@ -7,7 +7,6 @@ come, and the model goes back the same way.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -95,10 +94,15 @@ class Carrier:
         self._connections.close()
 
     def _serve(self, rank: int) -> None:
-        with contextlib.suppress(Gone):  # whoever waits for it is told otherwise
+        try:
             while True:
                 self._arrived(self._connections.hear_one(rank))
                 self._connections.tell_one(rank, self._models[rank].get())
+        except Gone:  # whoever waits for it is told otherwise
+            return
+        except BaseException:
+            self._connections.shut()  # these ranks do not wait for an answer that never comes
+            raise
 
 
 def packed(tensors: Sequence[Tensor]) -> list[bytes]:

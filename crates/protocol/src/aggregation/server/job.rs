@@ -147,7 +147,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         if payload.len() != self.config.payload_bytes() {
             return Err(Reason::ChunkLength);
         }
-        self.progress.bytes_received += (fanin_wire::GRADIENT_HEADER_BYTES + payload.len()) as u64;
+        self.progress.bytes_received +=
+            (<R::Label as fanin_wire::Label>::HEADER_BYTES + payload.len()) as u64;
         if !self.abortion.is_none() {
             self.learn(&sender, from);
             self.abort_pending = true;

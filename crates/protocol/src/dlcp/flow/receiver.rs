@@ -126,7 +126,7 @@ impl Receiver {
         receiver
     }
 
-    /// The same; a sender that gets sums back knows by them that it is enough, too.
+    /// The same, of a sender that may get sums back: by them it knows that it is enough.
     pub(in crate::dlcp) fn answered(self, is_answered: bool) -> Self {
         Self { is_answered, ..self }
     }

@@ -325,8 +325,13 @@ impl<A: Copy> Job<A> {
     fn has_room(&self, config: &JobConfig, start: &Start) -> bool {
         let under_way: u64 = self.flows.iter().flatten().map(|flow| u64::from(flow.blocks)).sum();
         let more = config.blocks(&start.collective, start.elements);
-        let window = u64::from(config.window_blocks).max(2 * u64::from(config.flow_blocks));
-        under_way + u64::from(more) <= 2 * window
+        under_way + u64::from(more) <= self.blocks_max()
+    }
+
+    /// Blocks of flows that there may be: workers may be a window apart.
+    fn blocks_max(&self) -> u64 {
+        let JobConfig { window_blocks, flow_blocks, .. } = *self.config();
+        2 * u64::from(window_blocks).max(2 * u64::from(flow_blocks))
     }
 
     fn confirm(&mut self, place: usize, flow: FlowId) -> Result<Verdict, Reason> {
@@ -344,9 +349,20 @@ impl<A: Copy> Job<A> {
         while self.flows.front().is_some_and(|flow| flow.as_ref().is_some_and(Flow::is_over)) {
             if let Some(over) = self.flows.pop_front().flatten() {
                 self.lost += over.sums.lost();
-                self.spare.push(over.sums.into_memory());
+                self.keep(over.sums.into_memory());
             }
             self.first = FlowId(self.first.0.wrapping_add(1));
+        }
+    }
+
+    /// Keeps the memory of a flow that is over, as long as all that is kept or in use is no more
+    /// than what flows under way may need.
+    fn keep(&mut self, memory: Memory) {
+        let in_use: usize = self.flows.iter().flatten().map(|flow| flow.sums.words()).sum();
+        let kept: usize = self.spare.iter().map(Memory::words).sum();
+        let of_block = usize::from(self.config().elements);
+        if in_use + kept + memory.words() <= self.blocks_max() as usize * of_block {
+            self.spare.push(memory);
         }
     }
 
