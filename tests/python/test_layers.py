@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 PRIORITIES = 7
 BOUND = 0.02
 # DLCP's data (crates/wire/src/preamble.rs), at this byte of a packet.
-BLOCK, KIND_AT = 7, 3
+BLOCK, KIND_AT = 11, 3
 IPV4, UDP, UDP_HEADER_BYTES = 0x0800, 17, 8
 # Of gradients without a layer (docs/operations.md).
 FIRST = 6
