@@ -14,6 +14,7 @@ from conftest import Launch, switch_here
 from fanin import errors
 from fanin._participants import among
 from fanin.torch import AsynchronousOptimizer
+from fanin.torch.optimizers import asynchronous
 from fanin.torch.optimizers.coordinator import Coordinator
 from fanin.torch.patches import splitting
 from ranks import Me, wait_until
@@ -152,7 +153,7 @@ def test_a_late_program_takes_part_with_zeros_on_goats_switches(launch: Launch, 
 
 
 class Fixed(dict[int, float]):
-    """What is measured later changes nothing: the link is slow in name alone."""
+    """The link is slow in name alone: later measurements change nothing."""
 
     def __setitem__(self, rank: int, seconds: float) -> None:
         pass
@@ -259,4 +260,40 @@ def test_a_rank_that_is_left_out_and_killed_ends_the_training_of_all(
     ranks.kill(2)
     for rank in (0, 1):
         ranks.tell(rank, "step")
+        assert ranks.result(rank) in ("RankLost", "RankLeft")
+
+
+def out_of_memory(me: Me) -> str:
+    Coordinator._measure_links = slow_link  # type: ignore[method-assign, assignment]
+    me.init()
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
+    give(model, 1.0)
+    optimizer.step()
+    if me.rank == 2:
+        wait_until(lambda: optimizer._is_left_out, "it is left out")
+
+        def packed(_: Any) -> list[bytes]:
+            raise MemoryError
+
+        vars(asynchronous)["packed"] = packed  # in this process alone
+    me.say("one step")
+    me.hear()
+    try:
+        while True:
+            optimizer.step()
+    except (MemoryError, errors.FaninError) as error:
+        return type(error).__name__
+
+
+def test_a_rank_that_is_left_out_and_can_send_nothing_ends_the_training_of_all(
+    launch: Launch, goat: str
+) -> None:
+    ranks = launch(by_goat, 3, out_of_memory, at=goat)
+    for rank in range(3):
+        assert ranks.hear(rank) == "one step"
+    for rank in range(3):
+        ranks.tell(rank, "step")
+    assert ranks.result(2) == "MemoryError"
+    for rank in (0, 1):
         assert ranks.result(rank) in ("RankLost", "RankLeft")

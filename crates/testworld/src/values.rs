@@ -12,7 +12,7 @@ pub struct Numbered {
     pub layer: Layer,
     /// Its own loss bound.
     pub loss_bound: Option<LossBound>,
-    /// Who contributes to it.
+    /// The ranks that contribute to it.
     pub participants: Participants,
     /// Its elements.
     pub values: Values,

@@ -274,16 +274,15 @@ impl Jobs {
     /// A rank lives, and has measured this.
     pub fn heartbeat(
         &self,
-        Caller { job, rank, generation, secret, passed_on }: Caller,
+        caller: Caller,
         measured: Measurements,
         hosts: Vec<IpAddr>,
     ) -> Result<HeartbeatReply, Denied> {
+        let Caller { job, rank, generation, secret, .. } = caller;
         let mut table = self.lock();
         let reply = table.registry.heartbeat(Clock.now(), job, rank, generation, secret);
         let reply = table.allowed(job, reply)?;
-        if matches!(reply, HeartbeatReply::Alive { .. }) && table.registry.came_by(job, rank, passed_on) {
-            return Ok(HeartbeatReply::SetUpAgain);
-        }
+        let reply = table.by_way_of(&caller, reply);
         if let HeartbeatReply::Alive { left } = &reply
             && !left.contains(rank)
         {
@@ -299,16 +298,12 @@ impl Jobs {
     }
 
     /// A rank opens its stream.
-    pub fn attend(
-        &self,
-        Caller { job, rank, generation, secret, passed_on }: Caller,
-    ) -> Result<Attending, Denied> {
+    pub fn attend(&self, caller: Caller) -> Result<Attending, Denied> {
+        let Caller { job, rank, generation, secret, .. } = caller;
         let mut table = self.lock();
         let attending = table.registry.attend(Clock.now(), job, rank, generation, secret);
-        let (mut reply, attendance) = table.allowed(job, attending)?;
-        if matches!(reply, HeartbeatReply::Alive { .. }) && table.registry.came_by(job, rank, passed_on) {
-            reply = HeartbeatReply::SetUpAgain;
-        }
+        let (reply, attendance) = table.allowed(job, attending)?;
+        let reply = table.by_way_of(&caller, reply);
         let stays = attendance.zip(table.jobs.get_mut(&job)).map(|(attendance, running)| {
             let (current, superseded) = oneshot::channel();
             running.streams.insert(rank, current);

@@ -451,7 +451,7 @@ impl Watch {
             return Err(self.lost(since.elapsed(), &format!("it restarted, but {absent}")));
         }
         match self.heartbeat().await {
-            // Says more than who did not come.
+            // This reason says more than the list of who did not come.
             Pulse::Aborted(reason) => return Err(SessionError::from_abort(reason, self.member())),
             // A rank left, with all that it needs. Where sums are counted, only a new job goes on.
             Pulse::Alive { left } if !self.has_moved && memory.completed.iter().all(Vec::is_empty) => {

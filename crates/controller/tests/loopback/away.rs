@@ -52,6 +52,19 @@ fn in_generation(root: SocketAddr, number: u16) {
     });
 }
 
+/// Stops a switch while ranks sum, until their job is set up again; sums are exact then, too.
+fn goes_on_without(away: RackServer, name: &str, root: &SwitchServer, sessions: &[Session]) {
+    let mut running = Some(away);
+    summing_with(
+        |round| sums_are_exact(name, sessions, round),
+        || {
+            drop(running.take());
+            in_generation(root.address(), 1);
+        },
+    );
+    sums_are_exact(name, sessions, 2);
+}
+
 #[test]
 fn ranks_go_on_without_a_switch_that_stays_away() {
     for name in ["atp", "goat", "switchml"] {
@@ -59,15 +72,7 @@ fn ranks_go_on_without_a_switch_that_stays_away() {
         let (away, stays) = (below(name, root.address()), below(name, root.address()));
         let sessions = ranks(name, &[away.address(), away.address(), stays.address(), stays.address()]);
         sums_are_exact(name, &sessions, 1);
-        let mut running = Some(away);
-        summing_with(
-            |round| sums_are_exact(name, &sessions, round),
-            || {
-                drop(running.take());
-                in_generation(root.address(), 1);
-            },
-        );
-        sums_are_exact(name, &sessions, 2);
+        goes_on_without(away, name, &root, &sessions);
         let status = switch_status(&stays.address().to_string(), HANG).expect("a status");
         assert!(status.relays[0].jobs[0].aggregations > 0, "{name}: {status:?}");
     }
@@ -82,15 +87,7 @@ fn switches_go_on_without_the_one_above_them_that_stays_away() {
         let at = [&racks[0], &racks[1], &racks[0], &racks[1]].map(RackServer::address);
         let sessions = ranks(name, &at);
         sums_are_exact(name, &sessions, 1);
-        let mut running = Some(spine);
-        summing_with(
-            |round| sums_are_exact(name, &sessions, round),
-            || {
-                drop(running.take());
-                in_generation(root.address(), 1);
-            },
-        );
-        sums_are_exact(name, &sessions, 2);
+        goes_on_without(spine, name, &root, &sessions);
         for rack in &racks {
             let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
             let [own] = &status.relays[..] else { panic!("{status:?}") };
@@ -133,15 +130,7 @@ fn a_rack_that_was_restarted_goes_around_the_switch_above_it_too() {
     let rack = below_at("atp", at, above);
     wait_until(at, "it does not learn its job", |status| !status.relays[0].jobs.is_empty());
     sums_are_exact("atp", &sessions, 2);
-    let mut running = Some(spine);
-    summing_with(
-        |round| sums_are_exact("atp", &sessions, round),
-        || {
-            drop(running.take());
-            in_generation(root.address(), 1);
-        },
-    );
-    sums_are_exact("atp", &sessions, 3);
+    goes_on_without(spine, "atp", &root, &sessions);
     let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
     assert_eq!(status.relays[0].upstream, root.address().to_string());
 }

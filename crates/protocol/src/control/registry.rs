@@ -47,7 +47,7 @@ pub enum JoinDecision {
         tickets: Vec<Ticket>,
         /// The job, which runs from now on, or why it cannot.
         outcome: Result<Admission, Refusal>,
-        /// The job that was set up again so, and is over.
+        /// The job in whose place this one is. It is over.
         replaced: Option<JobId>,
     },
     /// It is in the job that it wants to resume: the answer was lost on the way, as with a switch that ended just then. The job
@@ -262,7 +262,7 @@ impl Registry {
                 return Ok(JoinDecision::Again { ticket, admission });
             }
             if running.is_resumed_by(&request) {
-                // Who left joins nowhere again.
+                // A rank that left joins nowhere again.
                 if !running.left.is_empty() {
                     return Err(Refusal::JoinTimeout { missing: running.left.clone() });
                 }

@@ -8,7 +8,7 @@ use super::{Finish, JobConfig, RateConfig};
 use crate::control::UNIT_ELEMENTS;
 use crate::transport::RetransmissionConfig;
 
-/// Blocks of a flow, at least. The bound holds for each flow and is rounded down to blocks: with 512 of them one of 0.2 % is not nothing yet.
+/// Blocks of a flow, at least. The bound holds for each flow and is rounded down to blocks. Of 512 blocks, 0.2 % are one block.
 const FLOW_BLOCKS: u32 = 512;
 /// Bytes of a flow, at most, where memory allows. Each flow has signals both ways, whatever its length: flows of 720 kB had one of them for two trains.
 const FLOW_BYTES: u32 = 4 << 20;

@@ -61,7 +61,7 @@ impl Sums {
         blocks: u32,
         mut memory: Memory,
     ) -> Self {
-        let words = usize::from(elements).next_multiple_of(WORDS_MULTIPLE);
+        let words = words_of_block(elements);
         let blocks = blocks as usize;
         memory.sums.resize(blocks * words, 0);
         Self {
@@ -172,6 +172,11 @@ impl Sums {
     pub(super) fn write(&self, block: u32, payload: &mut [u8]) {
         write_words(&self.memory.sums[block as usize * self.words..][..self.words], payload);
     }
+}
+
+/// The words that a full block's sum takes.
+pub(super) const fn words_of_block(elements: u16) -> usize {
+    (elements as usize).next_multiple_of(WORDS_MULTIPLE)
 }
 
 /// Sums payloads in their order, divides, and rounds once to the type.

@@ -141,7 +141,7 @@ impl Case {
         case.tensors = (0..tensors).map(|_| random.pick(&[1, 65, model, 3 * model + 1, 64 * 20])).collect();
         let workers = case.workers() as u64;
         let some = |random: &mut Random| {
-            // One at least; most of them, or few.
+            // Most of them or few, and at least one.
             let (one, most) = (random.below(workers), random.below(3) > 0);
             let is_in = |rank: &u64| *rank == one || (random.below(4) > 0) == most;
             Participants::of((0..workers).filter(is_in).map(|rank| Rank(rank as u16))).expect("128 at most")

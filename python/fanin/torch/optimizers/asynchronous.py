@@ -230,7 +230,10 @@ class AsynchronousSteps(Steps):
 
     @property
     def state(self) -> Any:
-        """A copy of each parameter's state; it is the same on all ranks after the same epoch."""
+        """A copy of each parameter's state, the same after the same epoch on all who take part.
+
+        A rank with a slow link that is left out of sums has the last state after `close`.
+        """
         if vars(self).get("_loads", True):
             return vars(self)["state"]
         parameters = {copy: own for flat in self._flats for own, copy in flat.pairs()}
@@ -428,12 +431,21 @@ class AsynchronousSteps(Steps):
         try:
             self._carry_all()
         except Gone as gone:
-            # If the thread that follows hears why, it has said so by then.
-            time.sleep(LOSS_TIMEOUT)
-            if not self._over:
-                self._fail(RuntimeError(f"{gone}: rank 0 took this rank's gradients until then"))
+            # The thread that follows mostly hears why.
+            with self._changed:
+                is_known = self._changed.wait_for(
+                    lambda: self._over or self._error is not None, LOSS_TIMEOUT
+                )
+            if not is_known:
+                self._give_up(RuntimeError(f"{gone}: it took this rank's gradients until then"))
         except BaseException as error:
-            self._fail(error)
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Let `step` raise it, and rank 0 see that this rank is gone: it ends the training."""
+        assert isinstance(self._words, Leader)
+        self._fail(error)
+        self._words.shut()
 
     def _carry_all(self) -> None:
         assert isinstance(self._carried, Leader)

@@ -225,7 +225,7 @@ class Coordinator:
         self._took[said.rank] = took + on_network
 
     def _leave_out_slow(self) -> None:
-        """Leave out who is not worth being waited for, by the network and not by its program."""
+        """Leave out those that are not worth being waited for and whose links are slow."""
         there = [rank for rank in range(self._size) if rank not in self._left]
         if self._carrier is None or any(rank not in self._took for rank in there):
             return

@@ -14,7 +14,7 @@ use fanin_udp::Clock;
 use fanin_wire::{JobId, Rank};
 use tokio::sync::{oneshot, watch};
 
-use super::Outcome;
+use super::{Caller, Outcome};
 use crate::node::reports::JobReport;
 
 /// A rank that waits.
@@ -174,6 +174,17 @@ impl Table {
             // Whoever likes can make as many as he likes.
             tracing::debug!(id = job.0, %denied, "a call is refused");
         })
+    }
+
+    /// What a rank is told that was heard, by the way on which it comes now.
+    pub fn by_way_of(&mut self, caller: &Caller, reply: HeartbeatReply) -> HeartbeatReply {
+        let Caller { job, rank, passed_on, .. } = *caller;
+        match reply {
+            HeartbeatReply::Alive { .. } if self.registry.came_by(job, rank, passed_on) => {
+                HeartbeatReply::SetUpAgain
+            }
+            reply => reply,
+        }
     }
 
     pub fn count_refusal(&mut self, reason: &Refusal) {

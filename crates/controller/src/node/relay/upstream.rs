@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fanin_tls::Trust;
+use tokio::task::JoinHandle;
 
 use crate::control_channel::{Connection, GREETED_WITHIN, STAYS_AWAY, way_from};
 use crate::error::SessionError;
@@ -105,10 +106,7 @@ impl Upstream {
                 opened.inspect(|connection| self.goes_to(connection)).inspect_err(|_| self.is_silent())
             }
             Some((_, true)) => Err(Unanswered::of("nobody on the way has answered yet".into(), true)),
-            Some((above, false)) => {
-                let looking = tokio::spawn(self.clone().look(above, protocol.to_owned()));
-                looking.await.unwrap_or_else(|error| Err(Unanswered::of(error.to_string(), true)))
-            }
+            Some((above, false)) => answer(tokio::spawn(self.clone().look(above, protocol.to_owned()))).await,
         }
     }
 
@@ -117,20 +115,16 @@ impl Upstream {
         let open = |switch| tokio::spawn(self.clone().open(switch, GREETED_WITHIN, protocol.clone()));
         let nearest = open(self.configured.clone());
         let others: Vec<_> = above.iter().map(|address| open(address.to_string())).collect();
-        let mut found = None;
-        for attempt in std::iter::once(nearest).chain(others) {
-            let opened = attempt.await.unwrap_or_else(|error| Err(Unanswered::of(error.to_string(), true)));
-            let answers = opened.is_ok();
-            // If nobody answers, the configured upstream is named.
-            if answers || found.is_none() {
-                found = Some(opened);
-            }
-            if answers {
+        let mut found = answer(nearest).await;
+        for other in others {
+            if found.is_ok() {
                 break;
             }
+            // If nobody answers, the configured upstream is named.
+            found = answer(other).await.or(found);
         }
         lock(&self.state).looks = false;
-        found.expect("the configured one was asked").inspect(|connection| self.goes_to(connection))
+        found.inspect(|connection| self.goes_to(connection))
     }
 
     async fn open(
@@ -190,4 +184,8 @@ impl Upstream {
         state.connection = None;
         state.silent.get_or_insert_with(Instant::now);
     }
+}
+
+async fn answer(asked: JoinHandle<Result<Connection, Unanswered>>) -> Result<Connection, Unanswered> {
+    asked.await.unwrap_or_else(|error| Err(Unanswered::of(error.to_string(), true)))
 }

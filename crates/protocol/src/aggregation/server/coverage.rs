@@ -69,7 +69,7 @@ pub struct Coverage {
     /// Whether that child is where the packet came from: its address is learned then.
     pub(crate) teaches: bool,
     /// The group of workers of which these are some, if a switch may still send a sum with these and
-    /// others. What there is of a group is set aside until then.
+    /// others. The parts of a group are set aside until then.
     pub(crate) part_of: Option<u16>,
 }
 

@@ -27,7 +27,7 @@ enum Upward<L> {
 /// Whom a train is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum To {
-    /// Those that these participants' parameters go to.
+    /// The children that these participants' parameters go to.
     Children(Participants),
     Upstream,
     Neighbour(u16),

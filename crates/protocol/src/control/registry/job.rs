@@ -88,8 +88,8 @@ impl Job {
         Some(admission.clone())
     }
 
-    /// Whether a rank of the job, as it runs, asks to go on with it: its way has changed, or it was
-    /// told to join again.
+    /// Whether a rank of the running job asks to go on with it. Its way has changed, or it was told
+    /// to join again.
     pub fn is_resumed_by(&self, request: &JoinRequest) -> bool {
         let Some(resume) = &request.resume else { return false };
         let Admission { key, generation, world_size, terms, .. } = &self.admission;

@@ -1,5 +1,5 @@
-//! A running job is set up again (ATP §A.3) when its ranks come by other ways than before, or when
-//! the root can have a better plan.
+//! Jobs that run and are set up again (ATP §A.3). The ranks of such a job come by other ways than
+//! before, or the root can have a better plan.
 //!
 //! All ranks join again with what they remember, as after a restart of the root. A job in the next
 //! generation takes the place of the one before. The root forgets the sums that were under way;

@@ -6,7 +6,7 @@ use super::super::Ranks;
 use super::Registry;
 use super::job::Life;
 
-/// What a job looks like from outside.
+/// A job as it looks from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobView<'a> {
     /// Its name.
@@ -17,7 +17,7 @@ pub struct JobView<'a> {
     pub state: JobState,
 }
 
-/// What a job does.
+/// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
     /// It waits for ranks.

@@ -92,7 +92,7 @@ impl Sender {
     /// How long they do.
     pub(in crate::dlcp) fn gathers_until(&self) -> Instant {
         let config = self.rate.config();
-        let is_full = self.to_send.len() + self.lined_up.len() >= config.train() as usize;
+        let is_full = self.waiting() >= config.train() as usize;
         let since = self.gathers_since.filter(|_| !is_full && !self.is_sealed && self.round == 0);
         since.map_or(Instant(0), |since| since + config.ahead)
     }
@@ -206,7 +206,17 @@ impl Sender {
 
     /// Whether the block that [`Self::peek`] showed is the last of its round.
     pub(in crate::dlcp) fn is_last(&self) -> bool {
-        self.is_sealed && self.to_send.len() + self.lined_up.len() == 1
+        self.are_last(1)
+    }
+
+    /// Whether so many more blocks are all of the round.
+    fn are_last(&self, blocks: usize) -> bool {
+        self.is_sealed && self.waiting() == blocks
+    }
+
+    /// Blocks of the round that are there and have not left.
+    fn waiting(&self) -> usize {
+        self.to_send.len() + self.lined_up.len()
     }
 
     /// The last block of the round left, and said that it is.
@@ -227,8 +237,8 @@ impl Sender {
         last: bool,
     ) -> bool {
         let next = self.lined_up.iter().map(|(block, _)| block).chain(&self.to_send);
-        let are_last = self.is_sealed && self.to_send.len() + self.lined_up.len() == blocks.len();
-        if self.round != round || last != are_last || !next.take(blocks.len()).eq(blocks) {
+        let is_alike = self.round == round && last == self.are_last(blocks.len());
+        if !is_alike || !next.take(blocks.len()).eq(blocks) {
             return false;
         }
         if !self.pacer.send_all(now, self.rate.config(), self.rate.bps(), blocks.len()) {

@@ -15,7 +15,7 @@ use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
 use crate::dlcp::rate::Pacer;
 use crate::dlcp::rendezvous::Unlike;
-use crate::dlcp::sums::Memory;
+use crate::dlcp::sums::{Memory, words_of_block};
 use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
 use crate::transport::Run;
 
@@ -294,7 +294,7 @@ impl<A: Copy> Job<A> {
         if start.has_blocks != start.collective.pattern.contributes(worker) {
             return Err(Reason::Unexpected);
         }
-        if self.flows.get(at).is_none_or(Option::is_none) && !self.has_room(&config, start) {
+        if self.flows.get(at).is_none_or(Option::is_none) && !self.has_room(start) {
             return Err(Reason::Ahead);
         }
         if self.flows.len() <= at {
@@ -322,9 +322,9 @@ impl<A: Copy> Job<A> {
     }
 
     /// Whether the blocks of another flow are no more than workers may be apart by.
-    fn has_room(&self, config: &JobConfig, start: &Start) -> bool {
+    fn has_room(&self, start: &Start) -> bool {
         let under_way: u64 = self.flows.iter().flatten().map(|flow| u64::from(flow.blocks)).sum();
-        let more = config.blocks(&start.collective, start.elements);
+        let more = self.config().blocks(&start.collective, start.elements);
         under_way + u64::from(more) <= self.blocks_max()
     }
 
@@ -355,12 +355,12 @@ impl<A: Copy> Job<A> {
         }
     }
 
-    /// Keeps the memory of a flow that is over, as long as all that is kept or in use is no more
-    /// than what flows under way may need.
+    /// Keeps the memory of a flow that is over. All that is kept or in use is no more than what
+    /// flows under way may need.
     fn keep(&mut self, memory: Memory) {
         let in_use: usize = self.flows.iter().flatten().map(|flow| flow.sums.words()).sum();
         let kept: usize = self.spare.iter().map(Memory::words).sum();
-        let of_block = usize::from(self.config().elements);
+        let of_block = words_of_block(self.config().elements);
         if in_use + kept + memory.words() <= self.blocks_max() as usize * of_block {
             self.spare.push(memory);
         }
