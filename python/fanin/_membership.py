@@ -104,7 +104,9 @@ class Ranks:
         places = [Place.decode(text) for text in gather("place", here.encode())]
         if asked(places):
             asks = asked(places) if rank == 0 else []
-            told = gather("rates", json.dumps([self._capacity(at, deadline) for at in asks]))
+            capacities = json.dumps([self._capacity(at, deadline) for at in asks])
+            # Rank 0 asks for all until its own deadline, which may be after this rank's.
+            told = self.gather("rates", capacities, deadline - time.monotonic() + WAY_PATIENCE)
             rates, sums = (list(each) for each in zip(*json.loads(told[0]), strict=True))
             places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)

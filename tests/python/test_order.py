@@ -36,7 +36,7 @@ class Network:
         self._over: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def submit(self, *arguments: Any) -> Any:
-        *_, keep, notify, _, _ = arguments
+        keep, notify = arguments[5:7]
         assert notify
         self.submitted.append(Submitted(keep))
         return self.submitted[-1]
