@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from fanin_lab.netlab import SERVER, Netlab, address
+from fanin_lab.netlab import SWITCH, Netlab, address
 
 PORT = 4900
 MODES = ("synchronous", "asynchronous")
@@ -48,13 +48,14 @@ def main() -> int:
         Netlab(args.workers, rate_bps=args.rate_bps, rates=slow, name=f"l{os.getpid()}") as lab,
         tempfile.TemporaryDirectory() as folder,
     ):
-        listen = f"{address(SERVER)}:{PORT}"
+        listen = f"{address(SWITCH)}:{PORT}"
         command = [sys.executable, "-m", "fanin", "switch", "--protocol", "goat"]
         options = ["--listen", listen, "--json", "--log", "error"]
-        switch = lab.popen(SERVER, [*command, *options], stdout=subprocess.PIPE, text=True)
+        switch = lab.popen(SWITCH, [*command, *options], stdout=subprocess.PIPE, text=True)
         try:
             assert switch.stdout is not None
-            switch.stdout.readline()
+            if not switch.stdout.readline():
+                raise SystemExit("the switch ended")
             told = _played(lab, Path(folder) / "store", listen, args)
         finally:
             switch.terminate()

@@ -82,6 +82,8 @@ struct Aggregator<B> {
     likeness: Likeness<B>,
     bitmap: B,
     counter: u8,
+    /// Those who sent it again while it was here.
+    asked: B,
     ecn: bool,
     next_exponent: i16,
     timestamp: Instant,
@@ -121,6 +123,12 @@ pub(super) enum Outcome {
 pub(super) enum ResendOutcome<'a, B> {
     /// No aggregator has any of it.
     Pass,
+    /// It was the one that was lost.
+    Complete,
+    /// The sum is whole, and was sent on: it may be lost, or its parameters.
+    Again,
+    /// It was in, and the others are asked, or answered, with what else is sent again.
+    Duplicate,
     /// This is what there was, with the fragment in it; the aggregator is free.
     Flush {
         sum: Aggregate<'a, B>,
@@ -218,6 +226,7 @@ impl<B: Bits> AggregatorTable<B> {
                     likeness,
                     bitmap: part.bit,
                     counter: 1,
+                    asked: B::default(),
                     ecn: header.flags.ecn,
                     next_exponent: header.next_exponent,
                     timestamp: now,
@@ -280,6 +289,11 @@ impl<B: Bits> AggregatorTable<B> {
     }
 
     /// Takes a fragment that is sent again, at the first level (Figure 17, boxes 1, 5 to 7).
+    ///
+    /// One lost packet makes all workers send their fragments again. The paper's switch sends what
+    /// it has to the server then, and all these packets too. Here a sum that lacks one worker at
+    /// most stays the first time: the one that was lost completes it, and the other packets end
+    /// here. A worker that sends again once more shows that this was not enough.
     pub(super) fn merge_resent<L>(
         &mut self,
         now: Instant,
@@ -289,23 +303,36 @@ impl<B: Bits> AggregatorTable<B> {
         let identifier = Identifier::of(&packet.preamble, &packet.header);
         // Box 1: a matching aggregator? An aggregator that holds something unlike is left for its
         // own resends.
+        let likeness = likeness(part, packet);
         let matching = self.serving(part.index, &identifier).and_then(|at| {
-            let aggregator = self.aggregators[at].filter(|one| one.likeness == likeness(part, packet))?;
+            let aggregator = self.aggregators[at].as_mut().filter(|one| one.likeness == likeness)?;
             Some((at, aggregator))
         });
-        let Some((at, mut aggregator)) = matching else { return ResendOutcome::Pass };
-        self.free(at);
+        let Some((at, aggregator)) = matching else { return ResendOutcome::Pass };
         let value = &mut self.values[at * self.elements..][..packet.payload.len() / 4];
         aggregator.ecn |= packet.header.flags.ecn;
-        let is_in = aggregator.has(part.bit);
-        let stalled = is_in && !aggregator.is_complete();
+        let (is_in, was_complete) = (aggregator.has(part.bit), aggregator.is_complete());
+        let is_first = aggregator.asked & part.bit == B::default();
+        let is_first_of_all = aggregator.asked == B::default();
+        aggregator.asked = aggregator.asked | part.bit;
         // Box 5: not in it yet? Box 6: add it.
         if !is_in {
             aggregator.add(now, part.bit, packet.header.next_exponent);
             fanin_quant::add_saturating_le(value, packet.payload);
         }
+        let lacks = aggregator.likeness.fan_in_degree.abs_diff(aggregator.counter);
+        if is_first && lacks <= u8::from(is_in) {
+            return match (is_in, was_complete && is_first_of_all) {
+                (false, _) => ResendOutcome::Complete,
+                (true, true) => ResendOutcome::Again,
+                (true, false) => ResendOutcome::Duplicate,
+            };
+        }
         // Box 7.
-        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled }
+        let aggregator = *aggregator;
+        self.free(at);
+        let value = &self.values[at * self.elements..][..packet.payload.len() / 4];
+        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled: is_in && !was_complete }
     }
 
     /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3).

@@ -321,6 +321,14 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                     ResendOutcome::Pass => {
                         job.forward(&self.config, &mut self.passing, packet, Flags::default())
                     }
+                    ResendOutcome::Complete => {
+                        self.statistics.aggregations += 1;
+                        self.statistics.completed += 1;
+                        job.progress.aggregations += 1;
+                        Ok(job.forward_sum(&self.config, part.index, header))
+                    }
+                    ResendOutcome::Again => Ok(job.forward_sum(&self.config, part.index, header)),
+                    ResendOutcome::Duplicate => Err(Reason::Duplicate),
                     ResendOutcome::Flush { sum, stalled } => {
                         self.statistics.freed_by_resend += 1;
                         job.forward_partial(&self.config, &mut self.passing, *header, &sum, stalled)

@@ -122,39 +122,68 @@ fn sums_saturate_and_stay_so() {
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1: 2147483647"]);
 }
 
-/// Figure 17 at the first level, boxes 1 and 5 to 7: what was lost is w2's fragment.
+/// Figure 17 at the first level, boxes 1 and 5 to 7, for a sum that lacks one worker: w2.
 #[test]
-fn figure_17_the_first_resend_takes_the_partial_sum_along() {
+fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
     let mut switch = switch();
     let of_three =
         |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
     assert_eq!(of_three(0, 1).to(&mut switch, 1), Verdict::Absorb);
     assert_eq!(of_three(1, 2).to(&mut switch, 2), Verdict::Absorb);
-    // w3's, lost before, comes for the first time: it is merged, and all goes on although it is
-    // complete only by chance.
+    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), DUPLICATE);
+    // w2's, lost before, comes for the first time.
     assert_eq!(of_three(2, 4).resent().to(&mut switch, 3), Verdict::Forward);
+    assert_eq!(of_three(1, 2).resent().to(&mut switch, 2), DUPLICATE);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
-    assert_eq!(switch.statistics().freed_by_resend, 1);
-    // The others' resends find no aggregator and begin none.
-    for (bit, from) in [(0, 1), (1, 2)] {
+    let statistics = switch.statistics();
+    assert_eq!((statistics.completed, statistics.freed_by_resend, statistics.in_use), (1, 0, 1));
+    // That did not help: the sum goes along with the second one of a worker.
+    assert_eq!(of_three(1, 2).resent().to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
+    assert_eq!((switch.statistics().freed_by_resend, switch.statistics().in_use), (1, 0));
+    // The others' find no aggregator and begin none.
+    for (bit, from) in [(0, 1), (2, 3)] {
         assert_eq!(of_three(bit, 1 + bit as i32).resent().to(&mut switch, from), Verdict::Forward);
     }
-    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend: 1", "[100] #0 L1 10/1 resend: 2"]);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend: 1", "[100] #0 L1 100/1 resend: 3"]);
     assert_eq!(switch.statistics().in_use, 0);
+}
+
+#[test]
+fn a_whole_sum_is_sent_again_once_whoever_sends_again() {
+    let mut switch = switch();
+    fragment(0, 0, 1).to(&mut switch, 1);
+    fragment(1, 0, 2).to(&mut switch, 2);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 3"]);
+    assert_eq!(fragment(1, 0, 2).resent().to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(fragment(0, 0, 1).resent().to(&mut switch, 1), DUPLICATE);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
+    assert_eq!(switch.statistics().in_use, 1, "its parameters free it");
+}
+
+#[test]
+fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
+    let mut switch = switch();
+    let of_four =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
+    of_four(0, 1).to(&mut switch, 1);
+    assert_eq!(of_four(1, 2).resent().to(&mut switch, 2), Verdict::Forward, "lost before, and merged");
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
+    assert_eq!((switch.statistics().freed_by_resend, switch.statistics().in_use), (1, 0));
 }
 
 #[test]
 fn figure_17_box_5_what_is_in_already_is_not_added_again() {
     let mut switch = switch();
-    let of_three =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
-    of_three(0, 1).to(&mut switch, 1);
-    of_three(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
-    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
+    let of_four =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
+    of_four(0, 1).to(&mut switch, 1);
+    of_four(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
+    assert_eq!(of_four(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
     assert_eq!(
         sent(&mut switch),
         ["[100] #0 L1 11/1 resend ecn stalled: 3"],
-        "a partial sum of two of three"
+        "a partial sum of two of four"
     );
 }
 
@@ -253,8 +282,10 @@ fn resends_and_old_age_free_the_neighbour_too() {
     let dead = |sequence| Packet { job: 1, ..fragment(0, sequence, 1000) }.at(7);
     dead(0).to_at(&mut switch, 50, 0);
     fragment(0, 1, 1).at(7).to_at(&mut switch, 1, 1);
-    assert_eq!(fragment(1, 1, 2).at(7).resent().to_at(&mut switch, 2, 2), Verdict::Forward);
-    assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
+    for _ in 0..2 {
+        assert_eq!(fragment(1, 1, 2).at(7).resent().to_at(&mut switch, 2, 2), Verdict::Forward);
+        assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
+    }
     assert_eq!((switch.statistics().in_use, switch.statistics().freed_by_resend), (1, 1));
     // Aggregators left behind in 7 and 6 are freed by parameters of 7, where there is no other
     // room.
@@ -431,15 +462,17 @@ fn what_passes_through_has_one_bounded_room_for_all_jobs_and_sums_need_none() {
 
 #[test]
 fn a_sum_that_was_overtaken_before_it_was_sent_is_not_sent_from_another_fragments_aggregator() {
-    // By a resend, which takes it along; by parameters; by another fragment in its place.
+    // By a second resend, which takes it along; by parameters; by another fragment in its place.
     let mut switch = switch();
     let complete = |switch: &mut AtpSwitch<u16>, sequence| {
         assert_eq!(fragment(0, sequence, 1).to(switch, 1), Verdict::Absorb);
         assert_eq!(fragment(1, sequence, 2).to(switch, 2), Verdict::Forward);
     };
     complete(&mut switch, 0);
-    assert_eq!(fragment(0, 0, 1).resent().to(&mut switch, 1), Verdict::Forward);
-    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
+    for _ in 0..2 {
+        assert_eq!(fragment(0, 0, 1).resent().to(&mut switch, 1), Verdict::Forward);
+    }
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"], "of three, the one that is a packet");
     complete(&mut switch, 1);
     fragment(0, 1, 0).answer().to(&mut switch, UP);
     assert_eq!(fragment(0, 16, 50).to(&mut switch, 1), Verdict::Absorb);
