@@ -291,9 +291,9 @@ impl<B: Bits> AggregatorTable<B> {
     /// Takes a fragment that is sent again, at the first level (Figure 17, boxes 1, 5 to 7).
     ///
     /// One lost packet makes all workers send their fragments again. The paper's switch sends what
-    /// it has to the server then, and all these packets too. Here a sum that lacks one worker at
-    /// most stays the first time: the one that was lost completes it, and the other packets end
-    /// here. A worker that sends again once more shows that this was not enough.
+    /// it has to the server then, and all these packets too. Here a sum stays that lacks one worker
+    /// at most. The lost packet completes it, and the other packets end here. A worker that sends
+    /// again once more shows that this was not enough.
     pub(super) fn merge_resent<L>(
         &mut self,
         now: Instant,

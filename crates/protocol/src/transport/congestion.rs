@@ -8,8 +8,8 @@
 //! Queues that mark have marked before they overflow. So after a mark a loss is no signal: links
 //! lose packets for other reasons, too. And a fragment is lost if any worker's packet is: of 8
 //! workers in two racks, whose links lose a hundredth each, a sixth are. But the queue that marked
-//! need not be the one that overflows. So a loss is a signal again once no mark has come for so long
-//! that the window would have grown back [`MARKS_MISSED`] times.
+//! need not be the one that overflows. So a loss is a signal again if no mark has come for long: the
+//! window could have grown back [`MARKS_MISSED`] times.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those

@@ -137,7 +137,7 @@ fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
     let statistics = switch.statistics();
     assert_eq!((statistics.completed, statistics.freed_by_resend, statistics.in_use), (1, 0, 1));
-    // That did not help: the sum goes along with the second one of a worker.
+    // The sum was lost, too: a worker's second resend takes it along.
     assert_eq!(of_three(1, 2).resent().to(&mut switch, 2), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
     assert_eq!((switch.statistics().freed_by_resend, switch.statistics().in_use), (1, 0));
@@ -164,8 +164,7 @@ fn a_whole_sum_is_sent_again_once_whoever_sends_again() {
 #[test]
 fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
     let mut switch = switch();
-    let of_four =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
+    let of_four = |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
     of_four(0, 1).to(&mut switch, 1);
     assert_eq!(of_four(1, 2).resent().to(&mut switch, 2), Verdict::Forward, "lost before, and merged");
     assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
@@ -175,16 +174,11 @@ fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
 #[test]
 fn figure_17_box_5_what_is_in_already_is_not_added_again() {
     let mut switch = switch();
-    let of_four =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
+    let of_four = |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
     of_four(0, 1).to(&mut switch, 1);
     of_four(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
     assert_eq!(of_four(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
-    assert_eq!(
-        sent(&mut switch),
-        ["[100] #0 L1 11/1 resend ecn stalled: 3"],
-        "a partial sum of two of four"
-    );
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend ecn stalled: 3"], "a partial sum of two of four");
 }
 
 #[test]
