@@ -41,7 +41,8 @@ from fanin.errors import SwitchUnreachable, Untrusted
 
 log = logging.getLogger(__name__)
 
-# How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
+# How long a service may take to be reached that is there, over TCP and over UDP, in seconds; and how
+# much longer ranks wait for rank 0, which asks such services for them.
 WAY_PATIENCE = 10.0
 # Most pairs of machines that one error names, and characters of what keeps one from the other.
 NAMED_MAX = 4
@@ -89,6 +90,8 @@ class Ranks:
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
 
+        While rank 0 asks switches for their links' rates, others wait for up to 10 s longer.
+
         Where ranks are to sum themselves, their services are started. `timeout` is that of each
         all-reduce, in seconds. Raises the errors of `fanin.errors`.
         """
@@ -105,8 +108,9 @@ class Ranks:
         if asked(places):
             asks = asked(places) if rank == 0 else []
             capacities = json.dumps([self._capacity(at, deadline) for at in asks])
-            # Rank 0 asks for all until its own deadline, which may be after this rank's.
-            told = self.gather("rates", capacities, deadline - time.monotonic() + WAY_PATIENCE)
+            # Rank 0 asks for all until its own deadline, which may be after another rank's.
+            grace = WAY_PATIENCE if rank != 0 else 0.0
+            told = self.gather("rates", capacities, deadline - time.monotonic() + grace)
             rates, sums = (list(each) for each in zip(*json.loads(told[0]), strict=True))
             places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)

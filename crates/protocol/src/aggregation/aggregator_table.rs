@@ -3,7 +3,7 @@
 //! contributors.
 //!
 //! The paper's fragment has one aggregator, that of its index. Here the table is set-associative,
-//! as caches are: a fragment takes any that is free of a few neighbours. With one way it is the
+//! as caches are: a fragment takes any that is free of a few neighbours. With one way, that is the
 //! paper's.
 
 use alloc::vec;
@@ -127,8 +127,11 @@ pub(super) enum ResendOutcome<'a, B> {
     Complete,
     /// The sum is whole, and was sent on: it may be lost, or its parameters.
     Again,
-    /// It was in, and the others are asked, or answered, with what else is sent again.
+    /// It was in already. Who is missing completes the sum, or the sum was just sent.
     Duplicate,
+    /// Its whole sum did not help: the server may have a part of it, and cannot add it. The
+    /// aggregator is free.
+    GivenUp,
     /// This is what there was, with the fragment in it; the aggregator is free.
     Flush {
         sum: Aggregate<'a, B>,
@@ -243,6 +246,10 @@ impl<B: Bits> AggregatorTable<B> {
                 // Box 5.
                 aggregator.add(now, part.bit, header.next_exponent);
                 fanin_quant::add_saturating_le(value, payload);
+                if aggregator.is_complete() {
+                    // They asked for a sum that was not sent yet.
+                    aggregator.asked = B::default();
+                }
                 aggregator
             }
         };
@@ -292,8 +299,8 @@ impl<B: Bits> AggregatorTable<B> {
     ///
     /// One lost packet makes all workers send their fragments again. The paper's switch sends what
     /// it has to the server then, and all these packets too. Here a sum stays that lacks one worker
-    /// at most. The lost packet completes it, and the other packets end here. A worker that sends
-    /// again once more shows that this was not enough.
+    /// at most. The lost packet completes it, and the other packets end here. That was not enough if
+    /// a worker sends again once more, or all that are in did and the missing one did not.
     pub(super) fn merge_resent<L>(
         &mut self,
         now: Instant,
@@ -311,28 +318,32 @@ impl<B: Bits> AggregatorTable<B> {
         let Some((at, aggregator)) = matching else { return ResendOutcome::Pass };
         let value = &mut self.values[at * self.elements..][..packet.payload.len() / 4];
         aggregator.ecn |= packet.header.flags.ecn;
-        let (is_in, was_complete) = (aggregator.has(part.bit), aggregator.is_complete());
-        let is_first = aggregator.asked & part.bit == B::default();
-        let is_first_of_all = aggregator.asked == B::default();
+        let (is_in, is_complete) = (aggregator.has(part.bit), aggregator.is_complete());
+        let asks_again = aggregator.asked & part.bit != B::default();
+        let is_first = aggregator.asked == B::default();
         aggregator.asked = aggregator.asked | part.bit;
+        if is_complete {
+            if is_in && !asks_again {
+                return if is_first { ResendOutcome::Again } else { ResendOutcome::Duplicate };
+            }
+            self.free(at);
+            return ResendOutcome::GivenUp;
+        }
         // Box 5: not in it yet? Box 6: add it.
         if !is_in {
             aggregator.add(now, part.bit, packet.header.next_exponent);
             fanin_quant::add_saturating_le(value, packet.payload);
-        }
-        let lacks = aggregator.likeness.fan_in_degree.abs_diff(aggregator.counter);
-        if is_first && lacks <= u8::from(is_in) {
-            return match (is_in, was_complete && is_first_of_all) {
-                (false, _) => ResendOutcome::Complete,
-                (true, true) => ResendOutcome::Again,
-                (true, false) => ResendOutcome::Duplicate,
-            };
+            if aggregator.is_complete() {
+                return ResendOutcome::Complete;
+            }
+        } else if !asks_again && aggregator.lacks_one() && aggregator.asked != aggregator.bitmap {
+            return ResendOutcome::Duplicate;
         }
         // Box 7.
         let aggregator = *aggregator;
         self.free(at);
         let value = &self.values[at * self.elements..][..packet.payload.len() / 4];
-        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled: is_in && !was_complete }
+        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled: is_in }
     }
 
     /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3).
@@ -391,6 +402,10 @@ impl<B: Bits> Aggregator<B> {
 
     const fn is_complete(&self) -> bool {
         self.counter == self.likeness.fan_in_degree
+    }
+
+    const fn lacks_one(&self) -> bool {
+        self.counter + 1 == self.likeness.fan_in_degree
     }
 
     const fn aggregate<'a>(&self, value: &'a [i32]) -> Aggregate<'a, B> {

@@ -107,8 +107,8 @@ pub enum Treatment<B> {
     Discard(u32),
     /// It is added, and sent on when all are in.
     Add(Part<B>),
-    /// It was sent again: what there is of it goes on with it, and is given up here (ATP Figure
-    /// 17).
+    /// It was sent again: it completes a sum that lacks it alone; else what there is of it goes on
+    /// with it, and is given up here (ATP Figure 17).
     Flush(Part<B>),
     /// It was sent again: it is added if it is not in, and what there is by now is shown to who gets
     /// the sum, but stays here.
@@ -318,10 +318,14 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             }
             Treatment::Flush(part) => {
                 return match self.table.merge_resent(now, &part, packet) {
-                    ResendOutcome::Pass => {
+                    passes @ (ResendOutcome::Pass | ResendOutcome::GivenUp) => {
+                        self.statistics.freed_by_resend += u64::from(passes == ResendOutcome::GivenUp);
                         job.forward(&self.config, &mut self.passing, packet, Flags::default())
                     }
                     ResendOutcome::Complete => {
+                        if let Some(at) = self.table.serving(part.index, &identifier) {
+                            self.occupants.remove(&at);
+                        }
                         self.statistics.aggregations += 1;
                         self.statistics.completed += 1;
                         job.progress.aggregations += 1;

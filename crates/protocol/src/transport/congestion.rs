@@ -22,6 +22,8 @@ const MTU_BYTES: usize = 1500;
 /// in place of 16, two racks of four on links that lose a thousandth of the packets have half the
 /// throughput (examples/sim/racks-with-loss.toml).
 const MARKS_MISSED: u64 = 16;
+/// A mark tells of no more packets than these.
+const MARK_TELLS_MAX: u64 = 1 << 16;
 
 /// The congestion window of one worker, in packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +97,7 @@ impl CongestionWindow {
         // Half of a window grows back by an MTU a window.
         let windows = self.size.div_ceil(self.packets_per_mtu);
         let once = u64::from(self.size) * u64::from(windows) / 2;
-        self.marks_tell_until = self.marks_tell_until.max(next + MARKS_MISSED * once);
+        self.marks_tell_until = self.marks_tell_until.max(next + (MARKS_MISSED * once).min(MARK_TELLS_MAX));
         self.congested(sequence, next);
     }
 
@@ -104,6 +106,11 @@ impl CongestionWindow {
         if self.losses_tell(sequence) {
             self.congested(sequence, next);
         }
+    }
+
+    /// The packets take another way from now on, whose queues may not mark.
+    pub(crate) const fn take_way(&mut self) {
+        self.marks_tell_until = 0;
     }
 
     /// Whether the loss of this packet would be a signal.

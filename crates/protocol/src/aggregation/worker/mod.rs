@@ -31,8 +31,8 @@ use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, Work
 use window::{Standing, Window};
 
 /// Fragments that a timeout sends again at once. If nothing came for a while, mostly somebody is
-/// late: a few packets find out when he is there, and every further one would be lost to
-/// aggregation on the way.
+/// late: a few packets find out when he is there, and few further ones would be aggregated on the
+/// way.
 const STALLED_RETRANSMISSIONS: usize = 8;
 
 /// The places where a worker's fragments are summed, as its protocol has them.
@@ -341,8 +341,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         Ok(Verdict::Absorb)
     }
 
-    /// How much longer than its timeout it waits; resends are not aggregated, so that fewer of them
-    /// fit into a queue.
+    /// How much longer than its timeout it waits; most resends are not aggregated, so that fewer of
+    /// them fit into a queue.
     fn spread(&self) -> Duration {
         // Each worker of a job on its own machines has one machine for each part, all with the same
         // place.
@@ -637,6 +637,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
         self.directions = plan.directions;
         self.window.take_lanes(self.directions.lanes(), |sequence| self.directions.lane(sequence));
         self.last_progress = now;
+        self.congestion.take_way();
         let first = self.window.expected();
         for sequence in first..self.window.next() {
             if matches!(self.window.standing(sequence), Standing::Sent { .. }) {

@@ -137,9 +137,9 @@ fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
     let statistics = switch.statistics();
     assert_eq!((statistics.completed, statistics.freed_by_resend, statistics.in_use), (1, 0, 1));
-    // The sum was lost, too: a worker's second resend takes it along.
+    // That was not enough, so all go alone: the server may have a part of the sum.
     assert_eq!(of_three(1, 2).resent().to(&mut switch, 2), Verdict::Forward);
-    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 10/1 resend: 2"]);
     assert_eq!((switch.statistics().freed_by_resend, switch.statistics().in_use), (1, 0));
     // The others' find no aggregator and begin none.
     for (bit, from) in [(0, 1), (2, 3)] {
@@ -159,6 +159,34 @@ fn a_whole_sum_is_sent_again_once_whoever_sends_again() {
     assert_eq!(fragment(0, 0, 1).resent().to(&mut switch, 1), DUPLICATE);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
     assert_eq!(switch.statistics().in_use, 1, "its parameters free it");
+}
+
+#[test]
+fn once_all_that_are_in_sent_again_the_missing_one_is_not_waited_for() {
+    let mut switch = switch();
+    let of_three =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    of_three(0, 1).to(&mut switch, 1);
+    of_three(1, 2).to(&mut switch, 2);
+    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), DUPLICATE);
+    assert_eq!(of_three(1, 2).resent().to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend stalled: 3"]);
+    assert_eq!(switch.statistics().in_use, 0);
+}
+
+#[test]
+fn who_asked_before_a_sum_was_whole_asks_for_it_anew() {
+    let mut switch = switch();
+    let of_three =
+        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    of_three(0, 1).to(&mut switch, 1);
+    of_three(1, 2).to(&mut switch, 2);
+    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), DUPLICATE);
+    // w2 is late, and nothing of it was lost.
+    assert_eq!(of_three(2, 4).to(&mut switch, 3), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1: 7"]);
+    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
 }
 
 #[test]
@@ -276,9 +304,9 @@ fn resends_and_old_age_free_the_neighbour_too() {
     let dead = |sequence| Packet { job: 1, ..fragment(0, sequence, 1000) }.at(7);
     dead(0).to_at(&mut switch, 50, 0);
     fragment(0, 1, 1).at(7).to_at(&mut switch, 1, 1);
-    for _ in 0..2 {
+    for out in ["11/1 resend: 3", "10/1 resend: 2"] {
         assert_eq!(fragment(1, 1, 2).at(7).resent().to_at(&mut switch, 2, 2), Verdict::Forward);
-        assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
+        assert_eq!(sent(&mut switch), [format!("[100] #1 L1 {out}")]);
     }
     assert_eq!((switch.statistics().in_use, switch.statistics().freed_by_resend), (1, 1));
     // Aggregators left behind in 7 and 6 are freed by parameters of 7, where there is no other
@@ -456,7 +484,7 @@ fn what_passes_through_has_one_bounded_room_for_all_jobs_and_sums_need_none() {
 
 #[test]
 fn a_sum_that_was_overtaken_before_it_was_sent_is_not_sent_from_another_fragments_aggregator() {
-    // By a second resend, which takes it along; by parameters; by another fragment in its place.
+    // By a second resend; by parameters; by another fragment in its place.
     let mut switch = switch();
     let complete = |switch: &mut AtpSwitch<u16>, sequence| {
         assert_eq!(fragment(0, sequence, 1).to(switch, 1), Verdict::Absorb);
@@ -466,7 +494,7 @@ fn a_sum_that_was_overtaken_before_it_was_sent_is_not_sent_from_another_fragment
     for _ in 0..2 {
         assert_eq!(fragment(0, 0, 1).resent().to(&mut switch, 1), Verdict::Forward);
     }
-    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"], "of three, the one that is a packet");
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend: 1"]);
     complete(&mut switch, 1);
     fragment(0, 1, 0).answer().to(&mut switch, UP);
     assert_eq!(fragment(0, 16, 50).to(&mut switch, 1), Verdict::Absorb);
