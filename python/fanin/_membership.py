@@ -41,8 +41,8 @@ from fanin.errors import SwitchUnreachable, Untrusted
 
 log = logging.getLogger(__name__)
 
-# How long a service may take to be reached that is there, over TCP and over UDP, in seconds; and how
-# much longer ranks wait for rank 0, which asks such services for them.
+# How long a service may take to be reached that is there, over TCP and over UDP, in seconds. Ranks
+# wait so much longer for rank 0, which asks such services for them.
 WAY_PATIENCE = 10.0
 # Most pairs of machines that one error names, and characters of what keeps one from the other.
 NAMED_MAX = 4
