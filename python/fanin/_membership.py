@@ -41,8 +41,7 @@ from fanin.errors import SwitchUnreachable, Untrusted
 
 log = logging.getLogger(__name__)
 
-# How long a service may take to be reached that is there, over TCP and over UDP, in seconds. Ranks
-# wait so much longer for rank 0, which asks such services for them.
+# How long a service may take to be reached that is there, over TCP and over UDP, in seconds.
 WAY_PATIENCE = 10.0
 # Most pairs of machines that one error names, and characters of what keeps one from the other.
 NAMED_MAX = 4
@@ -90,8 +89,6 @@ class Ranks:
     def connect(self, settings: Settings, timeout: float, deadline: float) -> Connected:
         """Join the job; blocks until all ranks have, until `deadline` (`time.monotonic`) at most.
 
-        While rank 0 asks switches for their links' rates, others wait for up to 10 s longer.
-
         Where ranks are to sum themselves, their services are started. `timeout` is that of each
         all-reduce, in seconds. Raises the errors of `fanin.errors`.
         """
@@ -107,10 +104,7 @@ class Ranks:
         places = [Place.decode(text) for text in gather("place", here.encode())]
         if asked(places):
             asks = asked(places) if rank == 0 else []
-            capacities = json.dumps([self._capacity(at, deadline) for at in asks])
-            # Rank 0 asks for all until its own deadline, which may be after another rank's.
-            grace = WAY_PATIENCE if rank != 0 else 0.0
-            told = self.gather("rates", capacities, deadline - time.monotonic() + grace)
+            told = gather("rates", json.dumps([self._capacity(at, deadline) for at in asks]))
             rates, sums = (list(each) for each in zip(*json.loads(told[0]), strict=True))
             places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)
@@ -243,7 +237,9 @@ class Ranks:
         return [address for address, *_ in answers]
 
     def _capacity(self, switch: str, deadline: float) -> tuple[int | None, int | None]:
-        left = max(deadline - time.monotonic(), 1.0)
+        left = deadline - time.monotonic()
+        # Other ranks' time may be over sooner, and all are to hear the answer.
+        left = max(left - min(left / 4, WAY_PATIENCE), 1.0)
         trust, look = self.trust, self.look
         return _fanin.switch_capacity(switch, left, rank=self.rank, look=look, trust=trust)
 

@@ -177,7 +177,9 @@ class Failures:
         rank, kind, message, fields = json.loads(self.store.get(WRONG))
         if rank == self.rank:
             return None
-        told: FaninError = getattr(errors, kind)(f"rank {rank}: {message}{then}", **fields)
+        # A switch says it to all ranks alike, of which each may hear it from another first.
+        who = "" if kind == errors.SettingMismatch.__name__ else f"rank {rank}: "
+        told: FaninError = getattr(errors, kind)(f"{who}{message}{then}", **fields)
         return told
 
     def tell(self, error: BaseException) -> None:
