@@ -277,3 +277,13 @@ def test_what_all_ranks_say_is_read_in_one_question(prefixed: bool) -> None:
     said = handshake.gather(cast(handshake.Store, asked), 0, 1000, "place", "of 0", DEADLINE)
     assert said == [f"of {rank}" for rank in range(1000)]
     assert sum(asked.questions.values()) == 3, "to say it, to see that all are there, to read it"
+
+
+def test_a_rank_that_does_not_say_where_it_is_is_named() -> None:
+    store = HashStore()
+    with pytest.raises(handshake.Absent) as caught:
+        handshake.gather(store, 1, 3, "place", "here", 0.05)
+    assert caught.value.ranks == [0, 2]
+    store.set("place/0", "a")
+    store.set("place/2", "c")
+    assert handshake.gather(store, 1, 3, "place", "b", 0.05) == ["a", "b", "c"]

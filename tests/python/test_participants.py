@@ -231,7 +231,8 @@ def test_a_rank_with_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_fo
     assert results[0]["sent"] > 0
 
 
-def killed_outside(me: Me) -> str:
+def one_step(me: Me) -> Any:
+    """The ranks' optimizer after it; rank 2 is left out by then."""
     Coordinator._measure_links = slow_link  # type: ignore[method-assign, assignment]
     me.init()
     model = layer(0)
@@ -240,6 +241,11 @@ def killed_outside(me: Me) -> str:
     optimizer.step()
     if me.rank == 2:
         wait_until(lambda: optimizer._is_left_out, "it is left out")
+    return optimizer
+
+
+def killed_outside(me: Me) -> str:
+    optimizer = one_step(me)
     me.say("one step")
     me.hear()
     try:
@@ -264,14 +270,8 @@ def test_a_rank_that_is_left_out_and_killed_ends_the_training_of_all(
 
 
 def out_of_memory(me: Me) -> str:
-    Coordinator._measure_links = slow_link  # type: ignore[method-assign, assignment]
-    me.init()
-    model = layer(0)
-    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
-    give(model, 1.0)
-    optimizer.step()
+    optimizer = one_step(me)
     if me.rank == 2:
-        wait_until(lambda: optimizer._is_left_out, "it is left out")
 
         def packed(_: Any) -> list[bytes]:
             raise MemoryError

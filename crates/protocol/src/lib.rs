@@ -26,7 +26,8 @@
 //! | | a sum that still lacks others | dropped as `Duplicate`; a rack may send its part up again |
 //! | | an exchange before the two that the slot holds | dropped as `Stale`: its sender has that sum, or it could not have contributed since (§4.5) |
 //! | SwitchML's worker | an exchange that its slot has completed | dropped as `Stale`; while the slot hands its last sum back, that sum's result is absorbed, and ends the handing back |
-//! | ATP's switch | a fragment that its aggregator has | dropped as `Duplicate`; if it says that it was sent again, it goes on, at the first level with the sum so far, and the aggregator is free (Figure 17); not if the sum lacks one worker alone, who may mend it |
+//! | ATP's switch | a fragment that its aggregator has | dropped as `Duplicate`, also the first time that it is sent again if the sum lacks one worker at most |
+//! | | the same, sent again otherwise | goes on, at the first level with the sum so far, and the aggregator is free (Figure 17) |
 //! | | a fragment that no aggregator has any more | takes one, until that is stale (§3.7); if it was sent again, it takes none and goes on |
 //! | GOAT's switch | the same | dropped as `Duplicate`; if it was sent again, the sum so far is shown to the server, and the aggregator stays |
 //! | | a fragment whose place is a window further | dropped as `Stale`; if it was sent again, it goes on to the server, who has the parameters |

@@ -127,7 +127,7 @@ pub(super) enum ResendOutcome<'a, B> {
     Complete,
     /// The sum is whole, and was sent on: it may be lost, or its parameters.
     Again,
-    /// It was in already. Who is missing completes the sum, or the sum was just sent.
+    /// It was in already. The missing one completes the sum, or the sum was just sent.
     Duplicate,
     /// Its whole sum did not help: the server may have a part of it, and cannot add it. The
     /// aggregator is free.
@@ -299,8 +299,8 @@ impl<B: Bits> AggregatorTable<B> {
     ///
     /// One lost packet makes all workers send their fragments again. The paper's switch sends what
     /// it has to the server then, and all these packets too. Here a sum stays that lacks one worker
-    /// at most. The lost packet completes it, and the other packets end here. That was not enough if
-    /// a worker sends again once more, or all that are in did and the missing one did not.
+    /// at most. The lost packet completes it, and the other packets end here. The paper's rule holds
+    /// once a worker sends again for the second time, or all workers have but the missing one.
     pub(super) fn merge_resent<L>(
         &mut self,
         now: Instant,

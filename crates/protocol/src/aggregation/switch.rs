@@ -107,8 +107,8 @@ pub enum Treatment<B> {
     Discard(u32),
     /// It is added, and sent on when all are in.
     Add(Part<B>),
-    /// It was sent again: it completes a sum that lacks it alone; else what there is of it goes on
-    /// with it, and is given up here (ATP Figure 17).
+    /// It was sent again. It completes a sum that lacks it alone. Otherwise what there is of it goes
+    /// on with it, and is given up here (ATP Figure 17).
     Flush(Part<B>),
     /// It was sent again: it is added if it is not in, and what there is by now is shown to who gets
     /// the sum, but stays here.
@@ -302,7 +302,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         let FragmentPacket { preamble, header, .. } = packet;
         let mut job = self.jobs.get_mut(preamble.job).ok_or(Reason::UnknownJob)?;
         let identifier = Identifier::of(preamble, header);
-        let (part, shows) = match job.route.treatment(header) {
+        let (part, shows, mended) = match job.route.treatment(header) {
             Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, bytes, to),
             Treatment::Forward => {
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
@@ -316,33 +316,23 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                 }
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
             }
-            Treatment::Flush(part) => {
-                return match self.table.merge_resent(now, &part, packet) {
-                    passes @ (ResendOutcome::Pass | ResendOutcome::GivenUp) => {
-                        self.statistics.freed_by_resend += u64::from(passes == ResendOutcome::GivenUp);
-                        job.forward(&self.config, &mut self.passing, packet, Flags::default())
-                    }
-                    ResendOutcome::Complete => {
-                        if let Some(at) = self.table.serving(part.index, &identifier) {
-                            self.occupants.remove(&at);
-                        }
-                        self.statistics.aggregations += 1;
-                        self.statistics.completed += 1;
-                        job.progress.aggregations += 1;
-                        Ok(job.forward_sum(&self.config, part.index, header))
-                    }
-                    ResendOutcome::Again => Ok(job.forward_sum(&self.config, part.index, header)),
-                    ResendOutcome::Duplicate => Err(Reason::Duplicate),
-                    ResendOutcome::Flush { sum, stalled } => {
-                        self.statistics.freed_by_resend += 1;
-                        job.forward_partial(&self.config, &mut self.passing, *header, &sum, stalled)
-                    }
-                };
-            }
-            Treatment::Add(part) => (part, false),
-            Treatment::Show(part) => (part, true),
+            Treatment::Flush(part) => match self.table.merge_resent(now, &part, packet) {
+                ResendOutcome::Complete => (part, false, Some(Outcome::Complete)),
+                ResendOutcome::Again => return Ok(job.forward_sum(&self.config, part.index, header)),
+                ResendOutcome::Duplicate => return Err(Reason::Duplicate),
+                passes @ (ResendOutcome::Pass | ResendOutcome::GivenUp) => {
+                    self.statistics.freed_by_resend += u64::from(passes == ResendOutcome::GivenUp);
+                    return job.forward(&self.config, &mut self.passing, packet, Flags::default());
+                }
+                ResendOutcome::Flush { sum, stalled } => {
+                    self.statistics.freed_by_resend += 1;
+                    return job.forward_partial(&self.config, &mut self.passing, *header, &sum, stalled);
+                }
+            },
+            Treatment::Add(part) => (part, false, None),
+            Treatment::Show(part) => (part, true, None),
         };
-        let mut outcome = self.table.aggregate(now, &part, packet);
+        let mut outcome = mended.unwrap_or_else(|| self.table.aggregate(now, &part, packet));
         if let Some(priority) = job.route.priority(header) {
             if outcome == Outcome::Collision && !shows && self.evict(part.index, priority) {
                 outcome = self.table.aggregate(now, &part, packet);

@@ -18,9 +18,8 @@ const WINDOW_INITIAL_BYTES: usize = 200 * 328;
 /// The bytes by which a window grows: an Ethernet frame's payload (ATP §3.7: "one MTU (1500 bytes
 /// or 5 packets)").
 const MTU_BYTES: usize = 1500;
-/// A loss is a signal again if the window could have grown back so often without a mark. With two
-/// in place of 16, two racks of four on links that lose a thousandth of the packets have half the
-/// throughput (examples/sim/racks-with-loss.toml).
+/// A loss is a signal again if the window could have grown back so often without a mark. With two in
+/// place of 16, examples/sim/racks-with-loss.toml has half the throughput.
 const MARKS_MISSED: u64 = 16;
 /// A mark tells of no more packets than these.
 const MARK_TELLS_MAX: u64 = 1 << 16;
@@ -234,6 +233,16 @@ mod tests {
         assert_eq!((window.size(), window.halved()), (25, 2));
         window.lost(1096 + long, 1096 + long + 1);
         assert_eq!((window.size(), window.halved()), (12, 3));
+        // On another way the marks of this one tell nothing.
+        window.marked(100_000, 100_012);
+        window.take_way();
+        window.lost(100_020, 100_032);
+        assert_eq!((window.size(), window.halved()), (3, 5));
+        // A mark of a large window tells of 65,536 packets.
+        let mut large = CongestionWindow::new(FRAME, 1000, true);
+        (0..954).for_each(|_| large.acknowledged(false));
+        large.marked(1000, 2000);
+        assert!(!large.losses_tell(2000 + (1 << 16) - 1) && large.losses_tell(2000 + (1 << 16)));
     }
 
     #[test]

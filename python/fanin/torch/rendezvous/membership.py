@@ -177,7 +177,7 @@ class Failures:
         rank, kind, message, fields = json.loads(self.store.get(WRONG))
         if rank == self.rank:
             return None
-        # A switch says it to all ranks alike, of which each may hear it from another first.
+        # The switch tells all ranks that they differ. One may hear it from another rank first.
         who = "" if kind == errors.SettingMismatch.__name__ else f"rank {rank}: "
         told: FaninError = getattr(errors, kind)(f"{who}{message}{then}", **fields)
         return told

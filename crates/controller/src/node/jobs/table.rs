@@ -176,7 +176,7 @@ impl Table {
         })
     }
 
-    /// What a rank is told that was heard, by the way on which it comes now.
+    /// Turns a reply into "set up again" if the rank comes by another way.
     pub fn by_way_of(&mut self, caller: &Caller, reply: HeartbeatReply) -> HeartbeatReply {
         let Caller { job, rank, passed_on, .. } = *caller;
         match reply {

@@ -23,6 +23,11 @@ fn route(job: u32, level: u8) -> SwitchRoute<u16> {
     SwitchRoute { id: JobId(job), key: KEY, generation: Generation(0), upstream: UP, level }
 }
 
+/// Fragment 0 of a worker, which is summed with those of so many.
+fn of(bit: u32, value: i32, fan_in_degree: u8) -> Packet {
+    fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = fan_in_degree)
+}
+
 fn switch_of_level(level: u8) -> AtpSwitch<u16> {
     let mut switch = AtpSwitch::new(config(16));
     switch.add_job(route(3, level)).unwrap();
@@ -76,8 +81,7 @@ fn figure_7_box_1_and_2_another_sequence_number_of_the_job_collides_too() {
 fn figure_7_boxes_3_to_7_bitmap_counter_and_ecn() {
     let mut switch = switch();
     let of_three = |bit, value: i32, ecn| {
-        fragment(bit, 0, value).with(|header| {
-            header.directions.fan_in_degrees[0] = 3;
+        of(bit, value, 3).with(|header| {
             header.flags.ecn = ecn;
             header.next_exponent = value as i16;
         })
@@ -106,7 +110,7 @@ fn figure_7_boxes_3_to_7_bitmap_counter_and_ecn() {
 #[test]
 fn a_fan_in_of_one_passes_at_once() {
     let mut switch = switch();
-    let alone = fragment(0, 0, 4).with(|header| header.directions.fan_in_degrees[0] = 1);
+    let alone = of(0, 4, 1);
     assert_eq!(alone.to(&mut switch, 1), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1: 4"]);
 }
@@ -114,8 +118,7 @@ fn a_fan_in_of_one_passes_at_once() {
 #[test]
 fn sums_saturate_and_stay_so() {
     let mut switch = switch();
-    let of_three =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    let of_three = |bit, value| of(bit, value, 3);
     of_three(0, i32::MAX - 1).to(&mut switch, 1);
     of_three(1, 100).to(&mut switch, 2);
     of_three(2, -1_000_000).to(&mut switch, 3);
@@ -126,8 +129,7 @@ fn sums_saturate_and_stay_so() {
 #[test]
 fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
     let mut switch = switch();
-    let of_three =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    let of_three = |bit, value| of(bit, value, 3);
     assert_eq!(of_three(0, 1).to(&mut switch, 1), Verdict::Absorb);
     assert_eq!(of_three(1, 2).to(&mut switch, 2), Verdict::Absorb);
     assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), DUPLICATE);
@@ -137,7 +139,7 @@ fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
     assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
     let statistics = switch.statistics();
     assert_eq!((statistics.completed, statistics.freed_by_resend, statistics.in_use), (1, 0, 1));
-    // That was not enough, so all go alone: the server may have a part of the sum.
+    // The second time all go alone: the server may have a part of the sum.
     assert_eq!(of_three(1, 2).resent().to(&mut switch, 2), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 10/1 resend: 2"]);
     assert_eq!((switch.statistics().freed_by_resend, switch.statistics().in_use), (1, 0));
@@ -164,8 +166,7 @@ fn a_whole_sum_is_sent_again_once_whoever_sends_again() {
 #[test]
 fn once_all_that_are_in_sent_again_the_missing_one_is_not_waited_for() {
     let mut switch = switch();
-    let of_three =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    let of_three = |bit, value| of(bit, value, 3);
     of_three(0, 1).to(&mut switch, 1);
     of_three(1, 2).to(&mut switch, 2);
     assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), DUPLICATE);
@@ -177,8 +178,7 @@ fn once_all_that_are_in_sent_again_the_missing_one_is_not_waited_for() {
 #[test]
 fn who_asked_before_a_sum_was_whole_asks_for_it_anew() {
     let mut switch = switch();
-    let of_three =
-        |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 3);
+    let of_three = |bit, value| of(bit, value, 3);
     of_three(0, 1).to(&mut switch, 1);
     of_three(1, 2).to(&mut switch, 2);
     assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), DUPLICATE);
@@ -192,7 +192,7 @@ fn who_asked_before_a_sum_was_whole_asks_for_it_anew() {
 #[test]
 fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
     let mut switch = switch();
-    let of_four = |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
+    let of_four = |bit, value| of(bit, value, 4);
     of_four(0, 1).to(&mut switch, 1);
     assert_eq!(of_four(1, 2).resent().to(&mut switch, 2), Verdict::Forward, "lost before, and merged");
     assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1 resend: 3"]);
@@ -202,7 +202,7 @@ fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
 #[test]
 fn figure_17_box_5_what_is_in_already_is_not_added_again() {
     let mut switch = switch();
-    let of_four = |bit, value| fragment(bit, 0, value).with(|header| header.directions.fan_in_degrees[0] = 4);
+    let of_four = |bit, value| of(bit, value, 4);
     of_four(0, 1).to(&mut switch, 1);
     of_four(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
     assert_eq!(of_four(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
