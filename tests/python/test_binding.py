@@ -25,11 +25,11 @@ def switch() -> Iterator[Switch]:
     switch.stop()
 
 
-def pair(switch: Switch, timeout: float = HANG) -> list[Client]:
+def pair(switch: Switch) -> list[Client]:
     with ThreadPoolExecutor() as threads:
         joining = [
             threads.submit(
-                Client, [(switch.address, 1.0, None, None)], "job", rank, 2, timeout=timeout
+                Client, [(switch.address, 1.0, None, None)], "job", rank, 2, timeout=HANG
             )
             for rank in range(2)
         ]
@@ -73,9 +73,10 @@ def test_a_rank_that_is_no_number_is_a_type_error(switch: Switch) -> None:
 
 
 def test_a_timeout_can_be_changed_either_way(switch: Switch) -> None:
-    first, second = pair(switch, timeout=0.5)
+    first, second = pair(switch)
+    first.set_timeout(0.5)
+    assert first.timeout == 0.5
     first.set_timeout(HANG)
-    assert first.timeout == HANG
     waiting = submit(first)
     time.sleep(1.0)
     submit(second).wait(HANG)
