@@ -377,7 +377,7 @@ impl Registry {
             left_last: now,
             untold: admission.resumed.then(|| admission.ranks()),
             renewal: Renewal::None,
-            life: Life::Running { presences: (0..world_size).map(|_| Presence::Heard(now)).collect() },
+            life: Life::Running { presences: (0..world_size).map(|_| Presence::Admitted(now)).collect() },
         };
         job.forget_parts();
         self.jobs.insert(id, job);
@@ -454,7 +454,7 @@ impl Registry {
             Life::Running { presences } => {
                 let presence = &mut presences[usize::from(rank.0)];
                 // Of a rank whose stream ended this may be an earlier word, that came late: it opens another one if it lives.
-                if matches!(presence, Presence::Heard(_)) {
+                if matches!(presence, Presence::Admitted(_) | Presence::Heard(_)) {
                     *presence = Presence::Heard(now);
                 }
                 if let Some(unheard) = &mut job.untold {

@@ -11,9 +11,15 @@ use super::super::{Admission, JoinRequest, Ranks};
 use super::{Denied, RegistryConfig, Renewal};
 use crate::machine::Instant;
 
+/// Heartbeat timeouts within which a rank says its first word after its admission. All ranks of many jobs may begin at once, on
+/// few cores.
+const FIRST_WORD: u32 = 4;
+
 /// What is known of a rank's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
+    /// It may have been told then that it is admitted, and has said nothing since.
+    Admitted(Instant),
     /// It asked something then, and has no stream.
     Heard(Instant),
     /// Its stream of this number is open: it lives, however silent it is.
@@ -84,7 +90,7 @@ impl Job {
         if !is_it {
             return None;
         }
-        presences[usize::from(rank.0)] = Presence::Heard(now);
+        presences[usize::from(rank.0)] = Presence::Admitted(now);
         Some(admission.clone())
     }
 
@@ -108,10 +114,10 @@ impl Job {
     pub fn hear(&mut self, now: Instant, ranks: &Ranks) {
         let Life::Running { presences } = &mut self.life else { return };
         for rank in ranks.iter() {
-            if let Some(presence) = presences.get_mut(usize::from(rank.0))
-                && !matches!(presence, Presence::Attends(_))
-            {
-                *presence = Presence::Heard(now);
+            match presences.get_mut(usize::from(rank.0)) {
+                None | Some(Presence::Attends(_)) => {}
+                Some(Presence::Admitted(then)) => *then = now,
+                Some(presence) => *presence = Presence::Heard(now),
             }
         }
     }
@@ -120,6 +126,9 @@ impl Job {
     pub fn dead(&self, now: Instant, config: &RegistryConfig) -> Option<Rank> {
         let overdue = |presence: &Presence| match *presence {
             Presence::Attends(_) => None,
+            Presence::Admitted(then) => {
+                (now.since(then) > FIRST_WORD * config.heartbeat_timeout).then_some(then)
+            }
             Presence::Heard(then) => (now.since(then) > config.heartbeat_timeout).then_some(then),
             Presence::Gone(then) => (now.since(then) > config.return_timeout).then_some(then),
         };

@@ -477,6 +477,7 @@ fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
     let mut registry = registry();
     let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 3);
     let beat = |registry: &mut Registry, now, rank| registry.beats(now, job, Rank(rank), generation);
+    beat(&mut registry, at(0), 1);
     for second in 1..=5 {
         assert_eq!(registry.tick(at(second)), vec![]);
         assert_eq!(beat(&mut registry, at(second), 0), HeartbeatReply::Alive { left: Ranks::default() });
@@ -501,11 +502,28 @@ fn a_rank_that_was_not_told_that_it_is_admitted_is_not_silent() {
         registry.awaits_shell(at(second), job);
         assert_eq!(registry.tick(at(second)), []);
     }
-    // From then on it is, as any other.
-    for second in 100..105 {
+    // For its first word it has four times as long as for each later one.
+    for second in 100..120 {
         assert_eq!(registry.tick(at(second)), []);
     }
-    assert!(matches!(registry.tick(at(105))[..], [Command::Abort { reason: AbortReason::Expelled(_), .. }]));
+    assert!(matches!(registry.tick(at(120))[..], [Command::Abort { reason: AbortReason::Expelled(_), .. }]));
+}
+
+#[test]
+fn a_rank_has_time_for_its_first_word_and_less_for_the_next() {
+    let mut registry = registry();
+    let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 2);
+    for second in 1..=20 {
+        assert_eq!(registry.tick(at(second)), []);
+        registry.beats(at(second), job, Rank(0), generation);
+    }
+    registry.beats(at(20), job, Rank(1), generation);
+    for second in 21..=25 {
+        assert_eq!(registry.tick(at(second)), []);
+        registry.beats(at(second), job, Rank(0), generation);
+    }
+    let reason = AbortReason::Expelled(Rank(1));
+    assert_eq!(registry.tick(at(26)), [Command::Abort { job, reason }]);
 }
 
 #[test]
@@ -569,7 +587,8 @@ fn a_heartbeat_of_another_generation_or_rank_is_unknown() {
 #[test]
 fn a_switch_that_was_not_scheduled_expels_nobody_for_it() {
     let mut registry = registry();
-    start(&mut registry, at(0), "a", 2);
+    let Admission { job, generation, .. } = start(&mut registry, at(0), "a", 1);
+    registry.beats(at(0), job, Rank(0), generation);
     assert_eq!(registry.tick(at(1)), vec![]);
     assert_eq!(registry.tick(at(100)), vec![]);
     for second in 101..=105 {
@@ -600,6 +619,7 @@ fn a_call_without_the_ranks_own_secret_has_no_effect() {
     let Admission { job, generation, key, .. } = start(&mut registry, at(0), "a", 2);
     let (victim, other) = (Rank(1), Rank(0));
     registry.attends(at(0), job, other, generation);
+    registry.beats(at(0), job, victim, generation);
     for second in 1..=5 {
         for secret in [0, u64::MAX, key.secret_of(other), key.lineage(), key.secret() as u64] {
             let denied = Err(Denied { rank: victim });
