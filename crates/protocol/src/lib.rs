@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+extern crate std;
 
 pub mod aggregation;
 pub mod atp;

@@ -125,7 +125,7 @@ impl FlowPlan {
         let packet = self.packet(packet_bytes);
         let ahead = AHEAD.max(PACKETS_AHEAD * packet).min(PERIOD_MAX);
         let period = (AHEADS_REPORTED * ahead).max(PACKETS_REPORTED * packet).min(PERIOD_MAX);
-        RateConfig { period, ahead, calm_periods: CALM_PERIODS, ..of_link }
+        RateConfig { period, ahead, calm_periods: CALM_PERIODS, follows: true, ..of_link }
     }
 
     /// How long nothing more must have come: what waits on the last of several paths comes no faster than that one's part of the rate.

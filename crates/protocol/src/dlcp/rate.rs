@@ -1,4 +1,5 @@
-//! How fast a flow is sent: the machine of Figure 7, and the pacer that keeps to it.
+//! How fast is sent: a flow by the machine of Figure 7, all flows on a way by what the way carries,
+//! and the pacer that keeps to both.
 
 use core::time::Duration;
 
@@ -29,6 +30,9 @@ pub struct RateConfig {
     /// Periods between reports while less is lost than comes, at least 1 (footnote 3: 1). Such a
     /// report would only say that nothing changes.
     pub calm_periods: u32,
+    /// Whether all flows to a peer together are sent no faster than the way there carries. The paper
+    /// has only Figure 7, for each flow.
+    pub follows: bool,
 }
 
 impl RateConfig {
@@ -38,7 +42,7 @@ impl RateConfig {
         let period = Duration::from_micros(200);
         // A constant of whole microseconds.
         let ahead = Duration::from_micros(period.as_micros() as u64 / TRAINS_IN_PERIOD);
-        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0, calm_periods: 1 }
+        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0, calm_periods: 1, follows: false }
     }
 
     pub(super) fn check(self) -> Result<Self, ()> {
@@ -56,6 +60,11 @@ impl RateConfig {
         let bits = u128::from(packets) * u128::from(self.packet_bytes) * 8;
         let ns = time.as_nanos().max(1);
         u64::try_from(bits * 1_000_000_000 / ns).unwrap_or(u64::MAX)
+    }
+
+    /// How long a packet takes at so many bits a second.
+    pub(super) fn packet_time(&self, bps: u64) -> Duration {
+        Duration::from_nanos(u64::from(self.packet_bytes).saturating_mul(8_000_000_000) / bps.max(1))
     }
 
     /// Blocks that a sender tells apart by their magnitude at a time. The important ones go first,
@@ -130,6 +139,120 @@ impl Rate {
     }
 }
 
+/// Packets of which some share was lost, before the rate on a way follows: a hundredth of them is
+/// five.
+const PACKETS_JUDGED: u32 = 512;
+/// How much more than usual is lost when that is congestion. Links lose packets without being full.
+const TOLERATED: f64 = 0.03;
+/// The most that links can be supposed to lose without being full.
+const USUAL_MAX: f64 = 0.2;
+/// Judgements among which the least loss is the usual one.
+const REMEMBERED: usize = 8;
+/// The rate after congestion, as a part of what arrived: less, so that queues empty.
+const AFTER_CONGESTION: f64 = 0.95;
+/// Rates that differ by more are not the same.
+const SLIGHTLY: f64 = 1.02;
+/// The increase of the rate on a way after so many packets without congestion, as a part of itself.
+/// It doubles with each judgement without any. What is lost is heard of when a flow is over, so it is
+/// never more than the last.
+const GROWTH: f64 = 0.01;
+const GROWTH_MAX: f64 = 0.06;
+
+/// What became of a round of a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::dlcp) struct Round {
+    pub packets: u32,
+    pub lost: u32,
+    /// How long the packets take at the rates at which they left.
+    pub time: Duration,
+    /// The largest rate that the receiver reported.
+    pub fastest_bps: u64,
+}
+
+impl Round {
+    pub const NONE: Self = Self { packets: 0, lost: 0, time: Duration::ZERO, fastest_bps: 0 };
+}
+
+/// The rate of all flows to one peer. It settles a little below what the way there carries.
+///
+/// Figure 7 lets half of what is sent be lost, and knows nothing of the flows before. Here the
+/// receiver's requests tell at each flow's end which share of it was lost. If it is more than
+/// usual, the rate becomes less than what arrived, for all flows that follow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WayRate {
+    bps: u64,
+    /// Rounds that are not judged yet.
+    over: Round,
+    /// Shares that were lost, of the last judgements in a ring.
+    losses: [f64; REMEMBERED],
+    judged: usize,
+    /// Judgements without congestion, one after the other.
+    calm: u32,
+    judged_at: Option<Instant>,
+}
+
+impl WayRate {
+    pub(super) const fn new(config: &RateConfig) -> Self {
+        Self {
+            bps: config.line_rate_bps,
+            over: Round::NONE,
+            losses: [1.0; REMEMBERED],
+            judged: 0,
+            calm: 0,
+            judged_at: None,
+        }
+    }
+
+    pub(super) const fn bps(&self) -> u64 {
+        self.bps
+    }
+
+    /// A round of a flow is over.
+    pub(super) fn is_over(&mut self, now: Instant, config: &RateConfig, round: Round) {
+        if !config.follows {
+            return;
+        }
+        let Round { packets, lost, time, fastest_bps } = &mut self.over;
+        *packets = packets.saturating_add(round.packets);
+        *lost = lost.saturating_add(round.lost);
+        *time += round.time;
+        *fastest_bps = (*fastest_bps).max(round.fastest_bps);
+        if *packets >= PACKETS_JUDGED {
+            let round = core::mem::take(&mut self.over);
+            self.judge(now, config, round);
+        }
+    }
+
+    fn judge(&mut self, now: Instant, config: &RateConfig, round: Round) {
+        let least = self.losses.iter().copied().fold(1.0, f64::min);
+        let usual = if least > USUAL_MAX { 0.0 } else { least };
+        let loss = f64::from(round.lost) / f64::from(round.packets);
+        self.losses[self.judged % REMEMBERED] = loss;
+        self.judged = self.judged.wrapping_add(1);
+        let elapsed = self.judged_at.replace(now).map_or(Duration::ZERO, |before| now.since(before));
+        // Who had little to send does not learn that it may send more.
+        let is_limited = 4 * round.time > 3 * elapsed;
+        let (bps, unusual) = (self.bps as f64, loss - usual);
+        let bps = if unusual > TOLERATED {
+            self.calm = 0;
+            let sent = config.bps(round.packets, round.time) as f64;
+            // A flow that was halved on its way sent less than could arrive.
+            let arrived = (sent * (1.0 - unusual)).max(round.fastest_bps as f64);
+            // What left faster than now says nothing of the rate since.
+            let now_is_too_fast = if sent > SLIGHTLY * bps { 1.0 } else { AFTER_CONGESTION };
+            (AFTER_CONGESTION * arrived).min(now_is_too_fast * bps)
+        } else if is_limited {
+            let growth = GROWTH * f64::from(round.packets) / f64::from(PACKETS_JUDGED);
+            let growth = growth * f64::from(1_u32 << self.calm.min(3));
+            self.calm += 1;
+            bps * (1.0 + growth.min(GROWTH_MAX))
+        } else {
+            bps
+        };
+        self.bps = (bps as u64).clamp(config.least_bps(), config.line_rate_bps);
+    }
+}
+
 /// Says when the next packet may leave, where so many bits a second may.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pacer {
@@ -149,9 +272,8 @@ impl Pacer {
 
     /// A packet leaves.
     pub(super) fn sent(&mut self, now: Instant, config: &RateConfig, bps: u64) {
-        let ns = u64::from(config.packet_bytes).saturating_mul(8_000_000_000) / bps.max(1);
         let from = self.free_at.max(now);
-        self.free_at = from + Duration::from_nanos(ns);
+        self.free_at = from + config.packet_time(bps);
     }
 
     /// So many packets leave, if all of them may; whether they do.
@@ -176,6 +298,8 @@ impl Pacer {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     const GIGABIT: u64 = 1_000_000_000;
@@ -232,6 +356,90 @@ mod tests {
         let halved = rate.bps();
         rate.reported(halved, halved);
         assert!(rate.bps() > halved && halved == u64::MAX / 2);
+    }
+
+    /// A flow's round over a way that carries so much, of whose packets links lose a share, too: as
+    /// it looks to its sender, and when it is over.
+    fn round(way: &WayRate, config: &RateConfig, packets: u32, carries: f64, links_lose: f64) -> Round {
+        let passes = (carries / way.bps() as f64).min(1.0) * (1.0 - links_lose);
+        let time = packets * config.packet_time(way.bps());
+        Round { packets, lost: (f64::from(packets) * (1.0 - passes)) as u32, time, fastest_bps: 0 }
+    }
+
+    /// Plays so many rounds, one after the other, and returns the shares that were lost.
+    fn play(way: &mut WayRate, config: &RateConfig, rounds: u32, carries: f64, links_lose: f64) -> Vec<f64> {
+        let mut now = way.judged_at.unwrap_or_default();
+        let one = |_| {
+            let round = round(way, config, 2_841, carries, links_lose);
+            now = now + round.time;
+            way.is_over(now, config, round);
+            f64::from(round.lost) / f64::from(round.packets)
+        };
+        (0..rounds).map(one).collect()
+    }
+
+    fn following(line_rate_bps: u64) -> (RateConfig, WayRate) {
+        let config = RateConfig { follows: true, ..RateConfig::of_link(line_rate_bps, 1500) };
+        (config, WayRate::new(&config))
+    }
+
+    #[test]
+    fn the_rate_settles_a_little_below_what_the_way_carries() {
+        let (config, mut way) = following(10 * GIGABIT);
+        let lost = play(&mut way, &config, 100, 0.25e9, 0.0);
+        assert!(lost[0] > 0.97, "it begins at line rate");
+        let later = &lost[1..];
+        assert!(later.iter().all(|lost| *lost < 0.12), "{later:?}");
+        assert!(later.iter().sum::<f64>() < 0.03 * later.len() as f64, "{later:?}");
+        assert!((0.23e9..0.28e9).contains(&(way.bps() as f64)), "{}", way.bps());
+        // The way carries more again.
+        play(&mut way, &config, 100, 10e9, 0.0);
+        assert_eq!(way.bps(), 10 * GIGABIT);
+    }
+
+    #[test]
+    fn links_that_lose_packets_slow_nobody_for_long() {
+        let (config, mut way) = following(GIGABIT);
+        play(&mut way, &config, 30, 1e9, 0.06);
+        assert_eq!(way.bps(), GIGABIT);
+        // A way that is full is noticed all the same, and one that loses all is no link's doing.
+        play(&mut way, &config, 50, 0.5e9, 0.06);
+        assert!((0.44e9..0.56e9).contains(&(way.bps() as f64)), "{}", way.bps());
+        play(&mut way, &config, 50, 1.0, 0.0);
+        assert_eq!(way.bps(), config.least_bps());
+    }
+
+    #[test]
+    fn a_sender_with_little_to_send_does_not_learn_that_it_may_send_more() {
+        let (config, mut way) = following(GIGABIT);
+        play(&mut way, &config, 1, 0.25e9, 0.0);
+        let before = way.bps();
+        for _ in 0..10 {
+            let round = round(&way, &config, 600, 1e9, 0.0);
+            let idle = way.judged_at.unwrap_or_default() + 2 * round.time;
+            way.is_over(idle, &config, round);
+        }
+        assert_eq!(way.bps(), before);
+    }
+
+    #[test]
+    fn short_flows_are_judged_together_and_flows_from_before_change_nothing_more() {
+        let (config, mut way) = following(GIGABIT);
+        let of_before = round(&way, &config, 64, 0.25e9, 0.0);
+        for flow in 1..=16 {
+            way.is_over(Instant(flow), &config, of_before);
+            assert_eq!(way.bps() < GIGABIT, flow >= 8, "flow {flow}: 512 packets are judged");
+        }
+        let after = way.bps() as f64;
+        assert!((0.23e9..0.25e9).contains(&after), "once less than what came, and not twice: {after}");
+    }
+
+    #[test]
+    fn the_papers_flows_leave_the_way_alone() {
+        let config = RateConfig::of_link(GIGABIT, 1500);
+        let mut way = WayRate::new(&config);
+        play(&mut way, &config, 10, 0.1e9, 0.0);
+        assert_eq!(way.bps(), GIGABIT);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use fanin_wire::{
 use super::clock::Clock;
 use super::config::{JobConfig, WorkerPlan};
 use super::flow::{Receiver, Sender, Waiting};
-use super::rate::Pacer;
+use super::rate::{Pacer, WayRate};
 use super::tags;
 use super::turns::Turns;
 use crate::machine::{
@@ -48,8 +48,9 @@ pub struct Worker<A, T> {
     /// Sums that came, and flows of which the server has enough. Other signals go on for ever where
     /// blocks are lost, and bring nothing.
     advances: u64,
-    /// The worker's own link.
+    /// The worker's own link, and how fast the way to the server is.
     link: Pacer,
+    way: WayRate,
     /// The paths of trains of blocks (§3.2.3), and of signals.
     of_blocks: Turns,
     of_signals: Turns,
@@ -96,6 +97,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             waiting: Waiting::new(config.retransmission),
             advances: 0,
             link: Pacer::default(),
+            way: WayRate::new(&config.rate),
             of_blocks: Turns::new(config.paths),
             of_signals: Turns::new(config.paths),
         }
@@ -262,11 +264,13 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         match signal {
             Signal::Report(report) => push.take_report(now, round, report, &mut self.waiting)?,
             Signal::Request { part, missing } => {
-                push.take_request(now, round, part, missing, &mut self.waiting)?;
+                let over = push.take_request(now, round, part, missing, &mut self.waiting)?;
+                over.into_iter().for_each(|round| self.way.is_over(now, &self.config.rate, round));
             }
             Signal::Finish => {
                 self.advances += u64::from(!push.is_finished());
-                push.take_finish(now, &mut self.waiting);
+                let over = push.take_finish(now, &mut self.waiting);
+                self.way.is_over(now, &self.config.rate, over);
                 self.complete(now, place);
                 return self.confirm(flow);
             }
@@ -301,6 +305,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             return;
         }
         flow.is_complete = true;
+        // Sums say that the server had enough, and may come before it says so.
+        let over = flow.push.as_mut().map(Sender::end);
+        over.into_iter().for_each(|round| self.way.is_over(now, &self.config.rate, round));
         let mut rounds = u32::from(flow.pull.round());
         for block in (0..flow.blocks).filter(|block| !receives || !flow.pull.has(*block)) {
             let Some(mut part) = self.core.stream.locate(flow.first_chunk + u64::from(block)) else { break };
@@ -371,7 +378,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
         let (preamble, under_way) = (self.preamble(Kind::Block), self.under_way());
-        let Self { core, config, worker, flows, first, link, of_blocks, .. } = self;
+        let Self { core, config, worker, flows, first, link, way, of_blocks, .. } = self;
         let mut run = Run::default();
         // Front layers first; of one priority, in the order of submission.
         let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].has_blocks()).collect();
@@ -423,11 +430,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 );
                 core.statistics.packets_sent += 1;
                 core.statistics.retransmissions += u64::from(push.round() > 0);
-                push.sent(now);
+                push.sent(now, way.bps());
                 if last {
                     push.stop_rides(now);
                 }
-                link.sent(now, &config.rate, config.rate.line_rate_bps);
+                link.sent(now, &config.rate, way.bps());
             }
             if !run.is_empty() {
                 // The next train takes the next path: blocks may overtake each other (§3.2.3).

@@ -389,6 +389,7 @@ fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan
             finish: dice.among(&[Finish::Stopped, Finish::BoundMet]),
             quiet: time(dice, &[20, 100, 1000]),
             timeout: time(dice, &[300, 1000, 5000]),
+            follows: dice.one_in(2),
         })
     } else {
         let (transport, ecn) = (TRANSPORTS[dice.range(0, 4) as usize], dice.one_in(2));
@@ -580,6 +581,7 @@ fn dlcp(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> Dlcp {
             finish: dice.among(&[Finish::Stopped, Finish::Stopped, Finish::BoundMet]),
             quiet: time(dice, &[20, 100, 1000]),
             timeout: time(dice, &[300, 1000, 5000]),
+            follows: dice.one_in(2),
         },
     }
 }

@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 use fanin_wire::{REQUEST_BLOCKS, Report, Signal, Start};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
-use crate::dlcp::rate::{Pacer, Rate, RateConfig};
+use crate::dlcp::rate::{Pacer, Rate, RateConfig, Round};
 use crate::machine::{Instant, Reason};
 
 /// A flow as its sender has it.
@@ -29,6 +29,9 @@ pub(in crate::dlcp) struct Sender {
     finished: bool,
     rate: Rate,
     pacer: Pacer,
+    /// What left in this round, and in the one before.
+    left: Round,
+    before: Round,
     /// Packets since `measured_since`.
     sent: u32,
     measured_since: Option<Instant>,
@@ -70,6 +73,8 @@ impl Sender {
             finished: false,
             rate: Rate::new(rate),
             pacer: Pacer::default(),
+            left: Round::default(),
+            before: Round::default(),
             sent: 0,
             measured_since: None,
             is_first: true,
@@ -198,10 +203,10 @@ impl Sender {
         self.pacer.opens_at()
     }
 
-    /// The block that [`Self::peek`] showed leaves.
-    pub(in crate::dlcp) fn sent(&mut self, now: Instant) {
+    /// The block that [`Self::peek`] showed leaves, by a way of that rate.
+    pub(in crate::dlcp) fn sent(&mut self, now: Instant, way_bps: u64) {
         self.pacer.sent(now, self.rate.config(), self.rate.bps());
-        self.left(now);
+        self.left(now, way_bps);
     }
 
     /// Whether the block that [`Self::peek`] showed is the last of its round.
@@ -232,7 +237,7 @@ impl Sender {
     pub(in crate::dlcp) fn send_along(
         &mut self,
         now: Instant,
-        round: u16,
+        (round, way_bps): (u16, u64),
         blocks: &[u32],
         last: bool,
     ) -> bool {
@@ -246,14 +251,16 @@ impl Sender {
         }
         for _ in blocks {
             self.peek(|_| Some(true));
-            self.left(now);
+            self.left(now, way_bps);
         }
         self.stop_rides(now);
         true
     }
 
-    fn left(&mut self, now: Instant) {
+    fn left(&mut self, now: Instant, way_bps: u64) {
         self.lined_up.pop_front();
+        self.left.packets += 1;
+        self.left.time += self.rate.config().packet_time(self.rate.bps().min(way_bps));
         self.gathers_since = None;
         self.sent = self.sent.saturating_add(1);
         self.measured_since.get_or_insert(now);
@@ -294,12 +301,15 @@ impl Sender {
         let sending = config.bps(self.sent, now.since(since)).min(self.rate.bps());
         let period = core::time::Duration::from_micros(report.period_us.into());
         let receiving = config.bps(report.packets, period);
+        self.left.fastest_bps = self.left.fastest_bps.max(receiving);
         self.rate.reported(sending, receiving);
         self.sent = 0;
         self.measured_since = Some(now);
         Ok(())
     }
 
+    /// Blocks are missing, and a round of them begins. Returns what became of the round before, once
+    /// all parts of the request have come.
     pub(in crate::dlcp) fn take_request(
         &mut self,
         now: Instant,
@@ -307,7 +317,7 @@ impl Sender {
         part: u16,
         missing: &[u8],
         waiting: &mut Waiting,
-    ) -> Result<(), Reason> {
+    ) -> Result<Option<Round>, Reason> {
         let begins = self.round.checked_add(1) == Some(round) && self.stopped;
         if self.finished || !begins && round != self.round || round == 0 {
             return Err(Reason::Stale);
@@ -322,26 +332,36 @@ impl Sender {
             (self.round, self.parts, self.is_sealed, self.stopped) = (round, 0, false, false);
             self.rate.restart();
             (self.sent, self.measured_since, self.is_first) = (0, None, true);
+            self.before = core::mem::take(&mut self.left);
         }
         if self.parts & 1 << part != 0 {
             return Err(Reason::Duplicate);
         }
         self.parts |= 1 << part;
         let last = self.blocks.min(first + REQUEST_BLOCKS);
+        let before = self.to_send.len();
         self.to_send.extend((first..last).filter(|block| is_set(missing, block - first)));
-        if self.parts.count_ones() == parts(self.blocks) {
-            self.seal();
+        self.before.lost += (self.to_send.len() - before) as u32;
+        if self.parts.count_ones() < parts(self.blocks) {
+            return Ok(None);
         }
-        Ok(())
+        self.seal();
+        Ok(Some(core::mem::take(&mut self.before)))
     }
 
-    /// The receiver has enough.
-    pub(in crate::dlcp) fn take_finish(&mut self, now: Instant, waiting: &mut Waiting) {
+    /// The receiver has enough: of the last round, too.
+    pub(in crate::dlcp) fn take_finish(&mut self, now: Instant, waiting: &mut Waiting) -> Round {
         self.started(now, false, waiting);
         self.stop.answered(now, false, waiting);
         self.to_send.clear();
         self.lined_up.clear();
         self.finished = true;
+        self.end()
+    }
+
+    /// The flow is over, as its sender knows otherwise. Returns what became of the last round.
+    pub(in crate::dlcp) const fn end(&mut self) -> Round {
+        core::mem::replace(&mut self.left, Round::NONE)
     }
 
     /// Any answer shows that the flow is known.

@@ -13,6 +13,8 @@ use crate::dlcp::rate::RateConfig;
 use crate::machine::{Instant, Reason};
 use crate::transport::RetransmissionConfig;
 
+/// The rate of a way that is no slower than the flow.
+const LINE: u64 = u64::MAX;
 const RETRANSMISSION: RetransmissionConfig =
     RetransmissionConfig { floor: Duration::from_millis(1), ceiling: Duration::from_millis(250) };
 const RECEIVER: ReceiverConfig = ReceiverConfig {
@@ -101,7 +103,7 @@ impl Ends {
         while self.sender.is_open(now)
             && let Some((block, _)) = self.sender.peek(|_| Some(true))
         {
-            self.sender.sent(now);
+            self.sender.sent(now, LINE);
             sent.push(block);
         }
         sent
@@ -129,7 +131,7 @@ impl Ends {
     fn request(&mut self, now: Instant, round: u16, blocks: &[u32]) -> Result<(), Reason> {
         let mut missing = [0; 2];
         blocks.iter().for_each(|block| missing[*block as usize / 8] |= 1 << (block % 8));
-        self.sender.take_request(now, round, 0, &missing, &mut self.of_sender)
+        self.sender.take_request(now, round, 0, &missing, &mut self.of_sender).map(drop)
     }
 }
 
@@ -157,7 +159,7 @@ fn a_stop_that_rides_on_the_last_block_and_an_end_that_sums_tell_of_are_said_onl
     while let Some((block, _)) = ends.sender.peek(|_| Some(true)) {
         let last = ends.sender.is_last();
         assert_eq!(last, block == 9);
-        ends.sender.sent(us(0));
+        ends.sender.sent(us(0), LINE);
         if last {
             ends.sender.stop_rides(us(0));
         }
@@ -355,7 +357,7 @@ fn a_request_of_several_parts_is_complete_when_all_have_come() {
         while sender.is_open(us(at))
             && let Some((block, _)) = sender.peek(|_| Some(true))
         {
-            sender.sent(us(at));
+            sender.sent(us(at), LINE);
             sent.insert(block);
         }
         sent.len()
@@ -483,7 +485,7 @@ fn important_blocks_of_a_stretch_go_first_and_what_is_not_needed_not_at_all() {
     let mut ends = Ends::new(10);
     let mut sent = vec![];
     while let Some(next) = ends.sender.peek(|block| (block != 5).then_some(block % 3 == 0)) {
-        ends.sender.sent(us(0));
+        ends.sender.sent(us(0), LINE);
         sent.push(next);
     }
     let (important, other) = ([0, 3, 6, 9], [1, 2, 4, 7, 8]);

@@ -13,7 +13,7 @@ use super::addresses::Addresses;
 use super::flow::Flow;
 use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
-use crate::dlcp::rate::Pacer;
+use crate::dlcp::rate::{Pacer, WayRate};
 use crate::dlcp::rendezvous::Unlike;
 use crate::dlcp::sums::{Memory, words_of_block};
 use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
@@ -54,6 +54,8 @@ pub(super) struct Job<A> {
     link: Pacer,
     /// By place: the worker's link, which all flows to it share.
     to: Vec<Pacer>,
+    /// How fast the way to each is.
+    ways: Vec<WayRate>,
     /// Whether a signal may be due.
     may_signal: bool,
     /// Not later than anything is due, once it was looked for since `may_be_due`.
@@ -85,6 +87,7 @@ impl<A: Copy> Job<A> {
             recipients: Vec::with_capacity(workers),
             link: Pacer::default(),
             to: vec![Pacer::default(); workers],
+            ways: vec![WayRate::new(&job.config.rate); workers],
             may_signal: false,
             due: None,
             may_be_due: false,
@@ -256,7 +259,8 @@ impl<A: Copy> Job<A> {
             }
             Signal::Request { part, missing } => {
                 let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
-                pull.take_request(now, round, part, missing, waiting)?;
+                let over = pull.take_request(now, round, part, missing, waiting)?;
+                over.into_iter().for_each(|round| self.ways[place].is_over(now, &self.job.config.rate, round));
                 self.line_up(at, place);
             }
             Signal::Finish => {
@@ -265,7 +269,8 @@ impl<A: Copy> Job<A> {
                     return Err(Reason::Unexpected);
                 }
                 let is_new = !pull.is_finished();
-                pull.take_finish(now, waiting);
+                let over = pull.take_finish(now, waiting);
+                self.ways[place].is_over(now, &self.job.config.rate, over);
                 self.forget_what_is_over();
                 let confirmed = self.confirm(place, id)?;
                 return if is_new { Ok(confirmed) } else { Err(Reason::Duplicate) };
@@ -514,6 +519,7 @@ impl<A: Copy> Job<A> {
         let (mut run, mut ends) = (Run::default(), false);
         self.blocks.clear();
         let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
+        let way_bps = self.ways[place].bps();
         let link_rate_bps = self.job.link_rate_bps;
         let Ok(at) = self.place_of(id) else { return (run, false) };
         let Self { flows, blocks, .. } = self;
@@ -545,12 +551,12 @@ impl<A: Copy> Job<A> {
                 sums.write(block, payload);
             });
             blocks.push(block);
-            pull.sent(now);
+            pull.sent(now, way_bps);
             if last {
                 pull.stop_rides(now);
             }
             link.sent(now, &config.rate, link_rate_bps);
-            to.sent(now, &config.rate, config.rate.line_rate_bps);
+            to.sent(now, &config.rate, way_bps);
         }
         (self.link, self.to[place]) = (link, to);
         // The last of a round is followed by a stop. Every sum in line is wanted, so that none is
@@ -563,8 +569,16 @@ impl<A: Copy> Job<A> {
     /// that next, and now. Each worker's link is paced as if it had been written for it.
     fn send_along(&mut self, now: Instant, id: FlowId, place: usize, last: bool) -> u64 {
         let Ok(at) = self.place_of(id) else { return 0 };
-        let Self { job: ServerJob { config, link_rate_bps, .. }, flows, addresses, link, to, blocks, .. } =
-            self;
+        let Self {
+            job: ServerJob { config, link_rate_bps, .. },
+            flows,
+            addresses,
+            link,
+            to,
+            ways,
+            blocks,
+            ..
+        } = self;
         let Some(pulls) = flows.get_mut(at).and_then(Option::as_mut).map(|flow| &mut flow.pulls) else {
             return 0;
         };
@@ -576,8 +590,8 @@ impl<A: Copy> Job<A> {
             let (mut ours, mut theirs) = (*link, to[other]);
             if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_known())
                 && ours.send_all(now, rate, *link_rate_bps, packets)
-                && theirs.send_all(now, rate, rate.line_rate_bps, packets)
-                && pull.send_along(now, round, blocks, last)
+                && theirs.send_all(now, rate, ways[other].bps(), packets)
+                && pull.send_along(now, (round, ways[other].bps()), blocks, last)
             {
                 (*link, to[other]) = (ours, theirs);
                 places |= 1 << other;

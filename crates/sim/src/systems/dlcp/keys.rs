@@ -59,6 +59,7 @@ struct Keys {
     loss_bound: Option<Spanned<Share>>,
     period: Option<Spanned<Time>>,
     delta: Option<Spanned<f64>>,
+    rates: Option<RatesName>,
     finish: Option<FinishName>,
     quiet: Option<Spanned<Time>>,
     timeout: Option<Spanned<Time>>,
@@ -75,6 +76,9 @@ pub(crate) struct PushKeys {
     period: Option<Spanned<Time>>,
     /// How many times as much as arrives is sent when that is congestion; 2 unless given.
     delta: Option<Spanned<f64>>,
+    /// Whose rate follows what arrives: that of each flow, as in the paper, or also that of all
+    /// flows on a way, as on sockets; "flow" unless given.
+    rates: Option<RatesName>,
     /// When a receiver has enough; when its sender has stopped and nothing more comes unless given.
     finish: Option<FinishName>,
     /// How long nothing more must have come after a stop before what is missing is asked for; 100
@@ -89,6 +93,13 @@ pub(crate) struct PushKeys {
 enum WayName {
     Server,
     Ring,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+enum RatesName {
+    Flow,
+    Way,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -126,8 +137,8 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             entry.at_system("no host is left for the server; name one with `servers`, a worker's if need be, or say `way = \"ring\"`")
         })?]),
     };
-    let Keys { loss_bound, period, delta, finish, quiet, timeout, .. } = keys;
-    let sends = PushKeys { loss_bound, period, delta, finish, quiet, timeout }.resolve()?;
+    let Keys { loss_bound, period, delta, rates, finish, quiet, timeout, .. } = keys;
+    let sends = PushKeys { loss_bound, period, delta, rates, finish, quiet, timeout }.resolve()?;
     Ok(Arc::new(Dlcp {
         way,
         divide_above_bytes: keys.divide_above.map_or(DIVIDE_ABOVE_BYTES, |size| size.get_ref().0),
@@ -162,6 +173,7 @@ impl PushKeys {
             loss_bound: bound(self.loss_bound.as_ref(), "loss_bound", LOSS_BOUND)?,
             period,
             delta,
+            follows: self.rates == Some(RatesName::Way),
             finish: match self.finish {
                 None | Some(FinishName::Stopped) => Finish::Stopped,
                 Some(FinishName::BoundMet) => Finish::BoundMet,

@@ -211,6 +211,7 @@ impl Dlcp {
                 delta: self.sends.delta,
                 ahead: self.sends.period / 10,
                 calm_periods: 1,
+                follows: self.sends.follows,
             },
             finish: self.sends.finish,
             quiet: self.sends.quiet,

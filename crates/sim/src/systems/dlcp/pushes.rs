@@ -38,6 +38,8 @@ pub struct PushPlan {
     pub period: std::time::Duration,
     /// How many times as much as arrives is sent when that is congestion.
     pub delta: f64,
+    /// Whether all flows on a way have a rate that follows what arrives.
+    pub follows: bool,
     /// When a receiver has enough.
     pub finish: Finish,
     /// How long nothing more must have come after a stop.
@@ -135,6 +137,7 @@ impl Pushes {
                 delta: self.plan.delta,
                 ahead: self.plan.period / 10,
                 calm_periods: 1,
+                follows: self.plan.follows,
             },
             finish: self.plan.finish,
             quiet: self.plan.quiet,

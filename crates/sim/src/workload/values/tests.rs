@@ -78,6 +78,7 @@ fn system(summer: Summer) -> Arc<dyn System> {
                 loss_bound: LossBound::RELIABLE,
                 period: Duration::from_micros(200),
                 delta: 2.0,
+                follows: false,
                 finish: Finish::Stopped,
                 quiet: Duration::from_millis(1),
                 timeout: Duration::from_millis(1),
