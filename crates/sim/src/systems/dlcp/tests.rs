@@ -104,6 +104,28 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
     }
 }
 
+/// The server's link carries a quarter of what the workers could send. 15 tensors make four times
+/// as many flows.
+#[test]
+fn flows_into_one_link_settle_without_losing_half() {
+    let at = |rates: &str, tensor: &str, tensors: u32| {
+        let rack = RACK.replace("queue = \"64MB\"", "rate = \"1Gbit\"\nqueue = \"1MB\"");
+        let job_keys = format!("workers = 4\nin_flight = 4\ntensor = \"{tensor}\"\ntensors = {tensors}\n");
+        let keys = format!("loss_bound = \"2%\"\nperiod = \"2ms\"\nquiet = \"1ms\"\nrates = \"{rates}\"\n");
+        let sample = "payload = \"sample\"\n";
+        job(&format!("{sample}{rack}[[job]]\nsystem = \"dlcp\"\n{job_keys}[job.dlcp]\n{keys}"))
+    };
+    for (tensor, tensors) in [("4MB", 15), ("64kB", 300)] {
+        let [flow, way] = ["flow", "way"].map(|rates| at(rates, tensor, tensors));
+        let again = |found: &JobReport| found.counters.retransmissions.expect("it is counted");
+        let sent = |found: &JobReport| found.counters.packets_sent.expect("it is counted");
+        assert!(4 * again(&way) < again(&flow), "{tensor}: {} of {}", again(&way), again(&flow));
+        assert!(6 * again(&way) < sent(&way), "{tensor}: {} of {}", again(&way), sent(&way));
+        let [flow_s, way_s] = [flow, way].map(|found| found.finished_s.expect("it is finished"));
+        assert!(way_s < 1.05 * flow_s, "{tensor}: {way_s} s, {flow_s} s");
+    }
+}
+
 #[test]
 fn a_flow_may_end_when_its_bound_is_met_as_in_the_paper() {
     let share = |finish: &str| {
