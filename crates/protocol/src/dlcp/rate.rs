@@ -1,5 +1,5 @@
-//! How fast is sent: a flow by the machine of Figure 7, all flows on a way by what the way carries,
-//! and the pacer that keeps to both.
+//! Rates. Figure 7 gives each flow one; all flows on a way share one that follows what the way
+//! carries. The pacer keeps to them.
 
 use core::time::Duration;
 
@@ -139,23 +139,23 @@ impl Rate {
     }
 }
 
-/// Packets of which some share was lost, before the rate on a way follows: a hundredth of them is
-/// five.
+/// So many packets are judged together: a hundredth of them is five.
 const PACKETS_JUDGED: u32 = 512;
 /// How much more than usual is lost when that is congestion. Links lose packets without being full.
 const TOLERATED: f64 = 0.03;
 /// The most that links can be supposed to lose without being full.
-const USUAL_MAX: f64 = 0.2;
+const USUAL_MAX: f64 = 0.3;
 /// Judgements among which the least loss is the usual one.
 const REMEMBERED: usize = 8;
 /// The rate after congestion, as a part of what arrived: less, so that queues empty.
 const AFTER_CONGESTION: f64 = 0.95;
 /// Rates that differ by more are not the same.
 const SLIGHTLY: f64 = 1.02;
-/// The increase of the rate on a way after so many packets without congestion, as a part of itself.
-/// It doubles with each judgement without any. What is lost is heard of when a flow is over, so it is
-/// never more than the last.
+/// The rate without congestion grows by this part of itself for as many packets as are judged at
+/// least. Each time that it grows again it grows twice as much, four times and eight times.
 const GROWTH: f64 = 0.01;
+/// A judgement lets it grow by no more than this part: the sender of a long flow hears late of what
+/// it lost.
 const GROWTH_MAX: f64 = 0.06;
 
 /// What became of a round of a flow.
@@ -186,7 +186,7 @@ pub(super) struct WayRate {
     /// Shares that were lost, of the last judgements in a ring.
     losses: [f64; REMEMBERED],
     judged: usize,
-    /// Judgements without congestion, one after the other.
+    /// How often the rate has grown since congestion, at most three times.
     calm: u32,
     judged_at: Option<Instant>,
 }
@@ -243,8 +243,8 @@ impl WayRate {
             (AFTER_CONGESTION * arrived).min(now_is_too_fast * bps)
         } else if is_limited {
             let growth = GROWTH * f64::from(round.packets) / f64::from(PACKETS_JUDGED);
-            let growth = growth * f64::from(1_u32 << self.calm.min(3));
-            self.calm += 1;
+            let growth = growth * f64::from(1_u32 << self.calm);
+            self.calm = (self.calm + 1).min(3);
             bps * (1.0 + growth.min(GROWTH_MAX))
         } else {
             bps
@@ -358,8 +358,7 @@ mod tests {
         assert!(rate.bps() > halved && halved == u64::MAX / 2);
     }
 
-    /// A flow's round over a way that carries so much, of whose packets links lose a share, too: as
-    /// it looks to its sender, and when it is over.
+    /// A round of a flow over a way that carries so much. Its links lose a share of the packets, too.
     fn round(way: &WayRate, config: &RateConfig, packets: u32, carries: f64, links_lose: f64) -> Round {
         let passes = (carries / way.bps() as f64).min(1.0) * (1.0 - links_lose);
         let time = packets * config.packet_time(way.bps());
@@ -401,6 +400,8 @@ mod tests {
     fn links_that_lose_packets_slow_nobody_for_long() {
         let (config, mut way) = following(GIGABIT);
         play(&mut way, &config, 30, 1e9, 0.06);
+        assert_eq!(way.bps(), GIGABIT);
+        play(&mut way, &config, 60, 1e9, 0.25);
         assert_eq!(way.bps(), GIGABIT);
         // A way that is full is noticed all the same, and one that loses all is no link's doing.
         play(&mut way, &config, 50, 0.5e9, 0.06);

@@ -76,8 +76,8 @@ pub(crate) struct PushKeys {
     period: Option<Spanned<Time>>,
     /// How many times as much as arrives is sent when that is congestion; 2 unless given.
     delta: Option<Spanned<f64>>,
-    /// Whose rate follows what arrives: that of each flow, as in the paper, or also that of all
-    /// flows on a way, as on sockets; "flow" unless given.
+    /// "flow", as in the paper, or "way": all flows on a way share a rate, too, as on sockets;
+    /// "flow" unless given.
     rates: Option<RatesName>,
     /// When a receiver has enough; when its sender has stopped and nothing more comes unless given.
     finish: Option<FinishName>,
