@@ -283,7 +283,11 @@ def out_of_memory(me: Me) -> str:
         while True:
             optimizer.step()
     except (MemoryError, errors.FaninError) as error:
-        return type(error).__name__
+        name = type(error).__name__
+    if me.rank == 2:  # its process lives on
+        me.say(name)
+        me.hear()
+    return name
 
 
 def test_a_rank_that_is_left_out_and_can_send_nothing_ends_the_training_of_all(
@@ -294,6 +298,8 @@ def test_a_rank_that_is_left_out_and_can_send_nothing_ends_the_training_of_all(
         assert ranks.hear(rank) == "one step"
     for rank in range(3):
         ranks.tell(rank, "step")
-    assert ranks.result(2) == "MemoryError"
+    assert ranks.hear(2) == "MemoryError"
     for rank in (0, 1):
         assert ranks.result(rank) in ("RankLost", "RankLeft")
+    ranks.tell(2, "end")
+    assert ranks.result(2) == "MemoryError"

@@ -44,7 +44,6 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-extern crate std;
 
 pub mod aggregation;
 pub mod atp;

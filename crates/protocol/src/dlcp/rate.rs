@@ -139,10 +139,12 @@ impl Rate {
     }
 }
 
-/// So many packets are judged together: a hundredth of them is five.
+/// Packets that are judged together: a hundredth of them is five.
 const PACKETS_JUDGED: u32 = 512;
 /// How much more than usual is lost when that is congestion. Links lose packets without being full.
 const TOLERATED: f64 = 0.03;
+/// And by so many standard deviations of what is usual: the usual loss is the least of several.
+const DEVIATIONS: f64 = 4.0;
 /// The most that links can be supposed to lose without being full.
 const USUAL_MAX: f64 = 0.3;
 /// Judgements among which the least loss is the usual one.
@@ -154,53 +156,79 @@ const SLIGHTLY: f64 = 1.02;
 /// The rate without congestion grows by this part of itself for as many packets as are judged at
 /// least. Each time that it grows again it grows twice as much, four times and eight times.
 const GROWTH: f64 = 0.01;
+const DOUBLINGS: u32 = 3;
 /// A judgement lets it grow by no more than this part: the sender of a long flow hears late of what
 /// it lost.
 const GROWTH_MAX: f64 = 0.06;
+/// After so many judgements without congestion the way carries more than before ..
+const CALM: u32 = 6;
+/// .. and a judgement lets the rate grow by this part.
+const GROWTH_WHEN_CALM: f64 = 0.25;
 
-/// What became of a round of a flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The fate of a round of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::dlcp) struct Round {
     pub packets: u32,
-    pub lost: u32,
+    /// Blocks that were missed, beyond what the bound forgives.
+    pub missed: u32,
     /// How long the packets take at the rates at which they left.
     pub time: Duration,
+    /// When the first one left, and the last.
+    pub since: Instant,
+    pub until: Instant,
     /// The largest rate that the receiver reported.
     pub fastest_bps: u64,
 }
 
 impl Round {
-    pub const NONE: Self = Self { packets: 0, lost: 0, time: Duration::ZERO, fastest_bps: 0 };
+    pub const NONE: Self = Self {
+        packets: 0,
+        missed: 0,
+        time: Duration::ZERO,
+        since: Instant(u64::MAX),
+        until: Instant(0),
+        fastest_bps: 0,
+    };
+
+    /// A packet leaves, which takes so long.
+    pub fn leaves(&mut self, now: Instant, time: Duration) {
+        self.packets = self.packets.saturating_add(1);
+        self.time += time;
+        self.since = self.since.min(now);
+        self.until = now;
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.packets = self.packets.saturating_add(other.packets);
+        self.missed = self.missed.saturating_add(other.missed.min(other.packets));
+        self.time += other.time;
+        self.since = self.since.min(other.since);
+        self.until = self.until.max(other.until);
+        self.fastest_bps = self.fastest_bps.max(other.fastest_bps);
+    }
 }
 
-/// The rate of all flows to one peer. It settles a little below what the way there carries.
+/// The rate of all flows to one peer. It settles about where the way there carries all of them.
 ///
 /// Figure 7 lets half of what is sent be lost, and knows nothing of the flows before. Here the
-/// receiver's requests tell at each flow's end which share of it was lost. If it is more than
+/// receiver's requests tell at each flow's end which share of it is missed. If it is more than
 /// usual, the rate becomes less than what arrived, for all flows that follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WayRate {
     bps: u64,
     /// Rounds that are not judged yet.
     over: Round,
-    /// Shares that were lost, of the last judgements in a ring.
+    /// Shares that were missed, of the last judgements in a ring.
     losses: [f64; REMEMBERED],
     judged: usize,
-    /// How often the rate has grown since congestion, at most three times.
+    /// How often the rate has grown since congestion, at most [`CALM`] times.
     calm: u32,
-    judged_at: Option<Instant>,
 }
 
 impl WayRate {
     pub(super) const fn new(config: &RateConfig) -> Self {
-        Self {
-            bps: config.line_rate_bps,
-            over: Round::NONE,
-            losses: [1.0; REMEMBERED],
-            judged: 0,
-            calm: 0,
-            judged_at: None,
-        }
+        let losses = [1.0; REMEMBERED];
+        Self { bps: config.line_rate_bps, over: Round::NONE, losses, judged: 0, calm: 0 }
     }
 
     pub(super) const fn bps(&self) -> u64 {
@@ -212,41 +240,41 @@ impl WayRate {
         if !config.follows {
             return;
         }
-        let Round { packets, lost, time, fastest_bps } = &mut self.over;
-        *packets = packets.saturating_add(round.packets);
-        *lost = lost.saturating_add(round.lost);
-        *time += round.time;
-        *fastest_bps = (*fastest_bps).max(round.fastest_bps);
-        if *packets >= PACKETS_JUDGED {
-            let round = core::mem::take(&mut self.over);
-            self.judge(now, config, round);
+        self.over.add(&round);
+        if self.over.packets >= PACKETS_JUDGED {
+            let round = core::mem::replace(&mut self.over, Round::NONE);
+            self.judge(now, config, &round);
         }
     }
 
-    fn judge(&mut self, now: Instant, config: &RateConfig, round: Round) {
-        let least = self.losses.iter().copied().fold(1.0, f64::min);
-        let usual = if least > USUAL_MAX { 0.0 } else { least };
-        let loss = f64::from(round.lost) / f64::from(round.packets);
+    fn judge(&mut self, now: Instant, config: &RateConfig, round: &Round) {
+        let (bps, packets) = (self.bps as f64, f64::from(round.packets));
+        let loss = f64::from(round.missed) / packets;
+        let usual = self.losses.iter().copied().fold(1.0, f64::min);
+        let usual = if usual > USUAL_MAX { 0.0 } else { usual };
         self.losses[self.judged % REMEMBERED] = loss;
         self.judged = self.judged.wrapping_add(1);
-        let elapsed = self.judged_at.replace(now).map_or(Duration::ZERO, |before| now.since(before));
-        // Who had little to send does not learn that it may send more.
-        let is_limited = 4 * round.time > 3 * elapsed;
-        let (bps, unusual) = (self.bps as f64, loss - usual);
-        let bps = if unusual > TOLERATED {
+        let unusual = loss - usual;
+        let excess = (unusual - TOLERATED).max(0.0);
+        let bps = if excess * excess * packets > DEVIATIONS * DEVIATIONS * usual * (1.0 - usual) {
             self.calm = 0;
-            let sent = config.bps(round.packets, round.time) as f64;
-            // A flow that was halved on its way sent less than could arrive.
-            let arrived = (sent * (1.0 - unusual)).max(round.fastest_bps as f64);
-            // What left faster than now says nothing of the rate since.
-            let now_is_too_fast = if sent > SLIGHTLY * bps { 1.0 } else { AFTER_CONGESTION };
-            (AFTER_CONGESTION * arrived).min(now_is_too_fast * bps)
-        } else if is_limited {
-            let growth = GROWTH * f64::from(round.packets) / f64::from(PACKETS_JUDGED);
-            let growth = growth * f64::from(1_u32 << self.calm);
-            self.calm = (self.calm + 1).min(3);
-            bps * (1.0 + growth.min(GROWTH_MAX))
+            // Flows that left side by side were faster together than each of them.
+            let sent = config.bps(round.packets, round.time.min(round.until.since(round.since))) as f64;
+            let arrived = sent * (1.0 - unusual);
+            // A flow that Figure 7 halved sent less than could arrive.
+            let was_halved = SLIGHTLY * sent < bps;
+            let arrived = if was_halved { arrived.max(round.fastest_bps as f64) } else { arrived };
+            // Packets that left faster than now say nothing of the rate since.
+            let most = if sent > SLIGHTLY * bps { bps } else { AFTER_CONGESTION * bps };
+            (AFTER_CONGESTION * arrived).min(most)
+        } else if 4 * round.time > 3 * now.since(round.since) {
+            let growth = GROWTH * packets / f64::from(PACKETS_JUDGED);
+            let growth = growth * f64::from(1_u32 << self.calm.min(DOUBLINGS));
+            let most = if self.calm < CALM { GROWTH_MAX } else { GROWTH_WHEN_CALM };
+            self.calm = (self.calm + 1).min(CALM);
+            bps * (1.0 + growth.min(most))
         } else {
+            // A sender that had little to send does not learn that it may send more.
             bps
         };
         self.bps = (bps as u64).clamp(config.least_bps(), config.line_rate_bps);
@@ -361,18 +389,23 @@ mod tests {
     /// A round of a flow over a way that carries so much. Its links lose a share of the packets, too.
     fn round(way: &WayRate, config: &RateConfig, packets: u32, carries: f64, links_lose: f64) -> Round {
         let passes = (carries / way.bps() as f64).min(1.0) * (1.0 - links_lose);
-        let time = packets * config.packet_time(way.bps());
-        Round { packets, lost: (f64::from(packets) * (1.0 - passes)) as u32, time, fastest_bps: 0 }
+        let missed = (f64::from(packets) * (1.0 - passes)) as u32;
+        Round { packets, missed, time: packets * config.packet_time(way.bps()), ..Round::NONE }
+    }
+
+    /// Rounds begin at 1 s, and each takes as long as its packets and `idle` together.
+    fn over(way: &mut WayRate, config: &RateConfig, round: Round, idle: Duration) {
+        let since = Instant(1_000_000_000);
+        let until = since + round.time;
+        way.is_over(until + idle, config, Round { since, until, ..round });
     }
 
     /// Plays so many rounds, one after the other, and returns the shares that were lost.
     fn play(way: &mut WayRate, config: &RateConfig, rounds: u32, carries: f64, links_lose: f64) -> Vec<f64> {
-        let mut now = way.judged_at.unwrap_or_default();
         let one = |_| {
             let round = round(way, config, 2_841, carries, links_lose);
-            now = now + round.time;
-            way.is_over(now, config, round);
-            f64::from(round.lost) / f64::from(round.packets)
+            over(way, config, round, Duration::ZERO);
+            f64::from(round.missed) / f64::from(round.packets)
         };
         (0..rounds).map(one).collect()
     }
@@ -383,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_settles_a_little_below_what_the_way_carries() {
+    fn the_rate_settles_at_what_the_way_carries() {
         let (config, mut way) = following(10 * GIGABIT);
         let lost = play(&mut way, &config, 100, 0.25e9, 0.0);
         assert!(lost[0] > 0.97, "it begins at line rate");
@@ -411,16 +444,61 @@ mod tests {
     }
 
     #[test]
+    fn links_that_lose_packets_at_random_slow_no_short_flows() {
+        let (config, mut way) = following(GIGABIT);
+        // Xorshift.
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut is_lost = |percent: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % 100 < percent
+        };
+        for percent in [6, 10, 15, 25] {
+            let mut rates = 0.0;
+            for _ in 0..200 {
+                let missed = (0..512).filter(|_| is_lost(percent)).count() as u32;
+                let round = Round { missed, ..round(&way, &config, 512, 1e9, 0.0) };
+                over(&mut way, &config, round, Duration::ZERO);
+                rates += way.bps() as f64;
+            }
+            let mean = rates / 200.0 / GIGABIT as f64;
+            assert!(mean > 0.9, "{percent} %: {mean}");
+        }
+    }
+
+    #[test]
     fn a_sender_with_little_to_send_does_not_learn_that_it_may_send_more() {
         let (config, mut way) = following(GIGABIT);
         play(&mut way, &config, 1, 0.25e9, 0.0);
         let before = way.bps();
         for _ in 0..10 {
             let round = round(&way, &config, 600, 1e9, 0.0);
-            let idle = way.judged_at.unwrap_or_default() + 2 * round.time;
-            way.is_over(idle, &config, round);
+            over(&mut way, &config, round, round.time);
         }
         assert_eq!(way.bps(), before);
+    }
+
+    #[test]
+    fn flows_side_by_side_arrive_together() {
+        let (config, mut way) = following(GIGABIT);
+        // Figure 7 halved both, and a twentieth of each was lost.
+        let of_one = Round { missed: 50, time: 1_000 * config.packet_time(GIGABIT / 2), ..Round::NONE };
+        let since = Instant(5);
+        let of_one = Round { packets: 1_000, since, until: since + of_one.time, ..of_one };
+        let mut both = of_one;
+        both.add(&of_one);
+        way.judge(both.until, &config, &both);
+        assert!((0.89e9..0.96e9).contains(&(way.bps() as f64)), "{}", way.bps());
+    }
+
+    #[test]
+    fn a_flow_that_was_halved_tells_what_could_have_arrived() {
+        let (config, mut way) = following(GIGABIT);
+        let halved = Round { packets: 2_841, missed: 900, fastest_bps: 260_000_000, ..Round::NONE };
+        let time = 2_841 * config.packet_time(190_000_000);
+        over(&mut way, &config, Round { time, ..halved }, Duration::ZERO);
+        assert_eq!(way.bps(), 247_000_000);
     }
 
     #[test]
@@ -428,7 +506,9 @@ mod tests {
         let (config, mut way) = following(GIGABIT);
         let of_before = round(&way, &config, 64, 0.25e9, 0.0);
         for flow in 1..=16 {
-            way.is_over(Instant(flow), &config, of_before);
+            let since = Instant(flow * of_before.time.as_nanos() as u64);
+            let until = since + of_before.time;
+            way.is_over(until, &config, Round { since, until, ..of_before });
             assert_eq!(way.bps() < GIGABIT, flow >= 8, "flow {flow}: 512 packets are judged");
         }
         let after = way.bps() as f64;

@@ -564,6 +564,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         let JobConfig { id, key, generation, shard, .. } = plan.config;
         self.config = JobConfig { id, key, generation, shard, ..self.config };
         self.worker = plan.place;
+        self.way = WayRate::new(&self.config.rate);
         if self.flows.iter().any(|flow| flow.push.is_some()) {
             self.core.end(AbortReason::SwitchStopped);
             return;

@@ -32,7 +32,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from fanin._participants import among
-from fanin.errors import FaninError
+from fanin.errors import AllReduceTimeout, FaninError, RankLost
 from fanin.torch.backend import same_ranks
 from fanin.torch.backend.channel import LOSS_TIMEOUT
 from fanin.torch.backend.fanin_backend import FaninBackend
@@ -332,7 +332,10 @@ class AsynchronousSteps(Steps):
             while self._play(self._next()):
                 pass
         except BaseException as error:
-            self._fail(self._explained(error))
+            cause = self._explained(error)
+            if isinstance(self._words, Coordinator) and isinstance(cause, FaninError):
+                self._words.tell(cause)
+            self._fail(cause)
         self._end()
 
     def _fail(self, error: BaseException) -> None:
@@ -537,6 +540,10 @@ class AsynchronousSteps(Steps):
             )
             assert work is not None
             work.wait(timedelta(seconds=LOSS_TIMEOUT))
+        except AllReduceTimeout as cause:
+            if isinstance(error, Gone):  # its process lives, and takes part in nothing any more
+                return RankLost(f"{error}: its optimizer has failed", rank=error.rank)
+            return cause
         except FaninError as cause:
             return cause
         except (RuntimeError, ValueError):  # the program has destroyed the group

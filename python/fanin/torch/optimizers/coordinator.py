@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fanin import _fanin
-from fanin.errors import AllReduceTimeout
+from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.optimizers.left_out import Carrier, Gradient
 from fanin.torch.optimizers.wrapper import settings_of
 from fanin.torch.rendezvous.connections import Followers, Gone, Silent
@@ -129,21 +129,21 @@ class Coordinator:
     def begin(self, optimizer: torch.optim.Optimizer) -> Epoch:
         """Wait until an epoch can begin, and tell all ranks of it."""
         try:
-            try:
-                self._measure_links()
-            except Silent as silent:
-                raise silence([silent.rank], self._timeout) from None
-            participants = self._next()
-        except AllReduceTimeout as error:
-            with contextlib.suppress(Gone):
-                self._words.tell(error)
-            raise
+            self._measure_links()
+        except Silent as silent:
+            raise silence([silent.rank], self._timeout) from None
+        participants = self._next()
         loads, self._loads = self._loads, False
         settings = [settings_of(each) for each in optimizer.param_groups]
         members = tuple(rank for rank in range(self._size) if rank not in self.left_out)
         epoch = Epoch(participants, members if self.left_out else None, settings, loads)
         self._words.tell(epoch)
         return epoch
+
+    def tell(self, error: FaninError) -> None:
+        """Tell all ranks why the training is over: they may wait for nothing else."""
+        with contextlib.suppress(Gone):
+            self._words.tell(error)
 
     def close(self) -> None:
         """Let go of all connections."""

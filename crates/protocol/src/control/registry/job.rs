@@ -127,7 +127,7 @@ impl Job {
         let overdue = |presence: &Presence| match *presence {
             Presence::Attends(_) => None,
             Presence::Admitted(then) => {
-                (now.since(then) > FIRST_WORD * config.heartbeat_timeout).then_some(then)
+                (now.since(then) > config.heartbeat_timeout.saturating_mul(FIRST_WORD)).then_some(then)
             }
             Presence::Heard(then) => (now.since(then) > config.heartbeat_timeout).then_some(then),
             Presence::Gone(then) => (now.since(then) > config.return_timeout).then_some(then),

@@ -29,9 +29,9 @@ pub(in crate::dlcp) struct Sender {
     finished: bool,
     rate: Rate,
     pacer: Pacer,
-    /// What left in this round, and in the one before.
-    left: Round,
-    before: Round,
+    /// This round so far, and the one before until all parts of the request for this one have come.
+    this_round: Round,
+    last_round: Round,
     /// Packets since `measured_since`.
     sent: u32,
     measured_since: Option<Instant>,
@@ -73,8 +73,8 @@ impl Sender {
             finished: false,
             rate: Rate::new(rate),
             pacer: Pacer::default(),
-            left: Round::default(),
-            before: Round::default(),
+            this_round: Round::NONE,
+            last_round: Round::NONE,
             sent: 0,
             measured_since: None,
             is_first: true,
@@ -259,8 +259,8 @@ impl Sender {
 
     fn left(&mut self, now: Instant, way_bps: u64) {
         self.lined_up.pop_front();
-        self.left.packets += 1;
-        self.left.time += self.rate.config().packet_time(self.rate.bps().min(way_bps));
+        let time = self.rate.config().packet_time(self.rate.bps().min(way_bps));
+        self.this_round.leaves(now, time);
         self.gathers_since = None;
         self.sent = self.sent.saturating_add(1);
         self.measured_since.get_or_insert(now);
@@ -301,7 +301,7 @@ impl Sender {
         let sending = config.bps(self.sent, now.since(since)).min(self.rate.bps());
         let period = core::time::Duration::from_micros(report.period_us.into());
         let receiving = config.bps(report.packets, period);
-        self.left.fastest_bps = self.left.fastest_bps.max(receiving);
+        self.this_round.fastest_bps = self.this_round.fastest_bps.max(receiving);
         self.rate.reported(sending, receiving);
         self.sent = 0;
         self.measured_since = Some(now);
@@ -332,21 +332,21 @@ impl Sender {
             (self.round, self.parts, self.is_sealed, self.stopped) = (round, 0, false, false);
             self.rate.restart();
             (self.sent, self.measured_since, self.is_first) = (0, None, true);
-            self.before = core::mem::take(&mut self.left);
+            self.last_round = self.end();
         }
         if self.parts & 1 << part != 0 {
             return Err(Reason::Duplicate);
         }
         self.parts |= 1 << part;
         let last = self.blocks.min(first + REQUEST_BLOCKS);
-        let before = self.to_send.len();
+        let known = self.to_send.len();
         self.to_send.extend((first..last).filter(|block| is_set(missing, block - first)));
-        self.before.lost += (self.to_send.len() - before) as u32;
+        self.last_round.missed += (self.to_send.len() - known) as u32;
         if self.parts.count_ones() < parts(self.blocks) {
             return Ok(None);
         }
         self.seal();
-        Ok(Some(core::mem::take(&mut self.before)))
+        Ok(Some(core::mem::replace(&mut self.last_round, Round::NONE)))
     }
 
     /// The receiver has enough: of the last round, too.
@@ -361,7 +361,7 @@ impl Sender {
 
     /// The flow is over, as its sender knows otherwise. Returns what became of the last round.
     pub(in crate::dlcp) const fn end(&mut self) -> Round {
-        core::mem::replace(&mut self.left, Round::NONE)
+        core::mem::replace(&mut self.this_round, Round::NONE)
     }
 
     /// Any answer shows that the flow is known.

@@ -54,7 +54,8 @@ pub(super) struct Job<A> {
     link: Pacer,
     /// By place: the worker's link, which all flows to it share.
     to: Vec<Pacer>,
-    /// How fast the way to each is.
+    /// How fast the way to each is. The slowest one is that of all: they wait for each other
+    /// anyway, and one train reaches them.
     ways: Vec<WayRate>,
     /// Whether a signal may be due.
     may_signal: bool,
@@ -260,7 +261,8 @@ impl<A: Copy> Job<A> {
             Signal::Request { part, missing } => {
                 let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
                 let over = pull.take_request(now, round, part, missing, waiting)?;
-                over.into_iter().for_each(|round| self.ways[place].is_over(now, &self.job.config.rate, round));
+                over.into_iter()
+                    .for_each(|round| self.ways[place].is_over(now, &self.job.config.rate, round));
                 self.line_up(at, place);
             }
             Signal::Finish => {
@@ -511,6 +513,10 @@ impl<A: Copy> Job<A> {
         None
     }
 
+    fn way_bps(&self) -> u64 {
+        self.ways.iter().map(WayRate::bps).min().unwrap_or(u64::MAX)
+    }
+
     /// Returns whether the train ends a round, too.
     fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> (Run, bool) {
         // A sum is the same for all.
@@ -519,7 +525,7 @@ impl<A: Copy> Job<A> {
         let (mut run, mut ends) = (Run::default(), false);
         self.blocks.clear();
         let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
-        let way_bps = self.ways[place].bps();
+        let way_bps = self.way_bps();
         let link_rate_bps = self.job.link_rate_bps;
         let Ok(at) = self.place_of(id) else { return (run, false) };
         let Self { flows, blocks, .. } = self;
@@ -569,16 +575,9 @@ impl<A: Copy> Job<A> {
     /// that next, and now. Each worker's link is paced as if it had been written for it.
     fn send_along(&mut self, now: Instant, id: FlowId, place: usize, last: bool) -> u64 {
         let Ok(at) = self.place_of(id) else { return 0 };
-        let Self {
-            job: ServerJob { config, link_rate_bps, .. },
-            flows,
-            addresses,
-            link,
-            to,
-            ways,
-            blocks,
-            ..
-        } = self;
+        let way_bps = self.way_bps();
+        let Self { job: ServerJob { config, link_rate_bps, .. }, flows, addresses, link, to, blocks, .. } =
+            self;
         let Some(pulls) = flows.get_mut(at).and_then(Option::as_mut).map(|flow| &mut flow.pulls) else {
             return 0;
         };
@@ -590,8 +589,8 @@ impl<A: Copy> Job<A> {
             let (mut ours, mut theirs) = (*link, to[other]);
             if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_known())
                 && ours.send_all(now, rate, *link_rate_bps, packets)
-                && theirs.send_all(now, rate, ways[other].bps(), packets)
-                && pull.send_along(now, (round, ways[other].bps()), blocks, last)
+                && theirs.send_all(now, rate, way_bps, packets)
+                && pull.send_along(now, (round, way_bps), blocks, last)
             {
                 (*link, to[other]) = (ours, theirs);
                 places |= 1 << other;

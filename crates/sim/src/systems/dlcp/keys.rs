@@ -59,7 +59,7 @@ struct Keys {
     loss_bound: Option<Spanned<Share>>,
     period: Option<Spanned<Time>>,
     delta: Option<Spanned<f64>>,
-    rates: Option<RatesName>,
+    rates: Option<Spanned<RatesName>>,
     finish: Option<FinishName>,
     quiet: Option<Spanned<Time>>,
     timeout: Option<Spanned<Time>>,
@@ -130,6 +130,12 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             ));
         }
     }
+    if let Some(rates) = keys.rates.as_ref().filter(|rates| is_ring && *rates.get_ref() == RatesName::Way) {
+        return Err(at(
+            rates,
+            "`rates = \"way\"` is about `way = \"server\"`: a rank of a ring has a flow at a time",
+        ));
+    }
     let way = match &keys.servers {
         _ if is_ring => Way::Ring,
         Some(given) => Way::Servers(entry.servers(given)?),
@@ -138,7 +144,9 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         })?]),
     };
     let Keys { loss_bound, period, delta, rates, finish, quiet, timeout, .. } = keys;
-    let sends = PushKeys { loss_bound, period, delta, rates, finish, quiet, timeout }.resolve()?;
+    let sends =
+        PushKeys { loss_bound, period, delta, rates: rates.map(Spanned::into_inner), finish, quiet, timeout }
+            .resolve()?;
     Ok(Arc::new(Dlcp {
         way,
         divide_above_bytes: keys.divide_above.map_or(DIVIDE_ABOVE_BYTES, |size| size.get_ref().0),
