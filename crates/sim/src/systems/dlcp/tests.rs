@@ -176,6 +176,7 @@ fn what_cannot_be_is_refused_with_line_and_key() {
         ("pull_bound = \"100%\"", "`pull_bound` must be less than 100%"),
         ("way = \"ring\"\nservers = [\"h5\"]", "a ring has none"),
         ("way = \"ring\"\ndivide_above = \"1MB\"", "a ring has none"),
+        ("way = \"ring\"\nrates = \"way\"", "a rank of a ring has a flow at a time"),
         ("servers = 5", "from 1 to 4 hosts"),
         ("servers = [\"h5\", \"h5\"]", "each once"),
         ("way = \"ring\"\npull_bound = \"1%\"", "all-gather loses nothing"),
