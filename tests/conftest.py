@@ -30,7 +30,6 @@ LONG = (
     "test_silence",
     "test_services",
     "test_profile",
-    "test_hosts",
     "test_tutorial",
     "test_links",
     "test_bench",
@@ -41,6 +40,8 @@ LONG = (
     "test_rates",
     "test_examples",
     "test_performance",
+    # Its limits are a minute: not while all of torch is read from the disk for the first time.
+    "test_hosts",
 )
 
 
