@@ -128,7 +128,8 @@ test-python: checked
 # With a release, as figures and long simulations need one. Five times as many hostile networks as in `make test`: of the whole
 # workspace, so that nothing is built with other features again.
 test-lab: build
-	$(PYTEST) tests/lab
+	# Two at a time: these tests compute, and have limits of minutes.
+	$(PYTEST) -n 2 tests/lab
 	cargo test --workspace --quiet --test hostile -- --ignored of_a_campaign
 	$(MAKE) --no-print-directory test-arm
 
