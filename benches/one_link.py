@@ -11,16 +11,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
 import fanin
 import numpy as np
-from fanin_lab.netlab import Netlab, address
+from fanin_lab.netlab import Netlab
+from one_switch import LISTEN, answers
 
-LISTEN = f"{address('s0')}:4800"
 BOUND = 0.02
 AT_ONCE = 2
 
@@ -43,26 +42,10 @@ def main() -> int:
         name=f"b{os.getpid()}",
     )
     with lab:
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", LISTEN]
-        command += ["--json", "--log", "warn"]
-        switch = lab.popen("s0", command, stdout=subprocess.PIPE, text=True)
-        assert switch.stdout is not None
-        switch.stdout.readline()
         told = [args.ranks, args.rate_bps, args.elements, args.rounds]
-        ranks = [
-            lab.popen(
-                f"w{rank}",
-                [sys.executable, __file__, json.dumps([rank, *told])],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(args.ranks)
-        ]
-        answers = [json.loads(rank.communicate()[0]) for rank in ranks]
-        switch.terminate()
-        switch.wait()
-    seconds = [each for answer in answers for each in answer[0]]
-    sent, again = (sum(answer[i] for answer in answers) for i in (1, 2))
+        said = answers(lab, args.ranks, __file__, told)
+    seconds = [each for answer in said for each in answer[0]]
+    sent, again = (sum(answer[i] for answer in said) for i in (1, 2))
     least = AT_ONCE * 4 * args.elements * args.ranks * 8 / args.rate_bps
     print(
         f"a round {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}; "

@@ -13,17 +13,16 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
 import fanin
 import numpy as np
-from fanin_lab.netlab import Netlab, address
+from fanin_lab.netlab import Netlab
 from fanin_lab.netlab.queues import KINDS
+from one_switch import LISTEN, answers
 
-LISTEN = f"{address('s0')}:4800"
 BOUND = 0.02
 BACK, FRONT = 6, 0
 Round = tuple[float, float, float]
@@ -67,25 +66,9 @@ def _played(kind: str, args: argparse.Namespace) -> list[Round]:
         name=f"b{os.getpid()}",
     )
     with lab:
-        command = [sys.executable, "-m", "fanin", "switch", "--listen", LISTEN]
-        command += ["--json", "--log", "warn"]
-        switch = lab.popen("s0", command, stdout=subprocess.PIPE, text=True)
-        assert switch.stdout is not None
-        switch.stdout.readline()
         told = [args.ranks, args.sends_bps, args.back, args.front, args.rounds]
-        ranks = [
-            lab.popen(
-                f"w{rank}",
-                [sys.executable, __file__, json.dumps([rank, *told])],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(args.ranks)
-        ]
-        answers = [rank.communicate()[0] for rank in ranks]
-        switch.terminate()
-        switch.wait()
-    return [tuple(each) for answer in answers for each in json.loads(answer)]
+        said = answers(lab, args.ranks, __file__, told)
+    return [tuple(each) for rounds in said for each in rounds]
 
 
 def be_rank(rank: int, ranks: int, sends_bps: int, back: int, front: int, rounds: int) -> Any:

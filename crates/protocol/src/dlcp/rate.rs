@@ -139,11 +139,11 @@ impl Rate {
     }
 }
 
-/// Packets that are judged together: a hundredth of them is five.
+/// Packets that are judged together, at least: a hundredth of them is five.
 const PACKETS_JUDGED: u32 = 512;
 /// How much more than usual is lost when that is congestion. Links lose packets without being full.
 const TOLERATED: f64 = 0.03;
-/// And by so many standard deviations of what is usual: the usual loss is the least of several.
+/// Standard deviations of chance beside that: the usual loss is the least of several.
 const DEVIATIONS: f64 = 4.0;
 /// The most that links can be supposed to lose without being full.
 const USUAL_MAX: f64 = 0.3;
@@ -153,16 +153,15 @@ const REMEMBERED: usize = 8;
 const AFTER_CONGESTION: f64 = 0.95;
 /// Rates that differ by more are not the same.
 const SLIGHTLY: f64 = 1.02;
-/// The rate without congestion grows by this part of itself for as many packets as are judged at
-/// least. Each time that it grows again it grows twice as much, four times and eight times.
+/// The growth of the rate without congestion, for [`PACKETS_JUDGED`].
 const GROWTH: f64 = 0.01;
+/// The growth doubles so often, with each judgement without congestion.
 const DOUBLINGS: u32 = 3;
-/// A judgement lets it grow by no more than this part: the sender of a long flow hears late of what
-/// it lost.
+/// The most that a judgement adds. The sender of a long flow hears late of what it lost.
 const GROWTH_MAX: f64 = 0.06;
-/// After so many judgements without congestion the way carries more than before ..
+/// Judgements without congestion after which the way carries more than before.
 const CALM: u32 = 6;
-/// .. and a judgement lets the rate grow by this part.
+/// The most that a judgement adds from then on.
 const GROWTH_WHEN_CALM: f64 = 0.25;
 
 /// The fate of a round of a flow.

@@ -17,7 +17,7 @@ use fanin_wire::{
 use super::clock::Clock;
 use super::config::{JobConfig, WorkerPlan};
 use super::flow::{Receiver, Sender, Waiting};
-use super::rate::{Pacer, WayRate};
+use super::rate::{Pacer, Round, WayRate};
 use super::tags;
 use super::turns::Turns;
 use crate::machine::{
@@ -265,7 +265,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             Signal::Report(report) => push.take_report(now, round, report, &mut self.waiting)?,
             Signal::Request { part, missing } => {
                 let over = push.take_request(now, round, part, missing, &mut self.waiting)?;
-                over.into_iter().for_each(|round| self.way.is_over(now, &self.config.rate, round));
+                self.way.is_over(now, &self.config.rate, over);
             }
             Signal::Finish => {
                 self.advances += u64::from(!push.is_finished());
@@ -306,8 +306,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         flow.is_complete = true;
         // Sums say that the server had enough, and may come before it says so.
-        let over = flow.push.as_mut().map(Sender::end);
-        over.into_iter().for_each(|round| self.way.is_over(now, &self.config.rate, round));
+        let over = flow.push.as_mut().map_or(Round::NONE, Sender::end);
+        self.way.is_over(now, &self.config.rate, over);
         let mut rounds = u32::from(flow.pull.round());
         for block in (0..flow.blocks).filter(|block| !receives || !flow.pull.has(*block)) {
             let Some(mut part) = self.core.stream.locate(flow.first_chunk + u64::from(block)) else { break };

@@ -29,7 +29,7 @@ pub(in crate::dlcp) struct Sender {
     finished: bool,
     rate: Rate,
     pacer: Pacer,
-    /// This round so far, and the one before until all parts of the request for this one have come.
+    /// This round so far, and the one before while parts of the request are missing.
     this_round: Round,
     last_round: Round,
     /// Packets since `measured_since`.
@@ -308,8 +308,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Blocks are missing, and a round of them begins. Returns what became of the round before, once
-    /// all parts of the request have come.
+    /// Blocks are missing, and a round of them begins. The last part of the request returns the round
+    /// before.
     pub(in crate::dlcp) fn take_request(
         &mut self,
         now: Instant,
@@ -317,7 +317,7 @@ impl Sender {
         part: u16,
         missing: &[u8],
         waiting: &mut Waiting,
-    ) -> Result<Option<Round>, Reason> {
+    ) -> Result<Round, Reason> {
         let begins = self.round.checked_add(1) == Some(round) && self.stopped;
         if self.finished || !begins && round != self.round || round == 0 {
             return Err(Reason::Stale);
@@ -343,13 +343,13 @@ impl Sender {
         self.to_send.extend((first..last).filter(|block| is_set(missing, block - first)));
         self.last_round.missed += (self.to_send.len() - known) as u32;
         if self.parts.count_ones() < parts(self.blocks) {
-            return Ok(None);
+            return Ok(Round::NONE);
         }
         self.seal();
-        Ok(Some(core::mem::replace(&mut self.last_round, Round::NONE)))
+        Ok(core::mem::replace(&mut self.last_round, Round::NONE))
     }
 
-    /// The receiver has enough: of the last round, too.
+    /// The receiver has enough. Returns the last round.
     pub(in crate::dlcp) fn take_finish(&mut self, now: Instant, waiting: &mut Waiting) -> Round {
         self.started(now, false, waiting);
         self.stop.answered(now, false, waiting);
@@ -359,7 +359,7 @@ impl Sender {
         self.end()
     }
 
-    /// The flow is over, as its sender knows otherwise. Returns what became of the last round.
+    /// The flow is over, by what else its sender knows. Returns the last round.
     pub(in crate::dlcp) const fn end(&mut self) -> Round {
         core::mem::replace(&mut self.this_round, Round::NONE)
     }

@@ -13,7 +13,7 @@ use super::addresses::Addresses;
 use super::flow::Flow;
 use crate::dlcp::config::{JobConfig, ServerJob, may_lose};
 use crate::dlcp::flow::{Sender, Waiting};
-use crate::dlcp::rate::{Pacer, WayRate};
+use crate::dlcp::rate::{Pacer, Round, WayRate};
 use crate::dlcp::rendezvous::Unlike;
 use crate::dlcp::sums::{Memory, words_of_block};
 use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
@@ -54,9 +54,11 @@ pub(super) struct Job<A> {
     link: Pacer,
     /// By place: the worker's link, which all flows to it share.
     to: Vec<Pacer>,
-    /// How fast the way to each is. The slowest one is that of all: they wait for each other
-    /// anyway, and one train reaches them.
+    /// By place: how fast the way to the worker is.
     ways: Vec<WayRate>,
+    /// The slowest of them is that of all: they wait for each other anyway, and one train reaches
+    /// them.
+    way_bps: u64,
     /// Whether a signal may be due.
     may_signal: bool,
     /// Not later than anything is due, once it was looked for since `may_be_due`.
@@ -89,6 +91,7 @@ impl<A: Copy> Job<A> {
             link: Pacer::default(),
             to: vec![Pacer::default(); workers],
             ways: vec![WayRate::new(&job.config.rate); workers],
+            way_bps: job.config.rate.line_rate_bps,
             may_signal: false,
             due: None,
             may_be_due: false,
@@ -261,8 +264,7 @@ impl<A: Copy> Job<A> {
             Signal::Request { part, missing } => {
                 let pull = flow.pulls[place].as_mut().ok_or_else(nothing)?;
                 let over = pull.take_request(now, round, part, missing, waiting)?;
-                over.into_iter()
-                    .for_each(|round| self.ways[place].is_over(now, &self.job.config.rate, round));
+                self.is_over(now, place, over);
                 self.line_up(at, place);
             }
             Signal::Finish => {
@@ -272,13 +274,19 @@ impl<A: Copy> Job<A> {
                 }
                 let is_new = !pull.is_finished();
                 let over = pull.take_finish(now, waiting);
-                self.ways[place].is_over(now, &self.job.config.rate, over);
+                self.is_over(now, place, over);
                 self.forget_what_is_over();
                 let confirmed = self.confirm(place, id)?;
                 return if is_new { Ok(confirmed) } else { Err(Reason::Duplicate) };
             }
         }
         Ok(Verdict::Absorb)
+    }
+
+    /// A round of sums to a worker is over.
+    fn is_over(&mut self, now: Instant, place: usize, round: Round) {
+        self.ways[place].is_over(now, &self.job.config.rate, round);
+        self.way_bps = self.ways.iter().map(WayRate::bps).min().unwrap_or(self.way_bps);
     }
 
     /// The rendezvous of a worker's flow (§3.2.1).
@@ -513,10 +521,6 @@ impl<A: Copy> Job<A> {
         None
     }
 
-    fn way_bps(&self) -> u64 {
-        self.ways.iter().map(WayRate::bps).min().unwrap_or(u64::MAX)
-    }
-
     /// Returns whether the train ends a round, too.
     fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> (Run, bool) {
         // A sum is the same for all.
@@ -525,7 +529,7 @@ impl<A: Copy> Job<A> {
         let (mut run, mut ends) = (Run::default(), false);
         self.blocks.clear();
         let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
-        let way_bps = self.way_bps();
+        let way_bps = self.way_bps;
         let link_rate_bps = self.job.link_rate_bps;
         let Ok(at) = self.place_of(id) else { return (run, false) };
         let Self { flows, blocks, .. } = self;
@@ -575,7 +579,7 @@ impl<A: Copy> Job<A> {
     /// that next, and now. Each worker's link is paced as if it had been written for it.
     fn send_along(&mut self, now: Instant, id: FlowId, place: usize, last: bool) -> u64 {
         let Ok(at) = self.place_of(id) else { return 0 };
-        let way_bps = self.way_bps();
+        let way_bps = self.way_bps;
         let Self { job: ServerJob { config, link_rate_bps, .. }, flows, addresses, link, to, blocks, .. } =
             self;
         let Some(pulls) = flows.get_mut(at).and_then(Option::as_mut).map(|flow| &mut flow.pulls) else {

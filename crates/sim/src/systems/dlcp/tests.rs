@@ -104,8 +104,7 @@ fn what_the_bound_forgives_is_lost_and_the_rest_is_sent_again() {
     }
 }
 
-/// The server's link carries a quarter of what the workers could send. 15 tensors make four times
-/// as many flows.
+/// The server's link carries a quarter of what the workers could send.
 #[test]
 fn flows_into_one_link_settle_without_losing_half() {
     let at = |rates: &str, tensor: &str, tensors: u32| {
