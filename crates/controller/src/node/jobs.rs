@@ -297,6 +297,16 @@ impl Jobs {
         Ok(reply)
     }
 
+    /// As [`Registry::caught_up`].
+    pub fn caught_up(&self, job: JobId, rank: Rank) {
+        self.lock().registry.caught_up(job, rank);
+    }
+
+    /// As [`Registry::others_behind`].
+    pub fn others_behind(&self, job: JobId, rank: Rank) -> bool {
+        self.lock().registry.others_behind(job, rank)
+    }
+
     /// A rank opens its stream.
     pub fn attend(&self, caller: Caller) -> Result<Attending, Denied> {
         let Caller { job, rank, generation, secret, .. } = caller;

@@ -144,10 +144,12 @@ impl Control for ControlService {
         let (job, secret, passed_on) = (JobId(request.job_id), request.secret, request.passed_on);
         let caller = Caller { job, rank, generation, secret, passed_on };
         let reply = self.jobs.heartbeat(caller, measured, hosts).map_err(refused)?;
+        if !request.behind && matches!(reply, HeartbeatReply::Alive { .. }) {
+            self.jobs.caught_up(job, rank);
+        }
         // After the registry heard it: no rank is to blame.
         self.jobs.health().map_err(|ended| unhealthy(&ended))?;
-        let passed_on_for = (request.passed_on > 0).then_some(rank);
-        Ok(Response::new(self.reply(job, reply, passed_on_for)))
+        Ok(Response::new(self.reply((job, rank), reply, request.passed_on > 0)))
     }
 
     type AttendStream = Replies;
@@ -239,13 +241,19 @@ pub(super) fn dropped(received: &Received, reason: Reason) -> u64 {
 impl ControlService {
     /// An answer, and for a rank whose question was passed on its way, for those on it who forgot
     /// the job.
-    fn reply(&self, job: JobId, reply: HeartbeatReply, passed_on_for: Option<Rank>) -> proto::HeartbeatReply {
+    fn reply(
+        &self,
+        (job, rank): (JobId, Rank),
+        reply: HeartbeatReply,
+        passed_on: bool,
+    ) -> proto::HeartbeatReply {
         use proto::heartbeat_reply::{Alive, SetUpAgain, State, Unknown};
         let mut route = None;
         let state = match reply {
             HeartbeatReply::Alive { left } => {
-                route = passed_on_for.and_then(|rank| self.jobs.route(job, rank));
-                State::Alive(Alive { left: left.words().to_vec() })
+                route = passed_on.then(|| self.jobs.route(job, rank)).flatten();
+                let others_behind = self.jobs.others_behind(job, rank);
+                State::Alive(Alive { left: left.words().to_vec(), others_behind })
             }
             HeartbeatReply::Unknown => State::Unknown(Unknown {}),
             HeartbeatReply::SetUpAgain => State::SetUpAgain(SetUpAgain {}),
@@ -263,9 +271,9 @@ impl ControlService {
         replies: mpsc::Sender<Result<proto::HeartbeatReply, Status>>,
     ) {
         let job = JobId(who.job_id);
-        let passed_on_for = (who.passed_on > 0).then_some(attending.rank);
+        let passed_on = who.passed_on > 0;
         // If nobody listens any more, the end of the stream says so below.
-        let _ = replies.send(Ok(self.reply(job, attending.reply, passed_on_for))).await;
+        let _ = replies.send(Ok(self.reply((job, attending.rank), attending.reply, passed_on))).await;
         let Some(Stays { attendance, mut news, mut superseded }) = attending.stays else { return };
         let broken = match who.passed_on {
             0 => Detached::AtTheRank,
@@ -285,7 +293,7 @@ impl ControlService {
             }
             let reply = news.borrow_and_update().clone();
             let goes_on = !matches!(reply, HeartbeatReply::Aborted(_));
-            let _ = replies.send(Ok(self.reply(job, reply, passed_on_for))).await;
+            let _ = replies.send(Ok(self.reply((job, attending.rank), reply, passed_on))).await;
             if !goes_on {
                 return;
             }

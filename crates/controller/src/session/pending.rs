@@ -99,6 +99,11 @@ impl Pending {
         self.lock().pace.misfit()
     }
 
+    /// The number of the next one.
+    pub fn next(&self) -> u64 {
+        self.lock().next
+    }
+
     /// The one that was submitted first.
     pub fn oldest(&self) -> Option<AllReduce> {
         let table = self.lock();

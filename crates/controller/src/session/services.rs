@@ -91,6 +91,7 @@ impl Drop for Services {
     fn drop(&mut self) {
         let Self { shared, thread, watching } = self;
         let mut watching = std::mem::take(watching);
+        shared.stay_for_others();
         shared.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
         let leaving = shared.lanes().map(|lane| {
             let (mut connection, job, rank) = (lane.connection.clone(), lane.job.identity(), shared.rank);

@@ -51,9 +51,30 @@ pub(super) struct Lane {
     pub left: Ranks,
     /// Since when the service does not answer, and what was the matter last.
     pub silent: Option<(Instant, String)>,
-    /// Whether the rank is at joining it again.
-    pub is_rejoining: bool,
+    /// Why the rank is at joining it again, if it is.
+    pub rejoining: Option<Again>,
+    /// Where the rank joined it again: the first collective that was submitted after that.
+    pub resumed_before: u64,
+    /// Whether other ranks may lack sums that this one got before it joined again. It hands them
+    /// back, and leaves later.
+    pub others_behind: bool,
+    /// Whether the rank is about to leave, and joins nowhere again.
+    pub is_leaving: bool,
 }
+
+/// Why a rank joins its job again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Again {
+    /// The switch restarted, or another one takes over.
+    SwitchRestarted,
+    /// Some rank has another way, or there is another plan.
+    SetUp,
+}
+
+/// How long a rank that has all its sums stays for others which may lack some of them.
+const STAYS_FOR_OTHERS: Duration = Duration::from_secs(10);
+/// How often it looks whether they still do.
+const LOOKS: Duration = Duration::from_millis(10);
 
 impl Shared {
     /// Whether a service is in the process of a rank, and goes with it.
@@ -72,7 +93,18 @@ impl Shared {
         let planned = config.prediction.as_ref().map(|planned| planned.seconds_per_byte);
         let lane = |(Admitted { job, way, .. }, connection)| {
             let (name, left) = (name.clone(), Ranks::default());
-            Lane { job, name, connection, way, left, silent: None, is_rejoining: false }
+            Lane {
+                job,
+                name,
+                connection,
+                way,
+                left,
+                silent: None,
+                rejoining: None,
+                resumed_before: 0,
+                others_behind: false,
+                is_leaving: false,
+            }
         };
         Self {
             // Every service admitted the rank, so that it fits.
@@ -140,6 +172,34 @@ impl Shared {
     /// Why the session ended, if it did.
     pub fn failure(&self) -> Option<SessionError> {
         Some(self.config.names.error(SessionError::from_failure(&self.driver.failure()?, &self.members)))
+    }
+
+    /// Whether sums are under way since before a service's job was set up again.
+    pub fn is_behind(&self, service: usize) -> bool {
+        let before = self.lane(service).resumed_before;
+        self.pending.oldest().is_some_and(|oldest| oldest.tensor.number < before)
+    }
+
+    /// Waits until no other rank may need this one any more, and joins nowhere again from then on.
+    /// Not if sums are under way: whoever gives them up does not care for others either.
+    pub fn stay_for_others(&self) {
+        let until = Instant::now() + STAYS_FOR_OTHERS;
+        for service in 0..self.members.len() {
+            loop {
+                let mut lane = self.lane(service);
+                let may_be_needed = lane.rejoining == Some(Again::SetUp) || lane.others_behind;
+                let stays = may_be_needed
+                    && Instant::now() < until
+                    && self.pending.oldest().is_none()
+                    && self.driver.failure().is_none();
+                if !stays {
+                    lane.is_leaving = true;
+                    break;
+                }
+                drop(lane);
+                std::thread::sleep(LOOKS);
+            }
+        }
     }
 
     /// Ranks that have left, as some service knows.

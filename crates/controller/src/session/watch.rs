@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::admission::{Admitted, Memory, join, leave};
 use super::config::SessionConfig;
 use super::presence::News;
-use super::shared::Shared;
+use super::shared::{Again, Shared};
 use super::warnings;
 use crate::control_channel::{Connection, GREETED_WITHIN, RETRY, STAYS_AWAY, explain, is_gone};
 use crate::convert::ranks;
@@ -31,6 +31,7 @@ pub const HEARTBEATS_PER_TIMEOUT: u32 = 5;
 enum Pulse {
     Alive {
         left: Ranks,
+        others_behind: bool,
     },
     /// The switch does not know the job.
     Forgotten {
@@ -40,14 +41,6 @@ enum Pulse {
     SetUpAgain,
     Aborted(AbortReason),
     Unreachable(String),
-}
-
-/// Why a rank joins its job again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Again {
-    SwitchRestarted,
-    /// Some rank has another way, or there is another plan.
-    SetUp,
 }
 
 struct Watch {
@@ -60,8 +53,6 @@ struct Watch {
     /// Whether nobody listened there when it was asked last: its process is gone. One that does not
     /// answer may be stopped.
     is_dead: bool,
-    /// Whether the job is set up again: other ranks are waited for, and not a switch.
-    is_set_up_again: bool,
     /// Whether the rank asks another machine than the one where it joined last.
     has_moved: bool,
     /// What the switch says unasked.
@@ -77,16 +68,8 @@ pub(super) async fn watch(
     news: mpsc::Receiver<News>,
 ) {
     let interval = shared.members[service].heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut watch = Watch {
-        shared,
-        service,
-        switch_instance,
-        interval,
-        is_dead: false,
-        is_set_up_again: false,
-        has_moved: false,
-        news,
-    };
+    let mut watch =
+        Watch { shared, service, switch_instance, interval, is_dead: false, has_moved: false, news };
     if let Err(error) = watch.run().await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one
@@ -105,6 +88,9 @@ impl Watch {
                     + if matches!(pulse, Pulse::Unreachable(_)) { RETRY } else { self.interval };
                 self.act_on(pulse).await?;
             }
+            if self.is_unsettled() {
+                next_heartbeat = next_heartbeat.min(Instant::now() + RETRY);
+            }
             let pause = next_heartbeat.saturating_duration_since(Instant::now());
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -116,6 +102,11 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Whether ranks tell each other, by heartbeats, who has caught up since the job was set up again.
+    fn is_unsettled(&self) -> bool {
+        self.shared.is_behind(self.service) || self.shared.lane(self.service).others_behind
     }
 
     /// Goes on with heartbeats for a session that has failed, until it is closed or the switch
@@ -145,6 +136,7 @@ impl Watch {
             seconds_per_byte: self.shared.pending.seconds_per_byte(),
             imbalance: self.shared.driver.imbalance(),
             host: crate::path::host(self.connection().address),
+            behind: self.shared.is_behind(self.service),
         };
         let reply = match timeout(self.interval.max(RETRY), self.connection().client.heartbeat(message)).await
         {
@@ -186,9 +178,9 @@ impl Watch {
 
     async fn act_on(&mut self, pulse: Pulse) -> Result<(), SessionError> {
         match pulse {
-            Pulse::Alive { left } => {
+            Pulse::Alive { left, others_behind } => {
                 let mut lane = self.shared.lane(self.service);
-                (lane.left, lane.silent) = (left, None);
+                (lane.left, lane.silent, lane.others_behind) = (left, None, others_behind);
                 Ok(())
             }
             // The service of a rank that left goes with it.
@@ -234,11 +226,14 @@ impl Watch {
                     if self.begins_anew() {
                         return Err(self.lost_for_good(&cause));
                     }
+                    if !self.begins_to_rejoin(Again::SwitchRestarted) {
+                        return Ok(());
+                    }
                     let taken_over = match self.suspended(since).await {
                         Ok(memory) => self.take_over(since, &memory).await,
                         Err(error) => Err(error),
                     };
-                    self.shared.lane(self.service).is_rejoining = false;
+                    self.shared.lane(self.service).rejoining = None;
                     return taken_over;
                 }
                 if gone >= self.stays_away() {
@@ -305,7 +300,7 @@ impl Watch {
     fn patience(&self, gone_since: Instant) -> Duration {
         let of_all_reduce = self.shared.timeout();
         let may_be_a_rank = self.may_be_taken_over() && !self.is_dead;
-        let of_switch = if may_be_a_rank || self.is_set_up_again {
+        let of_switch = if may_be_a_rank || self.is_set_up_again() {
             of_all_reduce
         } else {
             self.shared.config.switch_timeout
@@ -339,6 +334,11 @@ impl Watch {
         self.shared.lane(self.service).silent.take().map_or_else(Instant::now, |(since, _)| since)
     }
 
+    /// Whether the job is set up again: other ranks are waited for, and not a switch.
+    fn is_set_up_again(&self) -> bool {
+        self.shared.lane(self.service).rejoining == Some(Again::SetUp)
+    }
+
     fn lost(&self, gone: Duration, cause: &str) -> SessionError {
         lost(&self.member().switch, gone, cause)
     }
@@ -354,8 +354,20 @@ impl Watch {
         SessionError::SwitchLost { switch: self.member().switch.clone(), cause }
     }
 
+    /// Notes that the rank is at joining again, unless it is about to leave.
+    fn begins_to_rejoin(&self, again: Again) -> bool {
+        let mut lane = self.shared.lane(self.service);
+        if !lane.is_leaving {
+            lane.rejoining = Some(again);
+        }
+        !lane.is_leaving
+    }
+
     /// Joins the job again, and goes on where it stopped.
     async fn rejoin(&mut self, again: Again) -> Result<(), SessionError> {
+        if !self.begins_to_rejoin(again) {
+            return Ok(());
+        }
         let since = self.silent_since();
         let (switch, rank) = (&self.member().switch, self.shared.rank.0);
         match again {
@@ -365,19 +377,16 @@ impl Watch {
             }
             Again::SetUp => tracing::warn!(switch, rank, "the job is set up again; joining again"),
         }
-        self.is_set_up_again = again == Again::SetUp;
         let rejoined = match self.suspended(since).await {
             Ok(memory) => self.rejoin_in_time(since, &memory).await,
             Err(error) => Err(error),
         };
-        self.is_set_up_again = false;
-        self.shared.lane(self.service).is_rejoining = false;
+        self.shared.lane(self.service).rejoining = None;
         rejoined
     }
 
     /// Stops the lane. Returns what its service must be told to go on, wherever that is.
     async fn suspended(&self, since: Instant) -> Result<Memory, SessionError> {
-        self.shared.lane(self.service).is_rejoining = true;
         let service = self.service;
         let completed = self.asked(since, move |shared| shared.driver.suspend(service)).await?;
         Ok(Memory { job: self.shared.job(self.service), completed })
@@ -447,14 +456,14 @@ impl Watch {
     ) -> Result<(), SessionError> {
         let [missing, gone] = [missing, gone].map(|ranks| self.shared.config.names.all(&ranks));
         let absent = absent(&missing, &gone, "join again");
-        if !self.is_set_up_again {
+        if !self.is_set_up_again() {
             return Err(self.lost(since.elapsed(), &format!("it restarted, but {absent}")));
         }
         match self.heartbeat().await {
             // This reason says more than the list of who did not come.
             Pulse::Aborted(reason) => return Err(SessionError::from_abort(reason, self.member())),
             // A rank left, with all that it needs. Where sums are counted, only a new job goes on.
-            Pulse::Alive { left } if !self.has_moved && memory.completed.iter().all(Vec::is_empty) => {
+            Pulse::Alive { left, .. } if !self.has_moved && memory.completed.iter().all(Vec::is_empty) => {
                 let (service, job, shards) = (self.service, memory.job.clone(), memory.completed.len());
                 let address = self.connection().address;
                 let resumed = move |shared: &Shared| shared.driver.resume(service, job, shards, address);
@@ -557,7 +566,8 @@ impl Watch {
         let mut lane = self.shared.lane(self.service);
         (lane.job, lane.name, lane.connection) = (admitted.job.clone(), name, connection);
         lane.way = admitted.way;
-        (lane.silent, lane.left) = (None, Ranks::default());
+        (lane.silent, lane.left, lane.others_behind) = (None, Ranks::default(), true);
+        lane.resumed_before = self.shared.pending.next();
         self.has_moved = false;
         self.switch_instance = admitted.switch_instance;
         self.interval = admitted.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
@@ -609,7 +619,7 @@ pub(super) fn lost(switch: &str, gone: Duration, cause: &str) -> SessionError {
 fn pulse(reply: HeartbeatReply) -> Pulse {
     match reply.state {
         Some(State::Alive(alive)) => match ranks(&alive.left, "left") {
-            Ok(left) => Pulse::Alive { left },
+            Ok(left) => Pulse::Alive { left, others_behind: alive.others_behind },
             Err(malformed) => Pulse::Unreachable(malformed.to_string()),
         },
         Some(State::SetUpAgain(_)) => Pulse::SetUpAgain,

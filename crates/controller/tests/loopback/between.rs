@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+/// Ports that are tried before there is none.
+const PORTS_TRIED: usize = 100;
 /// Longest datagram.
 const DATAGRAM: usize = 65_535;
 
@@ -48,8 +50,14 @@ impl Meddling {
 
 impl Between {
     pub fn new(switch: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("bound");
+        // Another test's socket may have the same number on UDP.
+        let both = || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+            let address = listener.local_addr().expect("bound");
+            UdpSocket::bind(address).ok().map(|here| (listener, here, address))
+        };
+        let (listener, here, address) =
+            (0..PORTS_TRIED).find_map(|_| both()).expect("a port that is free on both");
         let meddling = Arc::<Meddling>::default();
         thread::spawn(move || {
             for client in listener.incoming() {
@@ -58,7 +66,6 @@ impl Between {
                 pipe(&there, &client);
             }
         });
-        let here = UdpSocket::bind(address).expect("the same port is free");
         let there = Arc::clone(&meddling);
         thread::spawn(move || {
             let mut ways = HashMap::new();

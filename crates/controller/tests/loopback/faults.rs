@@ -294,7 +294,7 @@ fn a_rank_that_was_expelled_says_so_whether_or_not_the_switch_remembers() {
 #[test]
 fn a_failed_session_lives_on_for_the_switch_though_a_heartbeat_is_lost() {
     let heartbeat: fn(u32) -> Option<State> =
-        |number| (number % 3 != 0).then_some(State::Alive(Alive { left: Vec::new() }));
+        |number| (number % 3 != 0).then_some(State::Alive(Alive { left: Vec::new(), others_behind: false }));
     let scripted = Script { heartbeat, ..Script::default() }.play();
     let mut config = SessionConfig::new(scripted.address.to_string(), "a", 0, 2);
     config.timeout = Duration::from_millis(100);

@@ -376,6 +376,7 @@ impl Registry {
             left: Ranks::default(),
             left_last: now,
             untold: admission.resumed.then(|| admission.ranks()),
+            behind: if admission.resumed { admission.ranks() } else { Ranks::default() },
             renewal: Renewal::None,
             life: Life::Running { presences: (0..world_size).map(|_| Presence::Admitted(now)).collect() },
         };
@@ -475,6 +476,20 @@ impl Registry {
         })
     }
 
+    /// A rank of a job that was resumed has all that it asked for before that.
+    pub fn caught_up(&mut self, job: JobId, rank: Rank) {
+        if let Some(job) = self.jobs.get_mut(&job) {
+            job.behind.remove(rank);
+        }
+    }
+
+    /// Whether other ranks of a job that was resumed may lack sums which this one has: the switch may have forgotten them.
+    #[must_use]
+    pub fn others_behind(&self, job: JobId, rank: Rank) -> bool {
+        let Some(job) = self.jobs.get(&job).filter(|job| job.is_running()) else { return false };
+        job.behind.iter().any(|other| other != rank && !job.left.contains(other))
+    }
+
     /// A rank opens the stream that stays as long as it lives, in place of one that it may have. Without a running job there
     /// is nothing to attend.
     pub fn attend(
@@ -529,6 +544,8 @@ impl Registry {
         if !entry.left.contains(rank) {
             entry.left.insert(rank);
             entry.left_last = now;
+            // It joins nowhere again, and needs nothing: the others go on as they were.
+            entry.renewal = Renewal::None;
         }
         Ok((entry.left == entry.admission.ranks()).then(|| self.remove(job)))
     }

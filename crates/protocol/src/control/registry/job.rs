@@ -43,6 +43,8 @@ pub(super) struct Job {
     pub left_last: Instant,
     /// Of a job that was resumed: which of its ranks were not heard since they were told.
     pub untold: Option<Ranks>,
+    /// And which of them may lack sums that were under way.
+    pub behind: Ranks,
     pub renewal: Renewal,
     pub life: Life,
 }

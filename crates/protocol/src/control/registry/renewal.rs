@@ -73,10 +73,6 @@ impl Registry {
             false
         });
         commands.extend(self.expel(now, late));
-        // A rank that left joins nowhere again, and needs nothing: the others go on as they were.
-        for job in self.jobs.values_mut().filter(|job| !job.left.is_empty()) {
-            job.renewal = Renewal::None;
-        }
         commands
     }
 

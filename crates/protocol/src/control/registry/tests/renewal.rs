@@ -77,6 +77,22 @@ fn a_rank_that_comes_by_another_way_has_its_job_set_up_again_without_the_switch(
     assert_eq!(registry.beats(at(3), job, Rank(0), generation), HeartbeatReply::Unknown);
     let alive = registry.beats(at(3), after.job, Rank(0), after.generation);
     assert_eq!(alive, HeartbeatReply::Alive { left: Ranks::default() });
+    // Who has all its sums may have what others lack, until they have them or have left.
+    assert!(!registry.others_behind(job, Rank(0)), "it is over");
+    let behind = |registry: &Registry| [0, 1, 2].map(|rank| registry.others_behind(after.job, Rank(rank)));
+    registry.caught_up(after.job, Rank(1));
+    assert_eq!(behind(&registry), [true; 3]);
+    registry.caught_up(after.job, Rank(2));
+    assert_eq!(behind(&registry), [false, true, true]);
+    registry.leaves(at(3), after.job, Rank(0));
+    assert_eq!(behind(&registry), [false; 3]);
+}
+
+#[test]
+fn ranks_of_a_job_that_begins_are_not_behind() {
+    let mut registry = server();
+    let (admission, _) = running(&mut registry);
+    assert!(!registry.others_behind(admission.job, Rank(0)));
 }
 
 #[test]
@@ -131,8 +147,12 @@ fn a_job_that_a_rank_left_is_not_set_up_again() {
     let mut registry = server();
     let (admission, _) = running(&mut registry);
     registry.join(at(1), again(&admission, at_the_root(0)));
+    registry.tick(at(1));
+    let told = |registry: &mut Registry| registry.beats(at(1), admission.job, Rank(1), admission.generation);
+    assert_eq!(told(&mut registry), HeartbeatReply::SetUpAgain);
     registry.leaves(at(1), admission.job, Rank(2));
+    let goes_on = HeartbeatReply::Alive { left: Ranks::from([2]) };
+    assert_eq!(told(&mut registry), goes_on, "at once");
     assert_eq!(registry.tick(at(1)), [Command::Refuse { tickets: vec![Ticket(3)], reason: left }]);
-    let told = registry.beats(at(1), admission.job, Rank(1), admission.generation);
-    assert_eq!(told, HeartbeatReply::Alive { left: Ranks::from([2]) }, "it goes on as it was");
+    assert_eq!(told(&mut registry), goes_on);
 }
