@@ -11,9 +11,9 @@
 //! need not be the one that overflows. So a loss is a signal again if no mark has come for long: the
 //! window could have grown back [`MARKS_MISSED`] times.
 //!
-//! A way is probed first, until it is known whether its queues mark: they do only once they are
-//! long. Until then a window in doubt grows on, and is not halved for less than half of a window
-//! that is lost. Otherwise the losses of links would keep it so small that no queue ever marks.
+//! A way is probed first. Queues mark only once they are long, so it is not known whether these do.
+//! Otherwise the losses of links would keep the window so small that no queue ever marks. A probed
+//! window that loses fragments grows on, slowly. It is halved only if half of it is lost.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
@@ -25,7 +25,7 @@ const MTU_BYTES: usize = 1500;
 /// A loss is a signal again if the window could have grown back so often without a mark. With two in
 /// place of 16, examples/sim/racks-with-loss.toml has half the throughput.
 const MARKS_MISSED: u64 = 16;
-/// The part of a window in doubt by which it grows in a round trip while its way is probed. A queue
+/// While a way is probed, a window in doubt grows by this part of itself in a round trip. A queue
 /// that marks does so before the window is much too large.
 const PROBE_GROWTH: u32 = 8;
 /// A way that has not marked in so many of the largest windows does not mark.
@@ -54,7 +54,7 @@ pub(crate) struct CongestionWindow {
     enabled: bool,
 }
 
-/// What a way that is probed has shown.
+/// The state of a probe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Probe {
     /// The first packet that was not sent when the first of `lost` was found.
@@ -96,7 +96,7 @@ impl CongestionWindow {
     }
 
     /// A parameter packet came: one MTU more. Above the threshold, and in `doubt` about a loss that may
-    /// be a signal, it is one MTU more a window, or an eighth of it while the way is probed.
+    /// be a signal, it is one MTU more a window. While the way is probed, it is an eighth.
     pub(crate) fn acknowledged(&mut self, doubt: bool) {
         if !self.enabled {
             return;
