@@ -62,6 +62,7 @@ impl Preparation {
         let (turn, later) = (self.turn_of(job.from), tasks.sender());
         // What is left to do if no thread can plan; the job itself goes to the thread.
         let (id, name, tickets) = (admission.job, job.name.clone(), job.tickets.clone());
+        let replaces = job.replaces;
         let mut planned = job;
         let planning = thread::Builder::new().name("fanin-plan".into()).spawn(move || {
             let admission = &planned.admission;
@@ -99,7 +100,10 @@ impl Preparation {
         if let Err(error) = planning {
             let (table, planners) = (Arc::clone(&self.table), Arc::clone(&self.planners));
             let error = format!("no thread to plan in: {error}");
-            tasks.send(move |_| cannot_begin((id, &name, tickets), error, &table, &planners));
+            tasks.send(move |_| {
+                replaces.into_iter().for_each(|before| drop(forget(&planners, before)));
+                cannot_begin((id, &name, tickets), error, &table, &planners);
+            });
         }
     }
 
