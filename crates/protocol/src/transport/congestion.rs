@@ -10,10 +10,6 @@
 //! workers in two racks, whose links lose a hundredth each, a sixth are. But the queue that marked
 //! need not be the one that overflows. So a loss is a signal again if no mark has come for long: the
 //! window could have grown back [`MARKS_MISSED`] times.
-//!
-//! A way is probed first. Queues mark only once they are long, so it is not known whether these do.
-//! Otherwise the losses of links would keep the window so small that no queue ever marks. A probed
-//! window that loses fragments grows on, slowly. It is halved only if half of it is lost.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
@@ -25,11 +21,6 @@ const MTU_BYTES: usize = 1500;
 /// A loss is a signal again if the window could have grown back so often without a mark. With two in
 /// place of 16, examples/sim/racks-with-loss.toml has half the throughput.
 const MARKS_MISSED: u64 = 16;
-/// While a way is probed, a window in doubt grows by this part of itself in a round trip. A queue
-/// that marks does so before the window is much too large.
-const PROBE_GROWTH: u32 = 8;
-/// A way that has not marked in so many of the largest windows does not mark.
-const WINDOWS_UNMARKED: u32 = 2;
 /// A mark tells of no more packets than these.
 const MARK_TELLS_MAX: u64 = 1 << 16;
 
@@ -48,20 +39,7 @@ pub(crate) struct CongestionWindow {
     halved: u64,
     /// Before this packet, a loss is no signal: a mark came not long ago.
     marks_tell_until: u64,
-    /// `None` once it is known whether the way's queues mark: one did, or none did in windows that
-    /// were as large as they may be, or that lost half of what they had.
-    probe: Option<Probe>,
     enabled: bool,
-}
-
-/// The state of a probe.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Probe {
-    /// The first packet that was not sent when the first of `lost` was found.
-    window_end: u64,
-    lost: u32,
-    /// Parameters that came while the window could not grow.
-    unmarked: u32,
 }
 
 impl CongestionWindow {
@@ -80,7 +58,6 @@ impl CongestionWindow {
             recovery_end: 0,
             halved: 0,
             marks_tell_until: 0,
-            probe: Some(Probe::default()),
             enabled,
         }
     }
@@ -96,23 +73,16 @@ impl CongestionWindow {
     }
 
     /// A parameter packet came: one MTU more. Above the threshold, and in `doubt` about a loss that may
-    /// be a signal, it is one MTU more a window. While the way is probed, it is an eighth.
+    /// be a signal, it is one MTU more a window.
     pub(crate) fn acknowledged(&mut self, doubt: bool) {
         if !self.enabled {
             return;
-        }
-        if let Some(probe) = self.probe.as_mut().filter(|_| self.size == self.size_max) {
-            probe.unmarked += 1;
-            if probe.unmarked >= WINDOWS_UNMARKED * self.size_max {
-                self.probe = None;
-            }
         }
         if self.size < self.slow_start_threshold && !doubt {
             self.size = (self.size + self.packets_per_mtu).min(self.slow_start_threshold);
             return;
         }
-        let part = if self.probe.is_some() { self.size / PROBE_GROWTH } else { 0 };
-        self.grown += part.max(self.packets_per_mtu);
+        self.grown += self.packets_per_mtu;
         while self.grown >= self.size {
             self.grown -= self.size;
             self.size = (self.size + 1).min(self.size_max);
@@ -123,7 +93,6 @@ impl CongestionWindow {
     /// was not sent yet. Halves the window, once until a packet is concerned that was sent
     /// afterwards: the packets of one window tell of one congestion.
     pub(crate) fn marked(&mut self, sequence: u64, next: u64) {
-        self.probe = None;
         // Half of a window grows back by an MTU a window.
         let windows = self.size.div_ceil(self.packets_per_mtu);
         let once = u64::from(self.size) * u64::from(windows) / 2;
@@ -132,27 +101,15 @@ impl CongestionWindow {
     }
 
     /// The packet numbered `sequence` was lost. Halves the window as a mark does, if that is a signal.
-    /// While the way is probed, only so many losses are one as are half of a window.
     pub(crate) fn lost(&mut self, sequence: u64, next: u64) {
-        if let Some(probe) = &mut self.probe {
-            if sequence >= probe.window_end {
-                (probe.window_end, probe.lost) = (next, 0);
-            }
-            probe.lost += 1;
-            if probe.lost < self.size.div_ceil(2) {
-                return;
-            }
-            self.probe = None;
-        }
         if self.losses_tell(sequence) {
             self.congested(sequence, next);
         }
     }
 
     /// The packets take another way from now on, whose queues may not mark.
-    pub(crate) fn take_way(&mut self) {
+    pub(crate) const fn take_way(&mut self) {
         self.marks_tell_until = 0;
-        self.probe = Some(Probe::default());
     }
 
     /// Whether the loss of this packet would be a signal.
@@ -252,47 +209,11 @@ mod tests {
         assert_eq!(narrow.size(), 1, "also where the job's window is less than an MTU");
     }
 
-    /// A window that was as large as it may be for long enough.
-    fn known_not_to_mark(size_max: u32) -> CongestionWindow {
-        let mut window = CongestionWindow::new(FRAME, size_max, true);
-        while window.probe.is_some() {
-            window.acknowledged(false);
-        }
-        window
-    }
-
-    #[test]
-    fn a_way_is_probed_until_a_queue_marks_or_half_of_a_window_is_lost() {
-        let window = || CongestionWindow::new(FRAME, 400, true);
-        // One in six is lost, and a window grows by an eighth.
-        let mut marks = window();
-        for sequence in 0..46 {
-            marks.acknowledged(true);
-            if sequence % 6 == 0 {
-                marks.lost(sequence, 46);
-            }
-        }
-        assert_eq!((marks.size(), marks.halved()), (51, 0));
-        marks.marked(46, 97);
-        assert_eq!((marks.size(), marks.halved()), (25, 1));
-        (46..97).for_each(|sequence| marks.lost(sequence, 97));
-        assert_eq!(marks.halved(), 1, "it marks");
-        let mut overflows = window();
-        (0..22).for_each(|sequence| overflows.lost(sequence, 46));
-        // Those of another window.
-        (46..68).for_each(|sequence| overflows.lost(sequence, 92));
-        assert_eq!(overflows.size(), 46);
-        overflows.lost(68, 92);
-        assert_eq!((overflows.size(), overflows.halved()), (23, 1));
-        overflows.lost(92, 93);
-        assert_eq!((overflows.size(), overflows.halved()), (11, 2), "it does not mark");
-    }
-
     #[test]
     fn where_queues_mark_a_lost_packet_halves_nothing() {
-        let mut unmarked = known_not_to_mark(400);
+        let mut unmarked = CongestionWindow::new(FRAME, 400, true);
         unmarked.lost(5, 46);
-        assert_eq!(unmarked.size(), 200);
+        assert_eq!(unmarked.size(), 23);
         let mut window = CongestionWindow::new(FRAME, 400, true);
         window.marked(5, 46);
         assert_eq!((window.size(), window.halved()), (23, 1));
@@ -315,8 +236,8 @@ mod tests {
         // On another way the marks of this one tell nothing.
         window.marked(100_000, 100_012);
         window.take_way();
-        (0..3).for_each(|loss| window.lost(100_020 + loss, 100_032));
-        assert_eq!((window.size(), window.halved()), (3, 5), "half of 6");
+        window.lost(100_020, 100_032);
+        assert_eq!((window.size(), window.halved()), (3, 5));
         // A mark of a large window tells of 65,536 packets.
         let mut large = CongestionWindow::new(FRAME, 1000, true);
         (0..954).for_each(|_| large.acknowledged(false));

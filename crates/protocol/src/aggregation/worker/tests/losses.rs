@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once() {
+fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once_and_halves_the_window_if_it_was_lost() {
     let mut line = Line::with_fragments(config(1000), 1000);
     assert_eq!(line.sent(), "0-199");
     let timeline = [(1, "200-204"), (2, "205-209"), (3, "0r 210-214")];
@@ -26,26 +26,7 @@ fn a_fragment_that_three_parameters_overtook_is_sent_again_at_once() {
     assert_eq!(line.worker.statistics().retransmissions, 2);
     let before = line.worker.progress().congestion_window;
     line.answer(0, Answer { lost: true, ..Answer::default() });
-    let window = line.worker.progress().congestion_window;
-    assert_eq!(window, before + 4, "it is not known yet whether the way marks");
-}
-
-#[test]
-fn an_overtaken_fragment_that_was_lost_halves_the_window_on_a_way_that_does_not_mark() {
-    let mut line = Line::with_fragments(config(20), 1000);
-    // Two windows as large as they may be.
-    for sequence in 0..40 {
-        line.sent();
-        line.parameters(sequence);
-    }
-    line.sent();
-    for sequence in 41..44 {
-        line.parameters(sequence);
-    }
-    assert!(line.sent().starts_with("40r"));
-    assert_eq!(line.worker.progress().congestion_window, 20);
-    line.answer(40, Answer { lost: true, ..Answer::default() });
-    assert_eq!((line.worker.progress().congestion_window, line.worker.progress().window_halved), (10, 1));
+    assert_eq!(line.worker.progress().congestion_window, (before + 4) / 2);
 }
 
 /// It stalled in a switch, or came to the server on a longer way: that says nothing of congestion.
