@@ -123,7 +123,7 @@ impl Room {
 impl Lease {
     /// Waits until the machine, which was told to end, is gone. On its own thread it cannot.
     pub(crate) fn wait(self) {
-        if self.thread.handle.thread().id() == thread::current().id() {
+        if self.is_current() {
             return;
         }
         let _ = self.ended.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -132,6 +132,11 @@ impl Lease {
             // A thread that panicked has said so on standard error.
             let _ = thread.handle.join();
         }
+    }
+
+    /// Whether this is the thread.
+    pub(crate) fn is_current(&self) -> bool {
+        self.thread.handle.thread().id() == thread::current().id()
     }
 
     /// Whether the thread lives.

@@ -442,6 +442,12 @@ impl WorkerDriver {
         sockets(&self.all_statistics())
     }
 
+    /// Whether this is one of its threads, which calls `done`: it must not wait for what they do.
+    #[must_use]
+    pub fn is_its_thread(&self) -> bool {
+        self.threads().iter().any(Lease::is_current)
+    }
+
     /// Fails what is outstanding and joins the threads: afterwards no tensor is touched and `done` of each was called. Whoever
     /// still asks it things gets no answer.
     pub fn stop(&self) {

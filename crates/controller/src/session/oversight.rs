@@ -134,7 +134,7 @@ impl Oversight {
             }
             self.tell_of_packets_too_long();
             // Who is at joining again has a patience of its own, and more to say.
-            if self.shared.lanes().any(|lane| lane.rejoining.is_some()) {
+            if self.shared.is_rejoining() {
                 self.progress = Progress::now(self.shared.driver.progress_marker());
                 continue;
             }

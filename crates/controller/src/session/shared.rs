@@ -1,7 +1,7 @@
 //! What a session's threads share.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,10 @@ pub(super) struct Shared {
     pub pending: Arc<Pending>,
     /// Who is told when the session ends by itself.
     on_failure: Mutex<Option<OnFailure>>,
+    /// Whether its owner closes it.
+    is_closing: AtomicBool,
+    /// Whether it is about to leave, and joins nowhere again.
+    is_leaving: AtomicBool,
 }
 
 type OnFailure = Box<dyn FnOnce(SessionError) + Send>;
@@ -53,13 +57,11 @@ pub(super) struct Lane {
     pub silent: Option<(Instant, String)>,
     /// Why the rank is at joining it again, if it is.
     pub rejoining: Option<Again>,
-    /// Where the rank joined it again: the first collective that was submitted after that.
+    /// The first collective that was submitted after the rank began to join it again, if it did.
     pub resumed_before: u64,
     /// Whether other ranks may lack sums that this one got before it joined again. It hands them
     /// back, and leaves later.
     pub others_behind: bool,
-    /// Whether the rank is about to leave, and joins nowhere again.
-    pub is_leaving: bool,
 }
 
 /// Why a rank joins its job again.
@@ -72,9 +74,11 @@ pub(super) enum Again {
 }
 
 /// How long a rank that has all its sums stays for others which may lack some of them.
-const STAYS_FOR_OTHERS: Duration = Duration::from_secs(10);
+pub(super) const STAYS_FOR_OTHERS: Duration = Duration::from_secs(10);
+/// A service that is silent for so long tells nobody that others have caught up.
+const SILENT: Duration = Duration::from_secs(3);
 /// How often it looks whether they still do.
-const LOOKS: Duration = Duration::from_millis(10);
+pub(super) const LOOKS: Duration = Duration::from_millis(10);
 
 impl Shared {
     /// Whether a service is in the process of a rank, and goes with it.
@@ -103,7 +107,6 @@ impl Shared {
                 rejoining: None,
                 resumed_before: 0,
                 others_behind: false,
-                is_leaving: false,
             }
         };
         Self {
@@ -117,6 +120,8 @@ impl Shared {
             trace,
             pending: Arc::new(Pending::planned(planned)),
             on_failure: Mutex::default(),
+            is_closing: AtomicBool::new(false),
+            is_leaving: AtomicBool::new(false),
             config,
         }
     }
@@ -162,6 +167,10 @@ impl Shared {
 
     /// Ends the session with an error: all that is outstanding, and all that comes.
     pub fn fail(&self, error: SessionError) {
+        if self.is_closing.load(Ordering::SeqCst) {
+            // Nobody waits for anything any more.
+            return self.driver.fail(Failure::Because(Arc::new(SessionError::Closed)));
+        }
         // The log names ranks as the exception does.
         let named = self.config.names.error(error.clone());
         tracing::error!(error = %named, rank = self.config.own_name().0, "the session ends");
@@ -180,26 +189,42 @@ impl Shared {
         self.pending.oldest().is_some_and(|oldest| oldest.tensor.number < before)
     }
 
-    /// Waits until no other rank may need this one any more, and joins nowhere again from then on.
-    /// Not if sums are under way: whoever gives them up does not care for others either.
-    pub fn stay_for_others(&self) {
-        let until = Instant::now() + STAYS_FOR_OTHERS;
-        for service in 0..self.members.len() {
-            loop {
-                let mut lane = self.lane(service);
-                let may_be_needed = lane.rejoining == Some(Again::SetUp) || lane.others_behind;
-                let stays = may_be_needed
-                    && Instant::now() < until
-                    && self.pending.oldest().is_none()
-                    && self.driver.failure().is_none();
-                if !stays {
-                    lane.is_leaving = true;
-                    break;
-                }
-                drop(lane);
-                std::thread::sleep(LOOKS);
-            }
+    /// Notes that the rank begins to join a service's job again, unless it is about to leave.
+    pub fn begins_to_rejoin(&self, service: usize, again: Again) -> bool {
+        let before = self.pending.next();
+        let mut lane = self.lane(service);
+        let rejoins = !self.is_leaving.load(Ordering::SeqCst);
+        if rejoins {
+            (lane.rejoining, lane.resumed_before) = (Some(again), before);
         }
+        rejoins
+    }
+
+    /// Waits until no other rank may need this one any more. From then on it joins nowhere again.
+    ///
+    /// It knows of no need before it has heard that its job is set up again. It does not wait for a
+    /// service that restarts. If sums are under way it leaves at once: it gives them up.
+    pub fn stay_for_others(&self) {
+        self.is_closing.store(true, Ordering::SeqCst);
+        let until = Instant::now() + STAYS_FOR_OTHERS;
+        let is_needed = |lane: MutexGuard<'_, Lane>| {
+            let is_silent = lane.silent.as_ref().is_some_and(|(since, _)| since.elapsed() > SILENT);
+            !is_silent && (lane.others_behind || lane.rejoining == Some(Again::SetUp))
+        };
+        while Instant::now() < until
+            && self.lanes().any(is_needed)
+            && self.pending.oldest().is_none()
+            && self.driver.failure().is_none()
+            && !self.driver.is_its_thread()
+        {
+            std::thread::sleep(LOOKS);
+        }
+        self.is_leaving.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the rank is at joining some service's job again.
+    pub fn is_rejoining(&self) -> bool {
+        self.lanes().any(|lane| lane.rejoining.is_some())
     }
 
     /// Ranks that have left, as some service knows.

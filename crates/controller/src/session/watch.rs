@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::admission::{Admitted, Memory, join, leave};
 use super::config::SessionConfig;
 use super::presence::News;
-use super::shared::{Again, Shared};
+use super::shared::{Again, STAYS_FOR_OTHERS, Shared};
 use super::warnings;
 use crate::control_channel::{Connection, GREETED_WITHIN, RETRY, STAYS_AWAY, explain, is_gone};
 use crate::convert::ranks;
@@ -55,6 +55,10 @@ struct Watch {
     is_dead: bool,
     /// Whether the rank asks another machine than the one where it joined last.
     has_moved: bool,
+    /// Until when the switch is asked more often: the rank joined again not long ago.
+    settles_until: Instant,
+    /// Whether the switch was told last that the rank is behind.
+    told_behind: bool,
     /// What the switch says unasked.
     news: mpsc::Receiver<News>,
 }
@@ -68,8 +72,17 @@ pub(super) async fn watch(
     news: mpsc::Receiver<News>,
 ) {
     let interval = shared.members[service].heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;
-    let mut watch =
-        Watch { shared, service, switch_instance, interval, is_dead: false, has_moved: false, news };
+    let mut watch = Watch {
+        shared,
+        service,
+        switch_instance,
+        interval,
+        is_dead: false,
+        has_moved: false,
+        settles_until: Instant::now(),
+        told_behind: false,
+        news,
+    };
     if let Err(error) = watch.run().await {
         watch.shared.fail(error);
         // The rank still lives: a switch that does not hear so would blame it for what another one
@@ -104,9 +117,11 @@ impl Watch {
         }
     }
 
-    /// Whether ranks tell each other, by heartbeats, who has caught up since the job was set up again.
+    /// Whether ranks tell each other, by heartbeats, who has caught up since they joined again. They
+    /// do so often for a while, and then as usual.
     fn is_unsettled(&self) -> bool {
-        self.shared.is_behind(self.service) || self.shared.lane(self.service).others_behind
+        Instant::now() < self.settles_until
+            && (self.told_behind || self.shared.lane(self.service).others_behind)
     }
 
     /// Goes on with heartbeats for a session that has failed, until it is closed or the switch
@@ -126,6 +141,7 @@ impl Watch {
         warnings::packets_lost(self.own_name(), &self.member().switch, &statistics);
         self.hold_against_plan();
         let rtt = statistics.smoothed_rtt;
+        self.told_behind = self.shared.is_behind(self.service);
         let message = HeartbeatRequest {
             job_id: job.id().0,
             rank: self.shared.rank.0.into(),
@@ -136,7 +152,7 @@ impl Watch {
             seconds_per_byte: self.shared.pending.seconds_per_byte(),
             imbalance: self.shared.driver.imbalance(),
             host: crate::path::host(self.connection().address),
-            behind: self.shared.is_behind(self.service),
+            behind: self.told_behind,
         };
         let reply = match timeout(self.interval.max(RETRY), self.connection().client.heartbeat(message)).await
         {
@@ -226,7 +242,7 @@ impl Watch {
                     if self.begins_anew() {
                         return Err(self.lost_for_good(&cause));
                     }
-                    if !self.begins_to_rejoin(Again::SwitchRestarted) {
+                    if !self.shared.begins_to_rejoin(self.service, Again::SwitchRestarted) {
                         return Ok(());
                     }
                     let taken_over = match self.suspended(since).await {
@@ -354,18 +370,9 @@ impl Watch {
         SessionError::SwitchLost { switch: self.member().switch.clone(), cause }
     }
 
-    /// Notes that the rank is at joining again, unless it is about to leave.
-    fn begins_to_rejoin(&self, again: Again) -> bool {
-        let mut lane = self.shared.lane(self.service);
-        if !lane.is_leaving {
-            lane.rejoining = Some(again);
-        }
-        !lane.is_leaving
-    }
-
     /// Joins the job again, and goes on where it stopped.
     async fn rejoin(&mut self, again: Again) -> Result<(), SessionError> {
-        if !self.begins_to_rejoin(again) {
+        if !self.shared.begins_to_rejoin(self.service, again) {
             return Ok(());
         }
         let since = self.silent_since();
@@ -567,7 +574,7 @@ impl Watch {
         (lane.job, lane.name, lane.connection) = (admitted.job.clone(), name, connection);
         lane.way = admitted.way;
         (lane.silent, lane.left, lane.others_behind) = (None, Ranks::default(), true);
-        lane.resumed_before = self.shared.pending.next();
+        self.settles_until = Instant::now() + STAYS_FOR_OTHERS;
         self.has_moved = false;
         self.switch_instance = admitted.switch_instance;
         self.interval = admitted.heartbeat_timeout / HEARTBEATS_PER_TIMEOUT;

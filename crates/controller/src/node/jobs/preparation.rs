@@ -101,7 +101,7 @@ impl Preparation {
             let (table, planners) = (Arc::clone(&self.table), Arc::clone(&self.planners));
             let error = format!("no thread to plan in: {error}");
             tasks.send(move |_| {
-                replaces.into_iter().for_each(|before| drop(forget(&planners, before)));
+                replaces.into_iter().for_each(|before| give_back(&planners, &table, before));
                 cannot_begin((id, &name, tickets), error, &table, &planners);
             });
         }
@@ -113,11 +113,7 @@ impl Preparation {
         let (planners, table) = (Arc::clone(&self.planners), Arc::clone(&self.table));
         // After the task that makes room for the job.
         tasks.send(move |_| {
-            for short in forget(&planners, job) {
-                if lock(&table).registry.set_up_again(short) {
-                    tracing::info!(id = short.0, "a job is planned anew, as another one is over");
-                }
-            }
+            give_back(&planners, &table, job);
         });
     }
 
@@ -129,6 +125,15 @@ impl Preparation {
         let turn = all.get(&host).and_then(Weak::upgrade).unwrap_or_default();
         all.insert(host, Arc::downgrade(&turn));
         turn
+    }
+}
+
+/// A job has its part of the switches' memory no more: jobs that lacked it are planned anew.
+fn give_back(planners: &Planners, table: &Mutex<Table>, job: JobId) {
+    for short in forget(planners, job) {
+        if lock(table).registry.set_up_again(short) {
+            tracing::info!(id = short.0, "a job is planned anew, as another one is over");
+        }
     }
 }
 
@@ -191,7 +196,7 @@ fn cannot_begin(
     planners: &Planners,
 ) {
     tracing::warn!(job = name, error, "a job cannot begin");
-    forget(planners, job);
+    give_back(planners, table, job);
     let mut table = lock(table);
     table.without_room.push(job);
     let late = table.prepared(job);
