@@ -40,7 +40,7 @@ LONG = (
     "test_rates",
     "test_examples",
     "test_performance",
-    # Its limits are a minute: not while all of torch is read from the disk for the first time.
+    # Last, when torch was read from the disk: its limits are a minute.
     "test_hosts",
 )
 

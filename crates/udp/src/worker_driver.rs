@@ -442,7 +442,7 @@ impl WorkerDriver {
         sockets(&self.all_statistics())
     }
 
-    /// Whether this is one of its threads, which calls `done`: it must not wait for what they do.
+    /// Whether this is one of its threads. These call `done`, and must not wait for each other.
     #[must_use]
     pub fn is_its_thread(&self) -> bool {
         self.threads().iter().any(Lease::is_current)

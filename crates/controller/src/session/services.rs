@@ -14,7 +14,7 @@ use super::cancel::Cancel;
 use super::config::{ServiceConfig, SessionConfig};
 use super::oversight::oversee;
 use super::presence::{attend, attend_meanwhile};
-use super::shared::{LOOKS, Shared, names};
+use super::shared::{Shared, names};
 use super::thread::SessionThread;
 use super::trace::SessionTrace;
 use super::warnings::say;
@@ -100,10 +100,7 @@ impl Drop for Services {
         let leaving: JoinSet<()> = thread.block_on(async { leaving.collect() });
         thread.block_on(leaving.join_all());
         // A service may have let the rank in again meanwhile, which leaves that job then.
-        let until = Instant::now() + FAREWELL;
-        while shared.is_rejoining() && Instant::now() < until {
-            std::thread::sleep(LOOKS);
-        }
+        shared.wait_while(FAREWELL, || shared.is_rejoining());
         // Not by the thread's own clock, which stands still while the thread is blocked.
         let (tell, ended) = std::sync::mpsc::channel();
         thread.spawn(async move {

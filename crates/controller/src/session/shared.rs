@@ -73,12 +73,12 @@ pub(super) enum Again {
     SetUp,
 }
 
-/// How long a rank that has all its sums stays for others which may lack some of them.
+/// How long a rank stays that is done, while others may lack sums.
 pub(super) const STAYS_FOR_OTHERS: Duration = Duration::from_secs(10);
 /// A service that is silent for so long tells nobody that others have caught up.
 const SILENT: Duration = Duration::from_secs(3);
 /// How often it looks whether they still do.
-pub(super) const LOOKS: Duration = Duration::from_millis(10);
+const LOOKS: Duration = Duration::from_millis(10);
 
 impl Shared {
     /// Whether a service is in the process of a rank, and goes with it.
@@ -206,20 +206,24 @@ impl Shared {
     /// service that restarts. If sums are under way it leaves at once: it gives them up.
     pub fn stay_for_others(&self) {
         self.is_closing.store(true, Ordering::SeqCst);
-        let until = Instant::now() + STAYS_FOR_OTHERS;
         let is_needed = |lane: MutexGuard<'_, Lane>| {
             let is_silent = lane.silent.as_ref().is_some_and(|(since, _)| since.elapsed() > SILENT);
             !is_silent && (lane.others_behind || lane.rejoining == Some(Again::SetUp))
         };
-        while Instant::now() < until
-            && self.lanes().any(is_needed)
-            && self.pending.oldest().is_none()
-            && self.driver.failure().is_none()
-            && !self.driver.is_its_thread()
-        {
+        self.wait_while(STAYS_FOR_OTHERS, || {
+            self.lanes().any(is_needed) && self.pending.oldest().is_none() && self.driver.failure().is_none()
+        });
+        self.is_leaving.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits while something is so, and no longer than `at_most`. A thread of the driver does not
+    /// wait: the watches need its answers.
+    pub fn wait_while(&self, at_most: Duration, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + at_most;
+        while !self.driver.is_its_thread() && Instant::now() < until && is_so() {
+            // Watches, failures and sums change it, each at its own place: nothing tells of all.
             std::thread::sleep(LOOKS);
         }
-        self.is_leaving.store(true, Ordering::SeqCst);
     }
 
     /// Whether the rank is at joining some service's job again.

@@ -483,7 +483,7 @@ impl Registry {
         }
     }
 
-    /// Whether other ranks of a job that was resumed may lack sums which this one has: the switch may have forgotten them.
+    /// Whether other ranks of a job that was resumed may lack sums that this one has. The switch may have forgotten them.
     #[must_use]
     pub fn others_behind(&self, job: JobId, rank: Rank) -> bool {
         let Some(job) = self.jobs.get(&job).filter(|job| job.is_running()) else { return false };

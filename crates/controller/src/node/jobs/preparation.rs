@@ -112,9 +112,7 @@ impl Preparation {
     pub fn forget(&self, tasks: &TaskQueue<dyn DataPath>, job: JobId) {
         let (planners, table) = (Arc::clone(&self.planners), Arc::clone(&self.table));
         // After the task that makes room for the job.
-        tasks.send(move |_| {
-            give_back(&planners, &table, job);
-        });
+        tasks.send(move |_| give_back(&planners, &table, job));
     }
 
     /// Held while a plan is made for somebody who asks from there: nobody has more than one core.
@@ -128,7 +126,7 @@ impl Preparation {
     }
 }
 
-/// A job has its part of the switches' memory no more: jobs that lacked it are planned anew.
+/// Takes a job's part of the switches' memory back. Jobs that lacked it are planned anew.
 fn give_back(planners: &Planners, table: &Mutex<Table>, job: JobId) {
     for short in forget(planners, job) {
         if lock(table).registry.set_up_again(short) {

@@ -56,8 +56,7 @@ pub(super) struct Job<A> {
     to: Vec<Pacer>,
     /// By place: how fast the way to the worker is.
     ways: Vec<WayRate>,
-    /// The slowest of them is that of all: they wait for each other anyway, and one train reaches
-    /// them.
+    /// The slowest of these. All sums leave at this rate, as one train reaches all workers.
     way_bps: u64,
     /// Whether a signal may be due.
     may_signal: bool,

@@ -77,7 +77,7 @@ fn a_rank_that_comes_by_another_way_has_its_job_set_up_again_without_the_switch(
     assert_eq!(registry.beats(at(3), job, Rank(0), generation), HeartbeatReply::Unknown);
     let alive = registry.beats(at(3), after.job, Rank(0), after.generation);
     assert_eq!(alive, HeartbeatReply::Alive { left: Ranks::default() });
-    // Who has all its sums may have what others lack, until they have them or have left.
+    // The other ranks are behind until they have their sums, or have left.
     assert!(!registry.others_behind(job, Rank(0)), "it is over");
     let behind = |registry: &Registry| [0, 1, 2].map(|rank| registry.others_behind(after.job, Rank(rank)));
     registry.caught_up(after.job, Rank(1));
