@@ -23,11 +23,14 @@ class LocalRanks:
     """The ranks of this machine, which sum in shared memory. For one `Client`.
 
     `machines` are those of all ranks, numbered in the order of their first ranks; `name` is one
-    that no other job on these machines has. Raises `OSError` on the first rank of a machine where
-    /dev/shm has too little room.
+    that no other job on these machines has. At most `columns_max` ranks of a machine speak with
+    other machines; None is no limit. Raises `OSError` on the first rank of a machine where /dev/shm
+    has too little room.
     """
 
-    def __new__(cls, machines: Sequence[int], rank: int, name: str) -> LocalRanks: ...
+    def __new__(
+        cls, machines: Sequence[int], rank: int, name: str, columns_max: int | None = None
+    ) -> LocalRanks: ...
     def close(self) -> None:
         """Give the memory back, if no client has taken it."""
 

@@ -30,6 +30,7 @@ from fanin._services import (
     asked,
     bracketed,
     columns,
+    columns_max,
     is_loopback,
     is_own,
     local_machines,
@@ -109,7 +110,7 @@ class Ranks:
             places[0] = replace(places[0], switch_rates=rates, switch_sums=sums)
         of_rank = machines(places)
         hosted: list[Hosted] = []
-        local = self._share_memory(local_machines(places), gather)
+        local = self._share_memory(local_machines(places), columns_max(settings), gather)
 
         # If the ranks of a machine do not sum among themselves, they share its link.
         crowd = 1 if local is not None else max(Counter(of_rank).values())
@@ -164,7 +165,7 @@ class Ranks:
                 is_uneven = any(each is not None and each.is_uneven for each in found)
                 if planned.is_assumed or is_uneven:
                     _say_once(f"{planned.links}. If that is not so, {_CURE[0].lower()}{_CURE[1:]}")
-            jobs = columns(of_rank) if local is not None else columns(of_rank)[:1]
+            jobs = columns(of_rank)[: columns_max(settings) if local is not None else 1]
             # A rank beyond the columns sends nothing to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
             addresses = [self._host(part, mine, settings, gather, hosted) for part in parts]
@@ -337,7 +338,10 @@ class Ranks:
             raise
 
     def _share_memory(
-        self, machines: list[int] | None, gather: Callable[[str, str], list[str]]
+        self,
+        machines: list[int] | None,
+        columns_max: int | None,
+        gather: Callable[[str, str], list[str]],
     ) -> _fanin.LocalRanks | None:
         """Return this machine's ranks if all machines' ranks sum among themselves first."""
         if machines is None:
@@ -345,7 +349,7 @@ class Ranks:
         local, wrong = None, ""
         name = "fanin-" + re.sub(r"[^\w.-]", "-", self.name)
         try:
-            local = _fanin.LocalRanks(machines, self.rank, name)
+            local = _fanin.LocalRanks(machines, self.rank, name, columns_max)
         except OSError as error:
             wrong = str(error)
             log.warning(

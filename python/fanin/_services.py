@@ -187,11 +187,19 @@ def _source(switch: str) -> str | None:
 
 
 def _local(settings: Settings) -> str | None:
-    # GOAT's sub-models are parts of whole tensors, and a loss bound is on each rank's
-    # contributions. Ranks that are told unlike things never sum for each other: they are refused as
-    # they join.
-    is_possible = settings.protocol in ("switchml", "atp") and settings.loss_bound == 0
-    return f"{settings.travels_as}, {settings.security}" if is_possible else None
+    # Sub-models are parts of a model as each rank submits it. Ranks that are told unlike things never
+    # sum for each other: they are refused as they join.
+    told = (settings.protocol, settings.travels_as, settings.security, settings.loss_bound)
+    return None if settings.sub_models else ", ".join(map(str, told))
+
+
+def columns_max(settings: Settings) -> int | None:
+    """Return how many ranks of a machine may speak for it; None is no limit.
+
+    Each would be a job. The first job of GOAT takes the switches' memory, and one with a loss bound
+    takes an eighth of it. The bound counts in whole packets of each part, and short parts have few.
+    """
+    return 1 if settings.protocol == "goat" or settings.loss_bound else None
 
 
 def machine(settings: Settings) -> str:

@@ -138,6 +138,29 @@ def test_over_links_that_lose_a_hundredth_all_ranks_have_the_same_bits_within_th
     assert max(unlike) > 0, "what is lost is not sent again"
 
 
+def two_to_a_machine(me: Me, *args: Any) -> tuple[list[tuple[bytes, int]], tuple[int, int]]:
+    found = over_the_laboratory(me, *args)
+    return found, fanin.torch.lost()
+
+
+@needs_lab
+def test_ranks_of_one_machine_sum_first_and_all_of_them_are_told_what_their_machines_lost(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with Netlab(2, loss=0.01, name=NAME) as lab:
+        listen = f"{SWITCH_ADDRESS}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)):
+            spaces = [lab.namespace(f"w{rank // 2}") for rank in range(4)]
+            ranks = launch(two_to_a_machine, 4, spaces, str(tmp_path / "store"), at=listen)
+            results = ranks.results()
+    assert all(result == results[0] for result in results)
+    found, (lost, contributions) = results[0]
+    # Five tensors of two machines, 352 elements a block.
+    assert contributions == 2 * 5 * -(-ELEMENTS // 352)
+    assert 0 < lost <= BOUND * contributions
+    assert max(unlike for _, unlike in found) <= 2 * BOUND * ELEMENTS
+
+
 def until_it_fails(me: Me, namespaces: list[str]) -> None:
     netlab.enter(namespaces[me.rank])
     group = fanin.connect(

@@ -31,6 +31,7 @@ from test_atp import (
     sums_are_right,
     tiny,
     told,
+    two_to_a_machine,
 )
 from test_ddp import BOUNDS, differences, train
 from test_faults import (
@@ -98,6 +99,25 @@ def test_sums_through_two_racks_and_a_spine_are_right_and_alike_on_all_ranks(
     launch: Launch, tree: Tree
 ) -> None:
     sums_are_right(launch(in_racks, 3, tree.addresses, sums).results())
+
+
+def at_a_rack_each(me: Me, racks: list[str]) -> tuple[list[Any], dict[str, int]]:
+    os.environ["FANIN_SWITCH"] = racks[me.rank // 2]
+    return by_goat(me, two_to_a_machine)  # type: ignore[no-any-return]
+
+
+def test_ranks_of_one_machine_sum_first_and_the_first_one_speaks_for_all(
+    launch: Launch, tree: Tree
+) -> None:
+    results = launch(at_a_rack_each, 4, tree.addresses).results()
+    assert all(found == results[0][0] for found, _ in results)
+    wrong, errors = results[0][0][0::2], results[0][0][1::2]
+    assert max(wrong) == 0
+    assert max(errors) < 1e-5
+    # A tensor of 4 MB, in fragments of at least 1,300 bytes.
+    sent = [counts["packets_sent"] for _, counts in results]
+    assert sent[1::2] == [0, 0]
+    assert all(0 < packets <= 4_000_000 / 1300 * 1.1 for packets in sent[0::2]), sent
 
 
 def test_each_element_of_a_small_tensor_is_right_to_its_own_magnitude(

@@ -1,7 +1,7 @@
 //! The errors among the ranks of one machine.
 
 use fanin_udp::CollectiveKind;
-use fanin_wire::{Dtype, Op, Pattern, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Pattern, WorkerId};
 use std::io;
 use std::time::Duration;
 
@@ -110,6 +110,8 @@ pub struct Submission {
     pub dtype: Dtype,
     /// Sum or average; sum where nothing is added.
     pub op: Op,
+    /// How much of it may be lost between machines.
+    pub loss_bound: LossBound,
 }
 
 impl std::fmt::Display for Submission {

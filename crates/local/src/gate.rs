@@ -7,8 +7,8 @@
 //! that could die with him.
 
 use crate::error::Submission;
-use fanin_udp::CollectiveKind;
-use fanin_wire::{Dtype, Op};
+use fanin_udp::{CollectiveKind, Loss};
+use fanin_wire::{Dtype, LossBound, Op};
 use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -54,6 +54,8 @@ pub(crate) struct Seat {
     reached: [AtomicU64; GATES],
     /// The collective of each of its blocks.
     submissions: [[AtomicU64; 3]; SLOTS_MAX],
+    /// What its column of each segment lost between machines.
+    losses: [[AtomicU64; 4]; SLOTS_MAX],
 }
 
 /// Whether a rank is there.
@@ -158,9 +160,9 @@ impl Seat {
 
     /// Says which collective the rank's next block belongs to, before the rank arrives with it.
     pub(crate) fn submit(&self, slot: usize, submission: Submission) {
-        let Submission { number, kind, root, elements, dtype, op } = submission;
-        let kind = [kind as u8, root, dtype as u8, op as u8, 0, 0, 0, 0];
-        let kind = u64::from_le_bytes(kind);
+        let Submission { number, kind, root, elements, dtype, op, loss_bound } = submission;
+        let [a, b, c, d] = loss_bound.millionths().to_le_bytes();
+        let kind = u64::from_le_bytes([kind as u8, root, dtype as u8, op as u8, a, b, c, d]);
         for (place, word) in self.submissions[slot].iter().zip([number, elements as u64, kind]) {
             place.store(word, Ordering::Relaxed);
         }
@@ -170,10 +172,27 @@ impl Seat {
     pub(crate) fn submission(&self, slot: usize) -> Option<Submission> {
         let [number, elements, kind] =
             [0, 1, 2].map(|word: usize| self.submissions[slot][word].load(Ordering::Relaxed));
-        let [kind, root, dtype, op, ..] = kind.to_le_bytes();
+        let [kind, root, dtype, op, bound @ ..] = kind.to_le_bytes();
         let kind = CollectiveKind::ALL.into_iter().find(|each| *each as u8 == kind)?;
         let dtype = Dtype::ALL.into_iter().find(|each| *each as u8 == dtype)?;
         let op = [Op::Sum, Op::Average].into_iter().find(|each| *each as u8 == op)?;
-        Some(Submission { number, kind, root, elements: elements as usize, dtype, op })
+        let loss_bound = LossBound::from_millionths(u32::from_le_bytes(bound))?;
+        Some(Submission { number, kind, root, elements: elements as usize, dtype, op, loss_bound })
+    }
+
+    /// Says what its column of a segment lost, before the rank arrives with it. Sums over machines keep
+    /// nobody's own values.
+    pub(crate) fn lose(&self, slot: usize, loss: Loss) {
+        let words = [loss.contributions, loss.lost, loss.unsummed, loss.rounds.into()];
+        for (place, word) in self.losses[slot].iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// After it has arrived.
+    pub(crate) fn loss(&self, slot: usize) -> Loss {
+        let [contributions, lost, unsummed, rounds] =
+            [0, 1, 2, 3].map(|word: usize| self.losses[slot][word].load(Ordering::Relaxed));
+        Loss { contributions, lost, unsummed, rounds: rounds as u32, ..Loss::default() }
     }
 }

@@ -4,9 +4,9 @@
 use crate::error::LocalError;
 use crate::gate::{CONTRIBUTED, Party, READY, SUMMED};
 use crate::memory::SharedMemory;
-use fanin_udp::{Failure, Submission};
+use fanin_udp::{Failure, Loss, Submission};
 use fanin_wire::WorkerId;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,11 +20,12 @@ mod item;
 use self::engine::{Cursor, Engine};
 use self::item::Item;
 
-/// Told once what became of a collective. It must be quick, must not block, and must not panic.
-pub type Done = Box<dyn FnOnce(Result<(), Failure>) + Send>;
+/// Told once what became of a collective, and what its sum lacks. It must be quick, must not block,
+/// and must not panic.
+pub type Done = Box<dyn FnOnce(Result<Loss, Failure>) + Send>;
 /// Told once what became of a collective that this rank submitted, and the collective's number. It
 /// must be quick, must not block, and must not panic.
-pub type DoneOf = Box<dyn FnOnce(u64, Result<(), Failure>) + Send>;
+pub type DoneOf = Box<dyn FnOnce(u64, Result<Loss, Failure>) + Send>;
 
 /// The network above the ranks of a machine: the collectives over machines, of one column's part.
 pub trait Network: Send {
@@ -75,6 +76,8 @@ struct Counts {
     /// All-reduces that came out well, and other collectives.
     completed: AtomicU64,
     others_completed: AtomicU64,
+    /// What their sums lack.
+    loss: Mutex<Loss>,
 }
 
 #[derive(Default)]
@@ -90,7 +93,7 @@ struct Inbox {
 struct Summed {
     /// All before it are told.
     next: u64,
-    early: BTreeSet<u64>,
+    early: BTreeMap<u64, Loss>,
 }
 
 /// The places of the ranks of the job.
@@ -199,6 +202,12 @@ impl LocalSum {
         self.shared.counts.others_completed.load(Ordering::Relaxed)
     }
 
+    /// How much the sums lack that this rank got.
+    #[must_use]
+    pub fn loss(&self) -> Loss {
+        *self.shared.counts.loss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ranks of the job, on this machine, that have not contributed to what this rank has.
     #[must_use]
     pub fn awaited(&self) -> Vec<u32> {
@@ -294,15 +303,15 @@ impl Shared {
         }
     }
 
-    /// The column's slice of a segment is the sum over all machines. They are told in order.
-    fn is_ready(&self, segment: u64) {
+    /// The column's slice of a segment is the sum over all machines, less what was lost. They are told
+    /// in order.
+    fn is_ready(&self, segment: u64, loss: Loss) {
         let mut summed = self.summed.lock().unwrap_or_else(PoisonError::into_inner);
-        summed.early.insert(segment);
+        summed.early.insert(segment, loss);
         loop {
             let next = summed.next;
-            if !summed.early.remove(&next) {
-                break;
-            }
+            let Some(loss) = summed.early.remove(&next) else { break };
+            self.memory.seat(self.memory.me).lose(self.memory.segment_slot(next), loss);
             self.arrive(READY, next);
             summed.next += 1;
         }

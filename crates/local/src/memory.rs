@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 const FOLDER: &str = "/dev/shm";
 /// Names layout and version of what is in the file.
-const MAGIC: u64 = 0x6661_6e69_6e00_0003;
+const MAGIC: u64 = 0x6661_6e69_6e00_0004;
 const PAGE: usize = 4096;
 /// The bytes that a rank contributes at a time: those of all ranks of a usual machine together stay
 /// in the cache that they share.
@@ -508,10 +508,15 @@ impl SharedMemory {
     }
 
     fn result_place(&self, segment: u64, range: Range<usize>) -> Range<usize> {
-        let Layout { blocks, segments, results_at, .. } = self.layout;
+        let Layout { blocks, results_at, .. } = self.layout;
         assert!(range.start <= range.end && range.end <= blocks.segment_bytes);
-        let begin = results_at + (segment % segments as u64) as usize * blocks.segment_bytes;
+        let begin = results_at + self.segment_slot(segment) * blocks.segment_bytes;
         begin + range.start..begin + range.end
+    }
+
+    /// The place of a segment in its ring.
+    pub(crate) fn segment_slot(&self, segment: u64) -> usize {
+        (segment % self.layout.segments as u64) as usize
     }
 }
 

@@ -43,7 +43,7 @@ fn rank() {
         let mut memory = tensor(Dtype::Float32, ELEMENTS, me, number);
         match submit(&local, &mut memory, Dtype::Float32, Op::Sum).recv_timeout(PATIENCE).expect("an answer")
         {
-            Ok(()) => {
+            Ok(_) => {
                 assert!(memory == expected(Dtype::Float32, ELEMENTS, ranks, number, Op::Sum), "a wrong sum");
                 say(RIGHT);
             }

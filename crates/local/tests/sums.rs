@@ -5,8 +5,8 @@ mod common;
 
 use common::{Call, PATIENCE, cluster, expected, machine, spread, submit, submit_any, tensor};
 use fanin_local::LocalSum;
-use fanin_udp::{CollectiveKind, Failure};
-use fanin_wire::{Dtype, Op};
+use fanin_udp::{CollectiveKind, Failure, Loss};
+use fanin_wire::{Dtype, LossBound, Op};
 use proptest::prelude::*;
 
 /// All ranks submit all collectives at once; returns what became of each rank's tensors.
@@ -34,7 +34,7 @@ fn reduce(ranks: &[LocalSum], calls: &[Call]) -> Vec<Vec<Vec<Vec<u8>>>> {
 fn check(ranks: &[LocalSum], calls: &[Call]) {
     let found = reduce(ranks, calls);
     for (number, call) in calls.iter().enumerate() {
-        let Call { kind, root, dtype, elements, op } = *call;
+        let Call { kind, root, dtype, elements, op, .. } = *call;
         for slice in 0..call.tensors(ranks.len()) {
             let sum = expected(dtype, elements, ranks.len(), number + slice, op);
             let of = |rank| tensor(dtype, elements, rank, number + slice);
@@ -67,6 +67,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         dtype,
         elements,
         op,
+        loss_bound: None,
     });
     prop::collection::vec(call, 1..8)
 }
@@ -119,7 +120,7 @@ fn many_ranks_gather_and_scatter() {
 
 #[test]
 fn a_long_tensor_goes_through_every_place_of_the_rings() {
-    let long = |kind, dtype, elements, op| Call { kind, root: 1, dtype, elements, op };
+    let long = |kind, dtype, elements, op| Call { kind, root: 1, dtype, elements, op, loss_bound: None };
     let calls = [
         long(CollectiveKind::AllReduce, Dtype::Float32, 7_000_003, Op::Average),
         long(CollectiveKind::Broadcast, Dtype::Float64, 2_200_001, Op::Sum),
@@ -173,6 +174,34 @@ fn a_rank_that_submits_ahead_does_not_keep_others_from_what_is_complete() {
     let late = submit(&ranks[1], &mut late, Dtype::Uint8, Op::Sum);
     for answer in [ahead, late] {
         answer.recv_timeout(PATIENCE).expect("an answer").expect("a sum");
+    }
+}
+
+#[test]
+fn what_machines_lose_between_them_is_told_to_every_rank_and_of_each_tensor_by_itself() {
+    let ranks = cluster(&[3, 2]);
+    let (dtype, half) = (Dtype::Float32, LossBound::new(0.5));
+    // Slices of both columns in three segments, and one of one column. The network says that each
+    // slice of a column lost one more than the one before.
+    let calls =
+        [(3_000_000, half, 6, 2 * (1 + 2 + 3)), (100, half, 1, 4), (100, None, 1, 0), (0, half, 0, 0)];
+    let mut memories: Vec<Vec<_>> =
+        ranks.iter().map(|_| calls.map(|(elements, ..)| tensor(dtype, elements, 0, 0)).to_vec()).collect();
+    let answers: Vec<_> = ranks
+        .iter()
+        .zip(&mut memories)
+        .flat_map(|(rank, memories)| {
+            let call = |loss_bound| Call { loss_bound, ..Call::default() };
+            let submit = |(memory, (_, bound, ..)): (&mut Vec<u8>, (usize, _, u64, u64))| {
+                submit_any(rank, &mut [memory.as_mut_slice()], &call(bound))
+            };
+            memories.iter_mut().zip(calls).map(submit).collect::<Vec<_>>()
+        })
+        .collect();
+    for (answer, (_, _, slices, lost)) in answers.into_iter().zip(calls.into_iter().cycle()) {
+        let found = answer.recv_timeout(PATIENCE).expect("an answer").expect("a sum");
+        let (contributions, rounds) = (2 * slices, slices as u32);
+        assert_eq!(found, Loss { contributions, lost, rounds, ..Loss::default() });
     }
 }
 

@@ -10,7 +10,8 @@ use std::sync::Mutex;
 /// one rank a column speaks for them all.
 ///
 /// `machines` has the machine of each rank of the job, numbered in the order of their first ranks;
-/// `name` is one that no other job on these machines has. The first rank of a machine allocates its
+/// `name` is one that no other job on these machines has. At most `columns_max` ranks of a machine
+/// speak for it, at least one; None is no limit. The first rank of a machine allocates its
 /// shared memory at once, and raises `OSError` where there is too little. All ranks of the job are
 /// given such an object, or none.
 #[pyclass(frozen, module = "fanin._fanin")]
@@ -19,14 +20,22 @@ pub(crate) struct LocalRanks(Mutex<Option<controller::LocalRanks>>);
 #[pymethods]
 impl LocalRanks {
     #[new]
-    fn new(py: Python<'_>, machines: Vec<usize>, rank: u32, name: String) -> PyResult<Self> {
+    #[pyo3(signature = (machines, rank, name, columns_max=None))]
+    fn new(
+        py: Python<'_>,
+        machines: Vec<usize>,
+        rank: u32,
+        name: String,
+        columns_max: Option<usize>,
+    ) -> PyResult<Self> {
         if rank as usize >= machines.len() {
             return Err(PyValueError::new_err(format!(
                 "rank {rank} is on none of {} machines",
                 machines.len()
             )));
         }
-        let made = py.detach(|| controller::LocalRanks::new(machines, rank, name));
+        let columns_max = columns_max.unwrap_or(usize::MAX);
+        let made = py.detach(|| controller::LocalRanks::new(machines, rank, name, columns_max));
         made.map(|ranks| Self(Mutex::new(Some(ranks)))).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 

@@ -36,7 +36,7 @@ mod worker_shard;
 pub use clock::Clock;
 pub use data_path::{DataPath, Figures, Seat};
 pub use failure::{Failure, ThreadEnded};
-pub use fanin_protocol::Layer;
+pub use fanin_protocol::{Layer, Loss};
 pub use fork::NotInherited;
 pub use gauge::{Gauge, Unmeasured, fill};
 pub use host::Host;

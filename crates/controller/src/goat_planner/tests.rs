@@ -88,7 +88,7 @@ const UPSTREAM: &str = "10.0.0.99:4800";
 
 /// Who sums each part of a rank's stream.
 fn nodes_of((admission, seats): &(Admission, Seats), rank: u16) -> Vec<u16> {
-    let own = OwnChoices { congestion_control: true };
+    let own = OwnChoices { congestion_control: true, columns: 1 };
     let part = &seats.ranks[usize::from(rank)];
     let terms = <Goat as Machines<SocketAddr, Part>>::rank_terms(admission.identity(), Rank(rank), part, own);
     terms.expect("its own part").assignment.nodes().iter().map(|node| node.0).collect()

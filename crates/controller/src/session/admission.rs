@@ -190,7 +190,7 @@ fn taken(
         );
         return Err(not_a_switch(switch, cause));
     }
-    let own = OwnChoices { congestion_control: config.congestion_control };
+    let own = OwnChoices { congestion_control: config.congestion_control, columns: config.columns };
     let rank = Rank(config.rank as u16);
     let admitted = Admitted::new(asked, &admission, connection.address, rank, own).map_err(wrong)?;
     let unsecured = admitted.job.key().security() != config.agreed.security;

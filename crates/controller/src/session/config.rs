@@ -105,6 +105,8 @@ pub struct SessionConfig {
     /// Whether this rank's window shrinks when packets are lost, of a protocol that has that (ATP
     /// §3.7). Off where links lose packets without being full.
     pub congestion_control: bool,
+    /// Jobs that the ranks of this machine have side by side, this one included.
+    pub columns: u16,
     /// How long one all-reduce may take, from its submission or from the end of the one before it.
     pub timeout: Duration,
     /// How long to wait at the start, for the switch and then for the other ranks; the switch may
@@ -166,6 +168,7 @@ impl SessionConfig {
             wire_dtype: None,
             paths: 1,
             congestion_control: true,
+            columns: 1,
             timeout: Duration::from_secs(300),
             join_timeout: Duration::from_secs(300),
             switch_timeout: Duration::from_secs(30),

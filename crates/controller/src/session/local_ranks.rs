@@ -21,6 +21,8 @@ pub struct LocalRanks {
     pub(super) machines: Vec<usize>,
     rank: u32,
     name: String,
+    /// At most so many ranks of a machine speak for it.
+    columns_max: usize,
     /// The first rank's; and only where there are others, or other machines have several.
     memory: Option<SharedMemory>,
 }
@@ -28,15 +30,20 @@ pub struct LocalRanks {
 impl LocalRanks {
     /// The ranks of `machines`, which has the machine of each rank of the job, numbered in the
     /// order of their first ranks. The first rank of a machine makes the memory of its ranks, which
-    /// find it by `name`.
+    /// find it by `name`. At most `columns_max` of them, at least one, speak with other machines.
     ///
     /// # Errors
     /// When the memory cannot be made. No rank of the job may use its own then.
     ///
     /// # Panics
     /// When the machines do not have `rank`.
-    pub fn new(machines: Vec<usize>, rank: u32, name: String) -> Result<Self, MemoryError> {
-        let mut ranks = Self { machines, rank, name, memory: None };
+    pub fn new(
+        machines: Vec<usize>,
+        rank: u32,
+        name: String,
+        columns_max: usize,
+    ) -> Result<Self, MemoryError> {
+        let mut ranks = Self { machines, rank, name, columns_max, memory: None };
         let group = ranks.group();
         if group.ranks[0] == rank {
             ranks.memory = Some(SharedMemory::create(&ranks.file(), group)?);
@@ -57,12 +64,12 @@ impl LocalRanks {
     }
 
     pub(super) fn group(&self) -> Group {
-        let columns = (0..self.count()).map(|machine| self.of_machine(machine).len()).min();
-        Group {
-            ranks: self.of_machine(self.machine()),
-            columns: columns.unwrap_or_default(),
-            networked: self.count() > 1,
-        }
+        let columns =
+            (0..self.count()).map(|machine| self.of_machine(machine).len()).min().unwrap_or_default();
+        let networked = self.count() > 1;
+        // Ranks of one machine alone are columns for its cores.
+        let columns = if networked { columns.min(self.columns_max.max(1)) } else { columns };
+        Group { ranks: self.of_machine(self.machine()), columns, networked }
     }
 
     /// The session of this rank in its column. A column is one rank of each machine, and these
@@ -81,6 +88,7 @@ impl LocalRanks {
             world_size: self.count() as u32,
             names: (0..self.count()).filter_map(of_machine).collect::<Vec<_>>().into(),
             ranks_here: ranks,
+            columns: columns as u16,
             ..config
         };
         if columns > 1 {
@@ -170,9 +178,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn no_more_ranks_of_a_machine_speak_for_it_than_may() {
+        let columns = |machines: &[usize], columns_max| {
+            let name = format!("fanin-columns-{}", std::process::id());
+            let ranks =
+                LocalRanks::new(machines.to_vec(), 1, name, columns_max).expect("no memory of its own");
+            ranks.group().columns
+        };
+        assert_eq!(columns(&[0, 0, 0, 1, 1], usize::MAX), 2);
+        assert_eq!(columns(&[0, 0, 0, 1, 1], 1), 1);
+        assert_eq!(columns(&[0, 0, 0, 1, 1], 0), 1);
+        assert_eq!(columns(&[0, 0, 0], 1), 3, "with no other machine each sums a part");
+    }
+
+    #[test]
     fn a_rank_whose_first_neighbour_has_gone_again_looks_for_its_memory_until_it_is_cancelled() {
         let name = format!("fanin-gone-{}", std::process::id());
-        let mut ranks = LocalRanks::new(vec![0, 0], 1, name).expect("no memory of its own");
+        let mut ranks = LocalRanks::new(vec![0, 0], 1, name, usize::MAX).expect("no memory of its own");
         let cancel = Cancel::default();
         cancel.cancel();
         let gathered = ranks.gather(Duration::from_secs(5), &cancel).map(drop);

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use fanin_local::{Done, LocalConfig, LocalError, LocalSum, Network};
 use fanin_protocol::control::Ranks;
-use fanin_udp::{CollectiveKind, Failure, Submission};
-use fanin_wire::{Collective, Dtype, Op, RANKS_MAX, Rank, WireDtype, WorkerId};
+use fanin_udp::{CollectiveKind, Failure, Loss, Submission};
+use fanin_wire::{Collective, Dtype, LossBound, Op, RANKS_MAX, Rank, WireDtype, WorkerId};
 
 use super::cancel::Cancel;
 use super::config::SessionConfig;
@@ -25,6 +25,8 @@ pub(super) struct LocalSums {
     pub sum: Arc<LocalSum>,
     pub has_roots: bool,
     wire_dtype: WireDtype,
+    /// How much of a tensor without a bound of its own may be lost.
+    loss_bound: LossBound,
     /// This machine's ranks.
     here: Vec<u32>,
     /// In as many parts each tensor goes on.
@@ -41,6 +43,7 @@ impl LocalSums {
         let group = ranks.group();
         let memory = ranks.gather(config.join_timeout, cancel)?;
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.travels_as());
+        let loss_bound = config.agreed.loss_bound;
         let services = ranks.column(config).map(|config| Services::join(config, cancel)).transpose()?;
         let services = services.map(Arc::new);
         if let Some(services) = &services {
@@ -58,7 +61,8 @@ impl LocalSums {
             tell_of_failure(&services.shared, &sum);
         }
         let has_roots = has_roots && world_size <= ROOTS_MAX;
-        let local = Self { sum, has_roots, wire_dtype, here: group.ranks, columns: group.columns.max(1) };
+        let columns = group.columns.max(1);
+        let local = Self { sum, has_roots, wire_dtype, loss_bound, here: group.ranks, columns };
         Ok((local, services))
     }
 
@@ -71,15 +75,20 @@ impl LocalSums {
     ) -> Tensor {
         let (submitted, unnumbered) = (Instant::now(), Tensor::of(&submission, 0));
         let (switch, wire_dtype) = (switch.to_owned(), self.wire_dtype);
-        let done = move |number, result: Result<(), Failure>| {
+        // As far as they may lose something, ranks compare what they let be lost.
+        let bound = submission.loss_bound().unwrap_or(self.loss_bound);
+        let bound = (self.loss_bound != LossBound::RELIABLE).then_some(bound);
+        let submission = submission.losing(bound);
+        let done = move |number, result: Result<Loss, Failure>| {
             let tensor = Tensor { number, ..unnumbered };
-            let result = result.map_err(|failure| AllReduceError {
+            let hand_over = HandOver::losing(result.as_ref().copied().unwrap_or_default());
+            let result = result.map(drop).map_err(|failure| AllReduceError {
                 cause: error_of(&failure, wire_dtype, tensor, &switch),
                 tensor,
                 switch,
                 waited: submitted.elapsed(),
             });
-            done(result, HandOver::default());
+            done(result, hand_over);
         };
         let number = self.sum.submit(submission, Box::new(done));
         Tensor { number, ..unnumbered }
@@ -128,7 +137,10 @@ struct Column(Arc<Services>);
 
 impl Network for Column {
     fn submit(&self, submission: Submission, done: Done) {
-        self.0.shared.submit(submission, |result, _| done(result.map_err(|error| failure_of(error.cause))));
+        let done = |result: Result<(), AllReduceError>, told: HandOver| {
+            done(result.map(|()| told.loss).map_err(|error| failure_of(error.cause)));
+        };
+        self.0.shared.submit(submission, done);
     }
 }
 
@@ -161,9 +173,17 @@ fn error_of(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &s
     match cause.downcast_ref::<LocalError>() {
         Some(LocalError::Lost { rank: lost }) => SessionError::RankLost { rank: rank(*lost) },
         Some(LocalError::Left { rank: left }) => SessionError::RankLeft { rank: rank(*left) },
+        Some(LocalError::Mismatch { first: (first, allowed), second: (second, other) })
+            if fanin_local::Submission { loss_bound: other.loss_bound, ..*allowed } == *other =>
+        {
+            SessionError::LossBoundMismatch {
+                first: (rank(*first), allowed.loss_bound),
+                second: (rank(*second), other.loss_bound),
+            }
+        }
         Some(LocalError::Mismatch { first, second }) => {
             let side = |(of, submission): &(u32, fanin_local::Submission)| {
-                let fanin_local::Submission { number, kind, root, elements, dtype, op } = *submission;
+                let fanin_local::Submission { number, kind, root, elements, dtype, op, .. } = *submission;
                 // As over machines: of slices the first is told of.
                 let pattern = kind.pattern(WorkerId(root));
                 let wire_dtype =

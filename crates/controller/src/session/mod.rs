@@ -174,7 +174,8 @@ impl Session {
         !is_alone && self.shared().is_some_and(|shared| shared.has_participants())
     }
 
-    /// Whether the job's packets are encrypted. Alike on all ranks. `false` after [`Self::close`].
+    /// Whether the job's packets are encrypted. Alike on all ranks that speak to other machines; `false`
+    /// on the others, and after [`Self::close`].
     #[must_use]
     pub fn encrypts(&self) -> bool {
         let encrypts = |shared: &Arc<Shared>| shared.job(0).key().security() == Security::Encrypt;
@@ -233,12 +234,12 @@ impl Session {
         (self.services.is_none() || !awaited.is_empty()).then_some(awaited)
     }
 
-    /// Counters of the data path over machines; `completed` are this job's all-reduces.
+    /// Counters of the data path over machines; `completed` are this job's all-reduces, and `loss` is theirs.
     #[must_use]
     pub fn statistics(&self) -> WorkerStatistics {
         let over_machines = self.shared().map(|shared| shared.driver.statistics()).unwrap_or_default();
-        let completed = self.local.as_ref().map_or(over_machines.completed, |local| local.sum.completed());
-        WorkerStatistics { completed, ..over_machines }
+        let Some(local) = &self.local else { return over_machines };
+        WorkerStatistics { completed: local.sum.completed(), loss: local.sum.loss(), ..over_machines }
     }
 
     /// Collectives other than all-reduces that came out well.

@@ -105,9 +105,14 @@ pub struct HandOver {
 }
 
 impl HandOver {
+    /// For a sum that lacks so much, where there is no trace.
+    pub(super) const fn losing(loss: Loss) -> Self {
+        Self { way: None, loss }
+    }
+
     /// Of what came of a collective, where there is no trace.
     pub(super) fn untraced<E>(outcome: &Result<Vec<PartTimes>, E>) -> Self {
-        Self { way: None, loss: loss_of(outcome) }
+        Self::losing(loss_of(outcome))
     }
 
     /// The program has the result.

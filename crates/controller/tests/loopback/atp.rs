@@ -363,7 +363,7 @@ fn foreign_packets_have_no_effect_on_a_live_job() {
     let rack = rack(server.address());
     let sessions = ranks("live", &[rack.address(); 2]);
     sums_are_exact(&sessions, 1);
-    let RankTerms { config, directions } = terms(&sessions[0]);
+    let RankTerms { config, directions, .. } = terms(&sessions[0]);
     let at_server = Directions { level: 1, ..directions };
     let nobody = Directions { bitmaps: [1 << 20, 0, 0, 0], ..at_server };
     let stranger = std::net::UdpSocket::bind("127.0.0.1:0").expect("a free port");

@@ -3,17 +3,29 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use fanin_controller::{AllReduceError, Cancel, JobStatusState, LocalRanks};
+use fanin_controller::{AllReduceError, Cancel, HandOver, JobStatusState, LocalRanks};
 use fanin_protocol::control::Ranks;
-use fanin_wire::Rank;
+use fanin_udp::Loss;
+use fanin_wire::{LossBound, Rank};
 
 /// Connects all ranks at once, each on its machine.
 fn connect_machines(switch: &SwitchServer, job: &str, machines: &[usize]) -> Vec<Session> {
+    connect_told(switch, job, machines, |config| config)
+}
+
+/// The same, of ranks that are all told more.
+fn connect_told(
+    switch: &SwitchServer,
+    job: &str,
+    machines: &[usize],
+    told: impl Fn(SessionConfig) -> SessionConfig,
+) -> Vec<Session> {
     let name = format!("fanin-loopback-{}-{job}", std::process::id());
     let connecting: Vec<_> = (0..machines.len() as u32)
         .map(|rank| {
-            let config = config(switch, job, rank, machines.len() as u32);
-            let ranks = LocalRanks::new(machines.to_vec(), rank, name.clone()).expect("shared memory");
+            let config = told(config(switch, job, rank, machines.len() as u32));
+            let ranks =
+                LocalRanks::new(machines.to_vec(), rank, name.clone(), usize::MAX).expect("shared memory");
             thread::spawn(move || Session::connect_unless(config, Some(ranks), &Cancel::default()))
         })
         .collect();
@@ -86,5 +98,73 @@ fn a_session_that_is_closed_takes_and_tells_nothing() {
         let submitted = session.submit(Submission::all_gather(Vec::new()), |_, _| panic!("it was taken"));
         assert_eq!(submitted.map(drop), Err(SessionError::Closed));
         assert_eq!((session.failure(), session.has_roots()), (None, false));
+    }
+}
+
+/// What became of a sum of floats, and what it lacks.
+type Told = mpsc::Receiver<(Result<(), SessionError>, Loss)>;
+
+/// Starts a sum of floats that stay where they are until it is told.
+fn start_losing(session: &Session, tensor: &mut [f32], bound: Option<LossBound>) -> Told {
+    // SAFETY: the callers wait for what is told before they touch the tensor, or let it go.
+    let raw = unsafe { RawTensor::new(tensor.as_mut_ptr().cast(), tensor.len(), Dtype::Float32) };
+    let submission = Submission::all_reduce(raw.expect("a tensor"), Op::Sum).losing(bound);
+    let (tell, told) = mpsc::channel();
+    let done = move |result: Result<(), AllReduceError>, hand_over: HandOver| {
+        let _ = tell.send((result.map_err(|error| error.cause), hand_over.loss));
+    };
+    session.submit(submission, done).expect("it is open");
+    told
+}
+
+#[test]
+fn machines_with_a_loss_bound_sum_first_and_each_of_their_ranks_is_told_what_was_lost() {
+    let switch = switch();
+    let (bound, elements) = (0.1, 2_000_003);
+    let sessions = connect_told(&switch, "bound", &[0, 0, 1, 1, 1], |mut config| {
+        config.agreed.loss_bound = LossBound::new(bound).expect("a bound");
+        config
+    });
+    let mut tensors: Vec<Vec<f32>> = (0..5u8).map(|rank| vec![f32::from(rank); elements]).collect();
+    let told: Vec<_> = sessions
+        .iter()
+        .zip(&mut tensors)
+        .map(|(session, tensor)| start_losing(session, tensor, None))
+        .collect();
+    let told: Vec<_> = told.into_iter().map(|told| told.recv_timeout(HANG).expect("it ends")).collect();
+    let (first, loss) = &told[0];
+    assert_eq!(*first, Ok(()));
+    assert!(told.iter().all(|each| *each == told[0]), "{told:?}");
+    assert!(tensors.iter().all(|tensor| tensor == &tensors[0]), "the same bits");
+    // Two machines, and blocks of 2,048 words at most on loopback.
+    assert!(loss.contributions >= 2 * elements as u64 / 2048, "{loss:?}");
+    assert!(loss.lost as f64 <= bound * loss.contributions as f64, "{loss:?}");
+    let wrong = tensors[0].iter().filter(|sum| **sum != 10.0).count();
+    assert!(wrong <= 2048 * loss.lost as usize, "{wrong} of what {loss:?} allows");
+}
+
+#[test]
+fn ranks_of_a_machine_that_let_unlike_parts_be_lost_are_told_both() {
+    let switch = switch();
+    let sessions = connect_told(&switch, "unlike", &[0, 0, 1], |mut config| {
+        config.agreed.loss_bound = LossBound::new(0.1).expect("a bound");
+        config
+    });
+    let mut tensors = [[1.0; 1000]; 2];
+    let bounds = [None, LossBound::new(0.02)];
+    let told: Vec<_> = sessions
+        .iter()
+        .zip(&mut tensors)
+        .zip(bounds)
+        .map(|((session, tensor), bound)| start_losing(session, tensor, bound))
+        .collect();
+    for told in told {
+        let (result, _) = told.recv_timeout(HANG).expect("it ends");
+        let error = result.expect_err("they disagree");
+        let (first, second) = (LossBound::new(0.1).expect("a bound"), LossBound::new(0.02).expect("a bound"));
+        assert_eq!(
+            error,
+            SessionError::LossBoundMismatch { first: (Rank(0), first), second: (Rank(1), second) }
+        );
     }
 }

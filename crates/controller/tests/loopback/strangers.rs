@@ -142,7 +142,7 @@ fn a_strangers_packets_have_no_effect_on_a_live_job_of_atp() {
     let server = server();
     let rack = rack(server.address());
     let sessions = ranks("live", &[rack.address(); 2]);
-    let atp::RankTerms { config, directions } = terms(&sessions[0]);
+    let atp::RankTerms { config, directions, .. } = terms(&sessions[0]);
     let at_server = Directions { level: 1, ..directions };
     let packets = |key, directions: Directions| {
         let preamble = Preamble {
@@ -235,7 +235,7 @@ fn a_packet_of_atp_that_is_sent_again_from_elsewhere_diverts_nothing() {
     let server = server();
     let rack = rack(server.address());
     let sessions = ranks("caught", &[rack.address(); 2]);
-    let atp::RankTerms { config, directions } = terms(&sessions[0]);
+    let atp::RankTerms { config, directions, .. } = terms(&sessions[0]);
     let packet = |directions| {
         let (kind, worker) = (Kind::Gradient, WorkerId::ALL);
         let (job, generation, shard) = (config.id, config.generation, ShardId(0));

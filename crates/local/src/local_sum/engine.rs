@@ -6,7 +6,7 @@ use crate::cut::{Cut, Stretch};
 use crate::error::LocalError;
 use crate::gate::{CONTRIBUTED, GATES, Party, READ, READY, SUMMED};
 use crate::sums;
-use fanin_udp::{Failure, RawTensor};
+use fanin_udp::{Failure, Loss, RawTensor};
 use fanin_wire::{Dtype, Op};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -268,12 +268,12 @@ impl Engine {
                 network.submit(
                     submission,
                     Box::new(move |result| match result {
-                        Ok(()) => shared.is_ready(number),
+                        Ok(loss) => shared.is_ready(number, loss),
                         Err(failure) => shared.fail(failure),
                     }),
                 );
             }
-            _ if is_last => shared.is_ready(number),
+            _ if is_last => shared.is_ready(number, Loss::default()),
             _ => {}
         }
     }
@@ -284,6 +284,10 @@ impl Engine {
         let (memory, mut at) = (&shared.memory, self.read);
         let (networked, world_size) = (memory.group.networked, shared.places.machines.len());
         let item = self.item_mut(at.item);
+        if networked && (0..item.cut.tensors()).any(|tensor| item.gets(tensor)) {
+            let slot = memory.segment_slot(at.segments);
+            (0..memory.layout.blocks.columns).for_each(|column| item.loss += memory.seat(column).loss(slot));
+        }
         let segment = item.cut.segment(at.segment);
         let divisor = (item.op == Op::Average && networked).then_some(world_size as u32);
         for tensor in 0..item.cut.tensors() {
@@ -305,7 +309,8 @@ impl Engine {
             && let Some(mut item) = self.items.pop_front()
         {
             self.progressed = Instant::now();
-            item.over(Ok(()));
+            let loss = item.loss;
+            item.over(Ok(loss));
         }
     }
 

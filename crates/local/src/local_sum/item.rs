@@ -3,10 +3,10 @@
 use super::{Counts, DoneOf, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
-use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
-use fanin_wire::{Op, Pattern, WorkerId};
-use std::sync::Arc;
+use fanin_udp::{CollectiveKind, Failure, Layer, Loss, RawTensor, Submission};
+use fanin_wire::{LossBound, Op, Pattern, WorkerId};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 /// A collective. Dropped, it fails.
@@ -16,6 +16,11 @@ pub(super) struct Item {
     pub op: Op,
     /// The root of a collective that has one.
     pub root: Option<WorkerId>,
+    /// Between machines.
+    pub layer: Layer,
+    pub loss_bound: Option<LossBound>,
+    /// What the sum lacks of the segments that were read.
+    pub loss: Loss,
     /// A single tensor; or one a rank, as [`Places`] orders them.
     pub tensors: Vec<RawTensor>,
     /// Which one this rank alone gets, or has what all get.
@@ -36,6 +41,7 @@ impl Item {
     pub fn new(shared: &Shared, number: u64, submission: Submission, done: DoneOf) -> Self {
         let (memory, places) = (&shared.memory, &shared.places);
         let (kind, op) = (submission.kind(), submission.op());
+        let (layer, loss_bound) = (submission.layer(), submission.loss_bound());
         let (mut tensors, operations): (Vec<_>, Vec<_>) = submission.into_parts().into_iter().unzip();
         let is_sliced = kind.is_sliced();
         let root = match operations[0].pattern {
@@ -61,6 +67,9 @@ impl Item {
             kind,
             op,
             root,
+            layer,
+            loss_bound,
+            loss: Loss::default(),
             tensors,
             own,
             cut: Cut::new(memory.layout.blocks, Arc::clone(groups), kind.adds(), dtype, elements),
@@ -95,10 +104,10 @@ impl Item {
     /// The same over the machines, of a column's slices: one; or one a machine.
     pub fn over_machines(&self, places: &Places, slices: Vec<RawTensor>) -> Submission {
         let root = self.root.map_or(WorkerId(0), |rank| places.machine(rank));
-        Submission::new(self.kind, slices, Op::Sum, root)
+        Submission::new(self.kind, slices, Op::Sum, root).of_layer(self.layer).losing(self.loss_bound)
     }
 
-    pub fn over(&mut self, result: Result<(), Failure>) {
+    pub fn over(&mut self, result: Result<Loss, Failure>) {
         if let Some(done) = self.done.take() {
             // Before the callback: who was told that it is done must not count it any more.
             self.counts.outstanding.fetch_sub(1, Ordering::Release);
@@ -106,7 +115,10 @@ impl Item {
                 CollectiveKind::AllReduce => &self.counts.completed,
                 _ => &self.counts.others_completed,
             };
-            completed.fetch_add(u64::from(result.is_ok()), Ordering::Relaxed);
+            if let Ok(loss) = result {
+                completed.fetch_add(1, Ordering::Relaxed);
+                *self.counts.loss.lock().unwrap_or_else(PoisonError::into_inner) += loss;
+            }
             done(self.number, result);
         }
     }
@@ -114,6 +126,8 @@ impl Item {
     pub fn submission(&self) -> error::Submission {
         let Cut { dtype, elements, .. } = self.cut;
         let root = self.root.map_or(0, |root| root.0);
-        error::Submission { number: self.number, kind: self.kind, root, elements, dtype, op: self.op }
+        let Self { number, kind, op, .. } = *self;
+        let loss_bound = self.loss_bound.unwrap_or_default();
+        error::Submission { number, kind, root, elements, dtype, op, loss_bound }
     }
 }

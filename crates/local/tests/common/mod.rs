@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "not every test needs everything")]
 
 use fanin_local::{Done, Group, LocalConfig, LocalSum, Network, SharedMemory};
-use fanin_udp::{CollectiveKind, Failure, RawTensor, Submission};
-use fanin_wire::{Dtype, Op, Pattern, WorkerId};
+use fanin_udp::{CollectiveKind, Failure, Loss, RawTensor, Submission};
+use fanin_wire::{Dtype, LossBound, Op, Pattern, WorkerId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -39,7 +39,7 @@ pub fn machine(ranks: usize) -> Vec<LocalSum> {
 }
 
 /// An answer to come.
-pub type Answer = mpsc::Receiver<Result<(), Failure>>;
+pub type Answer = mpsc::Receiver<Result<Loss, Failure>>;
 
 /// Starts an all-reduce of memory that stays where it is until the answer has come.
 pub fn submit(rank: &LocalSum, memory: &mut [u8], dtype: Dtype, op: Op) -> Answer {
@@ -55,11 +55,13 @@ pub struct Call {
     /// Of each tensor.
     pub elements: usize,
     pub op: Op,
+    pub loss_bound: Option<LossBound>,
 }
 
 impl Default for Call {
     fn default() -> Self {
-        Self { kind: CollectiveKind::AllReduce, root: 0, dtype: Dtype::Float32, elements: 0, op: Op::Sum }
+        let (kind, dtype) = (CollectiveKind::AllReduce, Dtype::Float32);
+        Self { kind, root: 0, dtype, elements: 0, op: Op::Sum, loss_bound: None }
     }
 }
 
@@ -77,7 +79,8 @@ pub fn submit_any(rank: &LocalSum, memory: &mut [&mut [u8]], call: &Call) -> Ans
         unsafe { RawTensor::new(memory.as_mut_ptr(), elements, call.dtype) }.expect("memory of the heap")
     };
     let tensors = memory.iter_mut().map(raw).collect();
-    let submission = Submission::new(call.kind, tensors, call.op, WorkerId(call.root as u8));
+    let submission =
+        Submission::new(call.kind, tensors, call.op, WorkerId(call.root as u8)).losing(call.loss_bound);
     let (sender, answer) = mpsc::channel();
     rank.submit(submission, Box::new(move |_, result| drop(sender.send(result))));
     answer
@@ -137,16 +140,20 @@ fn hub(machines: usize) -> mpsc::Sender<Slice> {
                 let alike = waiting.entry(key).or_default();
                 alike.push(slice);
                 if alike.len() == machines {
-                    whole.extend(waiting.remove(&key));
+                    whole.extend(waiting.remove(&key).map(|alike| (key.1, alike)));
                 }
             }
-            for mut alike in whole.into_iter().rev() {
+            for (number, mut alike) in whole.into_iter().rev() {
                 alike.sort_by_key(|(machine, ..)| *machine);
+                // Unlike losses of a column's slices.
+                let is_bound = alike[0].1.loss_bound().is_some();
+                let lost = if is_bound { number + 1 } else { 0 };
+                let loss = Loss { contributions: machines as u64, lost, rounds: 1, ..Loss::default() };
                 let (submissions, done): (Vec<_>, Vec<_>) =
                     alike.into_iter().map(|(_, submission, done)| (submission.into_parts(), done)).unzip();
                 over_machines(submissions);
                 for done in done {
-                    done(Ok(()));
+                    done(Ok(loss));
                 }
             }
         }

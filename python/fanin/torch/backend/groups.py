@@ -18,10 +18,11 @@ from fanin.torch.patches import splitting
 def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
     """Return how a group's all-reduces are shared among services, and how they fare.
 
-    A dict, on every rank: `services`, of each a dict of its address (`service`), its `share` of all
+    A dict: `services`, of each a dict of its address (`service`), its `share` of all
     tensors, and the rank in whose process it is (`host`, None for a `fanin switch`); `predicted`
     and `measured`, seconds that a byte takes as it travels, and `bound`, what the prediction waits
-    for: docs/operations.md has more. None for ranks of one machine, and for a destroyed group.
+    for: docs/operations.md has more. None for ranks of one machine, for one that does not speak for
+    its machine (docs/local.md), and for a destroyed group.
 
     Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
     """
@@ -31,10 +32,11 @@ def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
 def lost(group: ProcessGroup | None = None) -> tuple[int, int]:
     """Return how much is missing in a group's sums since it was made.
 
-    How many contributions are not in them, and how many would be: one of each rank for each block,
-    the same on every rank, but of what was reduced to one rank or scattered: that rank alone
-    counts. Both are 0 where nothing may be lost (`Options(loss_bound=...)` may),
-    and for a destroyed group. What one step lost is the difference of two calls.
+    How many contributions are not in them, and how many would be: one for each block, of each rank
+    or of each machine whose ranks sum first. The same on every rank, but of what was reduced to one
+    rank or scattered: that rank alone counts, or its machine's ranks. Both are 0 where nothing may
+    be lost (`Options(loss_bound=...)` may), and for a destroyed group. What one step lost is the
+    difference of two calls.
 
     Without `group` it is the default group's. Raises `ValueError` for a group that is not fanin's.
     """
