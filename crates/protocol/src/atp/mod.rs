@@ -108,6 +108,10 @@ impl<A> Way<A> for Directions {
         next_aggregator_index(parameters)
     }
 
+    fn senders(&self, _workers: u16) -> u16 {
+        self.fan_in_degrees.iter().copied().max().unwrap_or(0).into()
+    }
+
     fn mixed(&self, begin: u64) -> u64 {
         self.bitmaps.iter().fold(begin, |own, bits| mix(own ^ u64::from(*bits)))
     }

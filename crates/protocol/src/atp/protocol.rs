@@ -36,6 +36,8 @@ pub struct RankTerms {
     pub config: AtpJobConfig,
     /// The directions of the rank's packets.
     pub directions: Directions,
+    /// Jobs that the ranks of its machine have side by side, this one included.
+    pub columns: u16,
 }
 
 /// The part that all members are told.
@@ -275,15 +277,16 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Atp {
     fn rank_terms(job: JobIdentity, _: Rank, part: &[u8], own: OwnChoices) -> Result<RankTerms, Malformed> {
         let RankPart { common, way } = read(part)?;
         let config = common.config(job)?;
-        let congestion_control = own.congestion_control;
+        let OwnChoices { congestion_control, columns } = own;
         Ok(RankTerms {
             config: AtpJobConfig { congestion_control, ..config },
             directions: Directions::try_from(&way)?,
+            columns,
         })
     }
 
     fn worker(terms: &RankTerms, _: ShardId, peer: A, when: RetransmissionConfig) -> AtpWorker<A, T> {
-        AtpWorker::new(terms.config, terms.directions, peer, when)
+        AtpWorker::new(terms.config, terms.directions, peer, when).beside(terms.columns)
     }
 
     fn plan(terms: &RankTerms, _: ShardId, upstream: A) -> AtpWorkerPlan<A> {

@@ -10,6 +10,9 @@
 //! workers in two racks, whose links lose a hundredth each, a sixth are. But the queue that marked
 //! need not be the one that overflows. So a loss is a signal again if no mark has come for long: the
 //! window could have grown back [`MARKS_MISSED`] times.
+//!
+//! A loss is no signal either if all windows that meet at one machine fit into the buffer of a port.
+//! No queue overflows for them.
 
 /// The bytes with which a window starts: ATP's 200 packets of 300 bytes, "within the
 /// bandwidth-delay product (about 60 KB) of a 100 Gbps network" (§3.7), in packets as long as those
@@ -21,6 +24,8 @@ const MTU_BYTES: usize = 1500;
 /// A loss is a signal again if the window could have grown back so often without a mark. With two in
 /// place of 16, examples/sim/racks-with-loss.toml has half the throughput.
 const MARKS_MISSED: u64 = 16;
+/// The port of a cheap switch holds so much.
+const PORT_BYTES: usize = 100_000;
 /// A mark tells of no more packets than these.
 const MARK_TELLS_MAX: u64 = 1 << 16;
 
@@ -29,6 +34,9 @@ const MARK_TELLS_MAX: u64 = 1 << 16;
 pub(crate) struct CongestionWindow {
     size: u32,
     size_max: u32,
+    packet_bytes: usize,
+    /// A loss halves no window that is not longer.
+    lossless: u32,
     slow_start_threshold: u32,
     packets_per_mtu: u32,
     /// Packets above the threshold that the window has grown by, in parts of `size`.
@@ -44,14 +52,15 @@ pub(crate) struct CongestionWindow {
 
 impl CongestionWindow {
     /// A window for packets of `packet_bytes`, never above `size_max` packets; always there if it
-    /// is not `enabled`.
-    pub(crate) fn new(packet_bytes: usize, size_max: u32, enabled: bool) -> Self {
-        let packets = |bytes: usize| u32::try_from(bytes / packet_bytes).map_or(1, |packets| packets.max(1));
-        let packets_per_mtu = packets(MTU_BYTES);
-        let initial = packets(WINDOW_INITIAL_BYTES).max(packets_per_mtu);
-        Self {
+    /// is not `enabled`. At most `senders` windows meet at one machine.
+    pub(crate) fn new(packet_bytes: usize, size_max: u32, senders: u16, enabled: bool) -> Self {
+        let packets_per_mtu = packets(MTU_BYTES, packet_bytes);
+        let initial = packets(WINDOW_INITIAL_BYTES, packet_bytes).max(packets_per_mtu);
+        let mut window = Self {
             size: if enabled { initial.min(size_max) } else { size_max },
             size_max,
+            packet_bytes,
+            lossless: 0,
             slow_start_threshold: size_max,
             packets_per_mtu,
             grown: 0,
@@ -59,7 +68,9 @@ impl CongestionWindow {
             halved: 0,
             marks_tell_until: 0,
             enabled,
-        }
+        };
+        window.take_way(senders);
+        window
     }
 
     /// Packets that may be on the way.
@@ -97,36 +108,45 @@ impl CongestionWindow {
         let windows = self.size.div_ceil(self.packets_per_mtu);
         let once = u64::from(self.size) * u64::from(windows) / 2;
         self.marks_tell_until = self.marks_tell_until.max(next + (MARKS_MISSED * once).min(MARK_TELLS_MAX));
-        self.congested(sequence, next);
+        self.congested(sequence, next, self.packets_per_mtu);
     }
 
     /// The packet numbered `sequence` was lost. Halves the window as a mark does, if that is a signal.
     pub(crate) fn lost(&mut self, sequence: u64, next: u64) {
         if self.losses_tell(sequence) {
-            self.congested(sequence, next);
+            self.congested(sequence, next, self.lossless);
         }
     }
 
-    /// The packets take another way from now on, whose queues may not mark.
-    pub(crate) const fn take_way(&mut self) {
+    /// The packets take another way from now on. At most `senders` windows meet at one machine there,
+    /// and its queues may not mark.
+    pub(crate) fn take_way(&mut self, senders: u16) {
         self.marks_tell_until = 0;
+        let share = PORT_BYTES / usize::from(senders.max(1));
+        self.lossless = packets(share, self.packet_bytes).max(self.packets_per_mtu);
     }
 
     /// Whether the loss of this packet would be a signal.
     pub(crate) const fn losses_tell(&self, sequence: u64) -> bool {
-        sequence >= self.marks_tell_until
+        sequence >= self.marks_tell_until && self.size > self.lossless
     }
 
-    fn congested(&mut self, sequence: u64, next: u64) {
+    /// Halves the window, to no less than `least`.
+    fn congested(&mut self, sequence: u64, next: u64, least: u32) {
         if !self.enabled || sequence < self.recovery_end {
             return;
         }
         self.recovery_end = next;
-        self.size = (self.size / 2).max(self.packets_per_mtu).min(self.size_max);
+        self.size = (self.size / 2).max(least).min(self.size_max);
         self.slow_start_threshold = self.size;
         self.grown = 0;
         self.halved += 1;
     }
+}
+
+/// Packets of so many bytes, one at least.
+fn packets(bytes: usize, packet_bytes: usize) -> u32 {
+    u32::try_from(bytes / packet_bytes).map_or(1, |packets| packets.max(1))
 }
 
 #[cfg(test)]
@@ -136,6 +156,8 @@ mod tests {
     /// A packet of 64 elements.
     const SMALL: usize = 328;
     const FRAME: usize = 1408;
+    /// So many that a port holds a packet of each, if that.
+    const MANY: u16 = 1000;
 
     /// Parameter packets until the window has another size.
     fn until_it_grows(window: &mut CongestionWindow) -> u32 {
@@ -150,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_window_of_200_packets_grows_by_an_mtu_a_parameter_up_to_the_threshold_then_by_one_a_window() {
-        let mut window = CongestionWindow::new(SMALL, 1000, true);
+        let mut window = CongestionWindow::new(SMALL, 1000, MANY, true);
         // (what happens, the window after it)
         assert_eq!(window.size(), 200);
         for expected in [204, 208, 212] {
@@ -169,13 +191,13 @@ mod tests {
     fn a_window_starts_with_as_many_bytes_whatever_the_length_of_its_packets() {
         let packets = [(SMALL, 200), (FRAME, 46), (9000, 7), (100_000, 1)];
         for (bytes, expected) in packets {
-            assert_eq!(CongestionWindow::new(bytes, 1000, true).size(), expected, "{bytes}");
+            assert_eq!(CongestionWindow::new(bytes, 1000, MANY, true).size(), expected, "{bytes}");
         }
     }
 
     #[test]
     fn the_signals_of_one_window_halve_it_once() {
-        let mut window = CongestionWindow::new(FRAME, 400, true);
+        let mut window = CongestionWindow::new(FRAME, 400, MANY, true);
         (0..154).for_each(|_| window.acknowledged(false));
         let timeline = [
             // (marked packet, next to be sent, window)
@@ -195,7 +217,7 @@ mod tests {
 
     #[test]
     fn the_window_stays_within_one_mtu_and_the_jobs_window() {
-        let mut window = CongestionWindow::new(SMALL, 202, true);
+        let mut window = CongestionWindow::new(SMALL, 202, MANY, true);
         for _ in 0..1000 {
             window.acknowledged(false);
         }
@@ -204,17 +226,17 @@ mod tests {
             window.marked(1000 * round, 1000 * round + 1);
         }
         assert_eq!(window.size(), 4);
-        let mut narrow = CongestionWindow::new(SMALL, 1, true);
+        let mut narrow = CongestionWindow::new(SMALL, 1, MANY, true);
         narrow.lost(0, 1);
         assert_eq!(narrow.size(), 1, "also where the job's window is less than an MTU");
     }
 
     #[test]
     fn where_queues_mark_a_lost_packet_halves_nothing() {
-        let mut unmarked = CongestionWindow::new(FRAME, 400, true);
+        let mut unmarked = CongestionWindow::new(FRAME, 400, MANY, true);
         unmarked.lost(5, 46);
         assert_eq!(unmarked.size(), 23);
-        let mut window = CongestionWindow::new(FRAME, 400, true);
+        let mut window = CongestionWindow::new(FRAME, 400, MANY, true);
         window.marked(5, 46);
         assert_eq!((window.size(), window.halved()), (23, 1));
         // One in six, for windows on end.
@@ -235,19 +257,41 @@ mod tests {
         assert_eq!((window.size(), window.halved()), (12, 3));
         // On another way the marks of this one tell nothing.
         window.marked(100_000, 100_012);
-        window.take_way();
+        window.take_way(MANY);
         window.lost(100_020, 100_032);
         assert_eq!((window.size(), window.halved()), (3, 5));
         // A mark of a large window tells of 65,536 packets.
-        let mut large = CongestionWindow::new(FRAME, 1000, true);
+        let mut large = CongestionWindow::new(FRAME, 1000, MANY, true);
         (0..954).for_each(|_| large.acknowledged(false));
         large.marked(1000, 2000);
         assert!(!large.losses_tell(2000 + (1 << 16) - 1) && large.losses_tell(2000 + (1 << 16)));
     }
 
     #[test]
+    fn a_loss_halves_no_window_for_which_no_queue_can_overflow_and_a_mark_does() {
+        // Room for 35 packets.
+        let mut window = CongestionWindow::new(FRAME, 400, 2, true);
+        let timeline = [
+            // (parameters before, lost packet, next to be sent, window)
+            (4, 10, 60, 35),
+            (0, 60, 95, 35),
+            // Slow start is over: one more in a window.
+            (72, 95, 130, 35),
+            (0, 130, 165, 35),
+        ];
+        for (parameters, sequence, next, expected) in timeline {
+            (0..parameters).for_each(|_| window.acknowledged(window.losses_tell(sequence)));
+            window.lost(sequence, next);
+            assert_eq!(window.size(), expected, "loss of {sequence}");
+        }
+        assert_eq!(window.halved(), 2, "from 50 and from 37");
+        window.marked(165, 200);
+        assert_eq!((window.size(), window.halved()), (17, 3));
+    }
+
+    #[test]
     fn switched_off_it_is_the_jobs_window_whatever_happens() {
-        let mut window = CongestionWindow::new(FRAME, 500, false);
+        let mut window = CongestionWindow::new(FRAME, 500, MANY, false);
         window.marked(3, 10);
         window.lost(20, 30);
         window.acknowledged(false);

@@ -52,6 +52,11 @@ pub trait Way<A>: core::fmt::Debug {
     /// The index that the place of a fragment uses from now on, by its parameters.
     fn next_aggregator_index(parameters: &FragmentHeader<Self::Label>) -> u32;
 
+    /// The most machines that send to one machine on the way.
+    fn senders(&self, workers: u16) -> u16 {
+        workers
+    }
+
     /// `begin`, and what tells the worker from the job's others.
     fn mixed(&self, begin: u64) -> u64;
 
@@ -84,6 +89,8 @@ pub struct Worker<A, T, D: Way<A>> {
     core: WorkerCore<A, T>,
     config: JobConfig,
     directions: D,
+    /// Jobs side by side that take the same way, this one included.
+    jobs: u16,
     window: Window,
     congestion: CongestionWindow,
     places: Vec<Place<D::Label>>,
@@ -158,12 +165,14 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             core: WorkerCore::new(stream, upstream, retransmission),
             config,
             window: Window::new(config.window_max, directions.lanes()),
-            directions,
             congestion: CongestionWindow::new(
                 fragment_packet_bytes::<D::Label>(usize::from(config.elements)),
                 config.window_max.into(),
+                directions.senders(config.workers),
                 config.congestion_control,
             ),
+            directions,
+            jobs: 1,
             places: (0..u64::from(config.window_max)).map(place).collect(),
             last_payloads: vec![0; usize::from(config.window_max) * config.payload_bytes()],
             again: VecDeque::with_capacity(config.window_max.into()),
@@ -178,8 +187,22 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     #[must_use]
     pub fn with_packet_bytes(mut self, bytes: usize) -> Self {
         let JobConfig { window_max, congestion_control, .. } = self.config;
-        self.congestion = CongestionWindow::new(bytes, window_max.into(), congestion_control);
+        self.congestion = CongestionWindow::new(bytes, window_max.into(), self.senders(), congestion_control);
         self
+    }
+
+    /// One of so many jobs side by side that take the same way. A worker that has sent nothing yet is
+    /// told.
+    #[must_use]
+    pub fn beside(mut self, jobs: u16) -> Self {
+        self.jobs = jobs;
+        self.congestion.take_way(self.senders());
+        self
+    }
+
+    /// The most windows that meet at one machine.
+    fn senders(&self) -> u16 {
+        self.directions.senders(self.config.workers).saturating_mul(self.jobs)
     }
 
     /// Puts a worker that was started again, and has no tensors yet, where its job is (ATP §A.3).
@@ -637,7 +660,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
         self.directions = plan.directions;
         self.window.take_lanes(self.directions.lanes(), |sequence| self.directions.lane(sequence));
         self.last_progress = now;
-        self.congestion.take_way();
+        self.congestion.take_way(self.senders());
         let first = self.window.expected();
         for sequence in first..self.window.next() {
             if matches!(self.window.standing(sequence), Standing::Sent { .. }) {

@@ -76,7 +76,8 @@ struct Answer {
 
 impl Line {
     fn new(config: JobConfig) -> Self {
-        let directions = Directions { level: 0, bitmaps: [2, 1, 0, 0], fan_in_degrees: [2, 1, 0, 0] };
+        // So many senders that windows of 20 packets may be too much for a queue.
+        let directions = Directions { level: 0, bitmaps: [2, 1, 0, 0], fan_in_degrees: [32, 1, 0, 0] };
         let retransmission = RetransmissionConfig {
             floor: Duration::from_millis(2),
             ceiling: Duration::from_millis(TIMEOUT_MS),
