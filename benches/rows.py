@@ -325,8 +325,8 @@ def _tail(size: int, words: str) -> Command:
 
 
 TAILS = [_tail(64_000, "64 kB"), _tail(MB, "1 MB")]
-"""Without segmentation offload a bucket of 1 MB takes two cores 21 ms and more, and links of 1 Gbit/s
-8 ms: there they would show the processor."""
+"""Without segmentation offload a bucket of 1 MB takes two cores 21 ms and more, and links of
+1 Gbit/s 8 ms: there they would show the processor."""
 
 
 def _fast(n: int, rate: str) -> Command:

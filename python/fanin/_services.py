@@ -187,8 +187,8 @@ def _source(switch: str) -> str | None:
 
 
 def _local(settings: Settings) -> str | None:
-    # Sub-models are parts of a model as each rank submits it. Ranks that are told unlike things never
-    # sum for each other: they are refused as they join.
+    # Sub-models are parts of a model as each rank submits it. Ranks that are told unlike things
+    # never sum for each other: they are refused as they join.
     told = (settings.protocol, settings.travels_as, settings.security, settings.loss_bound)
     return None if settings.sub_models else ", ".join(map(str, told))
 
