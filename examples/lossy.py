@@ -5,7 +5,8 @@
 Builds a laboratory (fanin netlab) in which each link loses packets at random, trains the same small
 network on handwritten digits in it with plain DDP, and draws what part of the gradients each step
 lost, and how long it took. About a minute on two cores. With --seeds 5 --gloo it trains five times
-each, and with Gloo as well: the accuracy after as many steps, and the time to one.
+each, and with Gloo as well: the accuracy after as many steps, and the time to one. With
+--loss-burst 8 links lose packets in a row, and with --convolutional the network is larger.
 """
 
 from __future__ import annotations
@@ -55,6 +56,22 @@ class Run:
         return float("inf") if step is None else sum(took for took, _ in self.steps[:step])
 
 
+def dense() -> nn.Module:
+    """Return a network with gradients of 1.2 MB."""
+    layers = nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def convolutional() -> nn.Module:
+    """Return one of 1.1 million parameters, with gradients of 4.5 MB."""
+    images = nn.Unflatten(1, (1, 8, 8))
+    first = nn.Conv2d(1, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(
+        images, *first, *second, nn.Linear(2048, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+
+
 def train(
     rank: int, spaces: list[str], args: argparse.Namespace, bound: float, seed: int, told: Any
 ) -> None:
@@ -82,9 +99,8 @@ def train(
     pixels, digits = torch.tensor(images, dtype=torch.float32) / 16.0, torch.tensor(labels)
     order = torch.randperm(len(digits))
     train, test = order[:TRAINED], order[TRAINED:]
-    layers = nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()
-    model = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(WIDTH, 10)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model = DistributedDataParallel(convolutional() if args.convolutional else dense())
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.learning_rate, momentum=0.9)
 
     def lost_so_far() -> tuple[int, int]:
         return (0, 0) if bound == GLOO else fanin.torch.lost()
@@ -175,9 +191,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="trainings with each")
     parser.add_argument("--gloo", action="store_true", help="with Gloo, too")
     parser.add_argument("--loss", type=float, default=0.01, help="of each link's packets")
+    parser.add_argument("--loss-burst", type=int, help="packets that are lost in a row")
     parser.add_argument("--bound", type=float, default=0.02, help="of each rank's gradients")
     parser.add_argument("--rate", type=int, default=100_000_000, help="of each link, bits a second")
     parser.add_argument("--target", type=float, default=0.9, help="the accuracy to come to")
+    parser.add_argument(
+        "--convolutional", action="store_true", help="a network of 1.1 million parameters"
+    )
+    parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
@@ -186,7 +207,13 @@ def main() -> None:
         runs[GLOO] = []
     with contextlib.ExitStack() as stack:
         args.meeting = stack.enter_context(tempfile.TemporaryDirectory()) + "/ranks"
-        lab = Netlab(args.ranks, rate_bps=args.rate, loss=args.loss, name="lossy")
+        lab = Netlab(
+            args.ranks,
+            rate_bps=args.rate,
+            loss=args.loss,
+            loss_burst=args.loss_burst,
+            name="lossy",
+        )
         stack.enter_context(lab)
         stack.enter_context(summing(lab))
         spaces = [lab.namespace(f"w{rank}") for rank in range(args.ranks)]
