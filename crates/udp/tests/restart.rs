@@ -113,7 +113,7 @@ fn atp_job(id: JobId, workers: u16) -> Membership {
         congestion_control: true,
         originals_elements_max: 0,
     };
-    Membership::of(&Atp, RankTerms { config, directions: Directions::default() })
+    Membership::of(&Atp, RankTerms { config, directions: Directions::default(), columns: 1 })
 }
 
 #[test]
