@@ -565,7 +565,7 @@ mod tests {
         let retransmission = RetransmissionConfig::default();
         let driver = WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap();
         let config = atp_job();
-        let other = Membership::of(&Atp, RankTerms { config, directions: Directions::default() });
+        let other = Membership::of(&Atp, RankTerms { config, directions: Directions::default(), columns: 1 });
         let resumed = driver.resume(0, other, 1, switch);
         assert_eq!(resumed.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
