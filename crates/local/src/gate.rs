@@ -54,7 +54,7 @@ pub(crate) struct Seat {
     reached: [AtomicU64; GATES],
     /// The collective of each of its blocks.
     submissions: [[AtomicU64; 3]; SLOTS_MAX],
-    /// What its column of each segment lost between machines.
+    /// The losses of its column of each segment, between machines.
     losses: [[AtomicU64; 4]; SLOTS_MAX],
 }
 

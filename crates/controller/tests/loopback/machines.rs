@@ -101,7 +101,7 @@ fn a_session_that_is_closed_takes_and_tells_nothing() {
     }
 }
 
-/// What became of a sum of floats, and what it lacks.
+/// Tells how a sum of floats ended, and how much it lacks.
 type Told = mpsc::Receiver<(Result<(), SessionError>, Loss)>;
 
 /// Starts a sum of floats that stay where they are until it is told.

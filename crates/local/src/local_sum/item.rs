@@ -19,7 +19,7 @@ pub(super) struct Item {
     /// Between machines.
     pub layer: Layer,
     pub loss_bound: Option<LossBound>,
-    /// What the sum lacks of the segments that were read.
+    /// The losses of the segments that were read.
     pub loss: Loss,
     /// A single tensor; or one a rank, as [`Places`] orders them.
     pub tensors: Vec<RawTensor>,

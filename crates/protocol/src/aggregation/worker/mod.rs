@@ -9,6 +9,7 @@
 
 #[cfg(test)]
 mod tests;
+mod way;
 mod window;
 
 use alloc::collections::VecDeque;
@@ -28,59 +29,13 @@ use crate::machine::{
     WorkerStatistics,
 };
 use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore, mix};
+pub use way::Way;
 use window::{Standing, Window};
 
 /// Fragments that a timeout sends again at once. If nothing came for a while, mostly somebody is
 /// late: a few packets find out when he is there, and few further ones would be aggregated on the
 /// way.
 const STALLED_RETRANSMISSIONS: usize = 8;
-
-/// The places where a worker's fragments are summed, as its protocol has them.
-pub trait Way<A>: core::fmt::Debug {
-    /// The label of the fragments.
-    type Label: Label;
-
-    /// The label of a fragment of these participants, and its index; `agreed` is the one that all
-    /// workers agreed on for its place.
-    fn label(&self, sequence: u64, agreed: u32, participants: Participants) -> (Self::Label, u32);
-
-    /// Whether the worker is one of them.
-    fn takes_part(&self, _participants: Participants) -> bool {
-        true
-    }
-
-    /// The index that the place of a fragment uses from now on, by its parameters.
-    fn next_aggregator_index(parameters: &FragmentHeader<Self::Label>) -> u32;
-
-    /// The most machines that send to one machine on the way.
-    fn senders(&self, workers: u16) -> u16 {
-        workers
-    }
-
-    /// `begin`, and what tells the worker from the job's others.
-    fn mixed(&self, begin: u64) -> u64;
-
-    /// How many lanes there are. Parameters that come back on one lane in another order than their
-    /// fragments were sent count as lost, and on several they do not.
-    fn lanes(&self) -> usize {
-        1
-    }
-
-    /// The lane that a fragment takes.
-    fn lane(&self, _sequence: u64) -> u16 {
-        0
-    }
-
-    /// Which address a fragment goes to first, if not where parameters come from.
-    fn first_hop(&self, _sequence: u64) -> Option<usize> {
-        None
-    }
-
-    /// That address.
-    fn address(&self, _hop: usize) -> &[A] {
-        &[]
-    }
-}
 
 /// A worker of a job. `A` names the rack's switch (or the server where there is none), `T` holds a
 /// tensor's memory.
@@ -191,8 +146,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         self
     }
 
-    /// One of so many jobs side by side that take the same way. A worker that has sent nothing yet is
-    /// told.
+    /// Says how many jobs take the same way side by side, this one included. A worker that has sent
+    /// nothing yet is told.
     #[must_use]
     pub fn beside(mut self, jobs: u16) -> Self {
         self.jobs = jobs;
