@@ -32,6 +32,9 @@ class Measured:
     late: Sequence[str] = ()
     """What `benches/goat.py` said."""
     late_command: str = ""
+    late_jobs: Sequence[str] = ()
+    """What it said of three jobs."""
+    late_jobs_command: str = ""
     late_broken: str | None = None
     kernels: Sequence[Kernel] = ()
     kernels_command: str = ""
@@ -282,6 +285,10 @@ _LATE = """\
 Each of four ranks in two racks is late by up to 50 ms in each step, by as much with each system.
 The links have 500 Mbit/s, and each of three switches has 64 aggregators. A step sums 4 MB.
 """
+_LATE_JOBS = """\
+Three such jobs at once, a rank of each on every machine. They share the links and the aggregators,
+and the server has a link of its own.
+"""
 
 
 def _late(measured: Measured) -> str:
@@ -289,6 +296,8 @@ def _late(measured: Measured) -> str:
     said = [f"`{measured.late_command}`: {measured.late_broken}.\n"]
     if measured.late_broken is None:
         said = [f"`{measured.late_command}`:\n", *(f"- {line}" for line in measured.late), ""]
+        said += [_LATE_JOBS, f"`{measured.late_jobs_command}`:\n"]
+        said += [*(f"- {line}" for line in measured.late_jobs), ""]
     return "\n".join(["## Late ranks\n", _LATE, *said])
 
 

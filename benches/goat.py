@@ -3,8 +3,9 @@
 Two racks, each with a switch, below a third one, the spine; every link is as fast. The server (or
 GOAT's root) stands where the spine is, or with `--own-link` on a machine of its own beside it.
 Each switch has so many aggregators. In every step each rank is late by a time of its own, drawn at
-random, and then all sum an array. GOAT, ATP and Gloo take turns, and the same steps are as late for
-each. As a program with arguments, this file is one rank.
+random, and then all sum an array. GOAT, ATP and Gloo take turns, and the same steps are as late
+for each. With `--jobs`, so many jobs share the machines, links and aggregators.
+As a program with arguments, this file is one rank.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--late-ms", type=float, default=50.0, help="at most")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each system")
     parser.add_argument("--steps", type=int, default=12, help="of a turn; the first warms up")
+    parser.add_argument("--jobs", type=int, default=1, help="a rank of each on every machine")
     parser.add_argument("--own-link", action="store_true", help="the server has a link of its own")
     args = parser.parse_args()
     links: dict[str, Any] = {"racks": 2, "rate_bps": args.rate_bps, "spares": int(args.own_link)}
@@ -87,26 +89,30 @@ def _served(lab: Netlab, member: str, what: list[str], port: int) -> Iterator[st
 
 
 def _played(lab: Netlab, store: Path, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Return how long the steps of each system took: a median a turn, of the slowest rank."""
+    """Return how long the steps of each system took: a median a turn, of a job's slowest rank."""
     ranks = []
-    for rank in range(args.workers):
-        switch = address(lab.switch_of(rank))
-        numbers = [rank, args.workers, args.rounds, args.steps, args.bytes, args.late_ms]
+    for rank in range(args.jobs * args.workers):
+        worker = rank % args.workers
+        switch = address(lab.switch_of(worker))
+        numbers = [rank, args.workers, args.jobs, args.rounds, args.steps, args.bytes, args.late_ms]
         command = [sys.executable, __file__, "rank", switch, str(store), *map(str, numbers)]
-        ranks.append(lab.popen(f"w{rank}", command, stdout=subprocess.PIPE, text=True))
+        ranks.append(lab.popen(f"w{worker}", command, stdout=subprocess.PIPE, text=True))
     said = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit("a rank failed")
     found = [json.loads(text.splitlines()[-1]) for text in said]
+    jobs = [found[at : at + args.workers] for at in range(0, len(found), args.workers)]
     return {
-        system: [max(turn) for turn in zip(*(of[system] for of in found), strict=True)]
+        system: [
+            max(turn) for job in jobs for turn in zip(*(of[system] for of in job), strict=True)
+        ]
         for system in SYSTEMS
     }
 
 
 def rank_of(switch: str, store: str, numbers: Sequence[int], late: float) -> None:
     """Sum as one rank, and print how long the steps of each turn took."""
-    rank, world, rounds, steps, size = numbers
+    rank, workers, jobs, rounds, steps, size = numbers
     import fanin.torch
     import torch
     import torch.distributed as dist
@@ -114,13 +120,21 @@ def rank_of(switch: str, store: str, numbers: Sequence[int], late: float) -> Non
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torch.set_num_threads(1)
     alike: dict[str, Any] = {"timeout": timedelta(seconds=60)}
+    world = workers * jobs
     method = f"file://{store}"
     dist.init_process_group("gloo", init_method=method, rank=rank, world_size=world, **alike)
-    groups: dict[str, Any] = {"gloo": dist.group.WORLD}
-    for protocol, port in PORT.items():
-        said: Any = {"protocol": protocol, "switch": f"{switch}:{port + 1}"}
-        options = fanin.torch.Options(**said)
-        groups[protocol] = dist.new_group(backend="fanin", pg_options=options, **alike)
+    groups: dict[str, Any] = {}
+    for job in range(jobs):
+        members = list(range(job * workers, (job + 1) * workers))
+        created = {"gloo": dist.new_group(members, backend="gloo", **alike)}
+        for protocol, port in PORT.items():
+            said: Any = {"protocol": protocol, "switch": f"{switch}:{port + 1}"}
+            options = fanin.torch.Options(**said)
+            created[protocol] = dist.new_group(
+                members, backend="fanin", pg_options=options, **alike
+            )
+        if rank in members:
+            groups = created
     times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     for turn in range(rounds):
         for system in SYSTEMS:
@@ -135,15 +149,14 @@ def rank_of(switch: str, store: str, numbers: Sequence[int], late: float) -> Non
                 array.fill_(1.0)
                 dist.all_reduce(array, group=groups[system])
                 took.append(time.monotonic() - begin)
-                assert array[0] == array[-1] == world
+                assert array[0] == array[-1] == workers
             times[system].append(statistics.median(took[1:]))
     print(json.dumps(times))
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        rank_of(
-            sys.argv[2], sys.argv[3], [int(number) for number in sys.argv[4:9]], float(sys.argv[9])
-        )
+        *counts, late_ms = sys.argv[4:]
+        rank_of(sys.argv[2], sys.argv[3], [int(number) for number in counts], float(late_ms))
     else:
         sys.exit(main())

@@ -45,6 +45,7 @@ SWEEP = ["--sweep", "--repeat", "5"]
 SWEEP_QUICK = ["--sweep", *("--workers", "2", "--size", "4KB,100KB", "--repeat", "1")]
 SWEEP_LINKS = ["--rate", "1gbit"]
 LATE = ["python", "benches/goat.py"]
+LATE_JOBS = [*LATE, "--jobs", "3", "--own-link", "--steps", "8"]
 
 
 class FailedError(Exception):
@@ -161,6 +162,7 @@ def _measure(measured: document.Measured, into: Path) -> dict[str, Any]:
         "rounds": raw,
         "sweep": sweep,
         "late": measured.late,
+        "late_jobs": measured.late_jobs,
         "kernels": [asdict(kernel) for kernel in measured.kernels],
     }
 
@@ -245,6 +247,7 @@ def _sweep(measured: document.Measured, into: Path, bar: Advance) -> Any:
 
 def _late(measured: document.Measured, bar: Advance) -> None:
     measured.late_command = shlex.join(LATE)
+    measured.late_jobs_command = shlex.join(LATE_JOBS)
     if measured.quick or measured.only is not None:
         measured.late_broken = "skipped: with --quick and with --only"
     elif why := no_laboratory():
@@ -253,6 +256,8 @@ def _late(measured: document.Measured, bar: Advance) -> None:
         say(bar, f"{measured.late_command}, some minutes")
         try:
             measured.late = _output([sys.executable, *LATE[1:]]).splitlines()
+            say(bar, f"{measured.late_jobs_command}, some minutes")
+            measured.late_jobs = _output([sys.executable, *LATE_JOBS[1:]]).splitlines()
         except FailedError as error:
             measured.late_broken = f"failed: {error}"
 

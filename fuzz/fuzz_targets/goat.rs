@@ -91,7 +91,7 @@ fn server_plan(plan: u8, change: u8) -> ServerPlan<u8> {
         0 => drop(made.nodes.pop()),
         1 => drop(made.nodes[2].pop()),
         2 => made.ways[1] = WORKERS as u16,
-        3 => made.sub_models = SubModels::new(&[1, 1, 1]).expect("parts with fragments"),
+        3 => made.sub_models = SubModels::new(&[1, 1]).expect("parts with fragments"),
         4 => drop(made.ways.pop()),
         _ => {}
     }

@@ -192,11 +192,13 @@ def test_what_goat_brings_where_ranks_are_late_is_what_its_program_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(performance, "no_laboratory", lambda *_: None)
-    monkeypatch.setattr(performance, "_output", lambda _: "goat: fast\ngoat takes 0.9\n")
+    monkeypatch.setattr(performance, "_output", lambda said: f"{said[2:3]}: fast\ngoat takes 0.9\n")
     measured = Measured(WHERE, [], kernels_broken="skipped: a test")
     performance._late(measured, lambda _: None)
-    said = "`python benches/goat.py`:\n\n- goat: fast\n- goat takes 0.9\n"
-    assert said in document.generated(measured)
+    said = document.generated(measured)
+    assert "`python benches/goat.py`:\n\n- []: fast\n- goat takes 0.9\n" in said
+    jobs = "`python benches/goat.py --jobs 3 --own-link --steps 8`"
+    assert f"{jobs}:\n\n- ['--jobs']: fast\n- goat takes 0.9\n" in said
     monkeypatch.setattr(performance, "no_laboratory", lambda *_: "needs root")
     performance._late(measured, lambda _: None)
     assert "`python benches/goat.py`: skipped: needs root." in document.generated(measured)

@@ -2,19 +2,24 @@
 //! §IV).
 //!
 //! It is made once a generation, when all ranks are here, for the tree that their ways form.
+//!
+//! Jobs share the memory of switches: where it does not suffice for all, each has as much as any
+//! other one. So when a job comes or goes, others may be planned anew.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fanin_plan::{
     GradientSchedule, Job, Link, Node, NodeId, NodeKind, Residence, SubModel as Part, Topology, Workload,
     slowest_link,
 };
-use fanin_protocol::control::{Admission, Hop, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree, TreeSwitch};
+use fanin_protocol::control::{Admission, Planner, RATE_DEFAULT_BPS, Seats, SwitchTree, TreeSwitch};
 use fanin_protocol::goat::{Load, Onward, Plan, PlannedSum, number, sum_on_the_way, sums_of};
 use fanin_wire::{AggregationNode, JobId, SubModel};
+
+use self::aggregators::Aggregators;
+
+mod aggregators;
 
 /// What links are planned to carry, whatever a rank says: numbers further apart are more than a
 /// solver can work with.
@@ -31,7 +36,7 @@ pub(crate) fn planner() -> Box<dyn Planner> {
     Box::<SlowestLink>::default()
 }
 
-/// Plans by the slowest link, with the aggregators that no other job has.
+/// Plans by the slowest link, with a job's share of the aggregators.
 #[derive(Debug, Default)]
 struct SlowestLink(Mutex<Aggregators>);
 
@@ -40,8 +45,12 @@ impl Planner for SlowestLink {
         Ok(self.found(admission)?.seats())
     }
 
-    fn forget(&self, job: JobId) -> Vec<JobId> {
-        lock(&self.0).forget(job)
+    fn forget(&self, job: JobId) {
+        lock(&self.0).forget(job);
+    }
+
+    fn unsettled(&self) -> Vec<JobId> {
+        lock(&self.0).unsettled()
     }
 }
 
@@ -49,29 +58,28 @@ impl SlowestLink {
     /// Other jobs may be planned meanwhile.
     fn found<'a>(&self, admission: &'a Admission) -> Result<Plan<'a>, String> {
         let Admission { job, terms, tree, seats, .. } = admission;
-        let mut plan = Plan::of(terms, tree, seats)?;
+        let plan = Plan::of(terms, tree, seats)?;
         let ends: BTreeSet<_> = tree.ranks.iter().map(|rank| (rank.switch, rank.rate_bps)).collect();
         if tree.switches.len() * ends.len() > TREE_MAX {
             return Ok(plan);
         }
-        // Parts that are alike fill each gap that jobs have left; of others some may find none that
-        // is long enough.
+        let all = plan.fragments.iter().sum();
+        let offered = lock(&self.0).offer(*job, tree, all);
+        let mut plan = plan.for_memories(terms, &offered);
+        // Parts that are alike fill the gap that jobs have left, or nearly all of several gaps; of
+        // others some may find none that is long enough.
         let (longest, shortest) = (plan.fragments.iter().max(), plan.fragments.iter().min());
         let alike = longest.zip(shortest).is_some_and(|(longest, shortest)| longest - shortest <= 1);
         let step = longest.copied().filter(|_| alike).unwrap_or(1).max(1);
-        let all: u32 = plan.fragments.iter().sum();
         let memories: Vec<u32> = {
-            let mut aggregators = lock(&self.0);
-            let room = |switch: &TreeSwitch| {
-                let Hop { address, aggregators: has, .. } = switch.hop;
-                let gaps = aggregators.free(address, has).into_iter();
-                let room = gaps.map(|gap| (gap.end - gap.start) / step * step).sum::<u32>();
-                if room < all.min(has / step * step) {
-                    aggregators.short.entry(*job).or_default().insert(address);
-                }
-                room
+            let aggregators = lock(&self.0);
+            let room = |(switch, offered): (&TreeSwitch, &u32)| {
+                let gaps = aggregators.free(switch.hop, None);
+                let step = if gaps.len() == 1 { 1 } else { step };
+                let room = gaps.iter().map(|gap| (gap.end - gap.start) / step * step).sum::<u32>();
+                room.min(*offered)
             };
-            tree.switches.iter().map(room).collect()
+            tree.switches.iter().zip(&offered).map(room).collect()
         };
         let workload = workload(tree, &memories, &plan.fragments).map_err(|error| error.to_string())?;
         let by_links = nodes(&slowest_link(&workload, Residence::Step, SEED).schedule, tree);
@@ -81,7 +89,9 @@ impl SlowestLink {
         let [on_the_way, by_links] = plans;
         let found = if by_links.is_faster(&on_the_way) { by_links } else { on_the_way };
         (plan.nodes, plan.onward) = (found.nodes, found.onward);
-        give_room(&mut plan, tree, *job, &mut lock(&self.0))?;
+        let mut aggregators = lock(&self.0);
+        give_room(&mut plan, tree, *job, &mut aggregators)?;
+        aggregators.settle(*job, tree, &memories, alike.then_some(step));
         Ok(plan)
     }
 }
@@ -163,7 +173,7 @@ fn give_room(
             if !planned.contains_key(&node) {
                 continue;
             }
-            match aggregators.take(its.hop.address, its.hop.aggregators, job, *count) {
+            match aggregators.take(its.hop, job, *count) {
                 Some(first_aggregator) => {
                     first.insert(node, first_aggregator);
                 }
@@ -184,56 +194,6 @@ fn give_room(
         }
     }
     Ok(())
-}
-
-/// The aggregators of all switches that jobs have, by the switch's address: one that is started
-/// again has the same.
-#[derive(Debug, Default)]
-struct Aggregators {
-    taken: BTreeMap<SocketAddr, Vec<(JobId, Range<u32>)>>,
-    /// By job: switches whose memory other jobs had when it was planned, and it could have used.
-    short: BTreeMap<JobId, BTreeSet<SocketAddr>>,
-}
-
-impl Aggregators {
-    /// Ranges of a switch that no job has.
-    fn free(&self, switch: SocketAddr, all: u32) -> Vec<Range<u32>> {
-        let mut taken: Vec<Range<u32>> =
-            self.taken.get(&switch).into_iter().flatten().map(|(_, range)| range.clone()).collect();
-        taken.sort_unstable_by_key(|range| range.start);
-        let (mut free, mut begin) = (Vec::new(), 0);
-        for range in taken.into_iter().chain(std::iter::once(all..all)) {
-            if begin < range.start.min(all) {
-                free.push(begin..range.start.min(all));
-            }
-            begin = begin.max(range.end);
-        }
-        free
-    }
-
-    /// So many in a row, for a job.
-    fn take(&mut self, switch: SocketAddr, all: u32, job: JobId, count: u32) -> Option<u32> {
-        let free = self.free(switch, all);
-        let first = free.iter().find(|range| range.end - range.start >= count)?.start;
-        self.taken.entry(switch).or_default().push((job, first..first + count));
-        Some(first)
-    }
-
-    /// A job is over. Returns those that lacked what it had.
-    fn forget(&mut self, job: JobId) -> Vec<JobId> {
-        let mut freed = BTreeSet::new();
-        self.taken.retain(|switch, taken| {
-            let before = taken.len();
-            taken.retain(|(other, _)| *other != job);
-            if taken.len() < before {
-                freed.insert(*switch);
-            }
-            !taken.is_empty()
-        });
-        self.short.remove(&job);
-        let gains = self.short.iter().filter(|(_, switches)| !switches.is_disjoint(&freed));
-        gains.map(|(job, _)| *job).collect()
-    }
 }
 
 fn lock(aggregators: &Mutex<Aggregators>) -> MutexGuard<'_, Aggregators> {

@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use fanin_protocol::control::{Hop, Memory, Terms, TreeRank, TreeSwitch};
 use fanin_protocol::goat::{Goat, GoatRoute};
@@ -32,7 +33,12 @@ fn address(switch: usize) -> SocketAddr {
     ([10, 0, 0, switch as u8], 4800).into()
 }
 
-fn admission(job: u32, tree: &SwitchTree, window: u16, fragments: &[u32]) -> Admission {
+fn admission(
+    job: u32,
+    tree: &SwitchTree,
+    window: u16,
+    plan: impl for<'a> FnOnce(&Terms, &'a SwitchTree) -> Plan<'a>,
+) -> Admission {
     let terms = Terms {
         in_flight: window,
         window,
@@ -41,7 +47,7 @@ fn admission(job: u32, tree: &SwitchTree, window: u16, fragments: &[u32]) -> Adm
         loss_bound: LossBound::RELIABLE,
         pool_units: 0,
     };
-    let seats = Plan::at_the_server(&terms, tree, fragments.to_vec()).seats();
+    let seats = plan(&terms, tree).seats();
     Admission {
         job: JobId(job),
         key: Key::new(7),
@@ -56,9 +62,14 @@ fn admission(job: u32, tree: &SwitchTree, window: u16, fragments: &[u32]) -> Adm
     }
 }
 
-/// A job whose stream is cut into 32 equal parts.
+/// A job with a stream, of whose window so many fragments fill the ranks' path.
+fn stream(job: u32, tree: &SwitchTree, window: u16, path: u16) -> Admission {
+    admission(job, tree, window, |terms, tree| Plan::of_stream(terms, tree, path))
+}
+
+/// A job that needs all of its window.
 fn equal(job: u32, tree: &SwitchTree, window: u16) -> Admission {
-    admission(job, tree, window, &[u32::from(window / 32); 32])
+    stream(job, tree, window, window)
 }
 
 /// What each member of the only job is told.
@@ -129,7 +140,7 @@ fn what_no_switch_has_room_for_goes_to_the_server() {
         assert!(nodes_of(&none, 3).iter().all(|node| *node == 0));
     }
     let tree = tree(&[(10, None)], &[Some(0); 2]);
-    let named = admission(1, &tree, 8, &[100, 8]);
+    let named = admission(1, &tree, 8, |terms, tree| Plan::of_model(terms, tree, vec![100, 8]));
     let seats = SlowestLink::default().plan(&named).expect("a plan");
     assert_eq!(nodes_of(&(named, seats), 0), [0, 1], "the part that is larger than the switch");
 }
@@ -187,9 +198,10 @@ fn sums_that_find_no_aggregators_in_a_row_go_on_to_the_next_node() {
     }
     // The first rack has single aggregators, and parts have two.
     let first = tree.switches[1].hop;
-    for at in (0..64).step_by(2) {
-        aggregators.taken.entry(first.address).or_default().push((JobId(1), at..at + 1));
+    for job in [1, 3].repeat(32) {
+        aggregators.take(first, JobId(job), 1);
     }
+    aggregators.forget(JobId(3));
     give_room(&mut plan, &tree, JobId(2), &mut aggregators).expect("no circle");
     assert!(plan.sums[1].is_empty());
     for sum in plan.sums[0].values() {
@@ -199,7 +211,7 @@ fn sums_that_find_no_aggregators_in_a_row_go_on_to_the_next_node() {
     // Nor has the spine any.
     aggregators.forget(JobId(2));
     let spine = tree.switches[0].hop;
-    aggregators.taken.entry(spine.address).or_default().push((JobId(1), 0..64));
+    aggregators.take(spine, JobId(1), 64);
     give_room(&mut plan, &tree, JobId(2), &mut aggregators).expect("no circle");
     assert!(plan.onward.iter().all(Onward::is_empty));
     assert!(plan.nodes.iter().all(|own| own.iter().all(|node| [0, 3].contains(&node.0))));
@@ -216,30 +228,142 @@ fn nothing_is_kept_off_a_link_inside_a_machine() {
     assert_eq!(seats.shares[0].aggregators, 0, "the spine's memory is for others");
 }
 
+/// What each job has of a switch, by its place in the tree.
+fn ranges(plan: &Plan<'_>, switch: usize) -> Vec<Range<u32>> {
+    let sums = plan.sums[switch].iter();
+    let range = |(part, sum): (&SubModel, &PlannedSum)| {
+        sum.first_aggregator..sum.first_aggregator + plan.fragments[usize::from(part.0)]
+    };
+    sums.map(range).collect()
+}
+
+/// Plans a job in the place of another one, if that is not 0. Returns its share of the first switch's
+/// memory, which it sums all of its stream in.
+fn planned_anew(planner: &SlowestLink, before: u32, admission: &Admission) -> usize {
+    planner.forget(JobId(before));
+    let plan = planner.found(admission).expect("a plan");
+    assert_eq!(shares(&plan.seats())[0], 1.0);
+    ranges(&plan, 0).iter().map(ExactSizeIterator::len).sum()
+}
+
 #[test]
 fn jobs_share_a_switch_without_sharing_an_aggregator() {
     let tree = tree(&[(64, None)], &[Some(0); 2]);
     let planner = SlowestLink::default();
-    let jobs: Vec<_> = (1..=4).map(|job| equal(job, &tree, 32)).collect();
-    let plan = |job: usize| planner.found(&jobs[job - 1]).expect("a plan");
-    let ranges = |plan: &Plan<'_>| -> Vec<Range<u32>> {
-        let sums = plan.sums[0].iter();
-        let range = |(part, sum): (&SubModel, &PlannedSum)| {
-            sum.first_aggregator..sum.first_aggregator + plan.fragments[usize::from(part.0)]
-        };
-        sums.map(range).collect()
-    };
-    let plans = [plan(1), plan(2), plan(3)];
-    assert_eq!(plans.each_ref().map(|plan| shares(&plan.seats())[0]), [1.0, 1.0, 0.0], "it is full");
-    let all: Vec<_> = plans.iter().flat_map(ranges).collect();
-    for (at, range) in all.iter().enumerate() {
-        assert!(all[at + 1..].iter().all(|other| other.end <= range.start || range.end <= other.start));
+    let jobs: Vec<_> = (0..8).map(|job| stream(job, &tree, 64, 16)).collect();
+    let anew = |before, job: usize| planned_anew(&planner, before, &jobs[job]);
+    let unsettled = || planner.unsettled().into_iter().map(|job| job.0).collect::<Vec<_>>();
+    assert_eq!((anew(0, 1), unsettled()), (64, vec![]), "all, while it is alone");
+    // The next one finds no room, and the first one gives half of it back.
+    assert_eq!(shares(&planner.found(&jobs[2]).expect("a plan").seats()), [0.0]);
+    assert_eq!(unsettled(), [1]);
+    assert_eq!((anew(1, 3), unsettled()), (32, vec![2]));
+    assert_eq!((anew(2, 4), unsettled()), (32, vec![]));
+    // Another one waits until both have.
+    assert_eq!(shares(&planner.found(&jobs[5]).expect("a plan").seats()), [0.0]);
+    assert_eq!(unsettled(), [3, 4]);
+    assert_eq!((anew(3, 1), unsettled()), (21, vec![4]));
+    assert_eq!((anew(4, 2), unsettled()), (21, vec![5]));
+    planner.forget(JobId(5));
+    let third = planner.found(&jobs[6]).expect("a plan");
+    assert_eq!((ranges(&third, 0).len(), unsettled()), (21, vec![]));
+    // When one is over, the others share what it had.
+    planner.forget(JobId(7));
+    assert!(unsettled().is_empty(), "it had nothing");
+    planner.forget(JobId(1));
+    assert_eq!(unsettled(), [2, 6]);
+    assert_eq!((anew(2, 3), unsettled()), (32, vec![6]));
+    assert_eq!((anew(6, 4), unsettled()), (32, vec![]));
+    planner.forget(JobId(4));
+    assert_eq!(unsettled(), [3]);
+    assert_eq!((anew(3, 1), unsettled()), (64, vec![]));
+}
+
+#[test]
+fn no_two_jobs_have_an_aggregator_in_common() {
+    let tree = leaf_spine(100);
+    let planner = SlowestLink::default();
+    let jobs: Vec<_> = (1..=3).map(|job| stream(job, &tree, 30, 16)).collect();
+    let plans: Vec<_> = jobs.iter().map(|job| planner.found(job).expect("a plan")).collect();
+    for switch in 0..3 {
+        let mut all: Vec<_> = plans.iter().flat_map(|plan| ranges(plan, switch)).collect();
+        all.sort_unstable_by_key(|range| range.start);
+        assert_eq!(all.iter().map(ExactSizeIterator::len).sum::<usize>(), 90);
+        assert!(all.is_sorted_by(|one, next| one.end <= next.start), "{all:?}");
     }
-    assert_eq!(planner.forget(JobId(7)), [], "it had nothing");
-    assert_eq!(planner.forget(JobId(1)), [JobId(3)], "the one that found it full");
-    assert_eq!(shares(&plan(4).seats()), [1.0], "what a job gave back");
-    planner.forget(JobId(3));
-    assert_eq!(planner.forget(JobId(2)), [], "nobody lacks anything any more");
+    assert_eq!(planner.unsettled(), []);
+}
+
+/// The memory that a job cannot use is the others'.
+#[test]
+fn a_job_of_few_fragments_leaves_the_rest_to_the_others() {
+    let one = tree(&[(64, None)], &[Some(0); 2]);
+    let planner = SlowestLink::default();
+    assert_eq!(planned_anew(&planner, 0, &stream(1, &one, 16, 16)), 16);
+    assert_eq!(planned_anew(&planner, 0, &stream(2, &one, 64, 16)), 48);
+    assert_eq!(planner.unsettled(), []);
+    // Nor does a rank alone need a sum.
+    let planner = SlowestLink::default();
+    planner.found(&stream(1, &tree(&[(64, None)], &[Some(0)]), 64, 16)).expect("a plan");
+    assert_eq!(planned_anew(&planner, 0, &stream(2, &one, 64, 16)), 64);
+    assert_eq!(planner.unsettled(), []);
+}
+
+/// A share need not be a multiple of a part's fragments.
+#[test]
+fn all_of_an_odd_share_is_used() {
+    let tree = tree(&[(64, None)], &[Some(0); 2]);
+    let planner = SlowestLink::default();
+    assert_eq!(planned_anew(&planner, 0, &stream(1, &tree, 21, 16)), 21);
+    assert_eq!(planned_anew(&planner, 0, &stream(2, &tree, 64, 16)), 43);
+    assert!(planner.unsettled().is_empty());
+}
+
+/// One rank has memory at its switch, and the others' rack has none: the first job's sums are made
+/// beside their way. The second job's ranks are there.
+#[test]
+fn a_job_leaves_memory_beside_its_ranks_ways_to_those_whose_way_it_is_on() {
+    let both = tree(&[(0, None), (64, Some(0)), (0, Some(0))], &[1, 2, 2, 2].map(Some));
+    let there = tree(&[(0, None), (64, Some(0))], &[Some(1); 2]);
+    let planner = SlowestLink::default();
+    let trees = [&both, &there];
+    let had = |job, tree| {
+        let (planned, mut taken) = (stream(job, tree, 64, 16), 0);
+        let plan = planner.found(&planned).expect("a plan");
+        ranges(&plan, 1).iter().for_each(|range| taken += range.len());
+        taken
+    };
+    let (mut jobs, mut taken) = ([1, 2], [had(1, trees[0]), had(2, trees[1])]);
+    assert!(taken[0] > 0, "beside the way");
+    for next in 3..10 {
+        let Some(job) = planner.unsettled().first().copied() else { break };
+        let at = jobs.iter().position(|of| JobId(*of) == job).expect("one of them");
+        planner.forget(job);
+        (jobs[at], taken[at]) = (next, had(next, trees[at]));
+    }
+    assert!(planner.unsettled().is_empty() && taken[1] >= 32, "{taken:?}");
+}
+
+/// A job of a rack and another one of both racks and the spine.
+#[test]
+fn jobs_share_the_switches_that_both_need() {
+    let both = leaf_spine(64);
+    let rack = tree(&[(64, None), (64, Some(0))], &[Some(1); 2]);
+    let planner = SlowestLink::default();
+    let had = |plan: &Plan<'_>| (0..plan.sums.len()).map(|at| ranges(plan, at).len()).collect::<Vec<_>>();
+    let plan = |before, admission: &Admission| {
+        planner.forget(JobId(before));
+        had(&planner.found(admission).expect("a plan"))
+    };
+    let [first, again] = [1, 3].map(|job| stream(job, &rack, 64, 16));
+    let [second, after] = [2, 4].map(|job| stream(job, &both, 64, 16));
+    assert_eq!(plan(0, &first), [0, 32], "parts of two fragments");
+    assert_eq!(plan(0, &second), [32, 0, 32], "its other rack is full");
+    assert_eq!(planner.unsettled(), [JobId(1)]);
+    assert_eq!(plan(1, &again), [0, 32], "of one fragment each");
+    assert_eq!(planner.unsettled(), [JobId(2)]);
+    assert_eq!(plan(2, &after), [32, 32, 32]);
+    assert_eq!(planner.unsettled(), []);
 }
 
 #[test]

@@ -372,7 +372,7 @@ mod tests {
         let rank =
             |(rank, instance)| JoinRequest { rank, world_size: 3, hops: vec![hop(instance)], ..asked() };
         let admission = admitted(protocol("goat"), [(0, 1), (1, 1), (2, 2)].map(rank).to_vec());
-        let mut plan = Plan::at_the_server(&admission.terms, &admission.tree, vec![4, 4]);
+        let mut plan = Plan::of_model(&admission.terms, &admission.tree, vec![4, 4]);
         for (sub_model, (workers, first_aggregator)) in (0..).zip(sums) {
             let sum = PlannedSum { workers, first_aggregator, ..PlannedSum::default() };
             plan.sums[0].insert(SubModel(sub_model), sum);

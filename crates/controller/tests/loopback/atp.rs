@@ -1,6 +1,7 @@
 //! ATP: racks of ranks, their switches and a server, and each of them that goes away.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fanin_controller::{ChainError, JobStatusState, RackServer, RackServerConfig, switch_status};
 use fanin_protocol::atp::{AtpJobConfig, RankTerms};
@@ -190,20 +191,30 @@ pub(super) fn summing(sessions: &[Session], until: impl FnOnce()) -> u32 {
     summing_with(|round| sums_are_exact(sessions, round), until)
 }
 
+/// Set when it goes, also where a test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// As [`summing`], each round of sums by `sums`.
 pub(super) fn summing_with(sums: impl Fn(i32) + Sync, until: impl FnOnce()) -> u32 {
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let rounds = scope.spawn(|| {
             let mut rounds = 0;
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) || rounds < 2 {
+            while !stop.load(Ordering::Relaxed) || rounds < 2 {
                 sums(rounds as i32);
                 rounds += 1;
             }
             rounds
         });
+        let ends = Ends(&stop);
         until();
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        drop(ends);
         rounds.join().expect("exact sums")
     })
 }

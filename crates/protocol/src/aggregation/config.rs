@@ -271,13 +271,6 @@ pub enum ConfigError {
     Jobs,
     /// No model has such parts: none, too many, or one without fragments.
     SubModels(usize),
-    /// A job with a plan has more fragments on the way than the plan says where to sum.
-    PlannedWindow {
-        /// Fragments of the window.
-        window: u16,
-        /// Fragments of the plan.
-        planned: u32,
-    },
     /// The sum of a node goes on to others, and comes back to it.
     Onward,
     /// More workers than a plan's packets can name.
@@ -330,9 +323,6 @@ impl core::fmt::Display for ConfigError {
             Self::Jobs => write!(f, "no more than {JOBS_MAX} jobs at one machine"),
             Self::SubModels(n) => {
                 write!(f, "{n} sub-models: 1 to {SUB_MODELS_MAX}, each of at least one fragment")
-            }
-            Self::PlannedWindow { window, planned } => {
-                write!(f, "a window of {window} fragments: no more than the {planned} of the plan")
             }
             Self::Onward => write!(f, "a sum goes on to other nodes in a circle: none of them is the last"),
             Self::PlannedWorkers(n) => {

@@ -52,7 +52,9 @@ pub trait Route<A>: Clone + core::fmt::Debug {
     const FREES_STALE: bool;
 
     /// Whether a switch can have it.
-    fn check(&self) -> Result<(), ConfigError>;
+    fn check(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
 
     /// The job, as its packets say it.
     fn job(&self) -> (JobId, Key, Generation);

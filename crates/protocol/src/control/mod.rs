@@ -20,11 +20,11 @@ mod tree;
 
 pub use agreed::Agreed;
 pub(crate) use gathering::IN_FLIGHT_MAX;
-pub(crate) use pool_size::UNIT_ELEMENTS;
 pub use pool_size::{
     HOST_PROCESSING, PORTION_WHOLE, Path, RATE_DEFAULT_BPS, WINDOW_MAX, WINDOW_MIN, WINDOW_MIN_OF_MANY,
     pool_units, window_packets,
 };
+pub(crate) use pool_size::{UNIT_ELEMENTS, product_packets};
 pub use protocol::{
     Gathered, Limits, Malformed, Memory, Planner, Protocol, Relayed, Seats, Share, Terms, narrow, part_of,
     read,

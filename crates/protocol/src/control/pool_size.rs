@@ -61,21 +61,29 @@ pub struct Path {
 /// it is used, since the kernel counts its own bookkeeping of each packet against the buffer too.
 #[must_use]
 pub fn window_packets(path: &Path) -> u16 {
-    let packet = chunk_packet_bytes(usize::from(path.elements), path.wire_dtype) as u128;
-    let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
-    let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
-    let wanted = product_bytes.div_ceil(packet).div_ceil(u128::from(path.shards.max(1)));
+    let packet = packet_bytes(path);
     let least = path.portion.map_or(WINDOW_MIN, |portion| {
         let room = PORT_BYTES / packet as usize / usize::from(path.senders.max(1));
         let most = u16::try_from(room).unwrap_or(u16::MAX);
         least_of_many(portion, most.clamp(WINDOW_LEAST, WINDOW_MIN_OF_MANY))
     });
-    let wanted = wanted.clamp(least.into(), WINDOW_MAX.into());
-    let wanted = u16::try_from(wanted).map_or(WINDOW_MAX, u16::next_power_of_two);
+    let wanted = product_packets(path).max(least).next_power_of_two();
 
     let fit = path.receive_buffer_bytes as u128 / 2 / packet / u128::from(path.senders.max(1));
     let fit = u16::try_from(fit).unwrap_or(WINDOW_MAX).clamp(1, WINDOW_MAX);
     wanted.min(1 << fit.ilog2())
+}
+
+/// The shard's part of the bandwidth-delay product in packets, at most [`WINDOW_MAX`]. A shorter window does not fill the path.
+pub(crate) fn product_packets(path: &Path) -> u16 {
+    let delay = path.rtt.saturating_add(HOST_PROCESSING).as_nanos();
+    let product_bytes = u128::from(path.rate_bps).saturating_mul(delay) / (8 * 1_000_000_000);
+    let packets = product_bytes.div_ceil(packet_bytes(path)).div_ceil(u128::from(path.shards.max(1)));
+    u16::try_from(packets).map_or(WINDOW_MAX, |packets| packets.clamp(1, WINDOW_MAX))
+}
+
+fn packet_bytes(path: &Path) -> u128 {
+    chunk_packet_bytes(usize::from(path.elements), path.wire_dtype) as u128
 }
 
 /// Windows that share a link share its rate in proportion to their lengths: with equal ones the smallest shares were summed first, while

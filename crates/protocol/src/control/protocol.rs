@@ -241,8 +241,12 @@ pub trait Planner: Send + Sync {
     /// Why there can be no plan.
     fn plan(&self, admission: &Admission) -> Result<Seats, String>;
 
-    /// A job is over: its memory is another's. Returns jobs that found too little of it when they were planned.
-    fn forget(&self, job: JobId) -> Vec<JobId>;
+    /// A job is over: its memory is another's.
+    fn forget(&self, job: JobId);
+
+    /// Jobs that another plan would suit better by now: they could have more of the switches' memory than when they were planned, or they
+    /// have more than their share of what is scarce.
+    fn unsettled(&self) -> Vec<JobId>;
 }
 
 /// What a switch on the way has, for all jobs together.

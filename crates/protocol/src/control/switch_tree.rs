@@ -64,6 +64,12 @@ impl SwitchTree {
         Ok(tree)
     }
 
+    /// The aggregators of each switch.
+    #[must_use]
+    pub fn memories(&self) -> Vec<u32> {
+        self.switches.iter().map(|switch| switch.hop.aggregators).collect()
+    }
+
     /// The switches that a rank's packets go through, the root's neighbour first.
     #[must_use]
     pub fn way(&self, rank: Rank) -> Vec<usize> {

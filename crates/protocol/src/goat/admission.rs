@@ -11,24 +11,19 @@ use core::net::SocketAddr;
 use fanin_wire::{AggregationNode, NATIVE_ELEMENTS_MAX, Rank, SubModel};
 use prost::Message;
 
-use super::tree::{Load, sum_on_the_way};
+use super::tree::{equal_parts, stretch, window_of_tree};
 use super::{
     Assignment, GoatJobConfig, GoatRoute, GoatServerJob, Onward, Overflow, PlannedSum, RankTerms, Scaling,
     ServerPlan, SubModels,
 };
 use crate::aggregation::admission;
 use crate::control::{
-    Gathered, Malformed, Memory, Seats, Share, SwitchTree, Terms, narrow, read, window_packets,
+    Gathered, Malformed, Memory, Path, Refusal, Seats, Share, SwitchTree, Terms, WINDOW_MIN, narrow,
+    product_packets, read, window_packets,
 };
-use crate::control::{Path, Refusal, WINDOW_MIN};
 use crate::machine::JobIdentity;
 use crate::machines::Peers;
 use core::time::Duration;
-
-/// Equal parts that an endless stream is cut into, where it has as many fragments: fine enough to balance links by.
-const EQUAL_PARTS: u32 = 32;
-/// By how much the loads of links may differ that are the same.
-const ROUNDING: f64 = 1e-9;
 
 /// What all members are told.
 #[derive(Clone, PartialEq, Message)]
@@ -116,6 +111,9 @@ struct RootPart {
     ways: Vec<u32>,
     #[prost(message, repeated, tag = "5")]
     onward: Vec<SumWay>,
+    /// Fragments that fill the ranks' path, where the parts are equal ones of an endless stream; else 0.
+    #[prost(uint32, tag = "6")]
+    path: u32,
 }
 
 /// Where the sum of a node goes, if not to the server.
@@ -141,6 +139,8 @@ pub struct Plan<'a> {
     tree: &'a SwitchTree,
     window: u16,
     elements: u16,
+    /// Fragments that fill the ranks' path; none where the parts are the model's own.
+    path: Option<u16>,
     /// Fragments of each part of the model.
     pub fragments: Vec<u32>,
     /// Of each rank, by part, who sums its fragments.
@@ -158,13 +158,20 @@ pub const fn number(switch: usize) -> AggregationNode {
 }
 
 impl<'a> Plan<'a> {
-    /// The plan in which no switch sums anything, for parts of so many fragments.
+    /// The plan in which no switch sums anything, for a model's own parts of so many fragments.
     #[must_use]
-    pub fn at_the_server(terms: &Terms, tree: &'a SwitchTree, fragments: Vec<u32>) -> Self {
+    pub fn of_model(terms: &Terms, tree: &'a SwitchTree, fragments: Vec<u32>) -> Self {
         let nodes = alloc::vec![alloc::vec![AggregationNode::SERVER; fragments.len()]; tree.ranks.len()];
         let sums = alloc::vec![BTreeMap::new(); tree.switches.len()];
         let onward = alloc::vec![Onward::new(); fragments.len()];
-        Self { tree, window: terms.in_flight, elements: terms.elements, fragments, nodes, onward, sums }
+        let (window, elements) = (terms.in_flight, terms.elements);
+        Self { tree, window, elements, path: None, fragments, nodes, onward, sums }
+    }
+
+    /// The same for equal parts of an endless stream. So many fragments fill the ranks' path.
+    #[must_use]
+    pub fn of_stream(terms: &Terms, tree: &'a SwitchTree, path: u16) -> Self {
+        Self { path: Some(path), ..Self::of_model(terms, tree, equal_parts(terms.in_flight)) }
     }
 
     /// The same for a job that was admitted with these seats.
@@ -172,8 +179,21 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// When they are of no job of GOAT.
     pub fn of(terms: &Terms, tree: &'a SwitchTree, seats: &Seats) -> Result<Self, Malformed> {
-        let RootPart { common, .. } = read(&seats.root)?;
-        Ok(Self::at_the_server(terms, tree, common.sub_models))
+        let RootPart { common, path, .. } = read(&seats.root)?;
+        Ok(match narrow(path, "path")? {
+            0 => Self::of_model(terms, tree, common.sub_models),
+            path => Self::of_stream(terms, tree, path),
+        })
+    }
+
+    /// The same in as many fragments as it is best summed in with so much of each switch's memory: no rank is further ahead of another
+    /// one. A model's own parts stay as they are.
+    #[must_use]
+    pub fn for_memories(self, terms: &Terms, memories: &[u32]) -> Self {
+        let Some(path) = self.path else { return self };
+        let window = stretch(self.tree, memories, path, terms.in_flight);
+        let of_model = Self::of_model(terms, self.tree, equal_parts(window));
+        Self { path: Some(path), ..of_model }
     }
 
     /// What each member is told.
@@ -253,6 +273,7 @@ impl<'a> Plan<'a> {
             children: next_to_it.iter().map(|of| self.tree.switches[*of].hop.address.to_string()).collect(),
             ways,
             onward: onward.collect(),
+            path: self.path.map_or(0, u32::from),
         }
     }
 
@@ -278,21 +299,23 @@ impl<'a> Plan<'a> {
 pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let named = &ranks.any().agreed.sub_models;
     let of_model = model(named, ranks.elements);
-    let mut chosen = ranks.in_flight().unwrap_or_else(|| {
-        let path = ranks.path(ranks.world_size());
-        if named.is_empty() { window_of_tree(&path, ranks.tree) } else { window(&path, of_model) }
+    let path = ranks.path(ranks.world_size());
+    let mut chosen = ranks.in_flight().unwrap_or_else(|| match named.is_empty() {
+        true => window_of_tree(ranks.tree, &ranks.tree.memories(), |held| window(&path, held)),
+        false => window(&path, of_model),
     });
     if !named.is_empty() {
         chosen = chosen.min(u16::try_from(of_model).unwrap_or(u16::MAX));
     }
     let terms = admission::terms(ranks, chosen);
-    let fragments = match &named[..] {
-        [] => equal_parts(terms.in_flight),
-        named => named.iter().map(|part| part.div_ceil(terms.elements.into()) as u32).collect(),
+    let plan = match &named[..] {
+        [] => Plan::of_stream(&terms, ranks.tree, product_packets(&path)),
+        named => {
+            let fragments = named.iter().map(|part| part.div_ceil(terms.elements.into()) as u32);
+            Plan::of_model(&terms, ranks.tree, fragments.collect())
+        }
     };
-    let plan = Plan::at_the_server(&terms, ranks.tree, fragments);
-    let check = SubModels::new(&plan.fragments).and_then(|parts| parts.check_window(terms.in_flight));
-    check.map_err(|error| Refusal::Unserved { reason: error.to_string() })?;
+    SubModels::new(&plan.fragments).map_err(|error| Refusal::Unserved { reason: error.to_string() })?;
     let seats = plan.seats();
     Ok((terms, seats))
 }
@@ -314,47 +337,6 @@ fn model(sub_models: &[u64], elements: u16) -> u32 {
     u32::try_from(fragments.sum::<u64>()).unwrap_or(u32::MAX)
 }
 
-/// A window over an endless stream: what the switches on the ranks' ways hold together, if their links carry no more for it than for
-/// what one of them holds. Parts that are spread over several switches of a way come to the later ones unsummed.
-fn window_of_tree(path: &Path, tree: &SwitchTree) -> u16 {
-    let [of_one, of_all] = [u32::max, u32::saturating_add].map(|join| window(path, held(tree, join)));
-    let is_as_fast = || slowest(tree, of_all) <= slowest(tree, of_one) * (1.0 + ROUNDING);
-    if of_all > of_one && is_as_fast() { of_all } else { of_one }
-}
-
-/// Fragments that switches can hold for each rank: of the rank that finds least on its way what those there have, joined. Ranks at the
-/// root need no switch.
-fn held(tree: &SwitchTree, join: fn(u32, u32) -> u32) -> u32 {
-    let of_way = |own| {
-        let way = core::iter::successors(Some(own), |switch: &usize| tree.switches[*switch].upstream);
-        way.map(|switch| tree.switches[switch].hop.aggregators).fold(0, join)
-    };
-    tree.ranks.iter().filter_map(|rank| rank.switch.map(of_way)).min().unwrap_or(0)
-}
-
-/// What the slowest link takes for a fragment of such a window, if all switches have their memory for it.
-fn slowest(tree: &SwitchTree, window: u16) -> f64 {
-    let mut room: Vec<u32> = tree.switches.iter().map(|switch| switch.hop.aggregators).collect();
-    let mut load = Load::new(tree);
-    for fragments in equal_parts(window) {
-        let mut nodes = alloc::vec![AggregationNode::SERVER; tree.ranks.len()];
-        let onward = sum_on_the_way(tree, &mut nodes, |switch| {
-            let left = room[switch].checked_sub(fragments);
-            room[switch] = left.unwrap_or(room[switch]);
-            left.is_some()
-        });
-        load.add(&nodes, &onward, fragments);
-    }
-    load.seconds().first().map_or(0.0, |slowest| slowest / f64::from(window.max(1)))
-}
-
-/// A window in parts that differ by one fragment at most.
-fn equal_parts(window: u16) -> Vec<u32> {
-    let window = u32::from(window);
-    let count = window.min(EQUAL_PARTS);
-    (0..count).map(|part| (part + 1) * window / count - part * window / count).collect()
-}
-
 impl Common {
     /// The job, to its server and to its workers alike: the same choices as for ATP.
     fn job(&self, job: JobIdentity) -> Result<(GoatJobConfig, SubModels), Malformed> {
@@ -372,7 +354,7 @@ impl Common {
             originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
         };
         let sub_models = SubModels::new(&self.sub_models).map_err(|_| Malformed("sub_models"))?;
-        config.check(&sub_models).map_err(|_| Malformed("job"))?;
+        config.check().map_err(|_| Malformed("job"))?;
         Ok((config, sub_models))
     }
 }
@@ -481,21 +463,6 @@ mod tests {
     use super::*;
     use crate::control::Hop;
 
-    #[test]
-    fn what_a_tree_holds_is_the_most_that_each_rank_finds_at_one_switch() {
-        let held = |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap(), u32::max);
-        assert_eq!(held(&[&[7], &[7]]), 7);
-        assert_eq!(held(&[&[7], &[8]]), 7, "the smaller rack's");
-        assert_eq!(held(&[&[7, 9], &[8, 9]]), 9, "the upper one's");
-        assert_eq!(held(&[&[9, 7], &[8, 7]]), 8, "the smaller rack's, as the upper one is smaller still");
-        assert_eq!(held(&[&[7], &[]]), 7, "who is at the root needs no switch");
-        assert_eq!(held(&[&[], &[]]), 0);
-        let together =
-            |paths: &[&[u64]]| super::held(&SwitchTree::by_number(paths).unwrap(), u32::saturating_add);
-        assert_eq!(together(&[&[7, 9], &[8, 9], &[9]]), 9, "who finds the upper one alone");
-        assert_eq!(together(&[&[7, 9], &[8, 9], &[]]), 16);
-    }
-
     /// Two racks of two ranks and a spine hold 128 fragments on each way, and each of them 64. If all have a part of what the others
     /// lack, the racks' links carry two ranks' fragments of what the spine sums.
     #[test]
@@ -516,7 +483,7 @@ mod tests {
                 receive_buffer_bytes: 1 << 30,
                 portion: None,
             };
-            window_of_tree(&path, &tree)
+            window_of_tree(&tree, &tree.memories(), |held| super::window(&path, held))
         };
         let (slow, fast) = (Some(1_000_000_000), Some(10_000_000_000));
         assert_eq!(window(slow, slow, slow), 64);

@@ -66,16 +66,6 @@ impl SubModels {
         sub_model.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    /// Whether no more fragments are on the way than the model has: two under one label would be in
-    /// one aggregator.
-    pub(super) fn check_window(&self, window: u16) -> Result<(), ConfigError> {
-        let planned = self.fragments();
-        if u32::from(window) > planned {
-            return Err(ConfigError::PlannedWindow { window, planned });
-        }
-        Ok(())
-    }
-
     /// Which sub-model a fragment of the stream is of, and its number there.
     pub(super) fn locate(&self, sequence: u64) -> (SubModel, u32) {
         let at = (sequence % u64::from(self.fragments())) as u32;
@@ -97,8 +87,8 @@ pub struct GoatJobConfig {
     pub workers: u16,
     /// Elements of a fragment, as in ATP.
     pub elements: u16,
-    /// Most fragments that a worker has sent and not got back, no more than the plan has: how far a
-    /// worker may be before another one.
+    /// Most fragments that a worker has sent and not got back: how far a worker may be before another
+    /// one. If the model has fewer, it is that many: two of one label would be in one aggregator.
     pub window_max: u16,
     /// The factor of floats.
     pub scaling: Scaling,
@@ -132,15 +122,14 @@ impl From<GoatJobConfig> for JobConfig {
 }
 
 impl GoatJobConfig {
-    /// Whether every number is within its limit, and fits the plan.
+    /// Whether every number is within its limit.
     ///
     /// # Errors
     /// The first number that is not.
-    pub fn check(self, sub_models: &SubModels) -> Result<(), ConfigError> {
+    pub fn check(self) -> Result<(), ConfigError> {
         if usize::from(self.workers) > PLANNED_WORKERS_MAX {
             return Err(ConfigError::PlannedWorkers(self.workers));
         }
-        sub_models.check_window(self.window_max)?;
         JobConfig::from(self).check().map(drop)
     }
 }

@@ -107,7 +107,7 @@ impl<A: Address> WorkerTerms for RankTerms<A> {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.config.check(self.assignment.sub_models()).map_err(|error| error.to_string())
+        self.config.check().map_err(|error| error.to_string())
     }
 
     fn in_flight(&self) -> u16 {

@@ -62,16 +62,13 @@ pub struct Groups {
     /// By sub-model.
     groups: Vec<Vec<Group>>,
     ways: Vec<u16>,
-    /// The job's, which no plan of it changes.
-    window_max: u16,
     /// Children of which it is known where they are.
     known: usize,
 }
 
 impl Groups {
-    fn new<A>(plan: &ServerPlan<A>, workers: usize, window_max: u16) -> Result<Self, ConfigError> {
+    fn new<A>(plan: &ServerPlan<A>, workers: usize) -> Result<Self, ConfigError> {
         let ServerPlan { sub_models, nodes, onward, children, ways } = plan;
-        sub_models.check_window(window_max)?;
         if nodes.len() != workers || ways.len() != workers {
             return Err(ConfigError::Assignments(nodes.len().min(ways.len())));
         }
@@ -91,7 +88,6 @@ impl Groups {
             sub_models: sub_models.clone(),
             groups: groups.collect::<Result<_, _>>()?,
             ways: ways.clone(),
-            window_max,
             known: children.len(),
         })
     }
@@ -106,8 +102,8 @@ impl<A: Copy> Roster<A> for Groups {
     }
 
     fn admit(job: GoatServerJob<A>) -> Result<Admitted<Self, A>, ConfigError> {
-        job.config.check(&job.plan.sub_models)?;
-        let roster = Self::new(&job.plan, job.config.workers.into(), job.config.window_max)?;
+        job.config.check()?;
+        let roster = Self::new(&job.plan, job.config.workers.into())?;
         let children = job.plan.children;
         Ok(Admitted { config: job.config.into(), roster, restored: job.restored, children })
     }
@@ -178,8 +174,7 @@ impl<A: Copy + PartialEq> GoatServer<A> {
     /// sequence number that is not aggregated; `None` without such a job.
     ///
     /// # Errors
-    /// When the plan is not one of the job's workers, or smaller than its window; the job is then
-    /// as before.
+    /// When the plan is not one of the job's workers; the job is then as before.
     pub fn go_on_with(
         &mut self,
         job: JobId,
@@ -187,7 +182,7 @@ impl<A: Copy + PartialEq> GoatServer<A> {
         plan: &ServerPlan<A>,
     ) -> Result<Option<u64>, ConfigError> {
         self.go_on(job, generation, |before| {
-            let roster = Groups::new(plan, before.ways.len(), before.window_max)?;
+            let roster = Groups::new(plan, before.ways.len())?;
             Ok(GoOn { roster, children: plan.children.clone(), keeps: false })
         })
     }

@@ -27,7 +27,7 @@ use fanin_wire::{
 };
 
 use super::plan::{PlannedSum, SubModels};
-use crate::aggregation::{Children, ConfigError, Part, Route, Treatment};
+use crate::aggregation::{Children, Part, Route, Treatment};
 use crate::machine::Reason;
 
 /// A job at one switch: what the plan says of it.
@@ -83,10 +83,6 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     type Bits = u128;
     const FREES_STALE: bool = false;
 
-    fn check(&self) -> Result<(), ConfigError> {
-        self.sub_models.check_window(self.window_max)
-    }
-
     fn job(&self) -> (JobId, Key, Generation) {
         (self.id, self.key, self.generation)
     }
@@ -135,7 +131,7 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
         if overflow || restore {
             return Treatment::Discard(index);
         }
-        let window = Some(self.window_max.into());
+        let window = Some(u64::from(self.window_max).min(self.sub_models.fragments().into()));
         let fan_in_degree = sum.fan_in(participants);
         let part = Part { index, bit: workers, fan_in_degree, participants: participants.0, window };
         if resend { Treatment::Show(part) } else { Treatment::Add(part) }

@@ -4,6 +4,7 @@
 //! A sum may be added to others on its way, so that a link carries a part once however many ranks
 //! are behind it, if each switch at which ways meet has memory for the part.
 
+use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::take;
@@ -13,6 +14,12 @@ use fanin_wire::AggregationNode;
 use super::Onward;
 use super::admission::number;
 use crate::control::{RATE_DEFAULT_BPS, SwitchTree};
+
+/// Equal parts that an endless stream is cut into, where it has as many fragments: fine enough to
+/// balance links by.
+const EQUAL_PARTS: u32 = 32;
+/// By how much the loads of links may differ that are the same.
+const ROUNDING: f64 = 1e-9;
 
 /// What comes to a switch on its way to the root.
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +133,77 @@ impl<'a> Load<'a> {
     }
 }
 
+/// A window over an endless stream: what the switches on the ranks' ways hold together, if their
+/// links carry no more for it than for what one of them holds. Parts that are spread over several
+/// switches of a way come to the later ones unsummed. `window` is the window for so much.
+pub(super) fn window_of_tree(tree: &SwitchTree, memories: &[u32], window: impl Fn(u32) -> u16) -> u16 {
+    let [of_one, of_all] = held(tree, memories).map(window);
+    let is_as_fast = || slowest(tree, memories, of_all) <= slowest(tree, memories, of_one) * (1.0 + ROUNDING);
+    if of_all > of_one && is_as_fast() { of_all } else { of_one }
+}
+
+/// How far ahead of others a rank of an endless stream should be, where the job has so much of each
+/// switch's memory: `most` fragments at most.
+///
+/// What switches do not hold comes to the root once from every rank. What is less than the `path`
+/// holds leaves a rank's link idle. The choice that takes less time is best, and the longest one of
+/// those that take as much.
+pub(super) fn stretch(tree: &SwitchTree, memories: &[u32], path: u16, most: u16) -> u16 {
+    let rates = tree.ranks.iter().map(|rank| rank.rate_bps.unwrap_or(RATE_DEFAULT_BPS).max(1));
+    let rate_bps = rates.min().unwrap_or(RATE_DEFAULT_BPS) as f64;
+    let seconds = |window: u16| {
+        let idle = f64::from(path) / f64::from(window) / rate_bps;
+        slowest(tree, memories, window).max(idle)
+    };
+    let [_, of_all] = held(tree, memories);
+    let windows = memories.iter().copied().chain([of_all, path.into(), most.into()]);
+    let windows: BTreeSet<u16> = windows.map(|window| window.clamp(1, most.max(1).into()) as u16).collect();
+    let (mut best, mut least) = (most, f64::INFINITY);
+    for window in windows.into_iter().rev() {
+        let seconds = seconds(window);
+        if seconds < least * (1.0 - ROUNDING) {
+            (best, least) = (window, seconds);
+        }
+    }
+    best
+}
+
+/// Fragments that switches can hold for each rank: of the rank that finds least on its way, what the
+/// largest of them there holds, and what they hold together. Ranks at the root need no switch.
+fn held(tree: &SwitchTree, memories: &[u32]) -> [u32; 2] {
+    [u32::max, u32::saturating_add].map(|join| {
+        let of_way = |own| {
+            let way = core::iter::successors(Some(own), |switch: &usize| tree.switches[*switch].upstream);
+            way.map(|switch| memories[switch]).fold(0, join)
+        };
+        tree.ranks.iter().filter_map(|rank| rank.switch.map(of_way)).min().unwrap_or(0)
+    })
+}
+
+/// What the slowest link takes for a fragment of such a window, if switches have so much memory for
+/// it.
+fn slowest(tree: &SwitchTree, memories: &[u32], window: u16) -> f64 {
+    let mut room = memories.to_vec();
+    let mut load = Load::new(tree);
+    for fragments in equal_parts(window) {
+        let mut nodes = vec![AggregationNode::SERVER; tree.ranks.len()];
+        let onward = sum_on_the_way(tree, &mut nodes, |switch| {
+            let left = room[switch].checked_sub(fragments);
+            room[switch] = left.unwrap_or(room[switch]);
+            left.is_some()
+        });
+        load.add(&nodes, &onward, fragments);
+    }
+    load.seconds().first().map_or(0.0, |slowest| slowest / f64::from(window.max(1)))
+}
+
+/// A window in parts that differ by one fragment at most.
+pub(super) fn equal_parts(window: u16) -> Vec<u32> {
+    let window = u32::from(window);
+    let count = window.min(EQUAL_PARTS);
+    (0..count).map(|part| (part + 1) * window / count - part * window / count).collect()
+}
+
 /// A switch by its place in the tree; none is the server.
 fn switch(node: AggregationNode) -> Option<usize> {
     usize::from(node.0).checked_sub(1)
@@ -159,6 +237,39 @@ mod tests {
         assert_eq!(found(&[false; 3], [3; 4]), ([3; 4], vec![]));
         assert_eq!(found(&[false; 3], [2, 2, 1, 0]), ([2, 2, 1, 1], vec![(2, 1)]));
         assert_eq!(found(&[true; 3], [2, 2, 3, 3]), ([2, 2, 3, 3], vec![(2, 1), (3, 1)]));
+    }
+
+    #[test]
+    fn what_a_tree_holds_is_the_most_that_each_rank_finds_on_its_way() {
+        let held = |paths: &[&[u64]]| {
+            let tree = SwitchTree::by_number(paths).unwrap();
+            super::held(&tree, &tree.memories())
+        };
+        assert_eq!(held(&[&[7], &[7]]), [7, 7]);
+        assert_eq!(held(&[&[7], &[8]]), [7, 7], "the smaller rack's");
+        assert_eq!(held(&[&[7, 9], &[8, 9]]), [9, 16], "the upper one's, and with the smaller rack's");
+        assert_eq!(held(&[&[9, 7], &[8, 7]])[0], 8, "the smaller rack's, as the upper one is smaller still");
+        assert_eq!(held(&[&[7], &[]]), [7, 7], "who is at the root needs no switch");
+        assert_eq!(held(&[&[], &[]]), [0, 0]);
+        assert_eq!(held(&[&[7, 9], &[8, 9], &[9]]), [9, 9], "who finds the upper one alone");
+        assert_eq!(held(&[&[7, 9], &[8, 9], &[]])[1], 16);
+    }
+
+    /// A rank's window is what switches hold of it, unless its link would be idle for longer than
+    /// the root's link takes for what they do not hold.
+    #[test]
+    fn a_stretch_is_what_switches_hold_unless_ranks_links_would_be_idle() {
+        let tree = leaf_spine();
+        let stretch = |memory: u32, path| super::stretch(&tree, &[memory; 3], path, 64);
+        assert_eq!(stretch(64, 16), 64);
+        assert_eq!(stretch(1_000, 16), 64, "it can use no more");
+        assert_eq!(stretch(21, 16), 21);
+        assert_eq!(stretch(16, 16), 16);
+        // Of eight, each link carries one sum, and is idle for half of the time. Of sixteen, half comes to the
+        // root from four ranks.
+        assert_eq!(stretch(8, 16), 8);
+        assert_eq!(stretch(0, 16), 64, "nothing is summed before the root");
+        assert_eq!(stretch(8, 64), 64, "an eighth is summed before the root");
     }
 
     #[test]

@@ -32,6 +32,11 @@ impl<A: core::fmt::Debug> Way<A> for Assignment<A> {
         mix(begin ^ u64::from(self.rank()))
     }
 
+    /// Two of one label would be in one aggregator.
+    fn reach(&self) -> u64 {
+        self.sub_models().fragments().into()
+    }
+
     /// A lane for each node: sums of several nodes come back in any order.
     fn lanes(&self) -> usize {
         self.lanes_of_sub_models().iter().max().map_or(1, |last| usize::from(*last) + 1)

@@ -76,7 +76,7 @@ impl Case {
         }
         let workers = random.pick(&[1, 2, 3, 4, 7, 40]);
         let attached = (0..workers).map(|_| Some(random.below(switches as u64) as usize)).collect();
-        let sub_models: Vec<u32> = (0..1 + random.below(5)).map(|_| 1 + random.below(12) as u32).collect();
+        let sub_models = parts(&mut random);
         let model: u32 = sub_models.iter().sum();
         let mut case = Self {
             seed,
@@ -129,7 +129,17 @@ impl Case {
         }
         // From numbers of their own, so that what else is drawn stays as it was.
         case.onward = case.any_onward(&mut Random(seed ^ 0x50_0505));
+        if Random(seed ^ 0x71_de).below(4) == 0 {
+            case.window_max = 3 * model as u16;
+        }
         case
+    }
+
+    /// Cuts the model into other parts, in two of three cases.
+    pub fn cut_anew(&mut self, random: &mut Random) {
+        if random.below(3) > 0 {
+            self.sub_models = parts(random);
+        }
     }
 
     /// A case of several tensors, in each of which other workers take part.
@@ -381,4 +391,9 @@ impl Case {
     pub fn fragments(&self) -> u64 {
         self.tensors.iter().map(|elements| elements.div_ceil(ELEMENTS) as u64).sum()
     }
+}
+
+/// Fragments of the parts of a model.
+fn parts(random: &mut Random) -> Vec<u32> {
+    (0..1 + random.below(5)).map(|_| 1 + random.below(12) as u32).collect()
 }

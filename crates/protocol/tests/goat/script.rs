@@ -215,6 +215,8 @@ fn replan(world: &mut World<Goat>) {
     let dead = world.dead();
     let script = &mut world.script;
     script.generation += 1;
+    // Often in parts that are fewer fragments together, or more, than before.
+    script.case.cut_anew(&mut Random(script.case.seed ^ 0xc07 ^ u64::from(script.generation)));
     script.case.plan = script.case.any_plan(&mut world.random);
     let (case, is_alive) = (&script.case, |switch: &usize| dead != Some(script.case.address(*switch)));
     let mut onward = case.any_onward(&mut Random(case.seed ^ u64::from(script.generation)));
@@ -222,9 +224,14 @@ fn replan(world: &mut World<Goat>) {
     let alive = |assigned: &Vec<Option<usize>>| assigned.iter().map(|it| it.filter(is_alive)).collect();
     let plan = case.plan.iter().map(alive).collect();
     (script.case.plan, script.case.onward) = (plan, onward);
-    let case = &world.script.case;
-    let (config, plan, fragments) =
-        (case.config(world.script.generation), case.server_plan(), case.fragments());
+    let Goat { case, generation, .. } = &world.script;
+    // As ranks that are told to join again have it: the server is a new one.
+    if Random(case.seed ^ 0xa9e ^ u64::from(*generation)).below(2) == 0 {
+        let server = world.script.server(true);
+        world.replace(SERVER, Machine::summer(server));
+        return tell(world);
+    }
+    let (config, plan, fragments) = (case.config(*generation), case.server_plan(), case.fragments());
     let server: &mut GoatServer<usize> = world.machine_mut(SERVER);
     let earliest = server.go_on_with(config.id, config.generation, &plan).expect("a plan");
     assert!(earliest.is_some_and(|earliest| earliest <= fragments));

@@ -45,6 +45,9 @@ pub enum Model {
     ResNet50,
     ResNet101,
     ResNet152,
+    DenseNet121,
+    DenseNet169,
+    DenseNet201,
     InceptionV3,
     GoogleNet,
     BertBase,
@@ -56,7 +59,7 @@ pub enum Model {
 
 impl Model {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::AlexNet,
         Self::Vgg11,
         Self::Vgg16,
@@ -66,6 +69,9 @@ impl Model {
         Self::ResNet50,
         Self::ResNet101,
         Self::ResNet152,
+        Self::DenseNet121,
+        Self::DenseNet169,
+        Self::DenseNet201,
         Self::InceptionV3,
         Self::GoogleNet,
         Self::BertBase,
@@ -88,6 +94,9 @@ impl Model {
             Self::ResNet50 => "resnet50",
             Self::ResNet101 => "resnet101",
             Self::ResNet152 => "resnet152",
+            Self::DenseNet121 => "densenet121",
+            Self::DenseNet169 => "densenet169",
+            Self::DenseNet201 => "densenet201",
             Self::InceptionV3 => "inception-v3",
             Self::GoogleNet => "googlenet",
             Self::BertBase => "bert-base",
@@ -120,6 +129,9 @@ impl Model {
             Self::ResNet50 => resnet(Block::Bottleneck, [3, 4, 6, 3]),
             Self::ResNet101 => resnet(Block::Bottleneck, [3, 4, 23, 3]),
             Self::ResNet152 => resnet(Block::Bottleneck, [3, 8, 36, 3]),
+            Self::DenseNet121 => densenet([6, 12, 24, 16]),
+            Self::DenseNet169 => densenet([6, 12, 32, 32]),
+            Self::DenseNet201 => densenet([6, 12, 48, 32]),
             Self::InceptionV3 => inception_v3(),
             Self::GoogleNet => googlenet(),
             Self::BertBase => bert(12, 768),
@@ -192,6 +204,14 @@ impl Images {
     /// A square convolution with a batch normalisation.
     fn normalised(&mut self, out: u64, kernel: u64, stride: u64, padding: u64) {
         self.convolve(out, (kernel, kernel), stride, (padding, padding), 2);
+    }
+
+    /// A square convolution that adds `more` channels to the `before` ones, with a normalisation of
+    /// all of them behind it.
+    fn grow(&mut self, before: u64, more: u64, kernel: u64) {
+        let weights = self.channels * more * kernel * kernel;
+        self.channels = before + more;
+        self.push(weights, (2, self.channels), weights * self.height * self.width);
     }
 
     /// A pooling; `ceil` as in its definition, where the last window may hang over.
@@ -301,6 +321,28 @@ fn resnet(block: Block, depths: [usize; 4]) -> Vec<Layer> {
                 (net.channels, net.height, net.width) = before;
                 net.normalised(out, 1, stride, 0);
             }
+        }
+    }
+    net.average_to(1);
+    net.connect(1000);
+    net.layers
+}
+
+/// Huang et al.: the picture's normalisations stand before their convolutions. Here each counts to
+/// the convolution before it; the first convolution has two, one of them behind a pooling.
+fn densenet(depths: [usize; 4]) -> Vec<Layer> {
+    let mut net = Images::new(224);
+    net.convolve(64, (7, 7), 2, (3, 3), 4);
+    net.pool(3, 2, 1, false);
+    for (block, depth) in depths.into_iter().enumerate() {
+        if block > 0 {
+            net.normalised(net.channels / 2, 1, 1, 0);
+            net.pool(2, 2, 0, false);
+        }
+        for _ in 0..depth {
+            let before = net.channels;
+            net.normalised(128, 1, 1, 0);
+            net.grow(before, 32, 3);
         }
     }
     net.average_to(1);
@@ -583,6 +625,7 @@ mod tests {
             (Model::Vgg16, 32),
             (Model::ResNet18, 62),
             (Model::ResNet50, 161),
+            (Model::DenseNet121, 364),
             (Model::InceptionV3, 292),
         ];
         for (model, tensors) in listed {
@@ -609,6 +652,9 @@ mod tests {
             (Model::ResNet50, 25_557_032),
             (Model::ResNet101, 44_549_160),
             (Model::ResNet152, 60_192_808),
+            (Model::DenseNet121, 7_978_856),
+            (Model::DenseNet169, 14_149_480),
+            (Model::DenseNet201, 20_013_928),
             (Model::InceptionV3, 27_161_264),
             (Model::GoogleNet, 13_004_888),
             (Model::BertBase, 109_482_240),
@@ -640,6 +686,9 @@ mod tests {
             (Model::ResNet50, 4.089),
             (Model::ResNet101, 7.801),
             (Model::ResNet152, 11.514),
+            (Model::DenseNet121, 2.834),
+            (Model::DenseNet169, 3.36),
+            (Model::DenseNet201, 4.291),
             (Model::InceptionV3, 5.713),
             (Model::GoogleNet, 1.498),
         ];

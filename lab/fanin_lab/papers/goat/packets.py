@@ -220,6 +220,7 @@ def run(lab: Lab) -> Outcome:
             shares(scheme, lateness),
             unit="%",
             swept=f"how late workers are, {OVER}",
+            cannot_fail=testbed.ARITHMETIC.get(scheme, ""),
         )
         for scheme in SHARING
     ]

@@ -54,8 +54,9 @@ impl Preparation {
         // Without switches there is nothing to plan.
         if !planners.contains_key(admission.protocol) || admission.tree.switches.is_empty() {
             return tasks.send(move |driver| {
-                job.replaces.into_iter().for_each(|before| drop(forget(&planners, before)));
+                job.replaces.into_iter().for_each(|before| forget(&planners, before));
                 run(job, &table, &planners, driver);
+                settle(&planners, &table);
             });
         }
         // Who has a large tree waits for its plan, and no other job does.
@@ -68,7 +69,7 @@ impl Preparation {
             let admission = &planned.admission;
             let planner = &planners[admission.protocol];
             let turn = lock(&turn);
-            planned.replaces.into_iter().for_each(|before| drop(planner.forget(before)));
+            planned.replaces.into_iter().for_each(|before| planner.forget(before));
             let seats = catch_unwind(AssertUnwindSafe(|| planner.plan(admission)));
             let seats = seats.unwrap_or_else(|_| {
                 tracing::error!(id = admission.job.0, "no plan is found; all is summed at the root");
@@ -89,7 +90,10 @@ impl Preparation {
                     Ok(())
                 });
                 match has_plan {
-                    Ok(()) => run(planned, &table, &planners, driver),
+                    Ok(()) => {
+                        run(planned, &table, &planners, driver);
+                        settle(&planners, &table);
+                    }
                     Err(error) => {
                         let Admitted { name, admission, tickets, .. } = planned;
                         cannot_begin((admission.job, &name, tickets), error, &table, &planners);
@@ -107,8 +111,7 @@ impl Preparation {
         }
     }
 
-    /// A job is over: its part of the switches' memory is another's from now on. Jobs that lacked it
-    /// are set up again, with a plan for what is free now.
+    /// A job is over: its part of the switches' memory is another's from now on.
     pub fn forget(&self, tasks: &TaskQueue<dyn DataPath>, job: JobId) {
         let (planners, table) = (Arc::clone(&self.planners), Arc::clone(&self.table));
         // After the task that makes room for the job.
@@ -126,18 +129,23 @@ impl Preparation {
     }
 }
 
-/// Takes a job's part of the switches' memory back. Jobs that lacked it are planned anew.
+/// Takes a job's part of the switches' memory back.
 fn give_back(planners: &Planners, table: &Mutex<Table>, job: JobId) {
-    for short in forget(planners, job) {
-        if lock(table).registry.set_up_again(short) {
-            tracing::info!(id = short.0, "a job is planned anew, as another one is over");
-        }
-    }
+    forget(planners, job);
+    settle(planners, table);
 }
 
-/// Returns jobs that lacked what this one had.
-fn forget(planners: &Planners, job: JobId) -> Vec<JobId> {
-    planners.values().flat_map(|planner| planner.forget(job)).collect()
+fn forget(planners: &Planners, job: JobId) {
+    planners.values().for_each(|planner| planner.forget(job));
+}
+
+/// Sets jobs up again that another plan suits better, now that some job has come or gone.
+fn settle(planners: &Planners, table: &Mutex<Table>) {
+    for job in planners.values().flat_map(|planner| planner.unsettled()) {
+        if lock(table).registry.set_up_again(job) {
+            tracing::info!(id = job.0, "a job is planned anew: other jobs' need of the switches has changed");
+        }
+    }
 }
 
 /// Makes room for a job, and tells its ranks.

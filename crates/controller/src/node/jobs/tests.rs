@@ -376,7 +376,9 @@ impl Planner for Test {
         Ok(seats)
     }
 
-    fn forget(&self, _: JobId) -> Vec<JobId> {
+    fn forget(&self, _: JobId) {}
+
+    fn unsettled(&self) -> Vec<JobId> {
         Vec::new()
     }
 }

@@ -15,6 +15,7 @@ mod window;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::time::Duration;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
@@ -54,6 +55,9 @@ pub struct Worker<A, T, D: Way<A>> {
     last_payloads: Vec<u8>,
     /// The packets to be sent again or handed back, each once.
     again: VecDeque<Outgoing>,
+    /// Fragments that were sent by a former plan that reached further. They are sent again when they
+    /// are within reach.
+    beyond: Range<u64>,
     /// Nothing was heard in this generation, nothing is on the way, and there are parameters that
     /// others may lack. Server and switches that lost their memory must learn where the worker is,
     /// or they cannot ask.
@@ -131,6 +135,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             places: (0..u64::from(config.window_max)).map(place).collect(),
             last_payloads: vec![0; usize::from(config.window_max) * config.payload_bytes()],
             again: VecDeque::with_capacity(config.window_max.into()),
+            beyond: 0..0,
             unheard: false,
             last_progress: Instant(0),
             progress: WorkerProgress::default(),
@@ -200,6 +205,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     /// Forgets what is to be sent again.
     fn stop(&mut self) {
         self.again.clear();
+        self.beyond = 0..0;
         self.window.forget_queue();
     }
 
@@ -252,6 +258,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         }
         let lost = header.flags.resend;
         let was_overtaken = self.window.finish(sequence, lost);
+        self.come_within_reach();
         self.last_progress = now;
         let doubt = self.window.doubts() && self.congestion.losses_tell(sequence);
         self.congestion.acknowledged(doubt);
@@ -307,6 +314,10 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             }
             Standing::Sent { .. } => {
                 self.window.set_originals(sequence);
+                // What is before it is still to be sent again in time.
+                if self.beyond.contains(&sequence) {
+                    return Ok(Verdict::Absorb);
+                }
                 self.last_progress = now;
                 Outgoing::Again(sequence)
             }
@@ -328,11 +339,33 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         self.core.round_trip.spread(self.directions.mixed(begin))
     }
 
-    /// Queues a fragment that is on the way once more.
+    /// Queues a fragment that was sent once more, if the plan reaches it.
     fn send_again(&mut self, sequence: u64) {
-        if self.window.queue(sequence) {
+        if !self.beyond.contains(&sequence) && self.window.queue(sequence) {
             self.again.push_back(Outgoing::Again(sequence));
             self.core.statistics.retransmissions += 1;
+        }
+    }
+
+    /// The first fragment that may not be sent yet.
+    fn end_of_reach(&self) -> u64 {
+        self.window.expected().saturating_add(self.directions.reach())
+    }
+
+    /// Whether a fragment was sent, and has no parameters.
+    fn is_unanswered(&self, sequence: u64) -> bool {
+        matches!(self.window.standing(sequence), Standing::Sent { .. })
+    }
+
+    /// Sends again what was beyond the reach of the plan.
+    fn come_within_reach(&mut self) {
+        let end = self.end_of_reach().min(self.beyond.end);
+        while self.beyond.start < end {
+            let sequence = self.beyond.start;
+            self.beyond.start += 1;
+            if self.is_unanswered(sequence) {
+                self.send_again(sequence);
+            }
         }
     }
 
@@ -354,7 +387,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
     fn next_packet(&mut self) -> Option<Outgoing> {
         while let Some(&queued) = self.again.front() {
             let goes = match queued {
-                Outgoing::Again(sequence) => matches!(self.window.standing(sequence), Standing::Sent { .. }),
+                Outgoing::Again(sequence) => self.is_unanswered(sequence),
                 Outgoing::Restore(sequence) => self.window.standing(sequence) == Standing::Finished,
                 Outgoing::First(_) => false,
             };
@@ -364,7 +397,8 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             self.again.pop_front();
         }
         let sequence = self.window.next();
-        let goes = sequence < self.core.stream.end() && self.window.has_room(self.congestion.size());
+        let has_room = self.window.has_room(self.congestion.size(), self.directions.reach());
+        let goes = sequence < self.core.stream.end() && has_room;
         goes.then_some(Outgoing::First(sequence))
     }
 
@@ -616,9 +650,11 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
         self.window.take_lanes(self.directions.lanes(), |sequence| self.directions.lane(sequence));
         self.last_progress = now;
         self.congestion.take_way(self.senders());
-        let first = self.window.expected();
-        for sequence in first..self.window.next() {
-            if matches!(self.window.standing(sequence), Standing::Sent { .. }) {
+        let next = self.window.next();
+        self.beyond = self.end_of_reach().min(next)..next;
+        for sequence in self.window.expected()..next {
+            if self.is_unanswered(sequence) {
+                self.window.hold(sequence);
                 self.send_again(sequence);
             }
         }

@@ -27,6 +27,12 @@ pub trait Way<A>: core::fmt::Debug {
     /// `begin`, and what tells the worker from the job's others.
     fn mixed(&self, begin: u64) -> u64;
 
+    /// A fragment may be sent if it is less than this behind the first missing one: the one at this
+    /// distance has the label of that one.
+    fn reach(&self) -> u64 {
+        u64::MAX
+    }
+
     /// How many lanes there are. Parameters that come back on one lane in another order than their
     /// fragments were sent count as lost, and on several they do not.
     fn lanes(&self) -> usize {

@@ -169,9 +169,9 @@ impl Window {
     }
 
     /// Whether the window lets the next fragment out when `congestion_window` packets may be on the
-    /// way.
-    pub(super) fn has_room(&self, congestion_window: u32) -> bool {
-        self.in_flight < congestion_window && self.next - self.expected < self.places.len() as u64
+    /// way, and a fragment less than `reach` behind the first missing one.
+    pub(super) fn has_room(&self, congestion_window: u32, reach: u64) -> bool {
+        self.in_flight < congestion_window && self.next - self.expected < reach.min(self.places.len() as u64)
     }
 
     /// Counts the next fragment as sent, on a lane.
@@ -202,6 +202,11 @@ impl Window {
             self.order.remove(place);
         }
         first
+    }
+
+    /// Takes a fragment that nobody may have out of those on the way, until it is sent again.
+    pub(super) fn hold(&mut self, sequence: u64) {
+        self.order.remove(self.place(sequence));
     }
 
     /// Notes that what was queued leaves.

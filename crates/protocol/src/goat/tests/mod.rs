@@ -3,6 +3,7 @@
 
 mod participants;
 mod strangers;
+mod worker;
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -673,26 +674,19 @@ fn plans_that_do_not_fit_their_job_are_refused() {
         GoatServer::new().add_job(job)
     };
     assert_eq!(with(|_| {}), Ok(()));
-    assert_eq!(
-        with(|job| job.config.window_max = 5),
-        Err(GoatConfigError::PlannedWindow { window: 5, planned: 4 })
-    );
     assert_eq!(with(|job| job.config.workers = 129), Err(GoatConfigError::PlannedWorkers(129)));
     assert_eq!(with(|job| job.plan.nodes.truncate(4)), Err(GoatConfigError::Assignments(4)));
     assert_eq!(
         with(|job| job.plan.nodes[1].truncate(1)),
         Err(GoatConfigError::Assignment { rank: 1, said: 1, is: 2 })
     );
-    let mut wide = route(4);
-    wide.window_max = 5;
-    assert_eq!(switch().add_job(wide), Err(GoatConfigError::PlannedWindow { window: 5, planned: 4 }));
     for (rank, nodes) in [(0, vec![S1]), (128, vec![S1, S2])] {
         let (said, wrong) = (nodes.len(), Assignment::new(rank, sub_models(), nodes, vec![(S1, 9u16)]));
         assert_eq!(wrong, Err(GoatConfigError::Assignment { rank: rank.into(), said, is: 2 }));
     }
     let mut server = server();
-    let small = SubModels::new(&[2, 1]).unwrap();
-    let again = server.go_on_with(JobId(3), Generation(5), &ServerPlan { sub_models: small, ..plan() });
-    assert_eq!(again, Err(GoatConfigError::PlannedWindow { window: 4, planned: 3 }));
+    let three = SubModels::new(&[2, 1, 1]).unwrap();
+    let again = server.go_on_with(JobId(3), Generation(5), &ServerPlan { sub_models: three, ..plan() });
+    assert_eq!(again, Err(GoatConfigError::Assignment { rank: 0, said: 2, is: 3 }));
     assert_eq!(fragment(SERVER, 1, 2, 6).to(&mut server, 10), Verdict::Absorb, "the job is as before");
 }
