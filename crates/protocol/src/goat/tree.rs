@@ -146,13 +146,17 @@ pub(super) fn window_of_tree(tree: &SwitchTree, memories: &[u32], window: impl F
 /// switch's memory: `most` fragments at most.
 ///
 /// What switches do not hold comes to the root once from every rank. What is less than the `path`
-/// holds leaves a rank's link idle. The choice that takes less time is best, and the longest one of
-/// those that take as much.
+/// holds leaves a rank's link idle; jobs that share a switch are taken to share the links, too, so
+/// that each fills its part of the path. The choice that takes less time is best, and the longest
+/// one of those that take as much.
 pub(super) fn stretch(tree: &SwitchTree, memories: &[u32], path: u16, most: u16) -> u16 {
     let rates = tree.ranks.iter().map(|rank| rank.rate_bps.unwrap_or(RATE_DEFAULT_BPS).max(1));
     let rate_bps = rates.min().unwrap_or(RATE_DEFAULT_BPS) as f64;
+    let scarce = tree.switches.iter().zip(memories).filter(|(_, memory)| **memory < most.into());
+    let portions = scarce.map(|(of, memory)| f64::from(*memory) / f64::from(of.hop.aggregators.max(1)));
+    let own_path = f64::from(path) * portions.fold(1.0, f64::min);
     let seconds = |window: u16| {
-        let idle = f64::from(path) / f64::from(window) / rate_bps;
+        let idle = own_path / f64::from(window) / rate_bps;
         slowest(tree, memories, window).max(idle)
     };
     let [_, of_all] = held(tree, memories);
@@ -259,8 +263,12 @@ mod tests {
     /// the root's link takes for what they do not hold.
     #[test]
     fn a_stretch_is_what_switches_hold_unless_ranks_links_would_be_idle() {
-        let tree = leaf_spine();
-        let stretch = |memory: u32, path| super::stretch(&tree, &[memory; 3], path, 64);
+        let mut tree = leaf_spine();
+        let mut stretch_of = |all: u32, memory: u32, path| {
+            tree.switches.iter_mut().for_each(|switch| switch.hop.aggregators = all);
+            super::stretch(&tree, &[memory; 3], path, 64)
+        };
+        let mut stretch = |memory, path| stretch_of(memory, memory, path);
         assert_eq!(stretch(64, 16), 64);
         assert_eq!(stretch(1_000, 16), 64, "it can use no more");
         assert_eq!(stretch(21, 16), 21);
@@ -270,6 +278,9 @@ mod tests {
         assert_eq!(stretch(8, 16), 8);
         assert_eq!(stretch(0, 16), 64, "nothing is summed before the root");
         assert_eq!(stretch(8, 64), 64, "an eighth is summed before the root");
+        assert_eq!(stretch(21, 48), 21, "half of each link is idle");
+        assert_eq!(stretch(16, 48), 32, "half is summed before the root");
+        assert_eq!(stretch_of(48, 16, 48), 16, "other jobs fill the links, too");
     }
 
     #[test]
