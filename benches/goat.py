@@ -56,11 +56,13 @@ def main() -> int:
             spoken = ["--protocol", protocol]
             what = ["switch", *spoken]
             above = stack.enter_context(_served(lab, root, what, port))
-            below = [*spoken, "--aggregators", str(args.aggregators), "--upstream"]
-            spine = ["switch", *below, above]
+            below = ["switch", *spoken, "--aggregators", str(args.aggregators), "--upstream"]
+            # These interfaces do not tell it. There is no link to a server on the same machine.
+            rate = ["--rate", f"{args.rate_bps}bit"]
+            spine = [*below, above, *(rate if args.own_link else [])]
             above = stack.enter_context(_served(lab, SERVER, spine, port + 1))
             for rack in ("sw0", "sw1"):
-                stack.enter_context(_served(lab, rack, ["switch", *below, above], port + 1))
+                stack.enter_context(_served(lab, rack, [*below, above, *rate], port + 1))
         told = _played(lab, Path(folder) / "store", args)
     for system in SYSTEMS:
         times = told[system]
@@ -96,7 +98,8 @@ def _played(lab: Netlab, store: Path, args: argparse.Namespace) -> dict[str, lis
         switch = address(lab.switch_of(worker))
         numbers = [rank, args.workers, args.jobs, args.rounds, args.steps, args.bytes, args.late_ms]
         command = [sys.executable, __file__, "rank", switch, str(store), *map(str, numbers)]
-        ranks.append(lab.popen(f"w{worker}", command, stdout=subprocess.PIPE, text=True))
+        told = {**os.environ, "FANIN_RATE": f"{args.rate_bps}bit"}
+        ranks.append(lab.popen(f"w{worker}", command, stdout=subprocess.PIPE, text=True, env=told))
     said = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise SystemExit("a rank failed")

@@ -92,8 +92,8 @@ impl Aggregators {
         self.jobs.remove(&job);
     }
 
-    /// Jobs that another plan would suit better: they have more of a switch than is theirs, while
-    /// another one lacks it; or they lacked some of it, and could have more now.
+    /// Jobs that another plan would suit better. Some have more of a switch than their share, which
+    /// another job lacks. Others lacked some of it, and could have more now.
     pub fn unsettled(&self) -> Vec<JobId> {
         let planned = self.jobs.iter().filter(|(_, claims)| claims.is_planned);
         let is_unsettled = |job: JobId, claim: &Claim| {

@@ -319,8 +319,8 @@ fn all_of_an_odd_share_is_used() {
     assert!(planner.unsettled().is_empty());
 }
 
-/// One rank has memory at its switch, and the others' rack has none: the first job's sums are made
-/// beside their way. The second job's ranks are there.
+/// The first job's sums are made at a switch beside the way of most of its ranks. The second job's
+/// ranks are below that switch.
 #[test]
 fn a_job_leaves_memory_beside_its_ranks_ways_to_those_whose_way_it_is_on() {
     let both = tree(&[(0, None), (64, Some(0)), (0, Some(0))], &[1, 2, 2, 2].map(Some));

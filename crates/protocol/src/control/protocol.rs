@@ -244,8 +244,8 @@ pub trait Planner: Send + Sync {
     /// A job is over: its memory is another's.
     fn forget(&self, job: JobId);
 
-    /// Jobs that another plan would suit better by now: they could have more of the switches' memory than when they were planned, or they
-    /// have more than their share of what is scarce.
+    /// Jobs that another plan would suit better by now. They could have more of the switches' memory than when they were planned, or have
+    /// more than their share of it.
     fn unsettled(&self) -> Vec<JobId>;
 }
 

@@ -186,8 +186,8 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// The same in as many fragments as it is best summed in with so much of each switch's memory: no rank is further ahead of another
-    /// one. A model's own parts stay as they are.
+    /// The same, with a stream in as many fragments as suit so much of each switch's memory. No rank is further ahead of another one. A
+    /// model's own parts stay as they are.
     #[must_use]
     pub fn for_memories(self, terms: &Terms, memories: &[u32]) -> Self {
         let Some(path) = self.path else { return self };

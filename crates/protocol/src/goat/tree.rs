@@ -145,10 +145,9 @@ pub(super) fn window_of_tree(tree: &SwitchTree, memories: &[u32], window: impl F
 /// How far ahead of others a rank of an endless stream should be, where the job has so much of each
 /// switch's memory: `most` fragments at most.
 ///
-/// What switches do not hold comes to the root once from every rank. What is less than the `path`
-/// holds leaves a rank's link idle; jobs that share a switch are taken to share the links, too, so
-/// that each fills its part of the path. The choice that takes less time is best, and the longest
-/// one of those that take as much.
+/// Fragments that no switch holds come to the root once from every rank. A window that is shorter
+/// than the `path` leaves links idle. Jobs that share a switch are taken to share links, too: each
+/// fills its part of the path. The window that takes least time is best, or the longest of several.
 pub(super) fn stretch(tree: &SwitchTree, memories: &[u32], path: u16, most: u16) -> u16 {
     let rates = tree.ranks.iter().map(|rank| rank.rate_bps.unwrap_or(RATE_DEFAULT_BPS).max(1));
     let rate_bps = rates.min().unwrap_or(RATE_DEFAULT_BPS) as f64;
