@@ -14,6 +14,7 @@ use fanin_wire::{AggregationNode, JobId};
 /// The aggregators of all switches, by the switch's address: one that is started again has the same.
 #[derive(Debug, Default)]
 pub struct Aggregators {
+    /// What jobs have of each switch.
     taken: BTreeMap<SocketAddr, Vec<(JobId, Range<u32>)>>,
     jobs: BTreeMap<JobId, Claims>,
 }
@@ -164,7 +165,7 @@ impl Aggregators {
         taken.filter(|(other, _)| *other == job).map(|(_, range)| range.end - range.start).sum()
     }
 
-    /// Ranges of a switch that no job has; no other one than this.
+    /// Ranges of a switch that no job has, or none but this one.
     pub fn free(&self, switch: Hop, but: Option<JobId>) -> Vec<Range<u32>> {
         let all = switch.aggregators;
         let taken = self.taken.get(&switch.address).into_iter().flatten();
@@ -190,7 +191,7 @@ impl Aggregators {
     }
 }
 
-/// Of each switch of a tree whether it sums on the way to the root, if it has the memory.
+/// Says of each switch of a tree whether it would sum on the way to the root with enough memory.
 fn sums(tree: &SwitchTree) -> Vec<bool> {
     let mut sums = vec![false; tree.switches.len()];
     let mut nodes = vec![AggregationNode::SERVER; tree.ranks.len()];

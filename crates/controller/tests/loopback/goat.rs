@@ -151,8 +151,8 @@ fn late_ranks_take_no_sums_from_a_switch() {
     assert_eq!(status.relays[0].jobs[0].collisions, 0, "{status:?}");
 }
 
-/// What jobs have of the only switch, in the order of their names: aggregators, and the share of
-/// their streams that is summed in them.
+/// Each job's aggregators at the only switch, and the share of its stream that they sum. Jobs are in
+/// the order of their names.
 fn had(status: &SwitchStatus) -> Vec<(u32, f64)> {
     let mut jobs: Vec<_> = status.jobs.iter().collect();
     jobs.sort_unstable_by_key(|job| &job.name);

@@ -183,8 +183,8 @@ fn held(tree: &SwitchTree, memories: &[u32]) -> [u32; 2] {
     })
 }
 
-/// What the slowest link takes for a fragment of such a window, if switches have so much memory for
-/// it.
+/// Seconds of the slowest link for a bit of each fragment, on average over such a window. The job has
+/// so much of each switch's memory.
 fn slowest(tree: &SwitchTree, memories: &[u32], window: u16) -> f64 {
     let mut room = memories.to_vec();
     let mut load = Load::new(tree);

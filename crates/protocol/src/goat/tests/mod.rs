@@ -49,6 +49,16 @@ struct Packet {
     value: i32,
 }
 
+fn preamble(generation: u16) -> Preamble {
+    Preamble {
+        kind: Kind::Planned,
+        job: JobId(3),
+        generation: Generation(generation),
+        worker: WorkerId::ALL,
+        shard: ShardId(0),
+    }
+}
+
 fn fragment(node: AggregationNode, workers: u128, sequence: u64, value: i32) -> Packet {
     let (sub_model, fragment) = sub_models().locate(sequence);
     let directions = PlannedDirections { aggregation_node: node, sub_model, workers, ..Default::default() };
@@ -88,13 +98,7 @@ impl Packet {
     }
 
     fn bytes(self, key: Key) -> Vec<u8> {
-        let preamble = Preamble {
-            kind: Kind::Planned,
-            job: JobId(3),
-            generation: Generation(self.generation),
-            worker: WorkerId::ALL,
-            shard: ShardId(0),
-        };
+        let preamble = preamble(self.generation);
         let mut packet = vec![0; fragment_packet_bytes::<PlannedDirections>(ELEMENTS)];
         PlannedPacket::write(&mut packet, key, &preamble, &self.header, ELEMENTS, |payload| {
             payload.as_chunks_mut().0.fill(self.value.to_le_bytes());

@@ -63,15 +63,8 @@ impl Line {
     fn asked(&mut self, sequence: u64) -> Vec<u64> {
         let flags = Flags { is_ack: true, overflow: true, ..Flags::default() };
         let header = PlannedHeader { flags, ..self.headers[&sequence] };
-        let preamble = Preamble {
-            kind: Kind::Planned,
-            job: JobId(3),
-            generation: Generation(self.generation),
-            worker: WorkerId::ALL,
-            shard: ShardId(0),
-        };
         let mut packet = vec![0; fragment_packet_bytes::<PlannedDirections>(0)];
-        PlannedPacket::write(&mut packet, KEY, &preamble, &header, 0, |_| ());
+        PlannedPacket::write(&mut packet, KEY, &preamble(self.generation), &header, 0, |_| ());
         assert_eq!(self.worker.handle_packet(self.now, UP, &packet), Verdict::Absorb, "{sequence}");
         self.sent()
     }
