@@ -52,12 +52,13 @@ fn config(id: u32) -> AtpJobConfig {
         scaling: if id == 1 { Scaling::Static } else { Scaling::Dynamic },
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     }
 }
 
 fn route(id: u32, level: u8) -> SwitchRoute<u8> {
-    SwitchRoute { id: JobId(id), key: KEY, generation: Generation(0), upstream: UP, level }
+    SwitchRoute { id: JobId(id), key: KEY, generation: Generation(0), workers: 5, upstream: UP, level }
 }
 
 /// A packet that the fuzzer chose: most fields are right, so that packets get far.
@@ -80,6 +81,7 @@ fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
             overflow: bit(16) && bit(64),
             restore: bit(32) && bit(64),
             stalled: bit(1) && bit(64),
+            half: choice & 48 == 32 && kind & 1 != 0,
         },
         directions: Directions {
             level,
@@ -91,7 +93,7 @@ fn packet(operation: &[u8; OPERATION], level: u8, out: &mut [u8]) -> usize {
         fragment: u32::from(sequence & 15) + u32::from(kind == 7),
         collective: Collective {
             sequence: 0,
-            dtype: if choice & 16 != 0 { Dtype::Int32 } else { Dtype::Float32 },
+            dtype: [Dtype::Float32, Dtype::Int32, Dtype::Bfloat16, Dtype::Int32][usize::from(choice >> 4 & 3)],
             op: if choice & 16 != 0 { Op::Average } else { Op::Sum },
             pattern: Pattern::AllReduce,
             elements: 1000,

@@ -65,6 +65,7 @@ fn route(id: u32, switch: u16, plan: u8) -> GoatRoute<u8> {
         id: JobId(id),
         key: KEY,
         generation: Generation(0),
+        workers: WORKERS as u16,
         node,
         upstream: UP,
         next_hops: vec![(AggregationNode(2 - switch), 100)],
@@ -109,6 +110,7 @@ fn server_job(id: u32, plan: u8) -> GoatServerJob<u8> {
         scaling: if id == 1 { Scaling::Static } else { Scaling::Dynamic },
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     };
     GoatServerJob { config, plan: server_plan(plan, 255), restored: id == 2 }
@@ -137,6 +139,7 @@ fn packet(operation: &[u8; OPERATION], plan: u8, out: &mut [u8]) -> usize {
             overflow: bit(16) && bit(64),
             restore: bit(32) && bit(64),
             stalled: bit(1) && bit(64),
+            half: choice & 48 == 32 && kind & 1 != 0,
         },
         directions: PlannedDirections {
             passed: bit(128),
@@ -150,7 +153,7 @@ fn packet(operation: &[u8; OPERATION], plan: u8, out: &mut [u8]) -> usize {
         fragment: (sequence & 15) as u32 + u32::from(kind == 7),
         collective: Collective {
             sequence: 0,
-            dtype: if choice & 16 != 0 { Dtype::Int32 } else { Dtype::Float32 },
+            dtype: [Dtype::Float32, Dtype::Int32, Dtype::Bfloat16, Dtype::Int32][usize::from(choice >> 4 & 3)],
             op: if choice & 16 != 0 { Op::Average } else { Op::Sum },
             pattern: Pattern::AllReduce,
             elements: 1000,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, Unpack, get_args
@@ -167,11 +167,13 @@ def _row(
     meaning: str,
     *only: Protocol,
     others: str | None = None,
+    of_others: Sequence[str] = (),
 ) -> Any:
-    """Describe a setting; `others` says why another protocol has it not."""
+    """Describe a setting; `others` says why another protocol has it not, but for `of_others`."""
     if only:
         meaning = f"{', '.join(only)}: {meaning}"
     told = {"parse": parse, "form": form, "meaning": meaning, "only": only, "others": others}
+    told["of_others"] = of_others
     return field(default=default, metadata=told)
 
 
@@ -209,10 +211,12 @@ class Settings:
         "native|shared_exponent|bfloat16|int8",
         "how large float tensors travel: native (usual), as they are; shared_exponent, as integers "
         "with an exponent a packet (352 to 2,048 elements), which a NaN spoils; bfloat16, in half "
-        "the bytes, and eight significant bits; int8, in a quarter, and within 1/63 of the largest "
-        "of 32 neighbours",
+        "the bytes, and eight significant bits (of atp and goat, too); int8, in a quarter, and "
+        "within 1/63 of the largest of 32 neighbours",
         "switchml",
-        others="which adds integers, and makes them of floats by a factor of its own",
+        others="which adds integers, and makes them of floats by a factor of its own, "
+        "as they are or as bfloat16",
+        of_others=("bfloat16",),
     )
     security: Security = _row(
         _one_of(*get_args(Security)),
@@ -310,9 +314,7 @@ class Settings:
     @property
     def travels_as(self) -> TravelsAs:
         """How large float tensors travel, said or not."""
-        if self.protocol != "switchml":
-            return "integers"
-        return self.wire_dtype or "native"
+        return self.wire_dtype or ("native" if self.protocol == "switchml" else "integers")
 
     def at(self, switch: str | None) -> Settings:
         """Return these settings with another switch, or none; raises `ValueError` as `of`."""
@@ -504,12 +506,13 @@ def _protocol(choices: list[Choice]) -> Protocol:
 def _held_to(protocol: Protocol | None, choice: Choice) -> Any:
     """Parse, and refuse what would be without effect. None: the protocol is not known."""
     value = _parsed(choice)
-    only = {row.name: row.metadata["only"] for row in fields(Settings)}
+    rows = {row.name: row.metadata for row in fields(Settings)}
+    only = {name: row["only"] for name, row in rows.items()}
     if protocol is None or not only[choice.name] or protocol in only[choice.name]:
         return value
-    if value == getattr(Settings(), choice.name):
+    if value == getattr(Settings(), choice.name) or value in rows[choice.name]["of_others"]:
         return value
-    (others,) = (row.metadata["others"] for row in fields(Settings) if row.name == choice.name)
+    others = rows[choice.name]["others"]
     if others is None:
         others = f"which has {', '.join(name for name in only if protocol in only[name])}"
     raise ValueError(

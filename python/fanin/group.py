@@ -221,7 +221,8 @@ def connect(
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the
     root itself, floats travel as integers, and a sum is rounded once, to
     float32, from integers that are each off by half of 10^-8, or, in packets of large or tiny
-    values, of what keeps the largest sum in 31 bits (docs/operations.md); `wire_dtype` is refused.
+    values, of what keeps the largest sum in 31 bits (docs/operations.md). Of `wire_dtype` there is
+    "bfloat16": contributions and sums are rounded to it, and travel in two bytes.
     With "goat" it is the same, by switches that a root (``fanin switch --protocol goat``) gives a
     plan; `sub_models` are the elements of the parts of the model that it plans by themselves, if
     the equal ones that it cuts are not to be (docs/protocols/goat.md).

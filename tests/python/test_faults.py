@@ -570,8 +570,8 @@ def test_packets_that_are_not_for_a_switch_are_counted_by_reason() -> None:
         preambles = {
             "malformed": (0xBEEF, 1, 1, 7, 0, 0, 0),
             "version": (0xFA51, 1, 1, 7, 0, 0, 0),
-            "unknown_job": (0xFA51, 5, 1, 7, 0, 0, 0),
-            "out_of_range": (0xFA51, 5, 1, 7, 0, 0, 200),
+            "unknown_job": (0xFA51, 6, 1, 7, 0, 0, 0),
+            "out_of_range": (0xFA51, 6, 1, 7, 0, 0, 200),
         }
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             for fields in preambles.values():

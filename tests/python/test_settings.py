@@ -38,7 +38,7 @@ OTHER: dict[str, Any] = {
     "job": "gpt",
     "in_flight": 17,
     "sub_models": "1000,250000",
-    "wire_dtype": "bfloat16",
+    "wire_dtype": "int8",
     "security": "encrypt",
     "protocol": "atp",
     "loss_bound": 0.01,
@@ -141,7 +141,9 @@ def test_a_setting_that_the_protocol_does_not_know_is_refused(
     own = ", ".join(each for each in OF if other in OF[each])
     of = " and ".join(OF[name])
     said = f"is '{text(OTHER[name])}': it is a setting of {of}, and the protocol is {other}"
-    instead = "adds integers, and makes them of floats by a factor of its own"
+    instead = (
+        "adds integers, and makes them of floats by a factor of its own, as they are or as bfloat16"
+    )
     which = instead if name == "wire_dtype" else f"has {own}"
     with pytest.raises(ValueError, match=f"^{name} {said}, which {which}: leave it out$"):
         Settings.of(**{name: OTHER[name]})
@@ -214,6 +216,10 @@ def test_floats_travel_as_they_are_unless_the_protocol_has_integers(protocol: An
     assert Settings.of(protocol=protocol).travels_as == "integers"
     for wire_dtype in get_args(_settings.WireDtype):
         assert Settings.of(wire_dtype=wire_dtype).travels_as == wire_dtype
+        if wire_dtype == "bfloat16":
+            settings = Settings.of(protocol=protocol, wire_dtype=wire_dtype)
+            assert settings.travels_as == "bfloat16"
+            continue
         with pytest.raises(
             ValueError, match=r"switchml, .* which adds integers, and makes them of"
         ):

@@ -67,7 +67,7 @@ def test_slot_packets_are_as_documented() -> None:
     kinds = {"update_256": (1, 3), "probe": (1, 3), "result_256": (2, 255), "restore_256": (3, 63)}
     for name, (kind, worker) in kinds.items():
         preamble = PREAMBLE.unpack_from(golden[name])
-        assert preamble == (0xFA51, 5, kind, 0xDEADBEEF, 0x0102, worker, 1), name
+        assert preamble == (0xFA51, 6, kind, 0xDEADBEEF, 0x0102, worker, 1), name
         header = SLOT.unpack_from(golden[name], PREAMBLE.size)
         assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 3, 2, 1_000_000), name
         assert len(golden[name]) == PREAMBLE.size + SLOT.size + TAG.size == 40
@@ -136,15 +136,17 @@ def test_gradient_packets_are_as_documented() -> None:
     # level, flags, next exponent, aggregator, directions, exponent
     rows = {
         "fragment_64": (0, 0, -5, 0xABCDEF, up, 3),
+        "fragment_half_64": (0, 128, -5, 0xABCDEF, up, 3),
         "sum_64": (2, 1 | 2 | 4, -5, 0xABCDEF, whole_rack, static),
         "stalled_64": (1, 1 | 64, -5, 0xABCDEF, partial, static),
         "parameters_64": (0, 8, -5, 0xABCDEF, down, static),
+        "parameters_half_64": (0, 8 | 128, -5, 0xABCDEF, down, static),
         "request": (0, 8 | 16, static, 0xABCDEF, (0,) * 8, static),
         "originals_64": (0, 1 | 16, -5, 0xABCDEF, up, static),
         "restored_64": (0, 1 | 32, -5, 0x123456, up, static),
     }
     for name, (level, flags, next_exponent, aggregator, directions, exponent) in rows.items():
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 5, 5, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 6, 5, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
         collective = (7, 3, 2, 1_000_000)
@@ -181,7 +183,7 @@ def test_planned_packets_are_as_documented() -> None:
             *(0, 0, 0, 0x0304, exponent, 0, *everybody),
         ), name
     for name in (name for name in golden if name.startswith("planned_")):
-        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 5, 10, 0xDEADBEEF, 0x0102, 255, 0), (
+        assert PREAMBLE.unpack_from(golden[name]) == (0xFA51, 6, 10, 0xDEADBEEF, 0x0102, 255, 0), (
             name
         )
         assert len(golden[name]) == PREAMBLE.size + PLANNED.size + TAG.size == 88

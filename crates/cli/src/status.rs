@@ -13,7 +13,7 @@ use fanin_controller::{
     SwitchStatus, trusted_status,
 };
 use fanin_udp::OnSockets;
-use fanin_wire::{AbortReason, LossBound, Rank};
+use fanin_wire::{AbortReason, LossBound, Rank, WireDtype};
 use serde::Serialize;
 
 use self::table::table;
@@ -334,7 +334,10 @@ fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
             generation: generation.0,
             in_flight: *in_flight,
             elements: *elements,
-            wire_dtype: if protocol.aggregates() { "integers" } else { wire_dtype.name() },
+            wire_dtype: match wire_dtype {
+                WireDtype::SharedExponent if protocol.aggregates() => "integers",
+                wire_dtype => wire_dtype.name(),
+            },
             security: security.name(),
             in_use: *in_use,
             waiting_for: waiting_for

@@ -11,7 +11,7 @@ use fanin_protocol::atp::{
 use fanin_protocol::{
     Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, WorkerEvent, WorkerMachine,
 };
-use fanin_wire::{AbortReason, Directions, Generation, JobId, Key, Op, Rank};
+use fanin_wire::{AbortReason, Directions, Generation, JobId, Key, Op, Rank, WireDtype};
 
 struct Counting;
 
@@ -84,6 +84,7 @@ const CONFIG: AtpJobConfig = AtpJobConfig {
     scaling: Scaling::Static,
     overflow: Overflow::Reactive,
     congestion_control: true,
+    wire_dtype: WireDtype::SharedExponent,
     originals_elements_max: 0,
 };
 
@@ -112,6 +113,7 @@ impl Rack {
             id: CONFIG.id,
             key: CONFIG.key,
             generation: CONFIG.generation,
+            workers: CONFIG.workers,
             upstream: SERVER,
             level: 0,
         };

@@ -264,6 +264,7 @@ impl Atp {
             overflow: said.has("overflow"),
             restore: said.has("restore"),
             stalled: said.has("stalled"),
+            half: false,
         }
     }
 }
@@ -282,7 +283,8 @@ impl Kindred for Atp {
         });
         let level = said.number("level").unwrap_or(0);
         for id in [JOB, JobId(1)] {
-            let route = SwitchRoute { id, key: KEY, generation: Generation(0), upstream: UP, level };
+            let route =
+                SwitchRoute { id, key: KEY, generation: Generation(0), workers: 2, upstream: UP, level };
             switch.add_job(route).expect("a route as it may be");
         }
         switch

@@ -605,6 +605,7 @@ mod tests {
             scaling: Scaling::Static,
             overflow: Overflow::Reactive,
             congestion_control: true,
+            wire_dtype: WireDtype::SharedExponent,
             originals_elements_max: 0,
         }
     }

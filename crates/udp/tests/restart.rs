@@ -6,7 +6,7 @@ use common::{Cluster, finished, member, member_with};
 use fanin_protocol::atp::{Atp, AtpJobConfig, Hashing, Overflow, RankTerms, Scaling};
 use fanin_protocol::switchml::JobConfig;
 use fanin_udp::{Membership, Offload, WorkerDriver};
-use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex};
+use fanin_wire::{Directions, Dtype, Generation, JobId, Key, Op, SlotIndex, WireDtype};
 
 /// For each worker and shard the slots whose last sum it has and another worker lacks. The first that has it gives it.
 fn restore(completed: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<SlotIndex>>> {
@@ -111,6 +111,7 @@ fn atp_job(id: JobId, workers: u16) -> Membership {
         scaling: Scaling::Dynamic,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     };
     Membership::of(&Atp, RankTerms { config, directions: Directions::default(), columns: 1 })

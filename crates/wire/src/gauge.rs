@@ -104,8 +104,8 @@ mod tests {
     use super::*;
 
     /// As docs/wire.md has them.
-    const FILLER_GOLDEN: &str = "51fa0540 0807060504030201 0c0b0a0900000000";
-    const READING_GOLDEN: &str = "51fa0541 0807060504030201 0d0b0a0900000000 00ca9a3b00000000";
+    const FILLER_GOLDEN: &str = "51fa0640 0807060504030201 0c0b0a0900000000";
+    const READING_GOLDEN: &str = "51fa0641 0807060504030201 0d0b0a0900000000 00ca9a3b00000000";
 
     fn same(bytes: &[u8], golden: &str) -> bool {
         let digits = golden.bytes().filter(|byte| *byte != b' ');

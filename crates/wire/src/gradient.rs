@@ -34,7 +34,8 @@ pub fn is_fragment(elements: usize) -> bool {
     elements == SAMPLE_ELEMENTS || FRAGMENT_ELEMENTS.contains(&elements)
 }
 
-/// Length of the UDP payload that carries a fragment of `elements`, which is labelled with `L`.
+/// Length of the UDP payload that carries a fragment of `elements` of four bytes, which is labelled
+/// with `L`: none that carries as many is longer.
 #[must_use]
 pub const fn fragment_packet_bytes<L: Label>(elements: usize) -> usize {
     L::HEADER_BYTES + elements * 4
@@ -188,6 +189,9 @@ pub struct Flags {
     /// Sent again although it was not lost: a switch had it in an aggregator, which others were
     /// missing from.
     pub stalled: bool,
+    /// Its elements have two bytes, in the type that [`Collective::half`] says: nobody has added
+    /// anything to them yet, or they are parameters. Integers that were added have four.
+    pub half: bool,
 }
 
 impl Flags {
@@ -198,12 +202,10 @@ impl Flags {
     const OVERFLOW: u8 = 16;
     const RESTORE: u8 = 32;
     const STALLED: u8 = 64;
+    const HALF: u8 = 128;
 
-    const fn from_bits(bits: u8) -> Result<Self, WireError> {
-        if bits >= 128 {
-            return Err(WireError::Field("flags"));
-        }
-        Ok(Self {
+    const fn from_bits(bits: u8) -> Self {
+        Self {
             resend: bits & Self::RESEND != 0,
             collision: bits & Self::COLLISION != 0,
             ecn: bits & Self::ECN != 0,
@@ -211,7 +213,8 @@ impl Flags {
             overflow: bits & Self::OVERFLOW != 0,
             restore: bits & Self::RESTORE != 0,
             stalled: bits & Self::STALLED != 0,
-        })
+            half: bits & Self::HALF != 0,
+        }
     }
 
     fn bits(self) -> u8 {
@@ -223,6 +226,7 @@ impl Flags {
             (self.overflow, Self::OVERFLOW),
             (self.restore, Self::RESTORE),
             (self.stalled, Self::STALLED),
+            (self.half, Self::HALF),
         ]
         .into_iter()
         .fold(0, |bits, (set, bit)| bits | if set { bit } else { 0 })
@@ -264,7 +268,21 @@ pub struct FragmentHeader<L> {
     pub next_exponent: i16,
 }
 
+impl<L: Label> FragmentHeader<L> {
+    /// Length of the UDP payload that carries `elements` of it.
+    #[must_use]
+    pub const fn packet_bytes(&self, elements: usize) -> usize {
+        L::HEADER_BYTES + elements * self.element_bytes()
+    }
+}
+
 impl<L> FragmentHeader<L> {
+    /// Bytes of each element of the payload.
+    #[must_use]
+    pub const fn element_bytes(&self) -> usize {
+        if self.flags.half { 2 } else { 4 }
+    }
+
     /// The exponent that stands for the fixed scaling factor.
     pub const STATIC_FACTOR: i16 = i16::MIN;
     /// The offset of the flags: a queue that marks needs no more of the packet.
@@ -292,8 +310,17 @@ pub struct FragmentPacket<'a, L> {
     pub preamble: Preamble,
     /// Everything else.
     pub header: FragmentHeader<L>,
-    /// Little-endian elements of four bytes: none, or as many as [`is_fragment`] allows.
+    /// Little-endian elements of [`FragmentHeader::element_bytes`]: none, or as many as
+    /// [`is_fragment`] allows.
     pub payload: &'a [u8],
+}
+
+impl<L> FragmentPacket<'_, L> {
+    /// How many elements it carries.
+    #[must_use]
+    pub const fn elements(&self) -> usize {
+        self.payload.len() / self.header.element_bytes()
+    }
 }
 
 impl<'a, L: Label> FragmentPacket<'a, L> {
@@ -314,28 +341,30 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         if head[62] != 0 || head[63] != 0 {
             return Err(WireError::Field("zero"));
         }
-        let fits = payload.is_empty() || payload.len().is_multiple_of(4) && is_fragment(payload.len() / 4);
-        if !fits {
-            return Err(WireError::PayloadLength(payload.len()));
-        }
         let collective = Collective::parse(*bytes_at(packet, 32).ok_or(truncated)?)?;
         if collective.pattern != Pattern::AllReduce {
             return Err(WireError::Field("op"));
         }
-        Ok(Self {
-            preamble,
-            header: FragmentHeader {
-                flags: Flags::from_bits(head[13])?,
-                directions,
-                sequence: u64::from(word(16)) | u64::from(word(20)) << 32,
-                aggregator_index: word(24),
-                fragment: word(28),
-                collective,
-                exponent: i16::from_le_bytes([head[60], head[61]]),
-                next_exponent: i16::from_le_bytes([head[14], head[15]]),
-            },
-            payload,
-        })
+        let flags = Flags::from_bits(head[13]);
+        if flags.half && collective.half().is_none() {
+            return Err(WireError::Field("flags"));
+        }
+        let header = FragmentHeader {
+            flags,
+            directions,
+            sequence: u64::from(word(16)) | u64::from(word(20)) << 32,
+            aggregator_index: word(24),
+            fragment: word(28),
+            collective,
+            exponent: i16::from_le_bytes([head[60], head[61]]),
+            next_exponent: i16::from_le_bytes([head[14], head[15]]),
+        };
+        let packet = Self { preamble, header, payload };
+        let is_whole = payload.len().is_multiple_of(header.element_bytes());
+        if !payload.is_empty() && !(is_whole && is_fragment(packet.elements())) {
+            return Err(WireError::PayloadLength(payload.len()));
+        }
+        Ok(packet)
     }
 
     /// Writes a packet of the job that has `key` to the start of `out`, its payload of `elements`
@@ -343,7 +372,7 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
     ///
     /// # Panics
     /// When `out` is shorter than the packet: the caller sizes its buffer by
-    /// [`fragment_packet_bytes`].
+    /// [`FragmentHeader::packet_bytes`].
     pub fn write(
         out: &mut [u8],
         key: Key,
@@ -352,7 +381,7 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         elements: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> usize {
-        let bytes = fragment_packet_bytes::<L>(elements);
+        let bytes = header.packet_bytes(elements);
         let out = &mut out[..bytes];
         let FragmentHeader { flags, directions, .. } = header;
         out[..PREAMBLE_BYTES].copy_from_slice(&preamble.to_bytes());

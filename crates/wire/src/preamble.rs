@@ -5,7 +5,7 @@ use crate::{Generation, JobId, ShardId, WireError, WorkerId, bytes_at};
 /// The first two bytes of every packet, little-endian.
 pub const MAGIC: u16 = 0xfa51;
 /// The version of the formats in this crate. Any change of meaning or offset raises it.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 /// Length of the preamble in bytes.
 pub const PREAMBLE_BYTES: usize = 12;
 /// The offset of the shard: a socket filter steers by this byte alone.

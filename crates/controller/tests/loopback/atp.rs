@@ -37,12 +37,23 @@ pub(super) fn rack(upstream: SocketAddr) -> RackServer {
 
 /// A rank for each of the switches (or the server) that it is to ask.
 pub(super) fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
+    ranks_with(job, at, "atp", |_| {})
+}
+
+/// As [`ranks`], by a protocol, and with what `change` makes of their settings.
+pub(super) fn ranks_with(
+    job: &str,
+    at: &[SocketAddr],
+    protocol: &str,
+    change: impl Fn(&mut SessionConfig),
+) -> Vec<Session> {
     let world_size = at.len() as u32;
     let connecting: Vec<_> = (0..world_size)
         .zip(at)
         .map(|(rank, switch)| {
             let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
-            config.protocol = protocol("atp");
+            config.protocol = super::protocol(protocol);
+            change(&mut config);
             thread::spawn(move || Session::connect(config))
         })
         .collect();
@@ -469,6 +480,34 @@ fn a_rank_that_waited_for_the_server_and_then_for_ranks_says_which_are_missing()
     );
 }
 
+/// Whole numbers below 256 are exact in bfloat16, and so are those of their sums that are even.
+pub(super) fn bfloat16_sums_are_exact(sessions: &[Session]) {
+    let count = sessions.len() as i32;
+    let value = |rank: i32, i: i32| ((i + rank) % 100) as f32;
+    let length = 100_003;
+    let floats: Vec<_> = (0..count)
+        .zip(sessions)
+        .map(|(rank, session)| submit(session, (0..length).map(|i| value(rank, i)).collect(), Op::Sum))
+        .collect();
+    for all_reduce in floats {
+        let sums = all_reduce.wait().expect("a sum");
+        for (i, sum) in (0..length).zip(sums) {
+            let exact: f32 = (0..count).map(|rank| value(rank, i)).sum();
+            assert!((sum - exact).abs() <= if exact < 256.0 { 0.0 } else { 1.0 }, "{sum} for {exact}");
+            assert_eq!(sum.to_bits() & 0xffff, 0, "{sum} came as bfloat16");
+        }
+    }
+}
+
+#[test]
+fn large_floats_travel_as_bfloat16_where_ranks_ask_for_it() {
+    let server = server();
+    let racks = [rack(server.address()), rack(server.address())].map(|rack| (rack.address(), rack));
+    let at = [racks[0].0, racks[0].0, racks[1].0];
+    let sessions = ranks_with("b", &at, "atp", |config| config.wire_dtype = Some(WireDtype::Bfloat16));
+    bfloat16_sums_are_exact(&sessions);
+}
+
 #[test]
 fn a_rank_that_speaks_another_protocol_is_told_what_to_set() {
     let (switch, server) = (switch(), server());
@@ -486,11 +525,16 @@ fn a_rank_that_speaks_another_protocol_is_told_what_to_set() {
         assert_eq!(reason, mismatch(switch_ml, atp));
         assert!(reason.to_string().contains("FANIN_PROTOCOL"), "{reason}");
     }
-    let mut bfloat16 = asking(rack.address(), atp);
-    bfloat16.wire_dtype = Some(WireDtype::Bfloat16);
-    let reason = reason(refused(bfloat16));
+    let mut int8 = asking(rack.address(), atp);
+    int8.wire_dtype = Some(WireDtype::Int8);
+    let reason = reason(refused(int8));
     let Refusal::Unserved { reason } = reason else { panic!("{reason}") };
-    assert!(reason.contains("none travel as bfloat16") && reason.contains("FANIN_WIRE_DTYPE"), "{reason}");
+    assert!(
+        reason.contains("none travel as int8")
+            && reason.contains("to bfloat16")
+            && reason.contains("FANIN_WIRE_DTYPE"),
+        "{reason}"
+    );
 }
 
 #[test]

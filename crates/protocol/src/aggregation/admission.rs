@@ -7,27 +7,43 @@ use core::time::Duration;
 use fanin_wire::{FRAGMENT_ELEMENTS, LossBound, WireDtype};
 
 use super::{SwitchConfig, WINDOW_ELEMENTS_MAX};
-use crate::control::{Gathered, Hop, JoinRequest, Memory, Refusal, Terms, pool_units};
+use crate::control::{Gathered, Hop, JoinRequest, Memory, Path, Refusal, Terms, pool_units};
 
 /// Elements of the longest fragment: any that a packet can carry.
 pub(crate) const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
 /// After so long without a contribution an aggregator was left behind: a worker would have sent again several times.
 const STALE: Duration = Duration::from_secs(2);
 
-/// Fragments carry floats as integers, and lose nothing.
+/// Switches add floats as integers, and lose nothing.
 pub(crate) fn check(request: &JoinRequest) -> Result<(), Refusal> {
     if request.agreed.loss_bound != LossBound::RELIABLE {
         return Err(Refusal::of_bound(request.agreed.loss_bound));
     }
     match request.agreed.wire_dtype {
-        WireDtype::SharedExponent => Ok(()),
+        WireDtype::SharedExponent | WireDtype::Bfloat16 => Ok(()),
         asked => Err(Refusal::Unserved {
             reason: format!(
-                "ATP and GOAT add integers, and make them of large floats by a factor of their own: none travel as {}; unset \
-                 FANIN_WIRE_DTYPE (wire_dtype), or use SwitchML",
+                "ATP and GOAT add integers, and make them of large floats by a factor of their own: none travel as {}; set \
+                 FANIN_WIRE_DTYPE (wire_dtype) to bfloat16, unset it, or use SwitchML",
                 asked.name()
             ),
         }),
+    }
+}
+
+/// How the values of large floats travel, as members are told.
+pub(crate) const fn wire_dtype(bfloat16: bool) -> WireDtype {
+    if bfloat16 { WireDtype::Bfloat16 } else { WireDtype::SharedExponent }
+}
+
+/// What decides how many fragments are in flight. Values of two bytes make packets half as long.
+pub(crate) fn path(ranks: &Gathered<'_>, senders: u16) -> Path {
+    let path = ranks.path(senders);
+    match path.wire_dtype {
+        WireDtype::Bfloat16 => {
+            Path { elements: path.elements.div_ceil(2), wire_dtype: WireDtype::SharedExponent, ..path }
+        }
+        _ => path,
     }
 }
 
@@ -46,14 +62,14 @@ pub(crate) fn terms(ranks: &Gathered<'_>, chosen: u16) -> Terms {
             (chosen.min(most as u16), ranks.elements)
         }
     };
-    let wire_dtype = WireDtype::SharedExponent;
     Terms {
         in_flight,
         window: in_flight,
         elements,
-        wire_dtype,
+        wire_dtype: ranks.any().agreed.wire_dtype,
         loss_bound: LossBound::RELIABLE,
-        pool_units: pool_units(in_flight, elements, wire_dtype, 0),
+        // Sums have four bytes, however large values travel.
+        pool_units: pool_units(in_flight, elements, WireDtype::SharedExponent, 0),
     }
 }
 

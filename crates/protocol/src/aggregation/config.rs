@@ -2,8 +2,8 @@
 //! given to a worker when it goes on.
 
 use fanin_wire::{
-    CHILDREN_MAX, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX, PLANNED_WORKERS_MAX,
-    is_fragment,
+    CHILDREN_MAX, Collective, Dtype, FRAGMENT_ELEMENTS, Generation, GradientHeader, JobId, Key, LEVELS_MAX,
+    PLANNED_WORKERS_MAX, WireDtype, is_fragment,
 };
 
 use crate::transport::mix;
@@ -100,6 +100,9 @@ pub struct JobConfig {
     pub overflow: Overflow,
     /// Whether workers adjust their windows (ATP §3.7). Off only to measure what it is worth.
     pub congestion_control: bool,
+    /// How the values of large float32 tensors travel, until a switch has added them:
+    /// [`WireDtype::Bfloat16`], or [`WireDtype::SharedExponent`] for integers of four bytes.
+    pub wire_dtype: WireDtype,
     /// Most elements of a float tensor whose original values go to the server at once, which sums
     /// them exactly; none in the paper.
     pub originals_elements_max: u32,
@@ -132,7 +135,14 @@ impl JobConfig {
         Ok(self)
     }
 
-    /// Payload of a fragment in bytes.
+    /// The type of two bytes in which a worker's fragments of a tensor leave, if they do: whoever
+    /// adds them scales them. A worker that is to know beforehand whether a sum could overflow
+    /// does it itself.
+    pub(crate) fn contributes_as(&self, collective: Collective) -> Option<Dtype> {
+        collective.half().filter(|_| self.overflow == Overflow::Reactive)
+    }
+
+    /// The longest payload of a fragment in bytes.
     pub(crate) const fn payload_bytes(&self) -> usize {
         self.elements as usize * 4
     }
@@ -174,16 +184,8 @@ impl JobConfig {
     }
 
     /// The factor of the values of a fragment with `exponent`.
-    ///
-    /// Under an exponent m no sum of values up to 2^m saturates. Each counts at most (2^31 - 1 - n)
-    /// / n and half a unit for rounding (§B.3, with one unit less than there because the largest
-    /// integer means "saturated").
     pub(crate) fn factor(&self, exponent: i16) -> f64 {
-        if exponent == GradientHeader::STATIC_FACTOR {
-            return STATIC_FACTOR;
-        }
-        let workers = f64::from(self.workers);
-        (f64::from(i32::MAX) - workers) / workers * power_of_two(-i32::from(exponent))
+        factor(exponent, self.workers)
     }
 
     /// Whether the fixed factor is too coarse for values up to 2^`exponent`.
@@ -211,6 +213,19 @@ pub struct WorkerPlan<A, D> {
     pub directions: D,
     /// The rack's switch, or the server where there is none.
     pub upstream: A,
+}
+
+/// The factor of the values of a fragment with `exponent`, in a job of so many workers.
+///
+/// Under an exponent m no sum of values up to 2^m saturates. Each counts at most (2^31 - 1 - n) / n
+/// and half a unit for rounding (§B.3, with one unit less than there because the largest integer
+/// means "saturated").
+pub(super) fn factor(exponent: i16, workers: u16) -> f64 {
+    if exponent == GradientHeader::STATIC_FACTOR {
+        return STATIC_FACTOR;
+    }
+    let workers = f64::from(workers);
+    (f64::from(i32::MAX) - workers) / workers * power_of_two(-i32::from(exponent))
 }
 
 /// 2^`exponent`, for any exponent that a float32 can have and some more.

@@ -23,6 +23,7 @@ pub(crate) mod admission;
 mod aggregator_table;
 mod children;
 mod config;
+mod halves;
 mod passing;
 mod server;
 mod switch;

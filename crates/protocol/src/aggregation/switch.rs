@@ -14,6 +14,7 @@ use self::job::Job;
 use super::aggregator_table::{AggregatorTable, Bits, Freed, Identifier, Outcome, Part, ResendOutcome};
 use super::children::Children;
 use super::config::AGGREGATOR_ELEMENTS_MAX;
+use super::halves::Halves;
 use super::passing::Passing;
 use super::{AGGREGATORS_MAX, ConfigError, JOBS_MAX, WAYS_MAX};
 use crate::machine::{
@@ -58,6 +59,9 @@ pub trait Route<A>: Clone + core::fmt::Debug {
 
     /// The job, as its packets say it.
     fn job(&self) -> (JobId, Key, Generation);
+
+    /// How many workers the job has.
+    fn workers(&self) -> u16;
 
     /// The next machine towards the server.
     fn upstream(&self) -> &A;
@@ -168,6 +172,7 @@ pub struct Switch<A, R: Route<A>> {
     /// By aggregator: only of those that fragments with a priority wait in, or waited.
     occupants: BTreeMap<usize, Occupant<R::Label>>,
     passing: Passing,
+    halves: Halves,
     jobs: JobTable<Job<A, R>>,
     statistics: SwitchStatistics,
 }
@@ -185,6 +190,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             table: AggregatorTable::new(config.aggregators, config.elements, config.ways),
             occupants: BTreeMap::new(),
             passing: Passing::default(),
+            halves: Halves::default(),
             jobs: JobTable::new(ShardId(0)),
             statistics: SwitchStatistics::default(),
         }
@@ -240,7 +246,10 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         if !job.abortion.is_none() {
             return Err(job.refuse());
         }
-        self.fragment(now, &packet, bytes)
+        let mut halves = core::mem::take(&mut self.halves);
+        let verdict = self.fragment(now, &packet, bytes, &mut halves);
+        self.halves = halves;
+        verdict
     }
 
     /// Parameters, or a request for original values: down to the children, and the aggregator is
@@ -300,11 +309,19 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
         now: Instant,
         packet: &FragmentPacket<'_, R::Label>,
         bytes: &[u8],
+        halves: &mut Halves,
     ) -> Result<Verdict, Reason> {
         let FragmentPacket { preamble, header, .. } = packet;
         let mut job = self.jobs.get_mut(preamble.job).ok_or(Reason::UnknownJob)?;
         let identifier = Identifier::of(preamble, header);
-        let (part, shows, mended) = match job.route.treatment(header) {
+        let treatment = job.route.treatment(header);
+        let summed = match treatment {
+            Treatment::Flush(_) | Treatment::Add(_) | Treatment::Show(_) => {
+                &halves.widen(*packet, job.route.workers())?
+            }
+            Treatment::Relay(_) | Treatment::Forward | Treatment::Discard(_) => packet,
+        };
+        let (part, shows, mended) = match treatment {
             Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, bytes, to),
             Treatment::Forward => {
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
@@ -318,7 +335,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
                 }
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
             }
-            Treatment::Flush(part) => match self.table.merge_resent(now, &part, packet) {
+            Treatment::Flush(part) => match self.table.merge_resent(now, &part, summed) {
                 ResendOutcome::Complete => (part, false, Some(Outcome::Complete)),
                 ResendOutcome::Again => return Ok(job.forward_sum(&self.config, part.index, header)),
                 ResendOutcome::Duplicate => return Err(Reason::Duplicate),
@@ -334,10 +351,10 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             Treatment::Add(part) => (part, false, None),
             Treatment::Show(part) => (part, true, None),
         };
-        let mut outcome = mended.unwrap_or_else(|| self.table.aggregate(now, &part, packet));
+        let mut outcome = mended.unwrap_or_else(|| self.table.aggregate(now, &part, summed));
         if let Some(priority) = job.route.priority(header) {
             if outcome == Outcome::Collision && !shows && self.evict(part.index, priority) {
-                outcome = self.table.aggregate(now, &part, packet);
+                outcome = self.table.aggregate(now, &part, summed);
             }
             if let Some(at) = self.table.serving(part.index, &identifier) {
                 match outcome {

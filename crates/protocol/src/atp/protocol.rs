@@ -52,6 +52,9 @@ struct Common {
     /// Indices of aggregators are below this, which every switch of the job has; 0 where it has none.
     #[prost(uint32, tag = "3")]
     aggregators: u32,
+    /// Whether large floats travel as bfloat16.
+    #[prost(bool, tag = "4")]
+    bfloat16: bool,
 }
 
 /// The directions of a rank's packets: the level that they reach first, and at each level the rank's bit and the number of
@@ -112,6 +115,7 @@ impl Common {
             scaling: Scaling::Dynamic,
             overflow: Overflow::Reactive,
             congestion_control: true,
+            wire_dtype: admission::wire_dtype(self.bfloat16),
             // As with SwitchML: a vector of metrics has elements of any size, and a NaN beside them.
             originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
         };
@@ -194,15 +198,15 @@ impl Protocol for Atp {
 
     fn admit(&self, ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
         let Hierarchy { levels, senders, directions, aggregators } = hierarchy(&ranks.ways())?;
-        let mut path = ranks.path(senders);
-        path.wire_dtype = WireDtype::SharedExponent;
+        let path = admission::path(ranks, senders);
         // What a receive buffer does not hold is found out by the congestion window.
         let window = || window_packets(&path).max(WINDOW_MIN);
         let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(window));
         let elements = terms.elements.into();
         // More than an index can name help nobody.
         let aggregators = aggregators.min(AGGREGATORS_MAX);
-        let common = Common { window: terms.in_flight.into(), elements, aggregators };
+        let bfloat16 = terms.wire_dtype == WireDtype::Bfloat16;
+        let common = Common { window: terms.in_flight.into(), elements, aggregators, bfloat16 };
         let rank = |directions: &Directions| RankPart { common: common.clone(), way: directions.into() };
         // The last switch before the server has the highest level.
         let level = |mut switch: usize| {
@@ -314,8 +318,8 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Atp {
         peers: Peers<'_, A>,
     ) -> Result<SwitchRoute<A>, String> {
         let SwitchPart { level, .. } = read(part)?;
-        let JobIdentity { id, key, generation, .. } = job;
+        let JobIdentity { id, key, generation, workers, .. } = job;
         let level = narrow(level, "level")?;
-        Ok(SwitchRoute { id, key, generation, upstream: peers(upstream)?, level })
+        Ok(SwitchRoute { id, key, generation, workers, upstream: peers(upstream)?, level })
     }
 }

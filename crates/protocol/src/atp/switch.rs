@@ -14,6 +14,8 @@ pub struct SwitchRoute<A> {
     pub key: Key,
     /// How often it was set up.
     pub generation: Generation,
+    /// Number of workers.
+    pub workers: u16,
     /// The next switch towards the server, or the server.
     pub upstream: A,
     /// Which level's directions are this switch's.
@@ -32,6 +34,10 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for SwitchRoute<A> {
     #[inline]
     fn job(&self) -> (JobId, Key, Generation) {
         (self.id, self.key, self.generation)
+    }
+
+    fn workers(&self) -> u16 {
+        self.workers
     }
 
     #[inline]

@@ -73,7 +73,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
     pub fn new(config: JobConfig, rank: WorkerId, left: A, right: A) -> Self {
         let config = config.check().expect("a job is checked at admission");
         assert!(u16::from(rank.0) < config.workers, "place {} of {} ranks", rank.0, config.workers);
-        let stream = Stream::new(usize::from(config.elements), Some(WireDtype::Native));
+        let stream = Stream::new(usize::from(config.elements), WireDtype::Native);
         Self {
             core: WorkerCore::new(stream, right, config.retransmission),
             left: [left],

@@ -84,7 +84,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     pub fn new(config: JobConfig, worker: WorkerId, server: A) -> Self {
         let config = config.check().expect("a job is checked at admission");
         assert!(u16::from(worker.0) < config.workers, "place {} of {} workers", worker.0, config.workers);
-        let stream = Stream::new(usize::from(config.elements), Some(WireDtype::Native));
+        let stream = Stream::new(usize::from(config.elements), WireDtype::Native);
         Self {
             core: WorkerCore::new(stream, server, config.retransmission),
             config,

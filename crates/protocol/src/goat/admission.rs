@@ -8,7 +8,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use fanin_wire::{AggregationNode, NATIVE_ELEMENTS_MAX, Rank, SubModel};
+use fanin_wire::{AggregationNode, NATIVE_ELEMENTS_MAX, Rank, SubModel, WireDtype};
 use prost::Message;
 
 use super::tree::{equal_parts, stretch, window_of_tree};
@@ -37,6 +37,9 @@ struct Common {
     /// Fragments of each part of the model: the stream goes through all of them again and again.
     #[prost(uint32, repeated, tag = "3")]
     sub_models: Vec<u32>,
+    /// Whether large floats travel as bfloat16.
+    #[prost(bool, tag = "4")]
+    bfloat16: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -139,6 +142,7 @@ pub struct Plan<'a> {
     tree: &'a SwitchTree,
     window: u16,
     elements: u16,
+    wire_dtype: WireDtype,
     /// Fragments that fill the ranks' path; none where the parts are the model's own.
     path: Option<u16>,
     /// Fragments of each part of the model.
@@ -164,8 +168,8 @@ impl<'a> Plan<'a> {
         let nodes = alloc::vec![alloc::vec![AggregationNode::SERVER; fragments.len()]; tree.ranks.len()];
         let sums = alloc::vec![BTreeMap::new(); tree.switches.len()];
         let onward = alloc::vec![Onward::new(); fragments.len()];
-        let (window, elements) = (terms.in_flight, terms.elements);
-        Self { tree, window, elements, path: None, fragments, nodes, onward, sums }
+        let Terms { in_flight: window, elements, wire_dtype, .. } = *terms;
+        Self { tree, window, elements, wire_dtype, path: None, fragments, nodes, onward, sums }
     }
 
     /// The same for equal parts of an endless stream. So many fragments fill the ranks' path.
@@ -200,7 +204,8 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn seats(&self) -> Seats {
         let (window, elements) = (self.window.into(), self.elements.into());
-        let common = Common { window, elements, sub_models: self.fragments.clone() };
+        let bfloat16 = self.wire_dtype == WireDtype::Bfloat16;
+        let common = Common { window, elements, sub_models: self.fragments.clone(), bfloat16 };
         let nodes = |nodes: &Vec<AggregationNode>| nodes.iter().map(|node| node.0.into()).collect();
         let rank = |own: &Vec<AggregationNode>| RankPart { common: common.clone(), nodes: nodes(own) };
         let switches = (0..self.tree.switches.len()).map(|switch| self.of_switch(switch, &common));
@@ -299,7 +304,7 @@ impl<'a> Plan<'a> {
 pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let named = &ranks.any().agreed.sub_models;
     let of_model = model(named, ranks.elements);
-    let path = ranks.path(ranks.world_size());
+    let path = admission::path(ranks, ranks.world_size());
     let mut chosen = ranks.in_flight().unwrap_or_else(|| match named.is_empty() {
         true => window_of_tree(ranks.tree, &ranks.tree.memories(), |held| window(&path, held)),
         false => window(&path, of_model),
@@ -351,6 +356,7 @@ impl Common {
             scaling: Scaling::Dynamic,
             overflow: Overflow::Reactive,
             congestion_control: true,
+            wire_dtype: admission::wire_dtype(self.bfloat16),
             originals_elements_max: NATIVE_ELEMENTS_MAX as u32,
         };
         let sub_models = SubModels::new(&self.sub_models).map_err(|_| Malformed("sub_models"))?;
@@ -435,6 +441,7 @@ pub(super) fn route(
         id: job.id,
         key: job.key,
         generation: job.generation,
+        workers: job.workers,
         node: AggregationNode(narrow(part.node, "node")?),
         upstream,
         next_hops: part.next_hops.iter().map(next_hop).collect::<Result<_, Malformed>>()?,
@@ -458,8 +465,6 @@ pub(super) fn is_same_plan(was: &[u8], is: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use fanin_wire::WireDtype;
-
     use super::*;
     use crate::control::Hop;
 

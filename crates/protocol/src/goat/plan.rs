@@ -5,7 +5,9 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use fanin_wire::{AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, Participants, SubModel};
+use fanin_wire::{
+    AggregationNode, Generation, JobId, Key, PLANNED_WORKERS_MAX, Participants, SubModel, WireDtype,
+};
 
 use crate::aggregation::{ConfigError, Hashing, JobConfig, Overflow, SUB_MODELS_MAX, Scaling};
 
@@ -96,6 +98,8 @@ pub struct GoatJobConfig {
     pub overflow: Overflow,
     /// Whether workers adjust their windows.
     pub congestion_control: bool,
+    /// How the values of large float32 tensors travel, as in ATP.
+    pub wire_dtype: WireDtype,
     /// Most elements of a float tensor whose original values go to the server at once, which sums
     /// them exactly.
     pub originals_elements_max: u32,
@@ -116,6 +120,7 @@ impl From<GoatJobConfig> for JobConfig {
             scaling: config.scaling,
             overflow: config.overflow,
             congestion_control: config.congestion_control,
+            wire_dtype: config.wire_dtype,
             originals_elements_max: config.originals_elements_max,
         }
     }

@@ -184,6 +184,7 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Goat {
             id: route.id,
             key: route.key,
             generation: route.generation,
+            workers: route.workers,
             node: route.node,
             upstream: peers(route.upstream)?,
             next_hops: route.next_hops.into_iter().map(next_hop).collect::<Result<_, String>>()?,

@@ -39,6 +39,8 @@ pub struct GoatRoute<A> {
     pub key: Key,
     /// The plan's generation: packets of another one are dropped, and counted.
     pub generation: Generation,
+    /// Number of workers.
+    pub workers: u16,
     /// This switch in the plan.
     pub node: AggregationNode,
     /// The next switch towards the server, or the server.
@@ -85,6 +87,10 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
 
     fn job(&self) -> (JobId, Key, Generation) {
         (self.id, self.key, self.generation)
+    }
+
+    fn workers(&self) -> u16 {
+        self.workers
     }
 
     fn upstream(&self) -> &A {

@@ -154,6 +154,23 @@ impl Elements<'_> {
         }
     }
 
+    /// Writes the block in `range` with two bytes an element, as `half`, padded with zeros to the
+    /// length of `payload`.
+    pub(crate) fn write_halves(&self, half: Dtype, range: core::ops::Range<usize>, payload: &mut [u8]) {
+        match half {
+            Dtype::Bfloat16 => self.encode(range, payload),
+            _ => self.copy_to(range, payload),
+        }
+    }
+
+    /// Replaces the block in `range` by the elements in `payload`, which have two bytes, as `half`.
+    pub(crate) fn take_halves(&mut self, half: Dtype, range: core::ops::Range<usize>, payload: &[u8]) {
+        match half {
+            Dtype::Bfloat16 => self.decode(range, payload, 1, Op::Sum),
+            _ => self.copy_from(range, payload),
+        }
+    }
+
     /// Writes the block in `range` widened, in float32 or int32, padded with zeros to the length of
     /// `payload`.
     pub(crate) fn widen(&self, range: core::ops::Range<usize>, payload: &mut [u8]) {

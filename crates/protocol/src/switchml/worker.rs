@@ -115,7 +115,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             last: None,
             last_has_payload: false,
         };
-        let stream = Stream::new(usize::from(config.elements), Some(config.wire_dtype));
+        let stream = Stream::new(usize::from(config.elements), config.wire_dtype);
         Self {
             core: WorkerCore::new(stream, switch, retransmission),
             config,

@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 use core::ops::Range;
 use fanin_quant::Exponent;
-use fanin_wire::{Collective, Op, Operation, Participants, Pattern, WireDtype};
+use fanin_wire::{Collective, Dtype, Op, Operation, Participants, Pattern, WireDtype};
 
 use crate::machine::{Elements, Instant, Loss, Tensor, TensorTimes};
 
@@ -11,9 +11,11 @@ use crate::machine::{Elements, Instant, Loss, Tensor, TensorTimes};
 pub(crate) struct Stream<T> {
     /// Elements of a chunk as int32.
     size_class: usize,
-    /// How large float tensors travel; `None` where everything travels as int32, and all chunks are
-    /// of one length.
-    wire_dtype: Option<WireDtype>,
+    /// How large float tensors travel.
+    wire_dtype: WireDtype,
+    /// Whether all chunks are of one length, however their elements travel: integers, whose floats
+    /// are written as it suits until they are added.
+    is_even: bool,
     /// Unfinished tensors by their first chunk, and finished ones behind an unfinished one.
     entries: VecDeque<Entry<T>>,
     /// Number of the chunk after the last.
@@ -52,15 +54,32 @@ pub(crate) struct Chunk<'a, T> {
 }
 
 impl<T: Tensor> Stream<T> {
-    pub(crate) const fn new(size_class: usize, wire_dtype: Option<WireDtype>) -> Self {
+    pub(crate) const fn new(size_class: usize, wire_dtype: WireDtype) -> Self {
         Self {
             size_class,
             wire_dtype,
+            is_even: false,
             entries: VecDeque::new(),
             end: 0,
             sequence: 0,
             outstanding: 0,
             skipped: 0,
+        }
+    }
+
+    /// A stream of integers, in chunks of `elements`.
+    pub(crate) fn even(elements: usize, wire_dtype: WireDtype) -> Self {
+        Self { is_even: true, ..Self::new(elements, wire_dtype) }
+    }
+
+    /// How a tensor of `elements` elements travels.
+    const fn wire_dtype(&self, dtype: Dtype, elements: usize, is_moved: bool) -> WireDtype {
+        if is_moved && !self.is_even {
+            return WireDtype::Native;
+        }
+        match self.wire_dtype.of_tensor(dtype, elements) {
+            WireDtype::Native if self.is_even => WireDtype::SharedExponent,
+            wire_dtype => wire_dtype,
         }
     }
 
@@ -99,13 +118,10 @@ impl<T: Tensor> Stream<T> {
             op: if is_moved { Op::Sum } else { op },
             pattern,
             elements: u32::try_from(whole).expect("the owner splits tensors of over u32::MAX elements"),
-            wire_dtype: match self.wire_dtype {
-                Some(_) if is_moved => WireDtype::Native,
-                Some(job) => job.of_tensor(dtype, whole),
-                None => WireDtype::SharedExponent,
-            },
+            wire_dtype: self.wire_dtype(dtype, whole, is_moved),
         };
-        let chunk_elements = collective.chunk_elements(self.size_class);
+        let chunk_elements =
+            if self.is_even { self.size_class } else { collective.chunk_elements(self.size_class) };
         let chunks = count.div_ceil(chunk_elements) as u64;
         let skipped = core::mem::take(&mut self.skipped);
         assert!(skipped < chunks, "{skipped} of {chunks} chunks are not to be waited for");

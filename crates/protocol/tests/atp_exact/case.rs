@@ -5,7 +5,7 @@ use std::time::Duration;
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::atp::{AtpJobConfig, AtpSwitchConfig, DEFAULT_WAYS, Hashing, Overflow, Scaling};
 use fanin_testworld::{Network, Random, Sum, Values, bfloat16_bits};
-use fanin_wire::{Generation, JobId, Key, Op};
+use fanin_wire::{Generation, JobId, Key, NATIVE_ELEMENTS_MAX, Op, WireDtype};
 
 use crate::tree::Tree;
 
@@ -55,6 +55,8 @@ pub struct Case {
     pub hashing: Hashing,
     pub scaling: Scaling,
     pub overflow: Overflow,
+    /// How float32 tensors of more than 4,096 elements travel.
+    pub wire_dtype: WireDtype,
     pub contents: Contents,
     /// Elements of each tensor.
     pub tensors: Vec<usize>,
@@ -78,6 +80,7 @@ impl Case {
             hashing: Hashing::Hash,
             scaling: Scaling::Static,
             overflow: Overflow::Reactive,
+            wire_dtype: WireDtype::SharedExponent,
             contents: Contents::Small,
             tensors: vec![64 * 400, 64 * 100],
             network: Network::default(),
@@ -152,6 +155,7 @@ impl Case {
             scaling: self.scaling,
             overflow: self.overflow,
             congestion_control: true,
+            wire_dtype: self.wire_dtype,
             originals_elements_max: 0,
         }
     }
@@ -263,6 +267,10 @@ impl Case {
                     sums.iter_mut().for_each(|sum| *sum /= self.workers() as i32);
                 }
                 Values::Int32(sums)
+            }
+            _ if self.wire_dtype == WireDtype::Bfloat16 && length > NATIVE_ELEMENTS_MAX => {
+                let rounded = |i: usize| f32::from_bits(u32::from(bfloat16_bits(float(i))) << 16);
+                Values::Float32((0..length).map(rounded).collect())
             }
             _ => Values::Float32((0..length).map(float).collect()),
         }

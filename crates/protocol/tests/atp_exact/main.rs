@@ -9,6 +9,7 @@ mod trees;
 use case::{Case, Contents, Fault};
 use fanin_protocol::atp::Scaling;
 use fanin_testworld::{Network, World, each_seed, fresh_seeds};
+use fanin_wire::WireDtype;
 use script::{Atp, server, was_replaced_midway, world};
 use tree::Tree;
 
@@ -19,6 +20,20 @@ fn check(case: Case) -> World<Atp> {
 #[test]
 fn every_worker_gets_the_exact_sum() {
     each_seed(fresh_seeds(256), |seed| drop(check(Case::from_seed(seed))));
+}
+
+/// Their values are exact in bfloat16, so that the sums are rounded once.
+#[test]
+fn floats_that_travel_as_bfloat16_are_summed_exactly_and_rounded_once() {
+    each_seed(fresh_seeds(64), |seed| {
+        drop(check(Case {
+            wire_dtype: WireDtype::Bfloat16,
+            scaling: Scaling::Static,
+            contents: Contents::Small,
+            tensors: vec![64 * 70 + 5, 500, 64 * 70, 63],
+            ..Case::from_seed(seed)
+        }));
+    });
 }
 
 #[test]

@@ -71,9 +71,9 @@ impl Atp {
     }
 
     fn route(&self, at: usize, job: usize) -> SwitchRoute<usize> {
-        let AtpJobConfig { id, key, generation, .. } = self.case.config(job, self.generation);
+        let AtpJobConfig { id, key, generation, workers, .. } = self.case.config(job, self.generation);
         let (parent, level) = self.case.tree.switches[at];
-        SwitchRoute { id, key, generation, upstream: Tree::node(parent), level }
+        SwitchRoute { id, key, generation, workers, upstream: Tree::node(parent), level }
     }
 
     fn worker(&self, job: usize, rank: usize) -> Worker {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use fanin_protocol::atp::{Overflow, Scaling};
 use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, Onward, ServerPlan, SubModels, sums_of};
 use fanin_testworld::{Network, Random, Values};
-use fanin_wire::{AggregationNode, Generation, JobId, Key, Participants, Rank, SubModel};
+use fanin_wire::{AggregationNode, Generation, JobId, Key, Participants, Rank, SubModel, WireDtype};
 
 pub const ELEMENTS: usize = 64;
 
@@ -264,6 +264,7 @@ impl Case {
             scaling: self.scaling,
             overflow: Overflow::Reactive,
             congestion_control: true,
+            wire_dtype: WireDtype::SharedExponent,
             originals_elements_max: 0,
         }
     }
@@ -321,6 +322,7 @@ impl Case {
             id: config.id,
             key: config.key,
             generation: config.generation,
+            workers: config.workers,
             node: Self::node(Some(switch)),
             upstream: self.upstream(switch),
             next_hops,

@@ -402,7 +402,13 @@ fn gradient_packets_are_the_golden_bytes_both_ways() {
                 ..up
             },
         ),
+        ("fragment_half_64", 64, GradientHeader { flags: Flags { half: true, ..none }, exponent: 3, ..up }),
         ("parameters_64", 64, GradientHeader { flags: is_ack, directions: down, ..up }),
+        (
+            "parameters_half_64",
+            64,
+            GradientHeader { flags: Flags { half: true, ..is_ack }, directions: down, ..up },
+        ),
         (
             "request",
             0,
@@ -426,20 +432,21 @@ fn gradient_packets_are_the_golden_bytes_both_ways() {
     ] {
         let preamble = Preamble { shard: ShardId(0), ..preamble(Kind::Gradient, WorkerId::ALL) };
         let mut expected = golden()[name].clone();
+        let each = if header.flags.half { 2 } else { 4 };
         for value in 0..elements as i32 {
-            expected.extend((value - 1).to_le_bytes());
+            expected.extend(&(value - 1).to_le_bytes()[..each]);
         }
-        let mut out = vec![0xa5; fragment_packet_bytes::<Directions>(elements)];
+        let mut out = vec![0xa5; header.packet_bytes(elements)];
         let bytes = GradientPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
-            for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(4)) {
-                out.copy_from_slice(&value.to_le_bytes());
+            for (value, out) in (-1i32..).zip(payload.chunks_exact_mut(each)) {
+                out.copy_from_slice(&value.to_le_bytes()[..each]);
             }
         });
         assert_eq!(bytes, out.len());
         assert_eq!(out, expected, "{name}");
         let parsed = GradientPacket::parse(Preamble::parse(&out).unwrap(), &out).unwrap();
         assert_eq!((parsed.preamble, parsed.header), (preamble, header), "{name}");
-        assert_eq!(parsed.payload.len(), elements * 4);
+        assert_eq!((parsed.elements(), parsed.payload.len()), (elements, elements * each));
         // The mark of a congested queue is one bit.
         GradientHeader::mark_ecn(&mut out);
         let marked = GradientPacket::parse(preamble, &out).unwrap().header;
@@ -528,9 +535,15 @@ fn a_gradient_packet_with_an_impossible_field_is_malformed() {
     let mut good = golden()["fragment_64"].clone();
     good.resize(fragment_packet_bytes::<Directions>(64), 0);
     assert_eq!(parse(&good), Ok(()));
+    let mut half = good.clone();
+    half[13] = 128;
+    assert_eq!(parse(&half[..72 + 128]), Ok(()));
+    assert_eq!(parse(&half[..72 + 127]), Err(WireError::PayloadLength(127)));
+    assert_eq!(parse(&half), Err(WireError::PayloadLength(256)), "64 elements have 128 bytes");
+    half[34] = 1;
+    assert_eq!(parse(&half[..72 + 128]), Err(WireError::Field("flags")), "float32 has no half");
     for (at, byte, error) in [
         (12, 5, WireError::Field("level")),
-        (13, 128, WireError::Field("flags")),
         (34, 9, WireError::Field("dtype")),
         (35, 0, WireError::Field("op")),
         (56, 33, WireError::Field("fan_in_degrees")),
@@ -673,7 +686,7 @@ mod any_bytes {
                 && let Ok(packet) = GradientPacket::parse(preamble, &bytes)
             {
                 let mut again = vec![0; bytes.len()];
-                let elements = packet.payload.len() / 4;
+                let elements = packet.elements();
                 GradientPacket::write(&mut again, KEY, &preamble, &packet.header, elements, |payload| {
                     payload.copy_from_slice(packet.payload);
                 });

@@ -376,3 +376,43 @@ impl Unfinished {
 pub(super) const fn is_sent_again(flags: Flags) -> bool {
     flags.resend && !flags.collision
 }
+
+impl Finished {
+    pub(super) fn header<L>(&self, directions: L) -> FragmentHeader<L> {
+        let half = self.collective.half().is_some();
+        FragmentHeader {
+            flags: Flags { is_ack: true, ecn: self.ecn, resend: self.lost, half, ..Flags::default() },
+            directions,
+            sequence: self.sequence,
+            aggregator_index: self.aggregator_index,
+            fragment: self.fragment,
+            collective: self.collective,
+            exponent: GradientHeader::STATIC_FACTOR,
+            next_exponent: self.next_exponent,
+        }
+    }
+}
+
+/// Parameters that a worker hands back: it knows the index that its place uses from now on.
+pub(super) const fn finished_by_hand<L>(header: &FragmentHeader<L>, participants: Participants) -> Finished {
+    Finished {
+        sequence: header.sequence,
+        collective: header.collective,
+        fragment: header.fragment,
+        participants,
+        ecn: header.flags.ecn,
+        lost: false,
+        aggregator_index: header.aggregator_index,
+        next_aggregator_index: header.aggregator_index,
+        next_exponent: header.next_exponent,
+    }
+}
+
+/// The request for whatever a worker has of a fragment, which also frees its aggregators.
+pub(super) fn request_header<L>(fragment: FragmentHeader<L>, directions: L) -> FragmentHeader<L> {
+    FragmentHeader {
+        flags: Flags { is_ack: true, overflow: true, ..Flags::default() },
+        directions,
+        ..fragment
+    }
+}

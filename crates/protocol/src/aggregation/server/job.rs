@@ -5,13 +5,16 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Key, Kind, Label,
-    Participants, Preamble, Rank, ShardId, WorkerId, fragment_packet_bytes,
+    Abort, AbortReason, FragmentHeader, FragmentPacket, Generation, GradientHeader, Key, Kind, Label,
+    Participants, Preamble, Rank, ShardId, WorkerId,
 };
 
-use super::fragment::{Finished, Spare, Subject, Unfinished, is_sent_again};
+use super::fragment::{
+    Finished, Spare, Subject, Unfinished, finished_by_hand, is_sent_again, request_header,
+};
 use super::{Admitted, Coverage, GoOn, Roster, ServerProgress};
 use crate::aggregation::children::Children;
+use crate::aggregation::halves::Halves;
 use crate::aggregation::{ConfigError, Hashing, JobConfig, Scaling};
 use crate::machine::{Abortion, Instant, JobProgress, Packet, Reason, TableJob, Transmit, Verdict};
 
@@ -78,8 +81,9 @@ pub(super) struct Job<A, R: Roster<A>> {
     sums: Vec<i64>,
     /// The memory that no fragment needs now.
     spare: Spare,
-    /// The finished parameters as they travel, `elements` of four bytes for each place.
+    /// The finished parameters, `elements` of four bytes for each place.
     parameters: Vec<u8>,
+    halves: Halves,
     children: Children<A>,
     /// The children that a train goes to, if it does not go to all.
     some: Vec<A>,
@@ -116,6 +120,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             places: (0..u64::from(config.window_max)).map(place).collect(),
             sums: vec![0; window * elements],
             parameters: vec![0; window * elements * 4],
+            halves: Halves::default(),
             some: Vec::new(),
             outgoing: VecDeque::with_capacity(2 * window),
             newest: None,
@@ -138,19 +143,35 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
     /// Takes a packet that is authentic.
     pub(super) fn receive(&mut self, now: Instant, from: A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let Packet { preamble, bytes } = *packet;
-        let packet = &FragmentPacket::<R::Label>::parse(preamble, bytes)?;
-        let FragmentPacket { header, payload, .. } = packet;
-        if header.flags.is_ack {
+        let packet = FragmentPacket::<R::Label>::parse(preamble, bytes)?;
+        if packet.header.flags.is_ack {
             return Err(Reason::Unexpected);
         }
-        let sender = self.roster.coverage(header)?;
-        if payload.len() != self.config.payload_bytes() {
+        let sender = self.roster.coverage(&packet.header)?;
+        if packet.elements() != usize::from(self.config.elements) {
             return Err(Reason::ChunkLength);
         }
-        self.progress.bytes_received +=
-            (<R::Label as fanin_wire::Label>::HEADER_BYTES + payload.len()) as u64;
+        self.progress.bytes_received += bytes.len() as u64;
+        let mut halves = core::mem::take(&mut self.halves);
+        let verdict = match halves.widen(packet, self.config.workers) {
+            Ok(packet) => self.take(now, from, &packet, &sender),
+            Err(reason) => Err(reason),
+        };
+        self.halves = halves;
+        verdict
+    }
+
+    /// Takes a fragment with elements of four bytes.
+    fn take(
+        &mut self,
+        now: Instant,
+        from: A,
+        packet: &FragmentPacket<'_, R::Label>,
+        sender: &Coverage,
+    ) -> Result<Verdict, Reason> {
+        let header = &packet.header;
         if !self.abortion.is_none() {
-            self.learn(&sender, from);
+            self.learn(sender, from);
             self.abort_pending = true;
             return Err(Reason::Aborted);
         }
@@ -170,17 +191,17 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             place.gathering.begin(header.sequence, &mut self.spare);
         }
         let verdict = match header.sequence.cmp(&place.gathering.sequence) {
-            core::cmp::Ordering::Equal => self.contribute(now, at, packet, &sender),
+            core::cmp::Ordering::Equal => self.contribute(now, at, packet, sender),
             // Its worker would need parameters that do not exist yet.
             core::cmp::Ordering::Greater => Err(Reason::Ahead),
-            core::cmp::Ordering::Less => self.late(now, at, packet, &sender),
+            core::cmp::Ordering::Less => self.late(now, at, packet, sender),
         };
         if verdict == Err(Reason::Duplicate) {
             self.progress.duplicates += 1;
         }
         // A copy that the network held back says where its child was, and not where it is.
         if !matches!(verdict, Err(Reason::Stale | Reason::Ahead)) {
-            self.learn(&sender, from);
+            self.learn(sender, from);
         }
         verdict
     }
@@ -582,7 +603,7 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
             let to = self.children.addresses();
             return Some(Transmit { to, bytes: abort.len(), segment_bytes: abort.len() });
         }
-        let payload_bytes = self.config.payload_bytes();
+        let (elements, payload_bytes) = (usize::from(self.config.elements), self.config.payload_bytes());
         let mut run: Option<(To, Participants, usize)> = None;
         let mut bytes = 0;
         while let Some(&(at, what)) = self.outgoing.front() {
@@ -605,16 +626,20 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
                     continue;
                 }
             };
-            let segment_bytes = fragment_packet_bytes::<R::Label>(payload.len() / 4);
+            let elements = if payload.is_empty() { 0 } else { elements };
+            let segment_bytes = header.packet_bytes(elements);
             let next = (to, participants, segment_bytes);
             if *run.get_or_insert(next) != next || bytes + segment_bytes > train.len() {
                 break;
             }
-            let elements = payload.len() / 4;
             let out = &mut train[bytes..];
-            bytes += FragmentPacket::write(out, self.config.key, &preamble, &header, elements, |out| {
-                out.copy_from_slice(payload);
-            });
+            let half = header.collective.half().filter(|_| header.flags.half);
+            let halves = &mut self.halves;
+            bytes +=
+                FragmentPacket::write(out, self.config.key, &preamble, &header, elements, |out| match half {
+                    Some(half) => halves.narrow(half, payload, out),
+                    None => out.copy_from_slice(payload),
+                });
             match what {
                 Outgoing::Request => place.request = None,
                 Outgoing::Parameters => place.parameters_to = To::Nobody,
@@ -652,44 +677,5 @@ impl<A: Copy + PartialEq, R: Roster<A>> TableJob for Job<A, R> {
 
     fn has_pending(&mut self) -> bool {
         !self.children.addresses().is_empty() && (self.abort_pending || !self.outgoing.is_empty())
-    }
-}
-
-impl Finished {
-    fn header<L>(&self, directions: L) -> FragmentHeader<L> {
-        FragmentHeader {
-            flags: Flags { is_ack: true, ecn: self.ecn, resend: self.lost, ..Flags::default() },
-            directions,
-            sequence: self.sequence,
-            aggregator_index: self.aggregator_index,
-            fragment: self.fragment,
-            collective: self.collective,
-            exponent: GradientHeader::STATIC_FACTOR,
-            next_exponent: self.next_exponent,
-        }
-    }
-}
-
-/// Parameters that a worker hands back: it knows the index that its place uses from now on.
-const fn finished_by_hand<L>(header: &FragmentHeader<L>, participants: Participants) -> Finished {
-    Finished {
-        sequence: header.sequence,
-        collective: header.collective,
-        fragment: header.fragment,
-        participants,
-        ecn: header.flags.ecn,
-        lost: false,
-        aggregator_index: header.aggregator_index,
-        next_aggregator_index: header.aggregator_index,
-        next_exponent: header.next_exponent,
-    }
-}
-
-/// The request for whatever a worker has of a fragment, which also frees its aggregators.
-fn request_header<L>(fragment: FragmentHeader<L>, directions: L) -> FragmentHeader<L> {
-    FragmentHeader {
-        flags: Flags { is_ack: true, overflow: true, ..Flags::default() },
-        directions,
-        ..fragment
     }
 }

@@ -4,7 +4,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use fanin_wire::{
     ABORT_BYTES, Abort, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Key, Kind, Label,
-    Participants, Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    Participants, Preamble, ShardId, WorkerId,
 };
 
 use super::{Route, SwitchConfig, SwitchProgress};
@@ -111,7 +111,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         header.directions = self.route.onward(header.directions);
         header.flags.resend |= more.resend;
         header.flags.collision |= more.collision;
-        self.pass(config, passing, header, packet.payload.len() / 4, |out| {
+        self.pass(config, passing, header, packet.elements(), |out| {
             out.copy_from_slice(packet.payload);
         })
     }
@@ -155,7 +155,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
     ) -> Result<Verdict, Reason> {
         let ((_, key, _), preamble) = (self.route.job(), self.preamble(R::Label::KIND));
         let header = self.marked(config, header);
-        let waiting = passing.push(fragment_packet_bytes::<R::Label>(elements), |out| {
+        let waiting = passing.push(header.packet_bytes(elements), |out| {
             FragmentPacket::write(out, key, &preamble, &header, elements, fill);
         });
         self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
@@ -170,6 +170,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
     ) -> FragmentHeader<R::Label> {
         header.directions = self.route.of_sum(header.directions, sum.bitmap);
         header.flags.ecn |= sum.ecn;
+        header.flags.half = false;
         header.next_exponent = sum.next_exponent;
         header
     }
@@ -280,11 +281,11 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
                     // made it worthless.
                     if let Some(sum) = table.sum(*index, &identifier) {
                         let elements = sum.value.len();
-                        let bytes = fragment_packet_bytes::<R::Label>(elements);
+                        let header = self.header_of_sum(*header, &sum);
+                        let bytes = header.packet_bytes(elements);
                         if !run.takes(bytes, train) {
                             break;
                         }
-                        let header = self.header_of_sum(*header, &sum);
                         let out = run.packet(bytes, train);
                         FragmentPacket::write(out, key, &preamble, &header, elements, |out| {
                             fanin_quant::write_le(sum.value, out);

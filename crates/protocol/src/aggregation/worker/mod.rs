@@ -7,6 +7,7 @@
 //! say which aggregator and which exponent the next one of the place uses. So all workers agree on
 //! them without a word.
 
+mod packets;
 #[cfg(test)]
 mod tests;
 mod way;
@@ -17,19 +18,19 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::time::Duration;
-use fanin_quant::{Exponent, Scale};
+use fanin_quant::Exponent;
 use fanin_wire::{
-    Dtype, Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label, Operation,
-    Participants, Preamble, ShardId, WorkerId, fragment_packet_bytes,
+    Flags, FragmentHeader, FragmentPacket, Generation, GradientHeader, Kind, Label, Operation, Participants,
+    Preamble, ShardId, WorkerId, fragment_packet_bytes,
 };
 
-use super::EXPONENT_UNKNOWN;
-use super::config::{Hashing, JobConfig, Overflow, Scaling, WorkerPlan};
+use super::config::{Hashing, JobConfig, Scaling, WorkerPlan};
 use crate::machine::{
     Endpoint, Instant, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
     WorkerStatistics,
 };
 use crate::transport::{CongestionWindow, RetransmissionConfig, Run, Stream, WorkerCore, mix};
+use packets::Outgoing;
 pub use way::Way;
 use window::{Standing, Window};
 
@@ -119,7 +120,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             told: Participants::ALL,
             last: None,
         };
-        let stream = Stream::new(usize::from(config.elements), None);
+        let stream = Stream::even(usize::from(config.elements), config.wire_dtype);
         Self {
             core: WorkerCore::new(stream, upstream, retransmission),
             config,
@@ -224,15 +225,22 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             Standing::Stale => return Err(Reason::Stale),
             Standing::Ahead => return Err(Reason::Ahead),
         };
-        if payload.len() != self.config.payload_bytes() {
+        if packet.elements() != usize::from(self.config.elements) {
             return Err(Reason::ChunkLength);
         }
         let mut place = self.core.stream.locate(sequence).ok_or(Reason::Unexpected)?;
-        if header.collective != place.collective() || header.fragment != place.chunk() {
+        let half = place.collective().half();
+        if header.collective != place.collective()
+            || header.fragment != place.chunk()
+            || header.flags.half != half.is_some()
+        {
             return Err(Reason::Unexpected);
         }
         let (range, participants) = (place.range(), place.participants());
-        place.elements().narrow(range, payload);
+        match half {
+            Some(half) => place.elements().take_halves(half, range, payload),
+            None => place.elements().narrow(range, payload),
+        }
         let finished = place.finish_chunk(now);
 
         let index = self.window.place(sequence);
@@ -434,106 +442,6 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             shard: ShardId(0),
         }
     }
-
-    /// A fragment of the worker's own (ATP §3.6, "Worker Pushing Gradients"), quantised or as it
-    /// is.
-    fn write_fragment(&mut self, now: Instant, sequence: u64, resend: bool, out: &mut [u8]) {
-        let (key, preamble) = (self.config.key, self.preamble());
-        let place = self.places[self.window.place(sequence)];
-        let next_exponent = match self.config.scaling {
-            Scaling::Static => GradientHeader::STATIC_FACTOR,
-            Scaling::Dynamic => {
-                let after = sequence + u64::from(self.config.window_max);
-                let later = self.core.stream.locate(after).map(|later| later.participants());
-                debug_assert_eq!(Exponent::UNKNOWN.bits(), EXPONENT_UNKNOWN);
-                match later {
-                    Some(later) if !self.directions.takes_part(later) => GradientHeader::STATIC_FACTOR,
-                    _ => self.core.stream.exponent(after).bits(),
-                }
-            }
-        };
-        let mut fragment = self.core.stream.locate(sequence).expect("what is on the way is in the stream");
-        fragment.sent(now);
-        let (collective, participants) = (fragment.collective(), fragment.participants());
-        let (directions, aggregator_index) =
-            self.directions.label(sequence, place.aggregator_index, participants);
-        // All participants know whether all of them were told the exponent.
-        let was_told = participants.is_subset(place.told);
-        let exponent = if was_told { place.exponent } else { GradientHeader::STATIC_FACTOR };
-        let mut header = FragmentHeader {
-            flags: Flags { resend, ..Flags::default() },
-            directions,
-            sequence,
-            aggregator_index,
-            fragment: fragment.chunk(),
-            collective,
-            exponent,
-            next_exponent,
-        };
-        let elements = usize::from(self.config.elements);
-        let range = fragment.range();
-        let is_float = collective.dtype != Dtype::Int32;
-        let at_once = is_float && collective.elements <= self.config.originals_elements_max;
-        let is_fixed = self.config.scaling == Scaling::Dynamic && exponent == GradientHeader::STATIC_FACTOR;
-        if is_float && is_fixed && !at_once && !self.window.originals(sequence) {
-            let exponent = fragment.elements().exponent(range.clone()).finite();
-            if exponent.is_some_and(|exponent| self.config.is_tiny(exponent)) {
-                self.window.set_originals(sequence);
-                self.progress.proactive += 1;
-            }
-        }
-        if !at_once && !self.window.originals(sequence) {
-            let scale = Scale::of_factor(self.config.factor(exponent));
-            let proactive = self.config.overflow == Overflow::Proactive && is_float;
-            let mut risky = false;
-            FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
-                fragment.elements().quantize(range.clone(), &scale, payload);
-                risky = proactive && may_overflow(payload, self.config.workers);
-            });
-            if !risky {
-                return;
-            }
-            self.window.set_originals(sequence);
-            self.progress.proactive += 1;
-        }
-        self.progress.originals_sent += 1;
-        header.flags = Flags { resend: true, overflow: true, ..Flags::default() };
-        FragmentPacket::write(out, key, &preamble, &header, elements, |payload| {
-            fragment.elements().widen(range, payload);
-        });
-    }
-
-    /// The parameters of a finished fragment, for a server that lost its memory. The aggregator
-    /// that the fragment used is long free; in its stead stands the one that the place uses now, on
-    /// which all workers must go on agreeing.
-    fn write_parameters(&self, sequence: u64, out: &mut [u8]) {
-        let index = self.window.place(sequence);
-        let place = self.places[index];
-        let last = place.last.expect("a finished fragment has parameters");
-        let next = D::next_aggregator_index(&last);
-        let participants = last.directions.participants();
-        let (directions, aggregator_index) = self.directions.label(sequence, next, participants);
-        let header = FragmentHeader {
-            flags: Flags { resend: true, restore: true, ..Flags::default() },
-            directions,
-            aggregator_index,
-            ..last
-        };
-        let at = index * self.config.payload_bytes();
-        let parameters = &self.last_payloads[at..at + self.config.payload_bytes()];
-        let (key, elements) = (self.config.key, usize::from(self.config.elements));
-        FragmentPacket::write(out, key, &self.preamble(), &header, elements, |payload| {
-            payload.copy_from_slice(parameters);
-        });
-    }
-}
-
-/// Whether the sum could overflow if the others' values were as large as the largest here (ATP
-/// §B.2).
-fn may_overflow(payload: &[u8], workers: u16) -> bool {
-    let workers = i64::from(workers);
-    let bound = (1 << 31) / workers - 1;
-    payload.as_chunks().0.iter().any(|value| i64::from(i32::from_le_bytes(*value)).abs() > bound)
 }
 
 impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
@@ -592,12 +500,10 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Endpoint for Worker<A, T, D> {
         }
         let mut run = Run::default();
         let mut to = None;
-        let bytes = fragment_packet_bytes::<D::Label>(usize::from(self.config.elements));
-        while run.takes(bytes, train)
-            && let Some(outgoing) = self.next_packet()
-        {
+        while let Some(outgoing) = self.next_packet() {
+            let bytes = self.packet_bytes(outgoing);
             let hop = self.directions.first_hop(outgoing.sequence());
-            if !run.is_empty() && hop != to {
+            if !run.takes(bytes, train) || !run.is_empty() && hop != to {
                 break;
             }
             to = hop;
@@ -678,22 +584,5 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> WorkerMachine for Worker<A, T, D
 
     fn statistics(&self) -> WorkerStatistics {
         self.core.statistics()
-    }
-}
-
-/// A packet that is to be sent.
-#[derive(Clone, Copy, Debug)]
-enum Outgoing {
-    First(u64),
-    Again(u64),
-    /// Parameters that are handed back.
-    Restore(u64),
-}
-
-impl Outgoing {
-    const fn sequence(self) -> u64 {
-        match self {
-            Self::First(sequence) | Self::Again(sequence) | Self::Restore(sequence) => sequence,
-        }
     }
 }

@@ -8,9 +8,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt::Write;
 use core::time::Duration;
-use fanin_wire::{Abort, AbortReason, Directions, GRADIENT_HEADER_BYTES, GradientPacket, JobId, Key, Op};
+use fanin_wire::{
+    Abort, AbortReason, Directions, Dtype, GRADIENT_HEADER_BYTES, GradientPacket, JobId, Key, Op, WireDtype,
+};
 
 use super::*;
+use crate::aggregation::halves::Halves;
+use crate::aggregation::{EXPONENT_UNKNOWN, Overflow};
 use crate::machine::{Elements, Instant};
 
 const ELEMENTS: usize = 64;
@@ -51,6 +55,7 @@ fn config(window_max: u16) -> JobConfig {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     }
 }
@@ -123,7 +128,7 @@ impl Line {
                     Flags { restore: false, resend: true, overflow: true, is_ack: false, .. } => "o",
                     Flags { restore: false, resend: true, overflow: false, is_ack: false, .. } => "r",
                     flags => {
-                        assert_eq!(flags, Flags::default());
+                        assert_eq!(flags, Flags { half: flags.half, ..Flags::default() });
                         ""
                     }
                 };
@@ -145,12 +150,13 @@ impl Line {
     /// A packet from the server about a fragment.
     fn said_by_server(&self, sequence: u64, flags: Flags, answer: Answer, values: Option<&[u8]>) -> Vec<u8> {
         let mut header = self.headers[&sequence];
-        header.flags = Flags { is_ack: true, ecn: answer.ecn, resend: answer.lost, ..flags };
+        let half = header.flags.half && values.is_some();
+        header.flags = Flags { is_ack: true, ecn: answer.ecn, resend: answer.lost, half, ..flags };
         header.directions.bitmaps[0] = answer.next_index;
         header.next_exponent = answer.next_exponent;
         let preamble = self.worker.preamble();
         let mut out = vec![0; 65536];
-        let elements = values.map_or(0, |values| values.len() / 4);
+        let elements = values.map_or(0, |values| values.len() / header.element_bytes());
         let bytes = GradientPacket::write(&mut out, KEY, &preamble, &header, elements, |payload| {
             payload.copy_from_slice(values.unwrap_or_default());
         });
@@ -193,9 +199,18 @@ impl Line {
         while !self.sent().is_empty() {
             let headers = core::mem::take(&mut self.headers);
             for (sequence, header) in &headers {
-                let values = self.payloads[sequence].as_chunks().0.iter();
-                let values: Vec<u8> =
-                    values.flat_map(|value| sum(header, i32::from_le_bytes(*value))).collect();
+                let mut halves = Halves::default();
+                let preamble = self.worker.preamble();
+                let packet = FragmentPacket { preamble, header: *header, payload: &self.payloads[sequence] };
+                let scaled = halves.widen(packet, self.config.workers).expect("a finite exponent").payload;
+                let summed = scaled.as_chunks().0.iter();
+                let mut values: Vec<u8> =
+                    summed.flat_map(|value| sum(header, i32::from_le_bytes(*value))).collect();
+                if header.flags.half {
+                    let half = header.collective.half().expect("a type of two bytes");
+                    let parameters = core::mem::replace(&mut values, vec![0; 2 * ELEMENTS]);
+                    halves.narrow(half, &parameters, &mut values);
+                }
                 self.headers.insert(*sequence, *header);
                 let packet =
                     self.said_by_server(*sequence, Flags::default(), Answer::default(), Some(&values));

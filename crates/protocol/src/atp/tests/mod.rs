@@ -70,6 +70,16 @@ impl Packet {
         self.with(|header| header.aggregator_index = index)
     }
 
+    /// Of a bfloat16 tensor, with this value as it is.
+    fn half(self, value: f32) -> Self {
+        let [_, _, low, high] = value.to_le_bytes();
+        let packet = self.with(|header| {
+            header.collective.dtype = Dtype::Bfloat16;
+            header.flags.half = true;
+        });
+        Self { value: [low, high, low, high], ..packet }
+    }
+
     fn directed(self, directions: Directions) -> Self {
         self.with(|header| header.directions = directions)
     }
@@ -90,7 +100,7 @@ impl Packet {
             worker: WorkerId::ALL,
             shard: ShardId(0),
         };
-        let mut packet = vec![0; fragment_packet_bytes::<Directions>(self.elements)];
+        let mut packet = vec![0; self.header.packet_bytes(self.elements)];
         GradientPacket::write(&mut packet, KEY, &preamble, &self.header, self.elements, |payload| {
             payload.as_chunks_mut().0.fill(self.value);
         });
@@ -127,7 +137,7 @@ fn line(packet: &[u8]) -> String {
         return "abort".to_string();
     }
     let GradientPacket { header, payload, .. } = GradientPacket::parse(preamble, packet).unwrap();
-    let Flags { resend, collision, ecn, is_ack, overflow, restore, stalled } = header.flags;
+    let Flags { resend, collision, ecn, is_ack, overflow, restore, stalled, half } = header.flags;
     let mut flags = String::new();
     for (set, name) in [
         (resend, " resend"),
@@ -136,10 +146,13 @@ fn line(packet: &[u8]) -> String {
         (overflow, " overflow"),
         (restore, " restore"),
         (stalled, " stalled"),
+        (half, " half"),
     ] {
         flags.push_str(if set { name } else { "" });
     }
     let value = payload.first_chunk().map_or([0; 4], |bytes| *bytes);
+    // A bfloat16 is the upper half of a float32.
+    let value = if half { [0, 0, value[0], value[1]] } else { value };
     if is_ack {
         let what =
             if payload.is_empty() { "request".to_string() } else { format!("{}", f32::from_le_bytes(value)) };
@@ -151,12 +164,9 @@ fn line(packet: &[u8]) -> String {
         (0, 0) => format!("{a:b}/{b:b}"),
         _ => format!("{a:b}/{b:b}/{c:b}/{d:b}"),
     };
-    format!(
-        "#{} L{} {bitmaps}{flags}: {}",
-        header.sequence,
-        header.directions.level,
-        i32::from_le_bytes(value)
-    )
+    let value =
+        if half { f32::from_le_bytes(value).to_string() } else { i32::from_le_bytes(value).to_string() };
+    format!("#{} L{} {bitmaps}{flags}: {value}", header.sequence, header.directions.level)
 }
 
 fn sent<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<String> {

@@ -26,6 +26,7 @@ fn config(workers: u16) -> AtpJobConfig {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     }
 }
@@ -109,6 +110,26 @@ fn whole_sums_partial_sums_and_single_fragments_add_up() {
         }
         assert_eq!(sent(&mut server), ["[9] #0 parameters: 10"], "{way:?}");
     }
+}
+
+#[test]
+fn values_of_two_bytes_and_sums_of_four_add_up_and_parameters_have_two() {
+    let mut server = server();
+    arrived(0b01, 0b01, 0, 0).half(1.5).to(&mut server, 9);
+    arrived(0b10, 0b01, 0, 0).half(0.25).to(&mut server, 9);
+    let sum = arrived(0b11, 0b10, 0, 2 * ONE).with(|header| header.collective.dtype = Dtype::Bfloat16);
+    assert_eq!(sum.to(&mut server, 9), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[9] #0 parameters half: 3.75"]);
+
+    let mut server = plain(false);
+    original(0, 0, 0.0).half(300.0).to(&mut server, 0);
+    original(1, 0, 0.0).half(1.0).to(&mut server, 1);
+    // 301 lies between 300 and 302 in bfloat16, and goes to the even one.
+    assert_eq!(sent(&mut server), ["[0, 1] #0 parameters half: 300"]);
+
+    let mut server = plain(true);
+    assert_eq!(restored(0, 0, 0.0).half(0.75).to(&mut server, 0), Verdict::Multicast);
+    assert_eq!(sent(&mut server), ["[0] #0 parameters half: 0.75"]);
 }
 
 #[test]

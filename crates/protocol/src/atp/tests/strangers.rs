@@ -48,7 +48,14 @@ fn switch() -> AtpSwitch<u16> {
         ecn_threshold_packets: None,
     });
     switch
-        .add_job(SwitchRoute { id: JobId(3), key: KEY, generation: Generation(0), upstream: UP, level: 0 })
+        .add_job(SwitchRoute {
+            id: JobId(3),
+            key: KEY,
+            generation: Generation(0),
+            workers: 2,
+            upstream: UP,
+            level: 0,
+        })
         .unwrap();
     switch
 }
@@ -122,6 +129,7 @@ fn a_stranger_adds_nothing_at_the_server_and_asks_it_for_nothing() {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     };
     let mut server = AtpServer::new();

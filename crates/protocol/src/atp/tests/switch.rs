@@ -20,7 +20,7 @@ fn config(aggregators: u32) -> AtpSwitchConfig {
 }
 
 fn route(job: u32, level: u8) -> SwitchRoute<u16> {
-    SwitchRoute { id: JobId(job), key: KEY, generation: Generation(0), upstream: UP, level }
+    SwitchRoute { id: JobId(job), key: KEY, generation: Generation(0), workers: 2, upstream: UP, level }
 }
 
 /// Fragment 0 of a worker, which is summed with those of so many.
@@ -597,4 +597,42 @@ fn children_at_one_address_get_one_copy() {
         fragment(0, 0, 0).answer().to(&mut switch, UP);
         assert_eq!(sent(&mut switch), [format!("{to} #0 parameters: 0")]);
     }
+}
+
+/// A worker would have sent 0.5 as 50,000,000.
+#[test]
+fn values_of_two_bytes_are_scaled_where_they_are_added_and_go_on_as_they_are_where_they_are_not() {
+    let mut switch = switch();
+    assert_eq!(fragment(0, 0, 0).half(0.5).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(fragment(1, 0, 0).half(-0.25).to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 25000000"]);
+    // Its aggregator serves fragment 0.
+    assert_eq!(fragment(0, 1, 0).half(0.5).to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #1 L1 1/1 resend collision half: 0.5"]);
+    let parameters = fragment(0, 0, 0).half(0.25).answer();
+    assert_eq!(parameters.to(&mut switch, UP), Verdict::Multicast);
+    assert_eq!(sent(&mut switch), ["[1, 2] #0 parameters half: 0.25"]);
+    // What was lost completes the sum; what comes alone goes on as a sum.
+    for (bit, value) in [(0, 1.0), (1, 2.0)] {
+        fragment(bit, 2, 0).half(value).resent().to(&mut switch, 1);
+    }
+    let alone = ["[100] #2 L1 1/1 resend half: 1", "[100] #2 L1 10/1 resend half: 2"];
+    assert_eq!(sent(&mut switch), alone);
+    fragment(0, 3, 0).half(1.0).to(&mut switch, 1);
+    fragment(1, 3, 0).half(2.0).resent().to(&mut switch, 2);
+    assert_eq!(sent(&mut switch), ["[100] #3 L1 11/1 resend: 300000000"]);
+}
+
+#[test]
+fn values_of_two_bytes_that_no_factor_belongs_to_are_dropped() {
+    let mut switch = switch();
+    for exponent in [-150, 129, i16::MAX] {
+        let packet = fragment(0, 0, 0).half(0.5).with(|header| header.exponent = exponent);
+        assert_eq!(packet.to(&mut switch, 1), Verdict::Drop(Reason::Exponent), "{exponent}");
+    }
+    let packet = |bit| fragment(bit, 0, 0).half(0.5).with(|header| header.exponent = -1);
+    assert_eq!(packet(0).to(&mut switch, 1), Verdict::Absorb);
+    assert_eq!(packet(1).to(&mut switch, 2), Verdict::Forward);
+    // Two workers: 0.5 is half of what does not saturate, less one unit.
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 2147483644"]);
 }

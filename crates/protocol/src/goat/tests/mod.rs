@@ -151,6 +151,7 @@ fn route(generation: u16) -> GoatRoute<u16> {
         id: JobId(3),
         key: KEY,
         generation: Generation(generation),
+        workers: 4,
         node: S1,
         upstream: UP,
         next_hops: vec![(S2, TO_S2)],
@@ -401,6 +402,7 @@ fn config() -> GoatJobConfig {
         scaling: Scaling::Static,
         overflow: Overflow::Reactive,
         congestion_control: true,
+        wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     }
 }

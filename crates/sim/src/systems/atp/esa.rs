@@ -32,6 +32,10 @@ impl<A: Copy + PartialEq + std::fmt::Debug> Route<A> for Esa<A> {
         self.route.job()
     }
 
+    fn workers(&self) -> u16 {
+        self.route.workers
+    }
+
     fn upstream(&self) -> &A {
         &self.route.upstream
     }
@@ -142,8 +146,14 @@ mod tests {
             stale: Duration::from_secs(1),
             ecn_threshold_packets: None,
         });
-        let route =
-            SwitchRoute { id: JobId(1), key: KEY, generation: Generation(0), upstream: 100, level: 0 };
+        let route = SwitchRoute {
+            id: JobId(1),
+            key: KEY,
+            generation: Generation(0),
+            workers: 2,
+            upstream: 100,
+            level: 0,
+        };
         switch.add_job(Esa { route, packets: 10 }).expect("a route");
         let send = |switch: &mut Switch<_, _>, worker: u32, sequence, value| {
             switch.handle_packet(Instant(0), 1 + worker as u16, &fragment(worker, sequence, value))

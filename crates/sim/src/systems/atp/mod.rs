@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use fanin_protocol::aggregation::Route;
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling, ServerJob, SwitchRoute, Tree};
-use fanin_wire::{Directions, SAMPLE_ELEMENTS, fragment_packet_bytes};
+use fanin_wire::{Directions, SAMPLE_ELEMENTS, WireDtype, fragment_packet_bytes};
 
 use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
 use super::{Machines, Site, System, Tenant};
@@ -166,6 +166,7 @@ impl Atp {
             scaling: self.scaling,
             overflow: self.overflow,
             congestion_control: self.congestion_control,
+            wire_dtype: WireDtype::SharedExponent,
             originals_elements_max: 0,
         };
         let config = config.check().expect("a scenario's numbers are checked when it is read");
@@ -179,6 +180,7 @@ impl Atp {
                 id: config.id,
                 key: config.key,
                 generation: config.generation,
+                workers: config.workers,
                 upstream: SimAddress::new(hop.upstream, port),
                 level: hop.level,
             }));

@@ -18,7 +18,8 @@ use fanin_protocol::goat::{
     ServerPlan, SubModels, sums_of,
 };
 use fanin_wire::{
-    AggregationNode, Generation, PlannedDirections, SAMPLE_ELEMENTS, SubModel, fragment_packet_bytes,
+    AggregationNode, Generation, PlannedDirections, SAMPLE_ELEMENTS, SubModel, WireDtype,
+    fragment_packet_bytes,
 };
 
 use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
@@ -129,6 +130,7 @@ impl Goat {
             scaling: self.scaling,
             overflow: self.overflow,
             congestion_control: self.congestion_control,
+            wire_dtype: WireDtype::SharedExponent,
             originals_elements_max: 0,
         };
         let address =
@@ -172,6 +174,7 @@ impl Goat {
                 id: config.id,
                 key: config.key,
                 generation: config.generation,
+                workers: config.workers,
                 node: number(site.topology(), Some(*node)),
                 upstream: address(hop.upstream),
                 next_hops: hops(&hop.next_hops),
