@@ -336,7 +336,7 @@ fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
             elements: *elements,
             wire_dtype: match wire_dtype {
                 WireDtype::SharedExponent if protocol.aggregates() => "integers",
-                wire_dtype => wire_dtype.name(),
+                _ => wire_dtype.name(),
             },
             security: security.name(),
             in_use: *in_use,

@@ -269,9 +269,14 @@ fn the_json_is_for_programs() {
     assert_eq!(json["jobs"][0]["state"], "running");
     assert_eq!(json["jobs"][0]["wire_dtype"], "bfloat16");
     assert_eq!(json["jobs"][0]["security"], "encrypt");
-    let of_atp = SwitchStatus { protocol: "atp".into(), ..self::status() };
-    let of_atp = serde_json::to_value(report("box:4800", &of_atp)).expect("serialisable");
-    assert_eq!(of_atp["jobs"][0]["wire_dtype"], "integers", "of its own");
+    for (travels_as, said) in [(WireDtype::SharedExponent, "integers"), (WireDtype::Bfloat16, "bfloat16")] {
+        let mut of_atp = SwitchStatus { protocol: "atp".into(), ..self::status() };
+        if let JobStatusState::Running { wire_dtype, .. } = &mut of_atp.jobs[0].state {
+            *wire_dtype = travels_as;
+        }
+        let of_atp = serde_json::to_value(report("box:4800", &of_atp)).expect("serialisable");
+        assert_eq!(of_atp["jobs"][0]["wire_dtype"], said);
+    }
     assert_eq!(json["jobs"][0]["waiting_for"][0]["rank"], 2);
     assert_eq!(json["jobs"][1]["missing"][0], 1);
 }
