@@ -114,7 +114,7 @@ test-tools: tools
 	@command -v c++ >/dev/null || { echo "missing: c++. Install it with: sudo apt-get install -y g++" >&2; exit 1; }
 
 # Many of these tests wait: six at a time keep two cores busy.
-test-rust: export RUST_TEST_THREADS ?= 6
+test-rust: export RUST_TEST_THREADS ?= $(shell n=$$(nproc); [ $$n -gt 6 ] && echo $$n || echo 6)
 test-rust: test-tools
 	# Doc tests' compiler would look for the make that runs lint beside this.
 	MAKEFLAGS= cargo test --workspace --quiet

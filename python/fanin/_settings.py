@@ -172,8 +172,8 @@ def _row(
     """Describe a setting; `others` says why another protocol has it not, but for `of_others`."""
     if only:
         meaning = f"{', '.join(only)}: {meaning}"
-    told = {"parse": parse, "form": form, "meaning": meaning, "only": only, "others": others}
-    told["of_others"] = of_others
+    told = {"parse": parse, "form": form, "meaning": meaning, "only": only}
+    told |= {"others": others, "of_others": of_others}
     return field(default=default, metadata=told)
 
 
@@ -214,8 +214,8 @@ class Settings:
         "the bytes, and eight significant bits (of atp and goat, too); int8, in a quarter, and "
         "within 1/63 of the largest of 32 neighbours",
         "switchml",
-        others="which adds integers, and makes them of floats by a factor of its own, "
-        "as they are or as bfloat16",
+        others="which adds integers, and makes them of floats by a factor of its own, which "
+        "travel as they are or as bfloat16",
         of_others=("bfloat16",),
     )
     security: Security = _row(

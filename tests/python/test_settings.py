@@ -142,7 +142,8 @@ def test_a_setting_that_the_protocol_does_not_know_is_refused(
     of = " and ".join(OF[name])
     said = f"is '{text(OTHER[name])}': it is a setting of {of}, and the protocol is {other}"
     instead = (
-        "adds integers, and makes them of floats by a factor of its own, as they are or as bfloat16"
+        "adds integers, and makes them of floats by a factor of its own, which travel as they are "
+        "or as bfloat16"
     )
     which = instead if name == "wire_dtype" else f"has {own}"
     with pytest.raises(ValueError, match=f"^{name} {said}, which {which}: leave it out$"):

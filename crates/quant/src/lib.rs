@@ -31,8 +31,8 @@
 //! be added to its next gradient ([`feed_back_f32`]).
 //!
 //! In ATP (§3.8) the caller chooses the factor ([`Scale::of_factor`]). A switch adds with
-//! saturation ([`add_saturating_le`]), and the server divides. Parameters travel as `f32`
-//! ([`narrow_f32`]), as do the original values if a sum overflowed ([`widen_f32`]).
+//! saturation ([`add_saturating_le`]), and the server divides. Parameters of `f32` tensors travel as
+//! `f32` ([`narrow_f32`]), as do the original values if a sum overflowed ([`widen_f32`]).
 //!
 //! Tensors that may be lost on their way are rotated before, and their sum is rotated back
 //! ([`rotate_f32`], [`rotate_back_f32`]).

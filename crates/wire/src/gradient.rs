@@ -259,8 +259,8 @@ pub struct FragmentHeader<L> {
     pub fragment: u32,
     /// The tensor.
     pub collective: Collective,
-    /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's
-    /// fixed factor (§3.8).
+    /// Exponent that the payload is scaled by, or is to be if it has two bytes an element:
+    /// [`GradientHeader::STATIC_FACTOR`] with the job's fixed factor (§3.8).
     pub exponent: i16,
     /// Exponent of the fragment that is a window ahead. It is the largest value of the sender's, or
     /// merged, of the workers'; in parameters it is the exponent that the fragment is to be scaled

@@ -278,13 +278,13 @@ impl Collective {
         !matches!((self.dtype, self.wire_dtype), (Dtype::Int32, _) | (_, WireDtype::Int8 | WireDtype::Native))
     }
 
-    /// The type of two bytes in which fragments of its floats may travel: the job's, or the
-    /// tensor's own.
+    /// The type of two bytes in which fragments of its floats may travel: the tensor's own, or the
+    /// job's.
     #[must_use]
     pub const fn half(&self) -> Option<Dtype> {
         match (self.dtype, self.wire_dtype) {
-            (Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16, WireDtype::Bfloat16) => Some(Dtype::Bfloat16),
             (Dtype::Float16 | Dtype::Bfloat16, _) => Some(self.dtype),
+            (Dtype::Float32, WireDtype::Bfloat16) => Some(Dtype::Bfloat16),
             _ => None,
         }
     }

@@ -9,7 +9,8 @@ pub enum WireDtype {
     /// As integers of four bytes, with one exponent for all floats of a packet: block floating
     /// point (SwitchML §4.6).
     SharedExponent,
-    /// Two bytes an element; the payload begins with its block's exponent.
+    /// Two bytes an element; the payload begins with its block's exponent, but for those of ATP and
+    /// GOAT.
     Bfloat16,
     /// A byte for each element: blocks of [`INT8_BLOCK`] integers that share a step.
     Int8,

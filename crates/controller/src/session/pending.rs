@@ -113,9 +113,11 @@ impl Pending {
     }
 }
 
-/// How many bytes of a tensor travel, headers apart, in a job of this wire dtype.
-pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype) -> usize {
+/// How many bytes of a tensor travel, headers apart, in a job of this wire dtype, whose switches
+/// add integers that they make of floats themselves if it `aggregates`.
+pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype, aggregates: bool) -> usize {
     let each = match wire_dtype.of_tensor(tensor.dtype, tensor.elements) {
+        WireDtype::SharedExponent if aggregates => tensor.dtype.element_bytes(),
         WireDtype::SharedExponent => 4,
         WireDtype::Bfloat16 => 2,
         WireDtype::Int8 => 1,
@@ -214,12 +216,13 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_as_they_travel() {
-        let bytes = |dtype, elements, wire_dtype| {
-            bytes_on_wire(
-                &Tensor { kind: CollectiveKind::AllReduce, number: 0, elements, dtype, op: Op::Sum },
-                wire_dtype,
-            )
+        let tensor = |dtype, elements| {
+            let kind = CollectiveKind::AllReduce;
+            Tensor { kind, number: 0, elements, dtype, op: Op::Sum }
         };
+        let bytes = |dtype, elements, wire_dtype| bytes_on_wire(&tensor(dtype, elements), wire_dtype, false);
+        let integers = |dtype| bytes_on_wire(&tensor(dtype, 100_000), WireDtype::SharedExponent, true);
+        assert_eq!([Dtype::Float32, Dtype::Int32, Dtype::Float16].map(integers), [400_000, 400_000, 200_000]);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::SharedExponent), 400_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Bfloat16), 200_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int8), 100_000);

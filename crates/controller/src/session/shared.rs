@@ -138,7 +138,8 @@ impl Shared {
         let name = pending.insert(&submission, submitted);
         // Whose time is predicted.
         let is_all_reduce = name.kind == CollectiveKind::AllReduce;
-        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, self.config.travels_as()));
+        let aggregates = self.config.protocol().aggregates();
+        let bytes = is_all_reduce.then(|| bytes_on_wire(&name, self.config.travels_as(), aggregates));
         let trace = self.trace.clone().map(|trace| (trace, Clock.now()));
         // It holds no reference to the driver: a thread of the driver would otherwise wait for
         // itself to end.

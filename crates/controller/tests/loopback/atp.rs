@@ -37,22 +37,17 @@ pub(super) fn rack(upstream: SocketAddr) -> RackServer {
 
 /// A rank for each of the switches (or the server) that it is to ask.
 pub(super) fn ranks(job: &str, at: &[SocketAddr]) -> Vec<Session> {
-    ranks_with(job, at, "atp", |_| {})
+    ranks_with(job, at, |_| {})
 }
 
-/// As [`ranks`], by a protocol, and with what `change` makes of their settings.
-pub(super) fn ranks_with(
-    job: &str,
-    at: &[SocketAddr],
-    protocol: &str,
-    change: impl Fn(&mut SessionConfig),
-) -> Vec<Session> {
+/// As [`ranks`], with what `change` makes of their settings.
+fn ranks_with(job: &str, at: &[SocketAddr], change: impl Fn(&mut SessionConfig)) -> Vec<Session> {
     let world_size = at.len() as u32;
     let connecting: Vec<_> = (0..world_size)
         .zip(at)
         .map(|(rank, switch)| {
             let mut config = SessionConfig::new(switch.to_string(), job, rank, world_size);
-            config.protocol = super::protocol(protocol);
+            config.protocol = protocol("atp");
             change(&mut config);
             thread::spawn(move || Session::connect(config))
         })
@@ -504,7 +499,7 @@ fn large_floats_travel_as_bfloat16_where_ranks_ask_for_it() {
     let server = server();
     let racks = [rack(server.address()), rack(server.address())].map(|rack| (rack.address(), rack));
     let at = [racks[0].0, racks[0].0, racks[1].0];
-    let sessions = ranks_with("b", &at, "atp", |config| config.wire_dtype = Some(WireDtype::Bfloat16));
+    let sessions = ranks_with("b", &at, |config| config.wire_dtype = Some(WireDtype::Bfloat16));
     bfloat16_sums_are_exact(&sessions);
 }
 

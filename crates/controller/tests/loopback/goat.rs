@@ -11,7 +11,7 @@ use fanin_wire::{
     PlannedHeader, Preamble, Rank, ShardId, SubModel, WorkerId, fragment_packet_bytes,
 };
 
-use super::atp::{again, summing, sums_are_exact};
+use super::atp::{again, bfloat16_sums_are_exact, summing, sums_are_exact};
 use super::*;
 
 fn root_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
@@ -103,6 +103,17 @@ fn racks_a_spine_and_ranks_beside_them_sum_exactly() {
     sums_are_exact(&ranks("ranks everywhere", &mixed), 4);
     let beside = rack_of(root.address(), 16);
     sums_are_exact(&ranks("two ways to the root", &[at[0], beside.address(), at[1]]), 5);
+}
+
+#[test]
+fn large_floats_travel_as_bfloat16_where_ranks_ask_for_it() {
+    let root = root();
+    let spine = rack_behind_a_link(root.address(), 4096);
+    let racks = [rack_behind_a_link(spine.address(), 4096), rack_behind_a_link(spine.address(), 4096)];
+    let at = [racks[0].address(), racks[0].address(), racks[1].address(), racks[1].address()];
+    let sessions = ranks_with("halves", &at, |config| config.wire_dtype = Some(WireDtype::Bfloat16));
+    assert!(shares(root.address()).iter().any(|(_, share)| *share > 0.0), "switches sum");
+    bfloat16_sums_are_exact(&sessions);
 }
 
 #[test]

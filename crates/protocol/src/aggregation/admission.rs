@@ -7,7 +7,7 @@ use core::time::Duration;
 use fanin_wire::{FRAGMENT_ELEMENTS, LossBound, WireDtype};
 
 use super::{SwitchConfig, WINDOW_ELEMENTS_MAX};
-use crate::control::{Gathered, Hop, JoinRequest, Memory, Path, Refusal, Terms, pool_units};
+use crate::control::{Gathered, Hop, JoinRequest, Memory, Refusal, Terms, pool_units};
 
 /// Elements of the longest fragment: any that a packet can carry.
 pub(crate) const ELEMENTS: u16 = FRAGMENT_ELEMENTS[FRAGMENT_ELEMENTS.len() - 1] as u16;
@@ -34,17 +34,6 @@ pub(crate) fn check(request: &JoinRequest) -> Result<(), Refusal> {
 /// How the values of large floats travel, as members are told.
 pub(crate) const fn wire_dtype(bfloat16: bool) -> WireDtype {
     if bfloat16 { WireDtype::Bfloat16 } else { WireDtype::SharedExponent }
-}
-
-/// What decides how many fragments are in flight. Values of two bytes make packets half as long.
-pub(crate) fn path(ranks: &Gathered<'_>, senders: u16) -> Path {
-    let path = ranks.path(senders);
-    match path.wire_dtype {
-        WireDtype::Bfloat16 => {
-            Path { elements: path.elements.div_ceil(2), wire_dtype: WireDtype::SharedExponent, ..path }
-        }
-        _ => path,
-    }
 }
 
 /// Elements of the longest fragment that each switch on a way holds.

@@ -322,7 +322,9 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             Treatment::Relay(_) | Treatment::Forward | Treatment::Discard(_) => packet,
         };
         let (part, shows, mended) = match treatment {
-            Treatment::Relay(to) => return job.relay(&self.config, &mut self.passing, bytes, to),
+            Treatment::Relay(to) => {
+                return job.relay(&self.config, &mut self.passing, bytes, header.flags.half, to);
+            }
             Treatment::Forward => {
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());
             }

@@ -198,7 +198,9 @@ impl Protocol for Atp {
 
     fn admit(&self, ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
         let Hierarchy { levels, senders, directions, aggregators } = hierarchy(&ranks.ways())?;
-        let path = admission::path(ranks, senders);
+        let mut path = ranks.path(senders);
+        // Sums have four bytes, however large values travel.
+        path.wire_dtype = WireDtype::SharedExponent;
         // What a receive buffer does not hold is found out by the congestion window.
         let window = || window_packets(&path).max(WINDOW_MIN);
         let terms = admission::terms(ranks, ranks.in_flight().unwrap_or_else(window));

@@ -28,7 +28,10 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for SwitchRoute<A> {
     const FREES_STALE: bool = true;
 
     fn check(&self) -> Result<(), ConfigError> {
-        if usize::from(self.level) >= LEVELS_MAX { Err(ConfigError::Level(self.level)) } else { Ok(()) }
+        if usize::from(self.level) >= LEVELS_MAX {
+            return Err(ConfigError::Level(self.level));
+        }
+        if self.workers == 0 { Err(ConfigError::Workers(0)) } else { Ok(()) }
     }
 
     #[inline]

@@ -304,7 +304,7 @@ impl<'a> Plan<'a> {
 pub(super) fn admit(ranks: &Gathered<'_>) -> Result<(Terms, Seats), Refusal> {
     let named = &ranks.any().agreed.sub_models;
     let of_model = model(named, ranks.elements);
-    let path = admission::path(ranks, ranks.world_size());
+    let path = Path { wire_dtype: WireDtype::SharedExponent, ..ranks.path(ranks.world_size()) };
     let mut chosen = ranks.in_flight().unwrap_or_else(|| match named.is_empty() {
         true => window_of_tree(ranks.tree, &ranks.tree.memories(), |held| window(&path, held)),
         false => window(&path, of_model),

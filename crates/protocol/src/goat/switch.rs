@@ -27,7 +27,7 @@ use fanin_wire::{
 };
 
 use super::plan::{PlannedSum, SubModels};
-use crate::aggregation::{Children, Part, Route, Treatment};
+use crate::aggregation::{Children, ConfigError, Part, Route, Treatment};
 use crate::machine::Reason;
 
 /// A job at one switch: what the plan says of it.
@@ -84,6 +84,10 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
     type Label = PlannedDirections;
     type Bits = u128;
     const FREES_STALE: bool = false;
+
+    fn check(&self) -> Result<(), ConfigError> {
+        if self.workers == 0 { Err(ConfigError::Workers(0)) } else { Ok(()) }
+    }
 
     fn job(&self) -> (JobId, Key, Generation) {
         (self.id, self.key, self.generation)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use fanin_protocol::atp::{Overflow, Scaling};
 use fanin_protocol::goat::{Assignment, GoatJobConfig, GoatRoute, Onward, ServerPlan, SubModels, sums_of};
-use fanin_testworld::{Network, Random, Values};
+use fanin_testworld::{Network, Random, Values, bfloat16_bits};
 use fanin_wire::{AggregationNode, Generation, JobId, Key, Participants, Rank, SubModel, WireDtype};
 
 pub const ELEMENTS: usize = 64;
@@ -355,7 +355,8 @@ impl Case {
         ServerPlan { sub_models: self.sub_models(), nodes, onward, children, ways }
     }
 
-    /// Float32 and int32 in turn: multiples of 1/128, which are exact under the fixed factor, some too large for it.
+    /// Float32, int32 and bfloat16 in turn: multiples of 1/128, or of bfloat16 whole numbers, which are exact under the fixed factor,
+    /// some too large for it.
     pub fn tensor(&self, rank: usize, which: usize) -> Values {
         let mut random = Random(self.seed ^ (rank << 20 | which) as u64);
         let mut value = || {
@@ -364,9 +365,10 @@ impl Case {
         };
         let values: Vec<i32> = (0..self.tensors[which]).map(|_| value()).collect();
         let shift = if self.large { 20 } else { 0 };
-        match which % 2 {
+        match which % 3 {
             0 => Values::Float32(values.iter().map(|x| *x as f32 / 128.0).collect()),
-            _ => Values::Int32(values.iter().map(|x| x << shift).collect()),
+            1 => Values::Int32(values.iter().map(|x| x << shift).collect()),
+            _ => Values::Bfloat16(values.iter().map(|x| bfloat16_bits((x / 16) as f32)).collect()),
         }
     }
 
@@ -384,6 +386,14 @@ impl Case {
             Values::Int32(got) => got.iter().enumerate().all(|(i, got)| {
                 let of = |part: &Values| if let Values::Int32(part) = part { part[i] } else { 0 };
                 *got == parts.iter().map(of).fold(0, i32::wrapping_add)
+            }),
+            Values::Bfloat16(got) => got.iter().enumerate().all(|(i, got)| {
+                let value = |bits: u16| f32::from_bits(u32::from(bits) << 16);
+                let of =
+                    |part: &Values| if let Values::Bfloat16(part) = part { value(part[i]) } else { f32::NAN };
+                let sum: f32 = parts.iter().map(of).sum();
+                let is_near = (value(*got) - sum).abs() <= sum.abs() / 128.0 + 1e-4;
+                *got == bfloat16_bits(sum) || self.scaling != Scaling::Static && is_near
             }),
             _ => false,
         }

@@ -38,7 +38,10 @@ pub(super) struct Job<A, R: Route<A>> {
     pub(super) route: R,
     /// By bit.
     pub(super) children: Children<A>,
-    up: VecDeque<Upward<R::Label>>,
+    /// Elements of four bytes, and of two, which take turns: a train has packets of one size.
+    up: [VecDeque<Upward<R::Label>>; 2],
+    /// Whose turn it is.
+    turn: usize,
     down: VecDeque<(Participants, PassingPacket)>,
     /// The children that a train goes to, if it does not go to all.
     some: Vec<A>,
@@ -53,13 +56,19 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         Self {
             children: route.children(),
             route,
-            up: VecDeque::new(),
+            up: [VecDeque::new(), VecDeque::new()],
+            turn: 0,
             down: VecDeque::new(),
             some: Vec::new(),
             abortion: Abortion::None,
             abort_pending: false,
             progress: SwitchProgress::default(),
         }
+    }
+
+    /// Packets that wait to go up.
+    fn waiting_up(&self) -> usize {
+        self.up.iter().map(VecDeque::len).sum()
     }
 
     /// Takes note of a fragment of a job that cannot go on: the children are told so.
@@ -91,10 +100,11 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         config: &SwitchConfig,
         passing: &mut Passing,
         bytes: &[u8],
+        half: bool,
         to: u16,
     ) -> Result<Verdict, Reason> {
-        let waiting = copied(bytes, config.is_congested(self.up.len()), passing)?;
-        self.up.push_back(Upward::Relayed(to, waiting));
+        let waiting = copied(bytes, config.is_congested(self.waiting_up()), passing)?;
+        self.up[usize::from(half)].push_back(Upward::Relayed(to, waiting));
         self.progress.forwards += 1;
         Ok(Verdict::Forward)
     }
@@ -140,7 +150,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         header: &FragmentHeader<R::Label>,
     ) -> Verdict {
         let header = self.marked(config, *header);
-        self.up.push_back(Upward::Sum(index, header));
+        self.up[0].push_back(Upward::Sum(index, header));
         self.progress.forwards += 1;
         Verdict::Forward
     }
@@ -158,7 +168,8 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         let waiting = passing.push(header.packet_bytes(elements), |out| {
             FragmentPacket::write(out, key, &preamble, &header, elements, fill);
         });
-        self.up.push_back(Upward::Passing(waiting.ok_or(Reason::OutboxFull)?));
+        let waiting = Upward::Passing(waiting.ok_or(Reason::OutboxFull)?);
+        self.up[usize::from(header.flags.half)].push_back(waiting);
         self.progress.forwards += 1;
         Ok(Verdict::Forward)
     }
@@ -181,7 +192,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         config: &SwitchConfig,
         mut header: FragmentHeader<R::Label>,
     ) -> FragmentHeader<R::Label> {
-        header.flags.ecn |= config.is_congested(self.up.len());
+        header.flags.ecn |= config.is_congested(self.waiting_up());
         header
     }
 
@@ -197,7 +208,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
     }
 
     pub(super) fn forget_waiting(&mut self, passing: &mut Passing) {
-        for waiting in self.up.drain(..) {
+        for waiting in self.up.iter_mut().flat_map(|up| up.drain(..)) {
             if let Upward::Passing(packet) | Upward::Relayed(_, packet) = waiting {
                 passing.take(packet);
             }
@@ -268,7 +279,9 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
         let preamble = self.preamble(R::Label::KIND);
         let key = self.route.job().1;
         let mut to = None;
-        while let Some(next) = self.up.front() {
+        let turn = if self.up[self.turn].is_empty() { 1 - self.turn } else { self.turn };
+        self.turn = 1 - turn;
+        while let Some(next) = self.up[turn].front() {
             let way = if let Upward::Relayed(neighbour, _) = next { Some(*neighbour) } else { None };
             if !run.is_empty() && way != to {
                 break;
@@ -291,13 +304,15 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
                             fanin_quant::write_le(sum.value, out);
                         });
                     }
-                    self.up.pop_front();
+                    self.up[turn].pop_front();
                 }
                 Upward::Passing(packet) | Upward::Relayed(_, packet) => {
                     if !run.takes(packet.len(), train) {
                         break;
                     }
-                    if let Some(Upward::Passing(packet) | Upward::Relayed(_, packet)) = self.up.pop_front() {
+                    if let Some(Upward::Passing(packet) | Upward::Relayed(_, packet)) =
+                        self.up[turn].pop_front()
+                    {
                         run.packet(packet.len(), train).copy_from_slice(passing.take(packet));
                     }
                 }
@@ -324,7 +339,7 @@ impl<A: Copy + PartialEq, R: Route<A>> TableJob for Job<A, R> {
     }
 
     fn has_pending(&mut self) -> bool {
-        !self.up.is_empty()
+        self.waiting_up() > 0
             || !self.down.is_empty()
             || self.abort_pending && !self.children.addresses().is_empty()
     }

@@ -443,6 +443,23 @@ fn tensors_of_any_length_and_type_form_one_stream() {
     assert_eq!(line.worker.outstanding(), 0);
 }
 
+#[test]
+fn floats_are_rounded_to_bfloat16_as_they_leave_and_so_are_their_sums() {
+    let mut line = Line::new(JobConfig { wire_dtype: WireDtype::Bfloat16, ..config(100) });
+    // Both lie between two numbers, and go to the even one: 1, and 1 + 2^-6.
+    let values = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0].repeat(35 * ELEMENTS);
+    line.worker.submit(Numbers::Float(values), Op::Sum);
+    assert_eq!(line.sent(), "0-69");
+    assert!(line.headers[&69].flags.half);
+    assert_eq!(line.payloads[&69][..4], [0x80, 0x3f, 0x82, 0x3f]);
+    for sequence in 0..70 {
+        let values = [0x81, 0x3f].repeat(ELEMENTS);
+        let packet = line.said_by_server(sequence, Flags::default(), Answer::default(), Some(&values));
+        assert_eq!(line.hear(&packet), ABSORB);
+    }
+    assert_eq!(line.completed(), [Numbers::Float(vec![1.0 + 1.0 / 128.0; 70 * ELEMENTS])]);
+}
+
 /// A small number as the bits of a binary16.
 fn fanin_half(x: f32, mantissa: u32, bias: i32) -> u16 {
     if x == 0.0 {
