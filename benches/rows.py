@@ -315,6 +315,19 @@ RACKS_ATP, RACKS_SWITCHML = (
     for protocol, words in (("atp", "ATP"), ("switchml", "SwitchML"))
 )
 
+# Values of two bytes, at a rate at which two cores are no limit: float32 as bfloat16, and bfloat16.
+RACKS_SLOW, RACKS_ROUNDED, RACKS_HALVES = (
+    Command(
+        f"8 in two racks, 200 Mbit/s, ATP, 25 MB of {words}",
+        *(8, 25 * MB, "--rate 200mbit --racks 2", f"--warmup 1 --protocol atp{options}", 3),
+    )
+    for options, words in (
+        ("", "float32"),
+        (" --wire-dtype bfloat16", "float32, bfloat16 on the wire"),
+        (" --dtype bfloat16", "bfloat16"),
+    )
+)
+
 
 def _tail(size: int, words: str) -> Command:
     return Command(
@@ -391,6 +404,8 @@ CHECKS = [
     Check(RACKS_ATP, 1.12, RACKS_SWITCHML, "SwitchML's time in the same racks"),
     Check(RACKS_ATP, 1.5, "gloo"),
     Check(RACKS_ATP, 1.1, RACKS_SWITCHML, "SwitchML's in the same racks:", cpu=True),
+    Check(RACKS_ROUNDED, 0.6, RACKS_SLOW, "the time with float32 on the wire"),
+    Check(RACKS_HALVES, 1.4, "gloo"),
     *(Check(tail, 0.5, "reliable", p99=True) for tail in TAILS),
     *(Check(tail, 1.0, "reliable") for tail in TAILS),
 ]

@@ -361,7 +361,8 @@ impl<'a, L: Label> FragmentPacket<'a, L> {
         };
         let packet = Self { preamble, header, payload };
         let is_whole = payload.len().is_multiple_of(header.element_bytes());
-        if !payload.is_empty() && !(is_whole && is_fragment(packet.elements())) {
+        let fits = payload.is_empty() || is_whole && is_fragment(packet.elements());
+        if !fits {
             return Err(WireError::PayloadLength(payload.len()));
         }
         Ok(packet)
