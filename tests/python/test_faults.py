@@ -148,15 +148,15 @@ def answers_in_order(listener: socket.socket, answers: list[bytes]) -> None:
     ("answers", "theirs", "said"),
     [
         # StatusReply: wire_version = 9.
-        ([b"\x10\x09"], 9, "wire version 9, this process 5"),
+        ([b"\x10\x09"], 9, "wire version 9, this process 6"),
         # Our version, of no protocol.
-        ([b"\x10\x05"], 5, "another control protocol, of the same wire version 5"),
+        ([b"\x10\x06"], 6, "another control protocol, of the same wire version 6"),
         # The status of our version, of protocol "switchml", and
-        # JoinReply: refusal: version_mismatch: theirs = 5, ours = 9.
+        # JoinReply: refusal: version_mismatch: theirs = 6, ours = 9.
         (
-            [b"\x10\x05\x62\x08switchml", b"\x12\x06\x0a\x04\x08\x05\x10\x09"],
+            [b"\x10\x06\x62\x08switchml", b"\x12\x06\x0a\x04\x08\x06\x10\x09"],
             9,
-            "wire version 9, this process 5",
+            "wire version 9, this process 6",
         ),
     ],
     ids=["status", "control", "join"],
@@ -170,7 +170,7 @@ def test_a_switch_of_another_version_is_told_from_ours(
         with pytest.raises(errors.ProtocolVersionMismatch) as caught:
             join(f"127.0.0.1:{listener.getsockname()[1]}", "old", 0, 1, timeout=3600)()
         thread.join(DEADLINE)
-    assert (caught.value.ours, caught.value.theirs) == (5, theirs)
+    assert (caught.value.ours, caught.value.theirs) == (6, theirs)
     assert said in str(caught.value)
 
 

@@ -34,8 +34,8 @@ pub fn is_fragment(elements: usize) -> bool {
     elements == SAMPLE_ELEMENTS || FRAGMENT_ELEMENTS.contains(&elements)
 }
 
-/// Length of the UDP payload that carries a fragment of `elements` of four bytes, which is labelled
-/// with `L`: none that carries as many is longer.
+/// Length of the longest UDP payload that carries a fragment of `elements`, which is labelled with
+/// `L`: they have four bytes each.
 #[must_use]
 pub const fn fragment_packet_bytes<L: Label>(elements: usize) -> usize {
     L::HEADER_BYTES + elements * 4
@@ -259,8 +259,8 @@ pub struct FragmentHeader<L> {
     pub fragment: u32,
     /// The tensor.
     pub collective: Collective,
-    /// Exponent that the payload is scaled by, or is to be if it has two bytes an element:
-    /// [`GradientHeader::STATIC_FACTOR`] with the job's fixed factor (§3.8).
+    /// Exponent that the payload is scaled by, [`GradientHeader::STATIC_FACTOR`] with the job's
+    /// fixed factor (§3.8). Elements of two bytes are scaled by it where they are added.
     pub exponent: i16,
     /// Exponent of the fragment that is a window ahead. It is the largest value of the sender's, or
     /// merged, of the workers'; in parameters it is the exponent that the fragment is to be scaled

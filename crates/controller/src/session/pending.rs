@@ -113,8 +113,8 @@ impl Pending {
     }
 }
 
-/// How many bytes of a tensor travel, headers apart, in a job of this wire dtype, whose switches
-/// add integers that they make of floats themselves if it `aggregates`.
+/// How many bytes of a tensor travel, headers apart, in a job of this wire dtype. If it
+/// `aggregates`, switches make integers of what comes in two bytes.
 pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype, aggregates: bool) -> usize {
     let each = match wire_dtype.of_tensor(tensor.dtype, tensor.elements) {
         WireDtype::SharedExponent if aggregates => tensor.dtype.element_bytes(),

@@ -1,5 +1,5 @@
-//! Floats that have two bytes on their way. Whoever adds them, or keeps them to be added, needs
-//! four: integers that are scaled as their worker would have scaled them, or float32.
+//! Floats that have two bytes on their way. A machine that adds them needs four: integers, scaled as
+//! their worker would have scaled them, or float32.
 
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};

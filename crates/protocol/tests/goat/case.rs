@@ -355,8 +355,8 @@ impl Case {
         ServerPlan { sub_models: self.sub_models(), nodes, onward, children, ways }
     }
 
-    /// Float32, int32 and bfloat16 in turn: multiples of 1/128, or of bfloat16 whole numbers, which are exact under the fixed factor,
-    /// some too large for it.
+    /// Float32, int32 and bfloat16 in turn. Floats are multiples of 1/128, and whole numbers in bfloat16: exact under the fixed factor.
+    /// Some may be too large for it.
     pub fn tensor(&self, rank: usize, which: usize) -> Values {
         let mut random = Random(self.seed ^ (rank << 20 | which) as u64);
         let mut value = || {

@@ -70,7 +70,7 @@ impl Packet {
         self.with(|header| header.aggregator_index = index)
     }
 
-    /// Of a bfloat16 tensor, with this value as it is.
+    /// The same fragment of a bfloat16 tensor, with this value.
     fn half(self, value: f32) -> Self {
         let [_, _, low, high] = value.to_le_bytes();
         let packet = self.with(|header| {

@@ -612,7 +612,7 @@ fn values_of_two_bytes_are_scaled_where_they_are_added_and_go_on_as_they_are_whe
     let parameters = fragment(0, 0, 0).half(0.25).answer();
     assert_eq!(parameters.to(&mut switch, UP), Verdict::Multicast);
     assert_eq!(sent(&mut switch), ["[1, 2] #0 parameters half: 0.25"]);
-    // What is sent again alone goes on as it is; where others wait for it, it completes their sum.
+    // Nobody waits for these: each goes on as it is. The last one completes a sum.
     for (bit, value) in [(0, 1.0), (1, 2.0)] {
         fragment(bit, 2, 0).half(value).resent().to(&mut switch, 1);
     }
