@@ -17,7 +17,7 @@ help:
 	@echo 'make checked the same for tests: with assertions, compiled sooner, and slower'
 	@echo 'make wheel   what pip installs, into target/wheels: fanin for every Python from 3.11 on, and fanin-lab'
 	@echo 'make demo    train a small GPT with 4 workers, a switch summing their gradients, beside Gloo (2 minutes)'
-	@echo 'make test    the product: what a contributor runs (a quarter of an hour)'
+	@echo 'make test    the product: what a contributor runs (half an hour on two cores)'
 	@echo 'make test-lab    the laboratory, the papers, what pip installs, and 25,000 hostile networks in the simulator; CI runs both'
 	@echo 'make test-arm    the kernels for ARM, in an emulator (a part of test-lab; skipped where that is not installed)'
 	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (half an hour)'
