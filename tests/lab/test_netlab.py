@@ -28,6 +28,7 @@ from fanin_lab.netlab import (
     NetlabError,
     address,
 )
+from fanin_lab.netlab.lab import UPLINK
 from fanin_lab.netlab.queues import PRIORITIES, threshold_bytes
 from laboratory import NAME, needs_lab
 from ranks import DEADLINE, wait_until
@@ -293,6 +294,17 @@ def test_spare_machines_stand_above_racks() -> None:
 
 
 @needs_lab
+def test_the_links_of_racks_may_have_rates_of_their_own() -> None:
+    with Netlab(2, racks=2, rate_bps=10**8, rates={"sw0": 2 * 10**8}, name=NAME) as lab:
+        for switch, rate in (("sw0", "200Mbit"), ("sw1", "100Mbit")):
+            for member, end in ((switch, UPLINK), (SERVER, switch)):
+                shown = lab.popen(
+                    member, ["tc", "qdisc", "show", "dev", end], stdout=subprocess.PIPE, text=True
+                )
+                assert f"rate {rate}" in shown.communicate(timeout=DEADLINE)[0], (member, end)
+
+
+@needs_lab
 def test_workers_have_further_links_in_subnets_of_their_own() -> None:
     rates = ("--rate", "100mbit", "--rate-of", "eth1=50mbit", "--rate-of", "w1:eth1=20mbit")
     options = ("--workers", "2", "--nics", "2", "--spares", "1", *rates)
@@ -325,6 +337,8 @@ def test_more_than_there_is_room_for_and_rates_of_nobody_are_refused() -> None:
         Netlab(1, spare_rate_bps=10**9)
     with pytest.raises(NetlabError, match="a rate of w2: the machines are w0 w1 s0"):
         Netlab(2, spares=1, rates={"w2": 10**9})
+    with pytest.raises(NetlabError, match="a rate of sw2: the machines are w0 w1 sw0 sw1"):
+        Netlab(2, racks=2, rates={"sw2": 10**9})
     with pytest.raises(NetlabError, match=f"9 links of a worker: it has 1 to {NICS_MAX}"):
         Netlab(1, nics=9)
     with pytest.raises(NetlabError, match="several links of a worker and several racks"):

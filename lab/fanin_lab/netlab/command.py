@@ -190,8 +190,9 @@ def add_machine_arguments(parser: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="MACHINE=R",
-        help="of one machine's link, as in w3=500mbit; of all workers' further links, as in "
-        "eth1=500mbit, or of one, as in w3:eth1=500mbit; for each such once",
+        help="of one machine's link, as in w3=500mbit, or a rack's switch's, as in sw0=2gbit; of "
+        "all workers' further links, as in eth1=500mbit, or of one, as in w3:eth1=500mbit; for "
+        "each such once",
     )
 
 

@@ -95,7 +95,8 @@ class Netlab:
     ``spare_rate_bps``, or the workers' rate; ``rates`` are of single machines, by their names.
 
     With several ``racks`` the workers are divided among ``sw0``, ``sw1``, .., each with a link to
-    ``server``: a bridge as well, so that any two can talk. Spare machines then hang on that.
+    ``server``: a bridge as well, so that any two can talk. Spare machines then hang on that. The
+    switches' links have ``rate_bps``, or others by ``rates``.
 
     With several ``nics`` workers have further links, ``eth1``, .., each to a bridge of its own at
     ``sw`` and with a subnet of its own. They have ``rate_bps``; ``rates`` has others by the names
@@ -164,13 +165,15 @@ class Netlab:
             for usual in [rates.pop(interface(number), rate_bps)]
         }
         """The rates of workers' further links, by interface and worker."""
+        switches = _named(SWITCH, racks) if racks > 1 else []
+        self.uplinks = {switch: rates.pop(switch, rate_bps) for switch in switches}
+        """The rates of the links of racks' switches to the server."""
         if unknown := rates.keys() - self.rates.keys():
-            there = [*self.rates, *self.further]
+            there = [*self.rates, *self.further, *self.uplinks]
             raise NetlabError(f"a rate of {min(unknown)}: the machines are {' '.join(there)}")
         self.rates |= rates
-        shaped = [
-            bps for of_link in [self.rates, *self.further.values()] for bps in of_link.values()
-        ]
+        links = [self.rates, *self.further.values(), self.uplinks]
+        shaped = [bps for of_link in links for bps in of_link.values()]
         if queue_bytes is not None and not any(shaped):
             raise NetlabError("a queue, and no link has a rate that would fill it: say one, too")
         if queue_bytes is not None and queue_bytes < mtu + _ETHERNET_HEADER:
@@ -303,7 +306,8 @@ class Netlab:
             batch(["ip", "-n", namespace], ["link set lo up", *links])
             self._impair(namespace, rates, self._fifos(rates, own_queue))
         for bridge, of_bridge in ports.items():
-            rates = {end: self.rates.get(end, self.rate_bps) for end in of_bridge}
+            rates = self.rates | self.uplinks | {UPLINK: self.uplinks.get(bridge)}
+            rates = {end: rates.get(end) for end in of_bridge}
             for further, of_workers in self.further.items():
                 rates |= {port(worker, further): bps for worker, bps in of_workers.items()}
             at_ports = self._fifos(rates, 0) if self.queues == queues_of.FIFO else self._dlcp(rates)
