@@ -35,7 +35,7 @@ pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
 pub use memory_sharing::{SharedMemory, Sharing, Ways, arrivals, worker_rates};
 pub use participation::{Convergence, Participation, ParticipationError};
 pub use placement::{Placement, SHARE_WHOLE};
-pub use slowest_link::{SlowestLinkPlan, slowest_link, slowest_link_after};
+pub use slowest_link::{SlowestLinkPlan, slowest_link};
 pub use sub_models::{CELLS_MAX, Job, SubModel, WAYS_MAX, Workload, WorkloadError};
 pub use thresholds::{DroppingPort, ImpactCurve, LayerQueue, Threshold, ThresholdError, Thresholds};
 pub use topology::{Link, NODES_MAX, Node, NodeId, NodeKind, Topology, TopologyError};

@@ -30,8 +30,6 @@ const POWERS: [i32; 4] = [6, 12, 24, 48];
 const PASSES_MAX: usize = 15;
 /// A gain below this part is no gain.
 const GAIN_MIN: f64 = 1e-9;
-/// A plan stays where a new one is not better by more than this part.
-const STAYS: f64 = 0.01;
 
 /// A plan, and what it is measured against.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,53 +78,6 @@ pub fn slowest_link(workload: &Workload, residence: Residence, seed: u64) -> Slo
     plans.extend(starts);
     plans.extend(candidates);
     SlowestLinkPlan::new(workload, least(&plans), solution.value)
-}
-
-/// Plans again, after a change. `before` is a plan for the same jobs; some of its nodes may be
-/// gone. The rest of it stands, and the search goes on from there. If that is slower than a new
-/// plan by more than 1 %, the new plan is taken.
-#[must_use]
-pub fn slowest_link_after(
-    workload: &Workload,
-    residence: Residence,
-    seed: u64,
-    before: &GradientSchedule,
-) -> SlowestLinkPlan {
-    let planned = slowest_link(workload, residence, seed);
-    let Some(kept) = what_stands(workload, residence, before) else { return planned };
-    let solution = relaxation(workload, residence);
-    let kept = Search::new(workload, residence, &solution).improved(kept.jobs().to_vec());
-    let kept = SlowestLinkPlan::new(workload, kept, solution.value);
-    if kept.seconds <= planned.seconds * (1.0 + STAYS) { kept } else { planned }
-}
-
-/// A plan without what is gone: its part goes straight to the root, or to the job's first server.
-fn what_stands(
-    workload: &Workload,
-    residence: Residence,
-    before: &GradientSchedule,
-) -> Option<GradientSchedule> {
-    let topology = workload.topology();
-    let of_job = |(job, its): (&crate::sub_models::Job, &JobSchedule)| {
-        if its.sub_models() != job.sub_models.len() || its.workers() != job.workers.len() {
-            return None;
-        }
-        let mut kept = its.clone();
-        for sub_model in 0..its.sub_models() {
-            let stands = |root: &NodeId| job.servers.contains(root);
-            let root = Some(its.root(sub_model)).filter(stands).unwrap_or(job.server());
-            kept.finish(sub_model, root);
-            for (worker, node) in its.aggregation_nodes(sub_model).iter().enumerate() {
-                let sums = topology.memory_bytes(*node).is_some();
-                let ways = [(job.workers[worker], *node), (*node, root)];
-                let stands = sums && ways.iter().all(|(from, to)| topology.distance(*from, *to).is_some());
-                kept.assign(worker, sub_model, if stands { *node } else { root });
-            }
-        }
-        Some(kept)
-    };
-    let jobs: Option<Vec<_>> = workload.jobs().iter().zip(before.jobs()).map(of_job).collect();
-    GradientSchedule::new(workload, jobs?, residence).ok()
 }
 
 /// The bound, and the shares that reach it.

@@ -106,19 +106,6 @@ impl Workload {
     pub fn jobs(&self) -> &[Job] {
         &self.jobs
     }
-
-    /// The same jobs where some nodes are gone, to plan again. A job loses the servers that are
-    /// gone, if it has others.
-    ///
-    /// # Errors
-    /// When a worker or a job's only server is gone, or has no way left.
-    pub fn without(&self, gone: &[NodeId]) -> Result<Self, WorkloadError> {
-        let mut jobs = self.jobs.clone();
-        for job in &mut jobs {
-            job.servers.retain(|server| !gone.contains(server));
-        }
-        Self::new(self.topology.without(gone), jobs)
-    }
 }
 
 fn check(topology: &Topology, job: &Job) -> Result<(), WorkloadError> {
@@ -393,25 +380,5 @@ mod tests {
         assert!(refused.contains("name fewer servers"), "{refused}");
         let one = Job { servers: hosts[..1].into(), ..own };
         Workload::new(tree, vec![one]).expect("one server");
-    }
-
-    #[test]
-    fn what_is_gone_takes_servers_along_and_cuts_workers_off() {
-        let topology = testbed();
-        let node = |name: &str| topology.node(name).expect("a node");
-        let mut job = job(&topology);
-        job.servers.push(node("w8"));
-        let whole = Workload::new(topology.clone(), vec![job]).expect("a workload");
-        let left = whole.without(&[node("s1")]).expect_err("w1 is behind it").to_string();
-        assert!(left.contains("worker w1") && left.contains("a switch between them is gone"), "{left}");
-        let left = whole.without(&[node("ps")]).expect("the other server is left");
-        assert_eq!(left.jobs()[0].servers, [node("w8")]);
-        assert!(
-            whole
-                .without(&[node("ps"), node("w8")])
-                .expect_err("none left")
-                .to_string()
-                .contains("no servers")
-        );
     }
 }

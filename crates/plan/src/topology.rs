@@ -104,23 +104,6 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The same without what is gone: the nodes keep their ids, and no way leads through or to
-    /// them.
-    #[must_use]
-    pub fn without(&self, gone: &[NodeId]) -> Self {
-        let mut left = self.clone();
-        for node in gone {
-            for (other, link) in std::mem::take(&mut left.neighbours[node.index()]) {
-                left.neighbours[other.index()].retain(|(_, its)| *its != link);
-            }
-            if let NodeKind::Switch { memory_bytes } = &mut left.nodes[node.index()].kind {
-                *memory_bytes = None;
-            }
-        }
-        left.measure();
-        left
-    }
-
     fn measure(&mut self) {
         let count = self.nodes.len();
         self.distances = vec![UNREACHABLE; count * count];
@@ -380,16 +363,6 @@ mod tests {
         assert_eq!(line.distance(NodeId(0), NodeId(1)), Some(1));
         assert_eq!(line.distance(NodeId(0), NodeId(2)), None);
         assert!(line.route(NodeId(0), NodeId(2), 0).is_empty());
-    }
-
-    #[test]
-    fn what_is_gone_carries_nothing_and_ids_stay() {
-        let left = diamond().without(&[NodeId(2)]);
-        let spread = left.spread(NodeId(0), NodeId(5));
-        assert_eq!(spread, [(0, 1.0), (2, 1.0), (4, 1.0), (5, 1.0)]);
-        assert_eq!(left.programmable().collect::<Vec<_>>(), [NodeId(1), NodeId(3), NodeId(4)]);
-        let cut = diamond().without(&[NodeId(2), NodeId(3)]);
-        assert_eq!(cut.distance(NodeId(0), NodeId(5)), None);
     }
 
     #[test]
