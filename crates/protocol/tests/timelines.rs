@@ -273,11 +273,11 @@ impl Kindred for Atp {
     type Machine = AtpSwitch<u16>;
 
     fn start(said: Fields<'_>) -> AtpSwitch<u16> {
-        said.only(&["aggregators", "level"]);
+        said.only(&["aggregators", "level", "ways"]);
         let mut switch = AtpSwitch::new(AtpSwitchConfig {
             aggregators: said.number("aggregators").expect("aggregators="),
             elements: FRAGMENT as u16,
-            ways: 1,
+            ways: said.number("ways").unwrap_or(1),
             stale: Duration::from_micros(1000),
             ecn_threshold_packets: None,
         });

@@ -13,6 +13,10 @@ use core::time::Duration;
 use fanin_wire::{Collective, FragmentHeader, FragmentPacket, Generation, JobId, Preamble};
 
 use crate::machine::Instant;
+use crate::transport::mix;
+
+/// Fragments that a table remembers to have collided: several windows.
+const COLLIDED_MAX: usize = 8192;
 
 /// A set of contributors to a sum.
 pub trait Bits:
@@ -159,6 +163,10 @@ pub(super) struct AggregatorTable<B> {
     elements: usize,
     ways: u8,
     in_use: u32,
+    /// Fragments of which a part found no aggregator: the rest of them goes the same way, to the
+    /// server. In an aggregator it would wait for that part. Each has one place here, and loses it
+    /// to the next one. None with one way, the paper's.
+    collided: Vec<Option<Identifier>>,
 }
 
 impl<B: Bits> AggregatorTable<B> {
@@ -166,7 +174,15 @@ impl<B: Bits> AggregatorTable<B> {
     /// `ways`.
     pub(super) fn new(count: u32, elements: u16, ways: u8) -> Self {
         let (count, elements) = (count as usize, usize::from(elements));
-        Self { aggregators: vec![None; count], values: vec![0; count * elements], elements, ways, in_use: 0 }
+        let remembered = if ways > 1 { count.min(COLLIDED_MAX) } else { 0 };
+        Self {
+            aggregators: vec![None; count],
+            values: vec![0; count * elements],
+            elements,
+            ways,
+            in_use: 0,
+            collided: vec![None; remembered],
+        }
     }
 
     /// The aggregators of an index, its own first. All fragments of a number have the same ones,
@@ -180,6 +196,17 @@ impl<B: Bits> AggregatorTable<B> {
     /// while there is one.
     pub(super) fn serving(&self, index: u32, identifier: &Identifier) -> Option<usize> {
         self.set(index).find(|at| self.aggregators[*at].is_some_and(|one| one.identifier == *identifier))
+    }
+
+    /// The place of a fragment among those that collided.
+    fn collided_at(&self, identifier: &Identifier) -> Option<usize> {
+        let place = mix(u64::from(identifier.job.0)) ^ identifier.sequence;
+        place.checked_rem(self.collided.len() as u64).map(|place| place as usize)
+    }
+
+    /// Whether a part of the fragment found no aggregator.
+    fn has_collided(&self, identifier: &Identifier) -> bool {
+        self.collided_at(identifier).is_some_and(|at| self.collided[at] == Some(*identifier))
     }
 
     /// The fragment that an aggregator serves.
@@ -209,13 +236,19 @@ impl<B: Bits> AggregatorTable<B> {
         let fits = payload.len() <= self.elements * 4;
         // Figure 7, boxes 1 and 2: other fragments' do not count.
         let serving = self.serving(part.index, &identifier);
-        let place = serving.or_else(|| self.reserve(part, &identifier));
+        let place = match serving {
+            None if self.has_collided(&identifier) => return Outcome::Collision,
+            None => self.reserve(part, &identifier),
+            serving => serving,
+        };
         let Some(at) = place.filter(|_| fits) else {
-            return if self.is_succeeded(part, &identifier) {
-                Outcome::Succeeded
-            } else {
-                Outcome::Collision
-            };
+            if self.is_succeeded(part, &identifier) {
+                return Outcome::Succeeded;
+            }
+            if let Some(at) = self.collided_at(&identifier) {
+                self.collided[at] = Some(identifier);
+            }
+            return Outcome::Collision;
         };
         let value = &mut self.values[at * self.elements..][..payload.len() / 4];
         let aggregator = match &mut self.aggregators[at] {
@@ -300,7 +333,8 @@ impl<B: Bits> AggregatorTable<B> {
     /// One lost packet makes all workers send their fragments again. The paper's switch sends what
     /// it has to the server then, and all these packets too. Here a sum stays that lacks one worker
     /// at most. The lost packet completes it, and the other packets end here. The paper's rule holds
-    /// once a worker sends again for the second time, or all workers have but the missing one.
+    /// once a worker sends again for the second time, or all workers have but the missing one. With
+    /// one way, it holds at once.
     pub(super) fn merge_resent<L>(
         &mut self,
         now: Instant,
@@ -322,7 +356,8 @@ impl<B: Bits> AggregatorTable<B> {
         let asks_again = aggregator.asked & part.bit != B::default();
         let is_first = aggregator.asked == B::default();
         aggregator.asked = aggregator.asked | part.bit;
-        if is_complete {
+        let is_papers = self.ways == 1;
+        if is_complete && !is_papers {
             if is_in && !asks_again {
                 return if is_first { ResendOutcome::Again } else { ResendOutcome::Duplicate };
             }
@@ -333,17 +368,18 @@ impl<B: Bits> AggregatorTable<B> {
         if !is_in {
             aggregator.add(now, part.bit, packet.header.next_exponent);
             fanin_quant::add_saturating_le(value, packet.payload);
-            if aggregator.is_complete() {
+            if aggregator.is_complete() && !is_papers {
                 return ResendOutcome::Complete;
             }
-        } else if !asks_again && aggregator.lacks_one() && aggregator.asked != aggregator.bitmap {
+        } else if !is_papers && !asks_again && aggregator.lacks_one() && aggregator.asked != aggregator.bitmap
+        {
             return ResendOutcome::Duplicate;
         }
         // Box 7.
         let aggregator = *aggregator;
         self.free(at);
         let value = &self.values[at * self.elements..][..packet.payload.len() / 4];
-        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled: is_in }
+        ResendOutcome::Flush { sum: aggregator.aggregate(value), stalled: is_in && !is_complete }
     }
 
     /// Frees the fragment's aggregator: at higher levels when it is sent again (Figure 17, box 3).
@@ -379,6 +415,11 @@ impl<B: Bits> AggregatorTable<B> {
 
     /// Frees everything of a job.
     pub(super) fn forget(&mut self, job: JobId) {
+        for place in &mut self.collided {
+            if place.is_some_and(|identifier| identifier.job == job) {
+                *place = None;
+            }
+        }
         for place in &mut self.aggregators {
             if place.is_some_and(|aggregator| aggregator.identifier.job == job) {
                 *place = None;

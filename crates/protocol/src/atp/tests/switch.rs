@@ -38,6 +38,13 @@ fn switch() -> AtpSwitch<u16> {
     switch_of_level(0)
 }
 
+/// As `fanin switch` is, where the paper's has one way.
+fn switch_with_two_ways() -> AtpSwitch<u16> {
+    let mut switch = AtpSwitch::new(AtpSwitchConfig { ways: 2, ..config(16) });
+    switch.add_job(route(3, 0)).unwrap();
+    switch
+}
+
 /// Figure 4: A1 and A2 of job 3 meet in aggregator 7, B1 and B2 find aggregator 9 taken by job 1.
 #[test]
 fn figure_4_one_fragment_is_aggregated_here_and_one_at_the_server() {
@@ -128,7 +135,7 @@ fn sums_saturate_and_stay_so() {
 /// Figure 17 at the first level, boxes 1 and 5 to 7, for a sum that lacks one worker: w2.
 #[test]
 fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     let of_three = |bit, value| of(bit, value, 3);
     assert_eq!(of_three(0, 1).to(&mut switch, 1), Verdict::Absorb);
     assert_eq!(of_three(1, 2).to(&mut switch, 2), Verdict::Absorb);
@@ -153,7 +160,7 @@ fn a_lost_fragment_completes_its_sum_and_what_else_is_sent_again_ends_here() {
 
 #[test]
 fn a_whole_sum_is_sent_again_once_whoever_sends_again() {
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     fragment(0, 0, 1).to(&mut switch, 1);
     fragment(1, 0, 2).to(&mut switch, 2);
     assert_eq!(sent(&mut switch), ["[100] #0 L1 11/1: 3"]);
@@ -165,7 +172,7 @@ fn a_whole_sum_is_sent_again_once_whoever_sends_again() {
 
 #[test]
 fn once_all_that_are_in_sent_again_the_missing_one_is_not_waited_for() {
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     let of_three = |bit, value| of(bit, value, 3);
     of_three(0, 1).to(&mut switch, 1);
     of_three(1, 2).to(&mut switch, 2);
@@ -177,7 +184,7 @@ fn once_all_that_are_in_sent_again_the_missing_one_is_not_waited_for() {
 
 #[test]
 fn who_asked_before_a_sum_was_whole_asks_for_it_anew() {
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     let of_three = |bit, value| of(bit, value, 3);
     of_three(0, 1).to(&mut switch, 1);
     of_three(1, 2).to(&mut switch, 2);
@@ -191,7 +198,7 @@ fn who_asked_before_a_sum_was_whole_asks_for_it_anew() {
 
 #[test]
 fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     let of_four = |bit, value| of(bit, value, 4);
     of_four(0, 1).to(&mut switch, 1);
     assert_eq!(of_four(1, 2).resent().to(&mut switch, 2), Verdict::Forward, "lost before, and merged");
@@ -201,7 +208,7 @@ fn figure_17_the_first_resend_takes_a_sum_along_that_lacks_several() {
 
 #[test]
 fn figure_17_box_5_what_is_in_already_is_not_added_again() {
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     let of_four = |bit, value| of(bit, value, 4);
     of_four(0, 1).to(&mut switch, 1);
     of_four(1, 2).with(|header| header.flags.ecn = true).to(&mut switch, 2);
@@ -276,8 +283,7 @@ fn a_job_that_died_leaves_its_aggregator_to_who_comes_after_the_timeout() {
 /// Fragments 0, 1 and 2 of the same index, and a set of two aggregators.
 #[test]
 fn with_two_ways_a_fragment_takes_the_neighbour_and_all_of_its_workers_meet_there() {
-    let mut switch = AtpSwitch::new(AtpSwitchConfig { ways: 2, ..config(16) });
-    switch.add_job(route(3, 0)).unwrap();
+    let mut switch = switch_with_two_ways();
     let at = |bit, sequence, value| fragment(bit, sequence, value).at(7);
     assert_eq!(at(0, 0, 1).to(&mut switch, 1), Verdict::Absorb);
     assert_eq!(at(0, 1, 10).to(&mut switch, 1), Verdict::Absorb);
@@ -294,6 +300,47 @@ fn with_two_ways_a_fragment_takes_the_neighbour_and_all_of_its_workers_meet_ther
     assert_eq!(at(0, 1, 0).answer().to(&mut switch, UP), Verdict::Multicast);
     let statistics = switch.statistics();
     assert_eq!((statistics.in_use, statistics.freed_by_parameters, statistics.collisions), (0, 2, 1));
+}
+
+/// Aggregators 6 and 7 have other fragments, until the first packet of fragment 2 has come.
+#[test]
+fn with_two_ways_a_fragment_that_collided_goes_to_the_server_from_every_worker() {
+    let mut switch = switch_with_two_ways();
+    let at = |bit, sequence, value| fragment(bit, sequence, value).at(7);
+    at(0, 0, 1).to(&mut switch, 1);
+    at(0, 1, 10).to(&mut switch, 1);
+    at(0, 2, 100).to(&mut switch, 1);
+    at(0, 0, 0).answer().to(&mut switch, UP);
+    let _ = sent(&mut switch);
+    // There is room by now, in which it would wait for the first.
+    assert_eq!(at(1, 2, 200).to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #2 L1 10/1 resend collision: 200"]);
+    assert_eq!((switch.statistics().in_use, switch.statistics().collisions), (1, 2));
+    // A job of the same number has nothing to do with it.
+    switch.remove_job(JobId(3));
+    switch.add_job(route(3, 0)).unwrap();
+    assert_eq!(at(1, 2, 200).to(&mut switch, 2), Verdict::Absorb);
+}
+
+/// With one way all is as in the paper: box 7, whatever the sum lacks.
+#[test]
+fn figure_17_with_one_way_each_resend_takes_along_what_there_is() {
+    let mut switch = switch();
+    let of_three = |bit, value| of(bit, value, 3);
+    of_three(0, 1).to(&mut switch, 1);
+    of_three(1, 2).to(&mut switch, 2);
+    assert_eq!(of_three(2, 4).resent().to(&mut switch, 3), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 111/1 resend: 7"]);
+    assert_eq!(switch.statistics().in_use, 0);
+    assert_eq!(of_three(0, 1).resent().to(&mut switch, 1), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #0 L1 1/1 resend: 1"]);
+    // So does one of a whole sum.
+    fragment(0, 1, 1).to(&mut switch, 1);
+    fragment(1, 1, 2).to(&mut switch, 2);
+    assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1: 3"]);
+    assert_eq!(fragment(1, 1, 2).resent().to(&mut switch, 2), Verdict::Forward);
+    assert_eq!(sent(&mut switch), ["[100] #1 L1 11/1 resend: 3"]);
+    assert_eq!(switch.statistics().in_use, 0);
 }
 
 #[test]
@@ -485,7 +532,7 @@ fn what_passes_through_has_one_bounded_room_for_all_jobs_and_sums_need_none() {
 #[test]
 fn a_sum_that_was_overtaken_before_it_was_sent_is_not_sent_from_another_fragments_aggregator() {
     // By a second resend; by parameters; by another fragment in its place.
-    let mut switch = switch();
+    let mut switch = switch_with_two_ways();
     let complete = |switch: &mut AtpSwitch<u16>, sequence| {
         assert_eq!(fragment(0, sequence, 1).to(switch, 1), Verdict::Absorb);
         assert_eq!(fragment(1, sequence, 2).to(switch, 2), Verdict::Forward);
