@@ -49,7 +49,7 @@ fn parse(bytes: &[u8]) {
 
 fn write_again<L: Label>(packet: &FragmentPacket<'_, L>, bytes: &[u8]) {
     let mut out = vec![0; bytes.len()];
-    let elements = packet.payload.len() / 4;
+    let elements = packet.elements();
     let written = FragmentPacket::write(&mut out, KEY, &packet.preamble, &packet.header, elements, |payload| {
         payload.copy_from_slice(packet.payload);
     });
@@ -66,8 +66,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
     parse(&ours);
     // So is a length that counts: a payload as int32, as bfloat16, as int8, none, and a fragment of
-    // a gradient; a start, a report, a stop.
-    for length in [40 + 1024, 40 + 4 + 1024, 40 + 924, 72, 72 + 256, 48, 40, 28] {
+    // a gradient, also of two bytes an element; a start, a report, a stop.
+    for length in [40 + 1024, 40 + 4 + 1024, 40 + 924, 72, 72 + 256, 72 + 128, 48, 40, 28] {
         ours.resize(length, 0);
         parse(&ours);
     }
