@@ -163,9 +163,9 @@ pub(super) struct AggregatorTable<B> {
     elements: usize,
     ways: u8,
     in_use: u32,
-    /// Fragments of which a part found no aggregator: the rest of them goes the same way, to the
-    /// server. In an aggregator it would wait for that part. Each has one place here, and loses it
-    /// to the next one. None with one way, the paper's.
+    /// Fragments for which one packet found no aggregator. The other packets go on to the server,
+    /// too: in an aggregator they would wait for that one. A later fragment may take the place of
+    /// an earlier one here. Empty with one way, the paper's.
     collided: Vec<Option<Identifier>>,
 }
 

@@ -135,9 +135,9 @@ impl JobConfig {
         Ok(self)
     }
 
-    /// The type of two bytes in which a worker's fragments of a tensor leave, if they do: whoever
-    /// adds them scales them. A worker that is to know beforehand whether a sum could overflow
-    /// does it itself.
+    /// The type of two bytes in which a worker's fragments of a tensor leave, if they do. The
+    /// machine that adds them scales them. A proactive worker scales its own, to know whether a sum
+    /// could overflow.
     pub(crate) fn contributes_as(&self, collective: Collective) -> Option<Dtype> {
         collective.half().filter(|_| self.overflow == Overflow::Reactive)
     }
@@ -218,8 +218,8 @@ pub struct WorkerPlan<A, D> {
 /// The factor of the values of a fragment with `exponent`, in a job of so many workers.
 ///
 /// Under an exponent m no sum of values up to 2^m saturates. Each counts at most (2^31 - 1 - n) / n
-/// and half a unit for rounding (§B.3, with one unit less than there because the largest integer
-/// means "saturated").
+/// and half a unit for rounding (§B.3). That is one unit less than there, because the largest
+/// integer means "saturated".
 pub(super) fn factor(exponent: i16, workers: u16) -> f64 {
     if exponent == GradientHeader::STATIC_FACTOR {
         return STATIC_FACTOR;

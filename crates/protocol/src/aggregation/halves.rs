@@ -17,8 +17,8 @@ pub(super) struct Halves {
 
 impl Halves {
     /// The packet with elements of four bytes, which it may have already. Values that are to be
-    /// added become integers for a sum of so many workers; original values, and parameters that are
-    /// handed back, become float32.
+    /// added become integers for a sum of so many workers. Original values and parameters that are
+    /// handed back become float32.
     pub(super) fn widen<'a, L>(
         &'a mut self,
         packet: FragmentPacket<'a, L>,
