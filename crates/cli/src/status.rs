@@ -121,6 +121,7 @@ enum State<'a> {
         generation: u16,
         /// Of a rank in a shard: SwitchML's slots, the fragments of ATP and GOAT.
         in_flight: u16,
+        shards: u8,
         elements: u16,
         wire_dtype: &'static str,
         security: &'static str,
@@ -314,6 +315,7 @@ fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
             job,
             generation,
             in_flight,
+            shards,
             elements,
             wire_dtype,
             security,
@@ -333,6 +335,7 @@ fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
             id: job.0,
             generation: generation.0,
             in_flight: *in_flight,
+            shards: *shards,
             elements: *elements,
             wire_dtype: match wire_dtype {
                 WireDtype::SharedExponent if protocol.aggregates() => "integers",

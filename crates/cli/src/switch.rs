@@ -41,8 +41,8 @@ use crate::{logging, output};
     fanin switch --listen 0.0.0.0:4800 --protocol goat  on 10.0.0.8, the root\n  \
     fanin switch --listen 0.0.0.0:4800 --protocol goat --upstream 10.0.0.8:4800\n  \
     \u{20}                                                  a rack's switch below it\n  \
-    fanin switch --listen 0.0.0.0:4800 --upstream 10.0.0.8:4800 --shards 4\n  \
-    \u{20}                                                  a rack, whose root (fanin switch --shards 4) is 10.0.0.8")]
+    fanin switch --listen 0.0.0.0:4800 --upstream 10.0.0.8:4800\n  \
+    \u{20}                                                  a rack, whose root (fanin switch) is 10.0.0.8")]
 pub(crate) struct Arguments {
     /// Address and port, TCP and UDP; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = SWITCH_DEFAULT, value_parser = listen)]
@@ -55,8 +55,8 @@ pub(crate) struct Arguments {
     /// the sum on
     #[arg(long, value_name = "HOST:PORT")]
     upstream: Option<String>,
-    /// With --upstream, ATP and GOAT: aggregators for all jobs together; with 0 it only forwards
-    /// [default: 4096]
+    /// With --upstream, ATP and GOAT: aggregators in each shard, for all jobs together; with 0 it
+    /// only forwards [default: 4096]
     #[arg(long, value_name = "N")]
     aggregators: Option<u32>,
     /// Cores that sum [default: one in four, at least 2 and at most 8]
@@ -135,10 +135,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Cores that sum.
 fn shards(arguments: &Arguments) -> usize {
-    match arguments.protocol.is_divided() {
-        true => arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards),
-        false => 1,
-    }
+    arguments.shards.unwrap_or_else(SwitchServerConfig::automatic_shards)
 }
 
 /// A switch with an upstream.
@@ -164,7 +161,6 @@ fn said_rate(text: &str) -> Result<Rate, String> {
 fn check(arguments: &Arguments) -> anyhow::Result<()> {
     let (protocol, is_root) = (arguments.protocol, arguments.upstream.is_none());
     let title = protocol.title();
-    let of_cores = ("--shards", arguments.shards.is_some());
     let of_root = [
         ("--heartbeat-timeout", arguments.heartbeat_timeout.is_some()),
         ("--join-timeout-max", arguments.join_timeout_max.is_some()),
@@ -178,9 +174,6 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if let Some(option) = given(&of_root).filter(|_| !is_root) {
         bail!("{option} is not for a switch with --upstream, whose root decides that; leave it out");
-    }
-    if let Some(option) = given(&[of_cores]).filter(|_| !protocol.is_divided()) {
-        bail!("{option} is not for a switch of {title}, which has one shard; leave it out");
     }
     if arguments.pool_units.is_some() && !is_root && protocol.aggregates() {
         bail!(

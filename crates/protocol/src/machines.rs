@@ -70,8 +70,9 @@ pub type Peers<'a, A> = &'a dyn Fn(SocketAddr) -> Result<A, String>;
 pub struct OwnChoices {
     /// Whether its window shrinks when packets are lost, of a protocol that has that.
     pub congestion_control: bool,
-    /// Jobs that the ranks of its machine have side by side, this one included.
-    pub columns: u16,
+    /// Windows that the ranks of its machine have side by side, this one included: of each job of
+    /// theirs, one a shard.
+    pub windows: u16,
 }
 
 /// The machines of a protocol, over addresses `A` and memory of tensors `T`.

@@ -154,12 +154,14 @@ impl<R: Role> DataPath for InRole<R> {
 
     fn figures(&self, jobs: &[JobId]) -> Figures {
         let progress = |job: &JobId| Some((*job, self.host.job_progress(*job)?));
-        // A machine with aggregators has one shard.
-        let tables = self.host.ask_all(|machine, _| machine.table());
+        let tables = self.host.ask_all(|machine, _| machine.table()).into_iter().flatten().flatten();
         Figures {
             received: self.host.received(),
             io: self.host.io_statistics(),
-            table: tables.into_iter().flatten().next().flatten(),
+            table: tables.reduce(|mut sum, shard| {
+                sum += shard;
+                sum
+            }),
             jobs: jobs.iter().filter_map(progress).collect(),
         }
     }

@@ -490,9 +490,6 @@ fn check(services: &[Service]) -> io::Result<()> {
     for Service { job, shards, share, .. } in services {
         job.check()?;
         check_shards(*shards)?;
-        if *shards != 1 && !job.is_divided() {
-            return Err(invalid(format!("a job of {} in {shards} shards: it has one", job.shape())));
-        }
         if services.len() > 1 && !job.is_divided() {
             let (shape, count) = (job.shape(), services.len());
             return Err(invalid(format!("a job of {shape} with {count} switches: a worker has one")));
@@ -565,7 +562,7 @@ mod tests {
         let retransmission = RetransmissionConfig::default();
         let driver = WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap();
         let config = atp_job();
-        let other = Membership::of(&Atp, RankTerms { config, directions: Directions::default(), columns: 1 });
+        let other = Membership::of(&Atp, RankTerms { config, directions: Directions::default(), windows: 1 });
         let resumed = driver.resume(0, other, 1, switch);
         assert_eq!(resumed.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }

@@ -114,7 +114,7 @@ fn atp_job(id: JobId, workers: u16) -> Membership {
         wire_dtype: WireDtype::SharedExponent,
         originals_elements_max: 0,
     };
-    Membership::of(&Atp, RankTerms { config, directions: Directions::default(), columns: 1 })
+    Membership::of(&Atp, RankTerms { config, directions: Directions::default(), windows: 1 })
 }
 
 #[test]

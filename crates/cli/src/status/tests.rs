@@ -9,6 +9,7 @@ fn status() -> SwitchStatus {
         job: JobId(9),
         generation: Generation(1),
         in_flight: 64,
+        shards: 2,
         elements: 352,
         wire_dtype: WireDtype::Bfloat16,
         security: Security::Encrypt,

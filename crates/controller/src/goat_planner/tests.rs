@@ -15,6 +15,7 @@ fn tree(switches: &[(u32, Option<usize>)], ranks: &[Option<usize>]) -> SwitchTre
         hop: Hop {
             instance: at as u64,
             address: address(at),
+            shards: 1,
             aggregators: *aggregators,
             elements: 2048,
             receive_buffer_bytes: 16 << 20,
@@ -99,7 +100,7 @@ const UPSTREAM: &str = "10.0.0.99:4800";
 
 /// Who sums each part of a rank's stream.
 fn nodes_of((admission, seats): &(Admission, Seats), rank: u16) -> Vec<u16> {
-    let own = OwnChoices { congestion_control: true, columns: 1 };
+    let own = OwnChoices { congestion_control: true, windows: 1 };
     let part = &seats.ranks[usize::from(rank)];
     let terms = <Goat as Machines<SocketAddr, Part>>::rank_terms(admission.identity(), Rank(rank), part, own);
     terms.expect("its own part").assignment.nodes().iter().map(|node| node.0).collect()

@@ -342,6 +342,7 @@ impl Jobs {
             heartbeat_timeout_ms: u64::try_from(limits.heartbeat_timeout.as_millis()).unwrap_or(u64::MAX),
             lineage: table.registry.lineage(job),
             world_size: admission.world_size.into(),
+            shards: admission.shards.into(),
             parts,
         })
     }
@@ -353,7 +354,7 @@ impl Jobs {
         let share = |share: &Share| proto::PlannedShare {
             switch: admission.tree.switches[share.switch].hop.address.to_string(),
             share: f64::from(share.millionths) / 1e6,
-            aggregators: share.aggregators,
+            aggregators: share.aggregators.saturating_mul(admission.shards.into()),
         };
         admission.seats.shares.iter().map(share).collect()
     }

@@ -102,10 +102,10 @@ struct RunningJob<'a> {
 
 impl<'a> RunningJob<'a> {
     fn of(jobs: &Jobs, figures: &Figures, job: &'a JobSnapshot) -> Option<Self> {
-        let JobState::Running { job: id, in_flight, ref left, .. } = job.state else { return None };
+        let JobState::Running { job: id, in_flight, shards, ref left, .. } = job.state else { return None };
         Some(Self {
             name: &job.name,
-            in_flight: u64::from(in_flight) * jobs.driver.shards() as u64,
+            in_flight: u64::from(in_flight) * u64::from(shards),
             ranks: Ranks::all(job.world_size).without(left).iter().collect(),
             // It may have ended since.
             progress: figures.jobs.get(&id)?.clone(),

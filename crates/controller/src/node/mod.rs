@@ -132,9 +132,7 @@ pub enum ServerError {
         cause: io::Error,
     },
     /// A switch of so many shards cannot be.
-    #[error(
-        "{0} shards: a switch has 1 to {SHARDS_MAX}, with a protocol whose jobs are not divided it has one"
-    )]
+    #[error("{0} shards: a switch has 1 to {SHARDS_MAX}")]
     Shards(usize),
     /// The protocol has no such switch.
     #[error("{0}")]
@@ -178,8 +176,7 @@ impl SwitchServer {
     pub fn start_behind(config: SwitchServerConfig, acceptor: Acceptor) -> Result<Self, ServerError> {
         let shards = u8::try_from(config.shards)
             .ok()
-            .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)))
-            .filter(|shards| *shards == 1 || config.protocol.is_divided());
+            .filter(|shards| (1..=SHARDS_MAX).contains(&usize::from(*shards)));
         let shards = shards.ok_or(ServerError::Shards(config.shards))?;
         // One that is in no list is served alone.
         let alone = Alone(config.protocol);

@@ -218,7 +218,7 @@ impl Relay {
         Ok(proto::Relay {
             address: self.name(),
             upstream: self.upstream.name(),
-            aggregators: if self.protocol.aggregates() { self.memory.aggregators } else { 0 },
+            aggregators: figures.table.map_or(0, |table| table.aggregators),
             outdated: dropped(&figures.received, Reason::Generation),
             in_use: figures.in_use(),
             jobs: figures.jobs.iter().map(job).collect(),
@@ -246,6 +246,7 @@ impl Relay {
             address: String::new(),
             receive_buffer_bytes: self.driver.receive_buffer_bytes() as u64,
             mtu_bytes: u32::try_from(mtu).unwrap_or(u32::MAX),
+            shards: self.memory.shards.into(),
             aggregators: self.memory.aggregators,
             elements: u32::from(ELEMENTS),
             rate_bps: upward.link_bps,

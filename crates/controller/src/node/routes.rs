@@ -37,6 +37,10 @@ impl Route {
         if message.parts.is_empty() {
             return Err("it counts too few switches on the way".into());
         }
+        let (its, own) = (message.shards, memory.shards);
+        if its > own.into() {
+            return Err(format!("it has {its} shards, this one {own}: start it with --shards {its}"));
+        }
         let part = message.parts.remove(0);
         let (key, workers) = (key(&message.key)?, narrow(message.world_size, "world_size")?);
         Ok(Self {
@@ -199,6 +203,7 @@ mod tests {
         let hop = |instance: usize| Hop {
             instance: instance as u64,
             address: ([10, 0, 0, instance as u8], 4800).into(),
+            shards: 1,
             aggregators: 8,
             elements: 2048,
             receive_buffer_bytes: 16 << 20,
@@ -244,15 +249,20 @@ mod tests {
         }
     }
 
-    fn taken(name: &str, generation: u16, upstream: u16, part: Option<Vec<u8>>) -> Result<Route, String> {
-        let mut message = proto::Route {
+    fn message(part: Option<Vec<u8>>) -> proto::Route {
+        proto::Route {
             job: "a".into(),
             heartbeat_timeout_ms: 1000,
             key: KEY.to_bytes().into(),
             lineage: None,
             parts: part.into_iter().collect(),
             world_size: 3,
-        };
+            shards: 1,
+        }
+    }
+
+    fn taken(name: &str, generation: u16, upstream: u16, part: Option<Vec<u8>>) -> Result<Route, String> {
+        let mut message = message(part);
         let upstream = ([10, 0, 0, 9], upstream).into();
         let route =
             Route::take((JOB, Generation(generation)), upstream, &mut message, (protocol(name), &MEMORY));
@@ -346,6 +356,19 @@ mod tests {
     }
 
     #[test]
+    fn a_job_of_more_shards_than_the_switch_has_is_refused_with_the_cure() {
+        let mut divided = proto::Route { shards: 2, ..message(Some(Vec::new())) };
+        let error = Route::take(
+            (JOB, Generation(0)),
+            ([10, 0, 0, 9], 9).into(),
+            &mut divided,
+            (protocol("atp"), &MEMORY),
+        );
+        let error = error.expect_err("fewer shards");
+        assert!(error.contains("it has 2 shards, this one 1: start it with --shards 2"), "{error}");
+    }
+
+    #[test]
     fn a_job_ends_with_its_last_rank_or_by_silence() {
         let (mut routes, now) = (Routes::default(), Instant::now());
         for rank in [0, 3] {
@@ -363,6 +386,7 @@ mod tests {
         let hop = |instance: u8| Hop {
             instance: instance.into(),
             address: ([10, 0, 0, instance], 4800).into(),
+            shards: 1,
             aggregators: 8,
             elements: 64,
             receive_buffer_bytes: 16 << 20,

@@ -351,6 +351,7 @@ fn hop(message: &proto::Hop) -> Result<Hop, Malformed> {
     Ok(Hop {
         instance: message.instance,
         address: (ip, narrow(message.port, "port")?).into(),
+        shards: narrow(message.shards, "shards")?,
         aggregators: message.aggregators,
         elements: narrow(message.elements, "elements")?,
         receive_buffer_bytes: usize::try_from(message.receive_buffer_bytes).unwrap_or(usize::MAX),
@@ -435,6 +436,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
             job: id,
             generation,
             in_flight,
+            shards,
             elements,
             wire_dtype,
             security,
@@ -447,6 +449,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 job_id: id.0,
                 generation: generation.0.into(),
                 in_flight: in_flight.into(),
+                shards: shards.into(),
                 elements: elements.into(),
                 left: left.words().to_vec(),
                 in_use: progress.in_use,

@@ -45,14 +45,12 @@ pub(super) struct Memory {
 impl From<&Memory> for proto::Resume {
     fn from(memory: &Memory) -> Self {
         let counts = |exchanges: &Vec<u32>| proto::Counts { exchanges: exchanges.clone() };
-        // Where nobody counts exchanges, each shard says nothing.
-        let completed = memory.completed.iter().filter(|exchanges| !exchanges.is_empty());
         Self {
             lineage: memory.job.key().lineage(),
             generation: memory.job.generation().0.into(),
             elements: memory.job.elements().into(),
             in_flight: memory.job.in_flight().into(),
-            completed: completed.map(counts).collect(),
+            completed: memory.completed.iter().map(counts).collect(),
         }
     }
 }
@@ -190,9 +188,8 @@ fn taken(
         );
         return Err(not_a_switch(switch, cause));
     }
-    let own = OwnChoices { congestion_control: config.congestion_control, columns: config.columns };
     let rank = Rank(config.rank as u16);
-    let admitted = Admitted::new(asked, &admission, connection.address, rank, own).map_err(wrong)?;
+    let admitted = Admitted::new(asked, &admission, connection.address, rank, config).map_err(wrong)?;
     let unsecured = admitted.job.key().security() != config.agreed.security;
     let unsecured = unsecured.then(|| format!("security {}", config.agreed.security.name()));
     let unknown = unsecured.or_else(|| admitted.job.lacks(&config.agreed_at(0), config.paths));
@@ -224,7 +221,7 @@ impl Admitted {
         admission: &proto::Admission,
         by: SocketAddr,
         rank: Rank,
-        own: OwnChoices,
+        config: &SessionConfig,
     ) -> Result<Self, Malformed> {
         let heartbeat_timeout = Duration::from_millis(admission.heartbeat_timeout_ms);
         if heartbeat_timeout.is_zero() {
@@ -241,9 +238,12 @@ impl Admitted {
             workers: narrow(admission.world_size, "world_size")?,
             resumed: admission.resumed,
         };
+        let shards = narrow::<u8>(admission.shards, "shards")?;
+        let windows = config.columns.saturating_mul(shards.into());
+        let own = OwnChoices { congestion_control: config.congestion_control, windows };
         Ok(Self {
             job: protocol.membership(job, rank, &admission.part, own)?,
-            shards: usize::from(narrow::<u8>(admission.shards, "shards")?),
+            shards: shards.into(),
             heartbeat_timeout,
             switch_instance: admission.switch_instance,
             way: way_from(by, &admission.way),

@@ -109,6 +109,8 @@ pub enum JobStatusState {
         generation: Generation,
         /// Packets of a rank that may be in flight in a shard: its window.
         in_flight: u16,
+        /// Its shards: no more than the switch has, nor any switch on the way.
+        shards: u8,
         /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as
         /// int8.
         elements: u16,
@@ -267,6 +269,7 @@ impl TryFrom<proto::Job> for JobStatus {
                 job: JobId(running.job_id),
                 generation: Generation(narrow(running.generation, "generation")?),
                 in_flight: narrow(running.in_flight, "in_flight")?,
+                shards: narrow(running.shards, "shards")?,
                 elements: narrow(running.elements, "elements")?,
                 wire_dtype: wire_dtype(running.wire_dtype)?,
                 security: security(running.security)?,

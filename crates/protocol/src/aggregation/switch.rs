@@ -178,12 +178,21 @@ pub struct Switch<A, R: Route<A>> {
 }
 
 impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
-    /// A switch without jobs. All its aggregators' memory is taken here.
+    /// A switch with one shard, without jobs. All its aggregators' memory is taken here.
     ///
     /// # Panics
     /// When the configuration was not checked: the command line does that.
     #[must_use]
     pub fn new(config: SwitchConfig) -> Self {
+        Self::of_shard(ShardId(0), config)
+    }
+
+    /// A shard of a switch, as [`Self::new`].
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn of_shard(shard: ShardId, config: SwitchConfig) -> Self {
         let config = config.check().expect("a switch is checked by who starts it");
         Self {
             config,
@@ -191,7 +200,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             occupants: BTreeMap::new(),
             passing: Passing::default(),
             halves: Halves::default(),
-            jobs: JobTable::new(ShardId(0)),
+            jobs: JobTable::new(shard),
             statistics: SwitchStatistics::default(),
         }
     }
@@ -497,7 +506,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Summer for Switch<A, R> {
             return Err(ConfigError::Jobs);
         }
         self.remove_job(id);
-        self.jobs.insert(id, Job::new(route));
+        self.jobs.insert(id, Job::new(self.jobs.shard(), route));
         Ok(())
     }
 

@@ -36,8 +36,8 @@ pub struct RankTerms {
     pub config: AtpJobConfig,
     /// The directions of the rank's packets.
     pub directions: Directions,
-    /// Jobs that the ranks of its machine have side by side, this one included.
-    pub columns: u16,
+    /// Windows that the ranks of its machine have side by side, this one included.
+    pub windows: u16,
 }
 
 /// The part that all members are told.
@@ -283,16 +283,16 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Atp {
     fn rank_terms(job: JobIdentity, _: Rank, part: &[u8], own: OwnChoices) -> Result<RankTerms, Malformed> {
         let RankPart { common, way } = read(part)?;
         let config = common.config(job)?;
-        let OwnChoices { congestion_control, columns } = own;
+        let OwnChoices { congestion_control, windows } = own;
         Ok(RankTerms {
             config: AtpJobConfig { congestion_control, ..config },
             directions: Directions::try_from(&way)?,
-            columns,
+            windows,
         })
     }
 
-    fn worker(terms: &RankTerms, _: ShardId, peer: A, when: RetransmissionConfig) -> AtpWorker<A, T> {
-        AtpWorker::new(terms.config, terms.directions, peer, when).beside(terms.columns)
+    fn worker(terms: &RankTerms, shard: ShardId, peer: A, when: RetransmissionConfig) -> AtpWorker<A, T> {
+        AtpWorker::new(terms.config, terms.directions, peer, when).in_shard(shard).beside(terms.windows)
     }
 
     fn plan(terms: &RankTerms, _: ShardId, upstream: A) -> AtpWorkerPlan<A> {
@@ -300,16 +300,16 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Atp {
         AtpWorkerPlan { id, key, generation, directions: terms.directions, upstream }
     }
 
-    fn root(_: ShardId) -> AtpServer<A> {
-        AtpServer::new()
+    fn root(shard: ShardId) -> AtpServer<A> {
+        AtpServer::of_shard(shard)
     }
 
     fn root_job(job: JobIdentity, part: &[u8], _: Peers<'_, A>) -> Result<ServerJob, String> {
         Ok(ServerJob::read(job, part)?)
     }
 
-    fn relay(_: ShardId, memory: &Memory) -> Result<AtpSwitch<A>, String> {
-        Ok(AtpSwitch::new(admission::table(memory, DEFAULT_WAYS)?))
+    fn relay(shard: ShardId, memory: &Memory) -> Result<AtpSwitch<A>, String> {
+        Ok(AtpSwitch::of_shard(shard, admission::table(memory, DEFAULT_WAYS)?))
     }
 
     fn relay_job(

@@ -6,7 +6,7 @@ use core::net::IpAddr;
 
 use fanin_wire::{Generation, IP_UDP_BYTES, JobId, Rank, VERSION};
 
-use super::protocol::{Gathered, Protocol, Seats, Terms};
+use super::protocol::{Gathered, Limits, Protocol, Seats, Terms};
 use super::{
     JoinRequest, NAMED_SUB_MODELS_MAX, Ranks, Refusal, Resume, ResumeField, SwitchTree, Ticket, is_job_name,
 };
@@ -44,6 +44,7 @@ pub(super) struct Gathering {
 pub(super) struct Plan {
     pub generation: Generation,
     pub resumed: bool,
+    pub shards: u8,
     pub terms: Terms,
     pub tree: SwitchTree,
     pub seats: Seats,
@@ -120,8 +121,7 @@ pub(super) fn check(
         return Err(Refusal::PacketsTooLong { elements, least });
     };
     if let Some(resume) = &request.resume {
-        let shards = if limits.counts_exchanges { shards } else { 0 };
-        check_resume(request.rank, resume, limits.packet_elements, shards)?;
+        check_resume(request, resume, limits, shards)?;
         fits(resume.elements.into())?;
     }
     let (rank, world_size) = (Rank(request.rank as u16), request.world_size as u16);
@@ -131,8 +131,15 @@ pub(super) fn check(
 /// Most characters of a protocol's name that a refusal repeats.
 const NAME_MAX: usize = 32;
 
-/// Checks that a memory of a job is one that a service like this one can have given, of so many shards whose exchanges are counted.
-fn check_resume(rank: u32, resume: &Resume, lengths: &[usize], shards: u8) -> Result<(), Refusal> {
+/// The shards of a job: as many as the service has, and each switch on the ways of those who ask.
+fn shards_of<'a>(requests: impl IntoIterator<Item = &'a JoinRequest>, of_service: u8) -> u8 {
+    let hops = requests.into_iter().flat_map(|request| &request.hops);
+    hops.map(|hop| hop.shards.max(1)).fold(of_service, u8::min)
+}
+
+/// Checks that a memory of a job is one that a service of so many shards can have given.
+fn check_resume(request: &JoinRequest, resume: &Resume, limits: Limits, shards: u8) -> Result<(), Refusal> {
+    let (rank, lengths) = (request.rank, limits.packet_elements);
     let mismatch =
         |field, rank_has: u32, job_has: u32| Refusal::ResumeMismatch { rank, field, rank_has, job_has };
     let saturate = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
@@ -142,11 +149,13 @@ fn check_resume(rank: u32, resume: &Resume, lengths: &[usize], shards: u8) -> Re
     if !lengths.contains(&usize::from(resume.elements)) {
         return Err(mismatch(ResumeField::Elements, resume.elements.into(), saturate(lengths[0])));
     }
-    if resume.completed.len() != usize::from(shards) {
+    let shards = shards_of([request], shards);
+    if !(1..=usize::from(shards)).contains(&resume.completed.len()) {
         return Err(mismatch(ResumeField::Shards, saturate(resume.completed.len()), shards.into()));
     }
-    match resume.completed.iter().find(|counts| counts.len() != usize::from(resume.in_flight)) {
-        Some(counts) => Err(mismatch(ResumeField::Counts, saturate(counts.len()), resume.in_flight.into())),
+    let counted = if limits.counts_exchanges { resume.in_flight } else { 0 };
+    match resume.completed.iter().find(|counts| counts.len() != usize::from(counted)) {
+        Some(counts) => Err(mismatch(ResumeField::Counts, saturate(counts.len()), counted.into())),
         None => Ok(()),
     }
 }
@@ -252,9 +261,16 @@ impl Gathering {
         self.waiting.values().next().map(|waiting| waiting.request.agreed.security).unwrap_or_default()
     }
 
-    /// What the job will be, once every rank is here.
+    /// What the job will be at a service of so many shards, once every rank is here.
     pub fn plan(&self, shards: u8, receive_buffer_bytes: usize) -> Result<Plan, Refusal> {
         let requests: Vec<&JoinRequest> = self.waiting.values().map(|waiting| &waiting.request).collect();
+        let shards = match requests[0] {
+            // What its ranks have under way is divided.
+            JoinRequest { resume: Some(resume), .. } => resume.completed.len() as u8,
+            // The parts of a model are those of one stream.
+            JoinRequest { agreed, .. } if !agreed.sub_models.is_empty() => 1,
+            _ => shards_of(requests.iter().copied(), shards),
+        };
         let tree = SwitchTree::of(&requests)?;
         let elements = self.waiting.values().map(|waiting| waiting.elements).min().unwrap_or(0);
         let ranks = Gathered { requests: &requests, tree: &tree, elements, shards, receive_buffer_bytes };
@@ -262,7 +278,14 @@ impl Gathering {
         let resumed = ranks.resumes().first().map(|resume| resume.generation);
         // May wrap: the job id is new as well, so that no packet of the old generation passes.
         let generation = resumed.map_or(0, |before| before.0.wrapping_add(1));
-        Ok(Plan { generation: Generation(generation), resumed: resumed.is_some(), terms, tree, seats })
+        Ok(Plan {
+            generation: Generation(generation),
+            resumed: resumed.is_some(),
+            shards,
+            terms,
+            tree,
+            seats,
+        })
     }
 }
 
@@ -273,6 +296,7 @@ fn agree_on_resume(rank: u32, asked: &Resume, other: &Resume) -> Result<(), Refu
             (ResumeField::Generation, u32::from(resume.generation.0)),
             (ResumeField::InFlight, resume.in_flight.into()),
             (ResumeField::Elements, resume.elements.into()),
+            (ResumeField::Shards, resume.completed.len() as u32),
         ]
     };
     let differs = facts(asked).into_iter().zip(facts(other)).find(|(rank_has, job_has)| rank_has != job_has);

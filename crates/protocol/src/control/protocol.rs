@@ -33,7 +33,7 @@ pub trait Protocol: Debug + Send + Sync + 'static {
         WireDtype::Native
     }
 
-    /// Whether a job may have several shards, and several services.
+    /// Whether a job may have several services.
     fn is_divided(&self) -> bool {
         false
     }
@@ -130,7 +130,7 @@ pub struct Gathered<'a> {
     pub tree: &'a SwitchTree,
     /// Most elements that a packet can have on every rank's way.
     pub elements: u16,
-    /// Shards of the service.
+    /// Shards of the job.
     pub shards: u8,
     /// What the kernel granted to each of its sockets.
     pub receive_buffer_bytes: usize,
@@ -229,7 +229,7 @@ pub struct Share {
     pub switch: usize,
     /// Of what all ranks send, in millionths.
     pub millionths: u32,
-    /// Those of its aggregators that the job has.
+    /// Those of its aggregators that the job has, in each shard.
     pub aggregators: u32,
 }
 
@@ -256,7 +256,7 @@ pub struct Memory {
     pub shards: u8,
     /// Memory of each shard, in units of 256 elements: for protocols with slots.
     pub pool_units: u32,
-    /// Aggregators: for protocols that have some.
+    /// Aggregators of each shard: for protocols that have some.
     pub aggregators: u32,
 }
 

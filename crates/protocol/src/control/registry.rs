@@ -361,7 +361,7 @@ impl Registry {
             key,
             generation: plan.generation,
             world_size,
-            shards: self.config.shards,
+            shards: plan.shards,
             resumed: plan.resumed,
             protocol,
             terms: plan.terms,

@@ -50,7 +50,9 @@ pub struct Hop {
     pub instance: u64,
     /// Its data port, as whom it asked sees it: for messages.
     pub address: SocketAddr,
-    /// Aggregators that all jobs share, of a protocol that has some.
+    /// Cores that sum, each with a socket and memory of its own.
+    pub shards: u8,
+    /// Aggregators of each, which all jobs share, of a protocol that has some.
     pub aggregators: u32,
     /// Elements of the longest packet that one holds.
     pub elements: u16,
@@ -69,6 +71,7 @@ impl Hop {
         Self {
             instance,
             address: ([10, 0, 0, instance as u8], 4800).into(),
+            shards: 1,
             aggregators: 100 + instance as u32,
             elements: 2048,
             receive_buffer_bytes: 16 << 20,
@@ -132,11 +135,18 @@ pub struct Resume {
     pub in_flight: u16,
     /// Elements of a full packet, as its protocol counts them.
     pub elements: u16,
-    /// Completed exchanges of each slot of each shard; they wrap. None of a protocol whose workers answer resends.
+    /// Completed exchanges of each slot of each shard; they wrap. No slots of a protocol whose workers answer resends.
     pub completed: Vec<Vec<u32>>,
 }
 
 impl Resume {
+    /// Whether a job was admitted with what is remembered.
+    pub(super) fn is_of(&self, admission: &Admission) -> bool {
+        let Admission { terms, shards, .. } = admission;
+        (self.in_flight, self.elements, self.completed.len())
+            == (terms.in_flight, terms.elements, usize::from(*shards))
+    }
+
     /// How many exchange counts it holds.
     pub(super) fn counts(&self) -> usize {
         self.completed.iter().map(Vec::len).sum()

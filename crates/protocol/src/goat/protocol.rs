@@ -149,8 +149,8 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Goat {
         Ok(terms)
     }
 
-    fn worker(terms: &RankTerms<A>, _: ShardId, peer: A, when: RetransmissionConfig) -> GoatWorker<A, T> {
-        GoatWorker::new(terms.config, terms.assignment.clone(), peer, when)
+    fn worker(terms: &RankTerms<A>, shard: ShardId, peer: A, when: RetransmissionConfig) -> GoatWorker<A, T> {
+        GoatWorker::new(terms.config, terms.assignment.clone(), peer, when).in_shard(shard)
     }
 
     fn plan(terms: &RankTerms<A>, _: ShardId, upstream: A) -> GoatWorkerPlan<A> {
@@ -158,8 +158,8 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Goat {
         GoatWorkerPlan { id, key, generation, directions: terms.assignment.clone(), upstream }
     }
 
-    fn root(_: ShardId) -> GoatServer<A> {
-        GoatServer::new()
+    fn root(shard: ShardId) -> GoatServer<A> {
+        GoatServer::of_shard(shard)
     }
 
     fn root_job(job: JobIdentity, part: &[u8], peers: Peers<'_, A>) -> Result<GoatServerJob<A>, String> {
@@ -167,8 +167,8 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Goat {
     }
 
     /// Each fragment's aggregator is its own.
-    fn relay(_: ShardId, memory: &Memory) -> Result<GoatSwitch<A>, String> {
-        Ok(GoatSwitch::new(admission::table(memory, 1)?))
+    fn relay(shard: ShardId, memory: &Memory) -> Result<GoatSwitch<A>, String> {
+        Ok(GoatSwitch::of_shard(shard, admission::table(memory, 1)?))
     }
 
     fn relay_job(

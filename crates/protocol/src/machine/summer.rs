@@ -60,6 +60,18 @@ pub struct TableStatistics {
     pub freed_stale: u64,
 }
 
+impl core::ops::AddAssign for TableStatistics {
+    /// Those of another shard.
+    fn add_assign(&mut self, other: Self) {
+        self.aggregators += other.aggregators;
+        self.in_use += other.in_use;
+        self.completed += other.completed;
+        self.freed_by_parameters += other.freed_by_parameters;
+        self.freed_by_resend += other.freed_by_resend;
+        self.freed_stale += other.freed_stale;
+    }
+}
+
 /// An event for the owner of a machine that sums: the data path found that a job cannot go on, and
 /// told its workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -196,10 +196,6 @@ impl SwitchPart {
         read(part)
     }
 
-    pub(super) const fn shards(&self) -> u32 {
-        self.common.shards
-    }
-
     /// The job as the root is told of it, or as a rack at this place of its upstream.
     fn job<A>(&self, job: JobIdentity, upstream: Option<A>) -> Result<SwitchJob<A>, Malformed> {
         let config = self.common.config(job)?;

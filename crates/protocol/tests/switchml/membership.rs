@@ -206,6 +206,7 @@ pub fn answer(world: &mut World<SwitchMl>, at: Place, incarnation: u32, seat: Se
     let hop = |rack: &usize| Hop {
         instance: *rack as u64,
         address: ([10, 0, 0, *rack as u8], 4800).into(),
+        shards: 1,
         aggregators: 0,
         elements: 0,
         receive_buffer_bytes: 16 << 20,

@@ -85,6 +85,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
     let hop = |node: &NodeId| Hop {
         instance: node.0.into(),
         address: (Ipv4Addr::from(node.0), 0).into(),
+        shards: 1,
         // All switches have as many: each index is valid everywhere.
         aggregators: u32::MAX,
         elements: request.elements,

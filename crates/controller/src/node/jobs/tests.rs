@@ -393,6 +393,7 @@ fn planned(job: &str, window: u16) -> JoinRequest {
     let hop = Hop {
         instance: 1,
         address: ([10, 0, 0, 1], 4800).into(),
+        shards: 1,
         aggregators: 64,
         elements: 2048,
         receive_buffer_bytes: 16 << 20,
@@ -407,7 +408,7 @@ fn planned(job: &str, window: u16) -> JoinRequest {
 #[tokio::test]
 async fn a_plan_that_takes_for_ever_holds_no_other_job_up() {
     let jobs = planning(Arc::new(Gated::default()));
-    let goes_on = Resume { in_flight: 2, completed: vec![], ..resume() };
+    let goes_on = Resume { in_flight: 2, completed: vec![vec![]], ..resume() };
     let slow = JoinRequest { resume: Some(goes_on), ..planned("slow", 2) };
     let [one, another] = [1, 2].map(|last| vec![IpAddr::from([10, 0, 0, last])]);
     let asked = [0, 1].map(|_| match jobs.join(slow.clone(), one.clone()) {

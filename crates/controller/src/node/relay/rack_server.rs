@@ -36,7 +36,7 @@ pub struct RackServerConfig {
     pub upstream: String,
     /// How the jobs are summed that go through it: as at the root.
     pub protocol: &'static dyn OnSockets,
-    /// What it sums with, for all jobs together. As many shards as the root has.
+    /// What it sums with, for all jobs together.
     pub memory: Memory,
     /// What its link to the upstream carries, in bits a second: for plans, and for the ranks'
     /// windows. `None` leaves that to the interface.
@@ -85,7 +85,7 @@ impl RackServer {
     ) -> Result<Self, ServerError> {
         let RackServerConfig { protocol, memory, rate_bps, .. } = config;
         let shards = usize::from(memory.shards);
-        if !(1..=SHARDS_MAX).contains(&shards) || (shards > 1 && !protocol.is_divided()) {
+        if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(ServerError::Shards(shards));
         }
         let (upstream, _) = with_port(&config.upstream).map_err(ServerError::Upstream)?;

@@ -587,13 +587,13 @@ impl<A: Copy + PartialEq, R: Roster<A>> Job<A, R> {
         ServerProgress { earliest: self.earliest(), ..self.progress }
     }
 
-    pub(super) fn poll_transmit(&mut self, train: &mut [u8]) -> Option<Transmit<'_, A>> {
+    pub(super) fn poll_transmit(&mut self, shard: ShardId, train: &mut [u8]) -> Option<Transmit<'_, A>> {
         let preamble = Preamble {
             kind: R::Label::KIND,
             job: self.config.id,
             generation: self.config.generation,
             worker: WorkerId::ALL,
-            shard: ShardId(0),
+            shard,
         };
         if let Some(reason) = self.abortion.reason() {
             self.abort_pending = false;

@@ -71,10 +71,16 @@ impl<A: Copy + PartialEq, R: Roster<A>> Default for Server<A, R> {
 }
 
 impl<A: Copy + PartialEq, R: Roster<A>> Server<A, R> {
-    /// A server without jobs.
+    /// A server without jobs, with one shard.
     #[must_use]
     pub fn new() -> Self {
-        Self { jobs: JobTable::new(ShardId(0)) }
+        Self::of_shard(ShardId(0))
+    }
+
+    /// A shard of a server, without jobs.
+    #[must_use]
+    pub fn of_shard(shard: ShardId) -> Self {
+        Self { jobs: JobTable::new(shard) }
     }
 
     /// Sets the job up again in a new generation, in which its workers are `after`, where `of` a
@@ -119,7 +125,8 @@ impl<A: Copy + PartialEq, R: Roster<A>> Endpoint for Server<A, R> {
     fn handle_timeout(&mut self, _now: Instant) {}
 
     fn poll_transmit(&mut self, _now: Instant, train: &mut [u8]) -> Option<Transmit<'_, A>> {
-        self.jobs.next_sender()?.poll_transmit(train)
+        let shard = self.jobs.shard();
+        self.jobs.next_sender()?.poll_transmit(shard, train)
     }
 
     fn poll_event(&mut self) -> Option<JobAborted> {

@@ -37,6 +37,7 @@ pub(super) enum To {
 pub(super) struct Job<A, R: Route<A>> {
     pub(super) route: R,
     /// By bit.
+    shard: ShardId,
     pub(super) children: Children<A>,
     /// Elements of four bytes, and of two, which take turns: a train has packets of one size.
     up: [VecDeque<Upward<R::Label>>; 2],
@@ -52,8 +53,9 @@ pub(super) struct Job<A, R: Route<A>> {
 }
 
 impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
-    pub(super) fn new(route: R) -> Self {
+    pub(super) fn new(shard: ShardId, route: R) -> Self {
         Self {
+            shard,
             children: route.children(),
             route,
             up: [VecDeque::new(), VecDeque::new()],
@@ -198,7 +200,7 @@ impl<A: Copy + PartialEq, R: Route<A>> Job<A, R> {
 
     fn preamble(&self, kind: Kind) -> Preamble {
         let (job, _, generation) = self.route.job();
-        Preamble { kind, job, generation, worker: WorkerId::ALL, shard: ShardId(0) }
+        Preamble { kind, job, generation, worker: WorkerId::ALL, shard: self.shard }
     }
 
     pub(super) fn abort(&mut self, abortion: Abortion, passing: &mut Passing) {

@@ -45,6 +45,7 @@ const STALLED_RETRANSMISSIONS: usize = 8;
 pub struct Worker<A, T, D: Way<A>> {
     core: WorkerCore<A, T>,
     config: JobConfig,
+    shard: ShardId,
     directions: D,
     /// Jobs side by side that take the same way, this one included.
     jobs: u16,
@@ -124,6 +125,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         Self {
             core: WorkerCore::new(stream, upstream, retransmission),
             config,
+            shard: ShardId(0),
             window: Window::new(config.window_max, directions.lanes()),
             congestion: CongestionWindow::new(
                 fragment_packet_bytes::<D::Label>(usize::from(config.elements)),
@@ -150,6 +152,12 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
         let JobConfig { window_max, congestion_control, .. } = self.config;
         self.congestion = CongestionWindow::new(bytes, window_max.into(), self.senders(), congestion_control);
         self
+    }
+
+    /// Puts the worker into another shard of its job than the first.
+    #[must_use]
+    pub fn in_shard(self, shard: ShardId) -> Self {
+        Self { shard, ..self }
     }
 
     /// Says how many jobs take the same way side by side, this one included. A worker that has sent
@@ -439,7 +447,7 @@ impl<A: Copy + PartialEq, T: Tensor, D: Way<A>> Worker<A, T, D> {
             job: self.config.id,
             generation: self.config.generation,
             worker: WorkerId::ALL,
-            shard: ShardId(0),
+            shard: self.shard,
         }
     }
 }

@@ -86,7 +86,7 @@ impl Job {
         let is_it = unheard.contains(rank)
             && request.world_size == u32::from(admission.world_size)
             && resume.generation.0.wrapping_add(1) == admission.generation.0
-            && (resume.in_flight, resume.elements) == (admission.terms.in_flight, admission.terms.elements)
+            && resume.is_of(admission)
             && admission.tree.way(rank).len() == request.hops.len();
         let Life::Running { presences } = &mut self.life else { return None };
         if !is_it {
@@ -100,10 +100,10 @@ impl Job {
     /// to join again.
     pub fn is_resumed_by(&self, request: &JoinRequest) -> bool {
         let Some(resume) = &request.resume else { return false };
-        let Admission { key, generation, world_size, terms, .. } = &self.admission;
+        let Admission { key, generation, world_size, .. } = &self.admission;
         self.is_running()
             && (resume.lineage, resume.generation) == (key.lineage(), *generation)
-            && (resume.in_flight, resume.elements) == (terms.in_flight, terms.elements)
+            && resume.is_of(&self.admission)
             && request.world_size == u32::from(*world_size)
     }
 

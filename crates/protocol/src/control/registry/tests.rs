@@ -155,6 +155,7 @@ fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
     let hop = Hop {
         instance,
         address,
+        shards: 1,
         aggregators: 512,
         elements: 2048,
         receive_buffer_bytes: 0,

@@ -33,6 +33,8 @@ pub enum JobState {
         generation: Generation,
         /// Packets of a rank that may be in flight in a shard.
         in_flight: u16,
+        /// Its shards.
+        shards: u8,
         /// Elements of a full packet, as the job's protocol counts them.
         elements: u16,
         /// How the elements of float tensors travel.
@@ -69,6 +71,7 @@ impl Registry {
                     job: *id,
                     generation: job.admission.generation,
                     in_flight: job.admission.terms.window,
+                    shards: job.admission.shards,
                     elements: job.admission.terms.elements,
                     wire_dtype: job.admission.terms.wire_dtype,
                     security: job.admission.key.security(),

@@ -34,7 +34,7 @@ fn again(admission: &Admission, request: JoinRequest) -> JoinRequest {
         generation: *generation,
         in_flight: terms.in_flight,
         elements: terms.elements,
-        completed: Vec::new(),
+        completed: vec![Vec::new()],
     };
     JoinRequest { resume: Some(resume), ..request }
 }

@@ -1,0 +1,112 @@
+//! Jobs in several shards, of any protocol: as many as the root has, and each switch on the way.
+
+use std::net::SocketAddr;
+
+use fanin_controller::{JobStatusState, RackServer, RackServerConfig, Session, switch_status};
+use fanin_wire::WireDtype;
+
+use super::atp::{again, summing_with};
+use super::*;
+
+fn root(name: &str, shards: usize) -> SwitchServer {
+    switch_with(|config| (config.protocol, config.shards) = (protocol(name), shards))
+}
+
+fn rack_config(name: &str, listen: SocketAddr, upstream: SocketAddr, shards: u8) -> RackServerConfig {
+    let mut config = RackServerConfig::new(protocol(name), listen, upstream.to_string());
+    config.rate_bps = Some(1_000_000_000);
+    config.memory.shards = shards;
+    config
+}
+
+fn rack(name: &str, upstream: SocketAddr, shards: u8) -> RackServer {
+    let config = rack_config(name, ([127, 0, 0, 1], 0).into(), upstream, shards);
+    RackServer::start(config).expect("a free port")
+}
+
+fn ranks(name: &'static str, at: &[SocketAddr]) -> Vec<Session> {
+    let connecting: Vec<_> = (0..at.len() as u32)
+        .zip(at)
+        .map(|(rank, switch)| {
+            let mut config = SessionConfig::new(switch.to_string(), "shards", rank, at.len() as u32);
+            (config.protocol, config.wire_dtype) = (protocol(name), Some(WireDtype::SharedExponent));
+            thread::spawn(move || Session::connect(config))
+        })
+        .collect();
+    connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
+}
+
+fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
+    match name {
+        "switchml" => super::racks::sums_are_exact(sessions, seed),
+        _ => super::atp::sums_are_exact(sessions, seed),
+    }
+}
+
+/// The generation and the shards of the only job.
+fn job(root: &SwitchServer) -> (u16, u8) {
+    let status = switch_status(&root.address().to_string(), HANG).expect("a status");
+    let [job] = &status.jobs[..] else { panic!("{status:?}") };
+    let JobStatusState::Running { generation, shards, .. } = job.state else { panic!("{status:?}") };
+    (generation.0, shards)
+}
+
+#[test]
+fn a_job_has_as_many_shards_as_each_machine_on_its_ways_has() {
+    for name in ["switchml", "atp", "goat"] {
+        let root = root(name, 3);
+        sums_are_exact(name, &ranks(name, &[root.address(); 2]), 1);
+        let spine = rack(name, root.address(), 4);
+        let racks = [rack(name, spine.address(), 3), rack(name, root.address(), 2)];
+        let at = [racks[0].address(), racks[0].address(), racks[1].address(), spine.address()];
+        let sessions = ranks(name, &at);
+        assert_eq!(job(&root), (0, 2), "{name}");
+        (2..5).for_each(|seed| sums_are_exact(name, &sessions, seed));
+        let status = switch_status(&racks[0].address().to_string(), HANG).expect("a status");
+        let own = &status.relays[1];
+        assert!(own.jobs[0].aggregations > 0, "{name}: {own:?}");
+    }
+}
+
+#[test]
+fn a_job_keeps_its_shards_where_a_switch_of_few_of_them_is_gone_around() {
+    for name in ["switchml", "atp", "goat"] {
+        let root = root(name, 3);
+        let (away, stays) = (rack(name, root.address(), 2), rack(name, root.address(), 3));
+        let sessions = ranks(name, &[away.address(), away.address(), stays.address(), stays.address()]);
+        let mut running = Some(away);
+        summing_with(
+            |round| sums_are_exact(name, &sessions, round),
+            || {
+                drop(running.take());
+                wait_until(root.address(), "the job is not set up again", |status| {
+                    let [job] = &status.jobs[..] else { return false };
+                    matches!(job.state, JobStatusState::Running { generation, .. } if generation.0 == 1)
+                });
+            },
+        );
+        sums_are_exact(name, &sessions, 9);
+        assert_eq!(job(&root), (1, 2), "{name}");
+    }
+}
+
+#[test]
+fn sums_go_on_where_a_rack_of_several_shards_is_started_again() {
+    for name in ["switchml", "atp", "goat"] {
+        let root = root(name, 2);
+        let first = rack(name, root.address(), 2);
+        let at = first.address();
+        let sessions = ranks(name, &[at, at, root.address()]);
+        let mut running = Some(first);
+        summing_with(
+            |round| sums_are_exact(name, &sessions, round),
+            || {
+                drop(running.take());
+                running = Some(again(|| RackServer::start(rack_config(name, at, root.address(), 4))));
+                wait_until(at, "it did not learn", |status| !status.relays[0].jobs.is_empty());
+            },
+        );
+        sums_are_exact(name, &sessions, 9);
+        assert_eq!(job(&root), (0, 2), "{name}");
+    }
+}
