@@ -196,7 +196,7 @@ class Settings:
         None,
         f"1..{IN_FLIGHT_MAX}",
         "packets that a rank may have in flight: with switchml, slots in each of the switch's "
-        "shards; with atp and goat, fragments",
+        "shards; with atp and goat, fragments in each",
     )
     sub_models: str | None = _row(
         _sub_models,

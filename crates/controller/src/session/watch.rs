@@ -434,7 +434,7 @@ impl Watch {
                     }
                     return self.incomplete(since, memory, (missing_ranks, gone)).await;
                 }
-                // It has no room any more, or other shards than before.
+                // It has no room any more, or fewer shards than before.
                 Err(SessionError::JoinRefused { reason, .. })
                     if self.may_be_taken_over() && !matches!(reason, Refusal::DuplicateRank { .. }) =>
                 {
@@ -530,7 +530,7 @@ impl Watch {
                     return self.go_on(admitted, since).await;
                 }
                 Err(error @ SessionError::JoinTimeout { .. }) => error.to_string(),
-                // It has no room for it, or other shards: the next one may.
+                // It has no room for it, or too few shards: the next one may.
                 Err(error @ SessionError::JoinRefused { .. }) => error.to_string(),
                 Err(error) => passing(error)?,
             };

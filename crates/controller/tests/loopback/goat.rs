@@ -12,6 +12,7 @@ use fanin_wire::{
 };
 
 use super::atp::{again, bfloat16_sums_are_exact, summing, sums_are_exact};
+use super::shards::shards_of;
 use super::*;
 
 fn root_with(change: impl FnOnce(&mut SwitchServerConfig)) -> SwitchServer {
@@ -381,14 +382,18 @@ fn ranks_that_name_different_sub_models_are_refused_and_told_what_to_set() {
 
 #[test]
 fn named_sub_models_are_planned_one_by_one() {
-    let root = root();
-    let rack = rack_of(root.address(), 4096);
+    let root = root_with(|config| config.shards = 3);
+    let mut config = rack_config(([127, 0, 0, 1], 0).into(), root.address(), 4096);
+    config.memory.shards = 3;
+    let rack = RackServer::start(config).expect("a free port");
     let sub_models = vec![40_000, 50_000, 10_003];
     let sessions =
         ranks_with("named", &[rack.address(); 2], |config| config.agreed.sub_models.clone_from(&sub_models));
     for seed in 0..3 {
         sums_are_exact(&sessions, seed);
     }
+    // Their parts are those of one stream.
+    assert_eq!(shards_of(&root), 1);
     let RankTerms::<Peer> { assignment, config } = terms(&sessions[1]);
     let fragments = |elements: u64| elements.div_ceil(config.elements.into()) as u32;
     let planned: Vec<u32> = (0..3).map(|part| assignment.sub_models().fragments_of(SubModel(part))).collect();

@@ -43,6 +43,11 @@ fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
     }
 }
 
+/// The shards of the only job.
+pub(super) fn shards_of(root: &SwitchServer) -> u8 {
+    job(root).1
+}
+
 /// The generation and the shards of the only job.
 fn job(root: &SwitchServer) -> (u16, u8) {
     let status = switch_status(&root.address().to_string(), HANG).expect("a status");

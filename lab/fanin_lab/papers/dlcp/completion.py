@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fanin_lab.papers.dlcp.setting import flow_time_ms, flow_time_s
+from fanin_lab.papers.dlcp.setting import flow_time_ms, flow_time_s, rate_changes
 from fanin_lab.papers.finding import at_least, by_lower
 from fanin_lab.papers.lab import Scenario
 from fanin_lab.papers.plot import Panel, Picture, Whiskers
@@ -43,11 +43,15 @@ SWEPT: list[dict[str, Any]] = [
     {"batch": 32},
     {"core": "400Gbit"},
     {"threshold": "100kB"},
+    {"threshold": "200kB"},
+    {"threshold": "400kB"},
+    {"step": 0.1},
     {"demotion": ["20kB", "200kB", "1MB"]},
 ]
 OVER = (
     "a tensor's server drawn by each worker or once for all, 32 or 128 samples a worker, links to "
-    "the core of 100 or 400 Gbit/s, DLCP's first threshold at 30 or 100 kB, two sets of PIAS's"
+    "the core of 100 or 400 Gbit/s, DLCP's first threshold at 30 to 400 kB and the next ones 0.5 "
+    "or 0.1 of it apart, two sets of PIAS's"
 )
 SHORT = {"rto": "250us", "initial_window": "1065kB"}
 """pFabric as its own paper has it: a window of one bandwidth-delay product, and small timeouts."""
@@ -62,6 +66,10 @@ def scenario(
     batch: int = 128,
     core: str = "100Gbit",
     threshold: str = "30kB",
+    step: float = 0.5,
+    period: str = "200us",
+    delta: float = 2.0,
+    rates: str = "flow",
     demotion: Sequence[str] = ("67kB", "500kB", "1.6MB"),
     rto: str = "10ms",
     initial_window: str | None = None,
@@ -91,9 +99,10 @@ def scenario(
         entry["compression"] = compression
     transport: dict[str, Any] = {"kind": system, "rto_min": rto}
     if system == "dlcp":
-        network["selective_dropping"] = {"threshold": threshold, "step": 0.5}
+        network["selective_dropping"] = {"threshold": threshold, "step": step}
         # 10 % as on the testbed (§5.1.1). It has no such timeout.
-        entry |= {"dlcp": {"loss_bound": "10%", "finish": "bound-met"}, "spray": True}
+        flows = {"loss_bound": "10%", "finish": "bound-met", "period": period, "delta": delta}
+        entry |= {"dlcp": {**flows, "rates": rates}, "spray": True}
     elif system == "pfabric":
         network["order"] = "least-remaining"
         if initial_window:
@@ -190,6 +199,11 @@ def _as_its_own_paper(workers: int) -> Change:
     )
 
 
+def _changes(workers: int) -> list[Change]:
+    rates = rate_changes([_cases(list(NAMES), [workers])], list(BY_RIVAL.values()))
+    return [_as_its_own_paper(workers), *rates]
+
+
 def _cases(systems: Sequence[str], workers: Any, settings: Any = ({},), **more: Any) -> Cases:
     axes = {"workers": workers, "system": systems, "model": PLAYED, **more}
     return Cases(axes, settings, seeds=SEEDS, throughputs=False)
@@ -236,5 +250,5 @@ EXPERIMENT = Simulated(
     picture,
     usual={"compression": Either(None, quick=16.0)},
     over=OVER,
-    changes=Either([_as_its_own_paper(SWEPT_AT.full)], quick=[_as_its_own_paper(SWEPT_AT.quick)]),
+    changes=Either(_changes(SWEPT_AT.full), quick=_changes(SWEPT_AT.quick)),
 ).experiment()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from fanin_lab.papers.dlcp.setting import rate_changes
 from fanin_lab.papers.finding import MORE, NONE, Range
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import Panel, Picture, Whiskers
@@ -47,12 +48,16 @@ SWEPT: list[dict[str, Any]] = [
     {"flops": 2e13},
     {"partition": "1MB"},
     {"threshold": "100kB"},
+    {"threshold": "400kB"},
+    {"threshold": "1MB"},
+    {"step": 0.1},
     {"divide_above": "100kB"},
 ]
 """What the paper does not give, at ten workers and ResNet-50."""
 OVER = (
     "5, 10 or 20 TFLOP/s a GPU, ByteScheduler's pieces of 4 or 1 MB and four of them on their way, "
-    "DLCP's first threshold at 30 or 100 kB, tensors divided among its servers above 4 MB or 100 kB"
+    "DLCP's first threshold at 30 kB to 1 MB and the next ones 0.5 or 0.1 of it apart, tensors "
+    "divided among its servers above 4 MB or 100 kB"
 )
 QUIET = "1600us"
 """As long as a queue that has half of a switch's memory takes to drain: signals overtake it."""
@@ -66,6 +71,10 @@ def scenario(
     flops: float = 1e13,
     partition: str = "4MB",
     threshold: str = "30kB",
+    step: float = 0.5,
+    period: str = "200us",
+    delta: float = 2.0,
+    rates: str = "flow",
     divide_above: str | None = None,
     loss_bound: str = "10%",
 ) -> Scenario:
@@ -103,9 +112,10 @@ def scenario(
             way = {"way": "ring"} if system == "dlcp-ring" else {"servers": workers}
             job |= {"system": "dlcp", "overlap": True, "spray": True, "quiet": QUIET, **way}
             job |= {"loss_bound": loss_bound, "finish": "bound-met"}
+            job |= {"period": period, "delta": delta, "rates": rates}
             if divide_above:
                 job["divide_above"] = divide_above
-            network["selective_dropping"] = {"threshold": threshold, "step": 0.5}
+            network["selective_dropping"] = {"threshold": threshold, "step": step}
     return {
         "title": f"Figure 11: {system}, {model}, {workers} workers",
         "until": "60s",
@@ -276,4 +286,5 @@ EXPERIMENT = Simulated(
     picture,
     usual={"scale": SCALE},
     over=OVER,
+    changes=rate_changes([_cases(list(SYSTEMS), MODELS, [MANY, FEW])]),
 ).experiment()
