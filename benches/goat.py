@@ -56,7 +56,8 @@ def main() -> int:
             spoken = ["--protocol", protocol]
             what = ["switch", *spoken]
             above = stack.enter_context(_served(lab, root, what, port))
-            below = ["switch", *spoken, "--aggregators", str(args.aggregators), "--upstream"]
+            few = ["--shards", "1", "--aggregators", str(args.aggregators)]
+            below = ["switch", *spoken, *few, "--upstream"]
             # These interfaces do not tell it. There is no link to a server on the same machine.
             rate = ["--rate", f"{args.rate_bps}bit"]
             spine = [*below, above, *(rate if args.own_link else [])]

@@ -53,7 +53,7 @@ class Tree:
             process.start()
             return process
 
-        below = ("--aggregators", str(aggregators), "--upstream")
+        below = ("--shards", "1", "--aggregators", str(aggregators), "--upstream")
         self.root = switch("--heartbeat-timeout", "20")
         self.spine = switch(*below, self.root.address)
         self.racks = [switch(*below, self.spine.address) for _ in range(2)]

@@ -31,7 +31,7 @@ const PACKETS_REPORTED: u32 = 32;
 /// And twice as long as what leaves at once takes at the link's rate. In a period that is shorter some of it has come and some has not, and that looks like
 /// congestion: flows between processes that share cores were halved for it, and waited.
 const AHEADS_REPORTED: u32 = 2;
-/// And so many times more seldom while less is lost than comes. At 1 Gbit/s a report every 2 ms is one for two trains, and wakes whom it is for.
+/// Periods for which nothing comes before a report says so, while less is lost than comes.
 const CALM_PERIODS: u32 = 8;
 /// However slow a link is.
 const PERIOD_MAX: Duration = Duration::from_millis(250);

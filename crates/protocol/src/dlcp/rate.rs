@@ -27,8 +27,10 @@ pub struct RateConfig {
     pub ahead: Duration,
     /// How many times as much as arrives is sent when that is congestion (footnote 3: 2).
     pub delta: f64,
-    /// Periods between reports while less is lost than comes, at least 1 (footnote 3: 1). Such a
-    /// report would only say that nothing changes.
+    /// Above 1 a receiver reports only once more was lost than came, and before that only if nothing
+    /// comes for so many periods, which is no congestion. At 1 it reports in each period (footnote
+    /// 3), however little is lost. Where processes wait for a processor, less comes for a while than
+    /// is sent, and nothing is lost.
     pub calm_periods: u32,
     /// Whether all flows to a peer together are sent no faster than the way there carries. The paper
     /// has only Figure 7, for each flow.

@@ -57,7 +57,7 @@ DEVIATION = 0.2
 """Of a worker's lateness, by the most that it may be."""
 
 
-def _systems(nodes: Sequence[Sequence[str]] | None) -> Mapping[str, dict[str, Any]]:
+def systems(nodes: Sequence[Sequence[str]] | None) -> Mapping[str, dict[str, Any]]:
     # Geryon is GOAT's machines with a plan by which the server sums all.
     return {
         "goat": {"system": "goat", "nodes": nodes} if nodes else {"system": "goat"},
@@ -94,7 +94,7 @@ def scenario(setting: Setting, drawing: int, scheme: str, window: int) -> dict[s
                 "tensor": f"{PACKETS * PACKET}B",
                 "window": window or PACKETS,
                 "rates": [f"{rate / 1e6:.3f}Mbit" for rate in job.rates_bps],
-                **_systems(nodes)[scheme],
+                **systems(nodes)[scheme],
             }
         ],
     }
@@ -127,7 +127,7 @@ def on_the_testbed(lateness: float, scheme: str, window: int) -> dict[str, Any]:
                 "tensor": f"{BED_PACKETS * PACKET}B",
                 "window": window or BED_PACKETS,
                 "late": {"most": f"{1e6 * most_s:.3f}us", "deviation": DEVIATION},
-                **_systems(None)[scheme],
+                **systems(None)[scheme],
                 **(plan if scheme == "goat" else {}),
             }
         ],

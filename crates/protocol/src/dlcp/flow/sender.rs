@@ -289,8 +289,10 @@ impl Sender {
             return Err(Reason::Stale);
         }
         self.report = self.report.max(report.number);
-        let Some(since) = self.measured_since.filter(|_| self.sent > 0 && !is_answer) else { return Ok(()) };
         let config = self.rate.config();
+        // That nothing came is no congestion where processes may wait for a processor.
+        let is_measure = !is_answer && (report.packets > 0 || config.calm_periods == 1);
+        let Some(since) = self.measured_since.filter(|_| self.sent > 0 && is_measure) else { return Ok(()) };
         if self.is_first && now.since(since) < config.period + waiting.smoothed() {
             // It was measured from before the first block can have come: that is no congestion.
             return Ok(());

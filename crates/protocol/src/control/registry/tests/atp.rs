@@ -21,8 +21,13 @@ fn ranks_behind_two_switches_are_told_their_directions() {
 #[test]
 fn a_server_that_restarted_resumes_without_counts() {
     let mut registry = server();
-    let resume =
-        Resume { lineage: 9, generation: Generation(4), in_flight: 64, elements: 64, completed: vec![vec![]] };
+    let resume = Resume {
+        lineage: 9,
+        generation: Generation(4),
+        in_flight: 64,
+        elements: 64,
+        completed: vec![vec![]],
+    };
     let again = |rank| JoinRequest { resume: Some(resume.clone()), ..through(7, rank, 2) };
     registry.join(at(0), again(0));
     let decision = registry.join(at(0), again(1));
@@ -34,8 +39,13 @@ fn a_server_that_restarted_resumes_without_counts() {
 #[test]
 fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard() {
     let mut registry = server();
-    let resume =
-        Resume { lineage: 9, generation: Generation(4), in_flight: 64, elements: 64, completed: vec![vec![]] };
+    let resume = Resume {
+        lineage: 9,
+        generation: Generation(4),
+        in_flight: 64,
+        elements: 64,
+        completed: vec![vec![]],
+    };
     // A switch that started again since is another instance at the same place.
     let again = |instance, rank| JoinRequest { resume: Some(resume.clone()), ..through(instance, rank, 2) };
     registry.join(at(0), again(7, 0));
