@@ -331,9 +331,13 @@ def test_a_finding_of_goat_can_fail(goat_quick: Path) -> None:
         if "ATP, one after the other, packet by packet: fragments" in one["what"]
     ]
     assert (differs["ours"]["median"], differs["verdict"]) == (9, "reasons not played")
-    # Nor does the model come to the server in fewer bytes than it has.
+    # Nor does the server hear of each gradient as soon as if switches had summed it.
     found = findings_of(goat_quick)
-    assert ours(found, "times", "Geryon's communication time") < 0.1
+    goat, geryon = (
+        ours(found, "training", f"16 workers: {scheme}'s communication")
+        for scheme in ("GOAT", "Geryon")
+    )
+    assert geryon > 2 * goat
 
 
 def test_the_same_seed_gives_the_same_findings_of_goat(tmp_path: Path, goat_quick: Path) -> None:

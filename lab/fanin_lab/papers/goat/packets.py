@@ -58,7 +58,7 @@ DEVIATION = 0.2
 
 
 def systems(nodes: Sequence[Sequence[str]] | None) -> Mapping[str, dict[str, Any]]:
-    # Geryon is GOAT's machines with a plan by which the server sums all.
+    """Return the keys of a job, by scheme: Geryon is a plan by which the server sums all."""
     return {
         "goat": {"system": "goat", "nodes": nodes} if nodes else {"system": "goat"},
         "esa": {"system": "esa"},
