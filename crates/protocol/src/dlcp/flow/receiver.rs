@@ -22,8 +22,7 @@ const SELDOM: u32 = 16;
 pub(in crate::dlcp) struct ReceiverConfig {
     /// How often it reports.
     pub(in crate::dlcp) period: Duration,
-    /// Periods for which nothing comes before a report says so, while less is lost than comes; with
-    /// 1 each period has its report.
+    /// Periods between reports while less is lost than comes.
     pub(in crate::dlcp) calm_periods: u32,
     /// Reports on nothing are twice as far apart each time, up to this.
     pub(in crate::dlcp) ceiling: Duration,
@@ -398,22 +397,14 @@ impl Receiver {
         self.report(now).map(|report| (self.round, Signal::Report(report)))
     }
 
-    /// Whether a report would only say that nothing changes, as long as something comes.
-    fn is_calm(&self) -> bool {
-        self.config.calm_periods > 1 && self.round == 0 && !self.is_congested
-    }
-
     /// The report that is due. Another stands in for one that is lost, so none is sent again.
     fn report(&mut self, now: Instant) -> Option<Report> {
         let since = self.reported.filter(|_| self.report_at().is_some_and(|due| due <= now))?;
         let packets = core::mem::take(&mut self.packets);
         self.silent_reports = if packets == 0 { self.silent_reports + 1 } else { 0 };
         self.reported = Some(now);
-        self.behind = self.missing_of_sent();
-        if self.is_calm() && packets > 0 {
-            return None;
-        }
         self.report = self.report.wrapping_add(1);
+        self.behind = self.missing_of_sent();
         let period_us = u32::try_from(now.since(since).as_micros()).unwrap_or(u32::MAX).max(1);
         Some(Report { number: self.report, packets, period_us })
     }
@@ -422,9 +413,10 @@ impl Receiver {
     fn report_at(&self) -> Option<Instant> {
         let is_coming = self.state == State::Receiving && self.stopped.is_none();
         let reported = self.reported.filter(|_| is_coming)?;
-        let ReceiverConfig { period, ceiling, .. } = self.config;
-        let periods = if self.is_calm() { self.config.calm_periods } else { 1 };
-        let interval = (period * periods).saturating_mul(1 << self.silent_reports.min(SELDOM));
+        let ReceiverConfig { period, ceiling, calm_periods, .. } = self.config;
+        let is_calm = self.round == 0 && !self.is_congested;
+        let interval = if is_calm { period * calm_periods } else { period };
+        let interval = interval.saturating_mul(1 << self.silent_reports.min(SELDOM));
         Some(reported + interval.min(ceiling.max(period)))
     }
 

@@ -289,10 +289,8 @@ impl Sender {
             return Err(Reason::Stale);
         }
         self.report = self.report.max(report.number);
+        let Some(since) = self.measured_since.filter(|_| self.sent > 0 && !is_answer) else { return Ok(()) };
         let config = self.rate.config();
-        // That nothing came is no congestion where processes may wait for a processor.
-        let is_measure = !is_answer && (report.packets > 0 || config.calm_periods == 1);
-        let Some(since) = self.measured_since.filter(|_| self.sent > 0 && is_measure) else { return Ok(()) };
         if self.is_first && now.since(since) < config.period + waiting.smoothed() {
             // It was measured from before the first block can have come: that is no congestion.
             return Ok(());
@@ -304,7 +302,11 @@ impl Sender {
         let period = core::time::Duration::from_micros(report.period_us.into());
         let receiving = config.bps(report.packets, period);
         self.this_round.fastest_bps = self.this_round.fastest_bps.max(receiving);
-        self.rate.reported(sending, receiving);
+        let periods = (period.as_micros() / config.period.as_micros().max(1)).max(1) as u64;
+        // A receiver that lost little reports seldom: what did not come yet is on its way.
+        let is_calm = config.follows && report.packets > 0 && periods > 1;
+        let receiving = if is_calm { sending.max(receiving) } else { receiving };
+        self.rate.reported(sending, receiving, periods);
         self.sent = 0;
         self.measured_since = Some(now);
         Ok(())
