@@ -337,7 +337,7 @@ RACKS_HALVES = Command(
 
 def _tail(size: int, words: str) -> Command:
     return Command(
-        f"4, 100 Mbit/s, loss 0.1 % by 8 packets in a row, {words}, 4 % may be lost",
+        f"4, 100 Mbit/s, bursts of 6 kB, loss 0.1 %, 8 in a row, {words}, 4 % may be lost",
         *(4, size, "--rate 100mbit --burst 6KB --loss 0.1% --loss-burst 8"),
         *("--plan switch --loss-bound 0.04 --calls 1", 100),
     )

@@ -202,8 +202,8 @@ def _jobs(load: Load, aggregators: int) -> Iterator[tuple[Netlab, dict[str, list
         stack.enter_context(lab)
         server = address(f"w{SERVER}") + f":{PORT}"
         _serve(lab, stack, f"w{SERVER}", "switch", "--protocol", "atp", "--listen", server)
-        options = ("--protocol", "atp", "--upstream", server, "--shards", "1")
-        options += ("--aggregators", str(aggregators))
+        options = ["--protocol", "atp", "--upstream", server, "--shards", "1"]
+        options += ["--aggregators", str(aggregators)]
         _serve(lab, stack, SWITCH, "switch", "--listen", f"{SWITCH_ADDRESS}:{PORT}", *options)
         ranks: dict[str, list[Rank]] = {job: [] for job in JOBS}
         for job, of_job in ranks.items():

@@ -331,13 +331,14 @@ def test_a_finding_of_goat_can_fail(goat_quick: Path) -> None:
         if "ATP, one after the other, packet by packet: fragments" in one["what"]
     ]
     assert (differs["ours"]["median"], differs["verdict"]) == (9, "reasons not played")
-    # Nor does the server hear of each gradient as soon as if switches had summed it.
-    found = findings_of(goat_quick)
-    goat, geryon = (
-        ours(found, "training", f"16 workers: {scheme}'s communication")
-        for scheme in ("GOAT", "Geryon")
-    )
-    assert geryon > 2 * goat
+    # Nor does a gradient of ESA's take as long as on the paper's hosts.
+    [differs] = [
+        one
+        for one in findings_of(goat_quick)["training"]
+        if "16 workers: ESA's communication" in one["what"]
+    ]
+    assert differs["ours"]["median"] < 1.07
+    assert differs["verdict"] == "reasons not played"
 
 
 def test_the_same_seed_gives_the_same_findings_of_goat(tmp_path: Path, goat_quick: Path) -> None:

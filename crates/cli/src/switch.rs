@@ -21,8 +21,8 @@ use crate::{logging, output};
 /// (http://ADDR:PORT/metrics, /healthz). Ends on SIGTERM and SIGINT, after it has told the workers.
 ///
 /// With --upstream it is a rack: it sums what its own workers send. Its sum is one contribution at
-/// its upstream, which has as many --shards. Jobs go on when a rack is started again within the
-/// root's --heartbeat-timeout.
+/// its upstream. A job has as many shards as each of both has. Jobs go on when a rack is started
+/// again within the root's --heartbeat-timeout.
 ///
 /// With --protocol atp it is the root of ATP's jobs, which the paper calls their server. With
 /// --upstream it is a switch on the way there: it sums what it has aggregators for and sends the

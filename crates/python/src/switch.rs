@@ -63,10 +63,12 @@ impl Running {
             return Ok((server.address(), Self::Root(server)));
         }
         let hidden = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let hidden = SwitchServerConfig { listen: hidden, shards: 1, ..config };
+        let hidden = SwitchServerConfig { listen: hidden, ..config };
         let server = SwitchServer::start_behind(hidden, acceptor.clone())?;
         let upstream = server.address().to_string();
-        let of_switch = RackServerConfig::new(config.protocol, config.listen, upstream);
+        let mut of_switch = RackServerConfig::new(config.protocol, config.listen, upstream);
+        of_switch.memory.shards =
+            u8::try_from(config.shards).map_err(|_| ServerError::Shards(config.shards))?;
         let switch = RackServer::start_behind(of_switch, acceptor, trust)?;
         Ok((switch.address(), Self::BeforeRoot { switch, server }))
     }

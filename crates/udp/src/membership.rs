@@ -197,7 +197,7 @@ impl Membership {
         self.terms.packet_elements(dtype, elements)
     }
 
-    /// Whether the job can have several shards, and several services.
+    /// Whether the job can have several services.
     pub(crate) fn is_divided(&self) -> bool {
         self.protocol.is_divided()
     }

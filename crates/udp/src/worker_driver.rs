@@ -47,7 +47,7 @@ pub struct Service {
     pub job: Membership,
     /// Where it is.
     pub switch: SocketAddr,
-    /// Its shards, 1 to [`crate::SHARDS_MAX`]; one with ATP and GOAT.
+    /// Its shards, 1 to [`crate::SHARDS_MAX`].
     pub shards: usize,
     /// Which part of all tensors it sums; what all services have together is the whole.
     pub share: f64,

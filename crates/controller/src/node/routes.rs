@@ -38,6 +38,9 @@ impl Route {
             return Err("it counts too few switches on the way".into());
         }
         let (its, own) = (message.shards, memory.shards);
+        if its == 0 {
+            return Err("it does not say how many shards: install the same fanin on both".into());
+        }
         if its > own.into() {
             return Err(format!("it has {its} shards, this one {own}: start it with --shards {its}"));
         }

@@ -313,7 +313,7 @@ fn packets_of_an_older_plan_and_of_none_are_dropped_and_counted() {
     let rack = rack_of(root.address(), 4096);
     let sessions = ranks("old", &[rack.address(); 2]);
     sums_are_exact(&sessions, 1);
-    let RankTerms::<Peer> { config, assignment } = terms(&sessions[0]);
+    let RankTerms::<Peer> { config, assignment, .. } = terms(&sessions[0]);
     assert_eq!(assignment.nodes()[0], AggregationNode(1), "the rack sums it");
     let label = PlannedDirections {
         aggregation_node: AggregationNode(1),
@@ -394,7 +394,8 @@ fn named_sub_models_are_planned_one_by_one() {
     }
     // Their parts are those of one stream.
     assert_eq!(shards_of(&root), 1);
-    let RankTerms::<Peer> { assignment, config } = terms(&sessions[1]);
+    let RankTerms::<Peer> { assignment, config, windows } = terms(&sessions[1]);
+    assert_eq!(windows, 1);
     let fragments = |elements: u64| elements.div_ceil(config.elements.into()) as u32;
     let planned: Vec<u32> = (0..3).map(|part| assignment.sub_models().fragments_of(SubModel(part))).collect();
     assert_eq!(planned, sub_models.iter().map(|part| fragments(*part)).collect::<Vec<_>>());

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 
 use fanin_controller::{JobStatusState, RackServer, RackServerConfig, Session, switch_status};
+use fanin_protocol::{atp, goat};
+use fanin_udp::Peer;
 use fanin_wire::WireDtype;
 
 use super::atp::{again, summing_with};
@@ -36,7 +38,17 @@ fn ranks(name: &'static str, at: &[SocketAddr]) -> Vec<Session> {
     connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
 }
 
+/// Sums that differ by rank and place, so long that each shard has a part of them.
 fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
+    let (length, count) = (400_003, sessions.len() as i32);
+    let value = |rank: i32, i: i32| rank * 1_000_003 + i * 7 + seed;
+    let of_rank = |rank: i32| (0..length).map(|i| value(rank, i)).collect();
+    let submitted: Vec<_> =
+        (0..count).zip(sessions).map(|(rank, session)| submit(session, of_rank(rank), Op::Sum)).collect();
+    let expected: Vec<i32> = (0..length).map(|i| (0..count).map(|rank| value(rank, i)).sum()).collect();
+    for all_reduce in submitted {
+        assert!(all_reduce.wait().expect("a sum") == expected, "{name}");
+    }
     match name {
         "switchml" => super::racks::sums_are_exact(sessions, seed),
         _ => super::atp::sums_are_exact(sessions, seed),
@@ -66,6 +78,12 @@ fn a_job_has_as_many_shards_as_each_machine_on_its_ways_has() {
         let at = [racks[0].address(), racks[0].address(), racks[1].address(), spine.address()];
         let sessions = ranks(name, &at);
         assert_eq!(job(&root), (0, 2), "{name}");
+        // A window in each of them.
+        match name {
+            "atp" => assert_eq!(terms::<atp::RankTerms>(&sessions[0]).windows, 2),
+            "goat" => assert_eq!(terms::<goat::RankTerms<Peer>>(&sessions[0]).windows, 2),
+            _ => {}
+        }
         (2..5).for_each(|seed| sums_are_exact(name, &sessions, seed));
         let status = switch_status(&racks[0].address().to_string(), HANG).expect("a status");
         let own = &status.relays[1];

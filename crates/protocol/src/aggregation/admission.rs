@@ -66,7 +66,7 @@ pub(crate) fn terms(ranks: &Gathered<'_>, chosen: u16) -> Terms {
 pub(crate) fn table(memory: &Memory, ways: u8) -> Result<SwitchConfig, String> {
     let (asked, max) = (memory.aggregators, SwitchConfig::aggregators_max(ELEMENTS));
     if asked > max {
-        return Err(format!("{asked} aggregators: a switch has at most {max}, which take 4 GiB"));
+        return Err(format!("{asked} aggregators: a shard of a switch has at most {max}, which take 4 GiB"));
     }
     // Its queues are the sockets' buffers, which tell by loss.
     let ecn_threshold_packets = None;

@@ -13,9 +13,9 @@ pub const WORKERS_MAX: u16 = (CHILDREN_MAX * CHILDREN_MAX) as u16;
 /// Most elements that a worker may have sent and not got back: window times elements of a fragment.
 /// The server holds this many sums and parameters of each job.
 pub const WINDOW_ELEMENTS_MAX: usize = 1 << 20;
-/// Most aggregators of a switch.
+/// Most aggregators of a shard of a switch.
 pub const AGGREGATORS_MAX: u32 = 1 << 24;
-/// Most elements in all aggregators of a switch: 4 GiB.
+/// Most elements in all aggregators of a shard: 4 GiB.
 pub(super) const AGGREGATOR_ELEMENTS_MAX: u64 = 1 << 30;
 /// In how many aggregators a fragment looks for a place, unless somebody says otherwise.
 pub const DEFAULT_WAYS: u8 = 8;

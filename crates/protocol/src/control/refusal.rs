@@ -392,7 +392,7 @@ pub enum ResumeField {
     InFlight,
     /// Elements of a chunk.
     Elements,
-    /// Shards of the switch.
+    /// Shards of the job.
     Shards,
     /// Number of exchange counts in a shard.
     Counts,

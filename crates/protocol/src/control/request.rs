@@ -168,7 +168,7 @@ pub struct Admission {
     pub generation: Generation,
     /// Ranks of the job.
     pub world_size: u16,
-    /// Shards of the service.
+    /// Its shards.
     pub shards: u8,
     /// Whether it continues a job that a service forgot.
     pub resumed: bool,

@@ -60,6 +60,12 @@ impl RateConfig {
         if self.follows { CALM_PERIODS } else { 1 }
     }
 
+    /// Whether a report about so long is of a receiver that lost little. One that lost much tells of
+    /// each period, and is seldom late by so many.
+    pub(super) fn is_calm(&self, reported: Duration) -> bool {
+        self.follows && reported > self.period * self.calm_periods() * 3 / 4
+    }
+
     /// So many packets in so long, in bits a second.
     pub(super) fn bps(&self, packets: u32, time: Duration) -> u64 {
         let bits = u128::from(packets) * u128::from(self.packet_bytes) * 8;

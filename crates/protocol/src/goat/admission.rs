@@ -383,7 +383,7 @@ pub(super) fn rank_terms<A>(job: JobIdentity, rank: Rank, part: &[u8]) -> Result
     let part: RankPart = read(part)?;
     let (config, sub_models) = part.common.job(job)?;
     let assignment = Assignment::new(rank.0, sub_models, nodes(&part.nodes)?, Vec::new());
-    Ok(RankTerms { config, assignment: assignment.map_err(|_| Malformed("nodes"))? })
+    Ok(RankTerms { config, assignment: assignment.map_err(|_| Malformed("nodes"))?, windows: 1 })
 }
 
 /// What the root makes of its part.

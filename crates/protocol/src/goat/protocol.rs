@@ -36,6 +36,8 @@ pub struct RankTerms<A> {
     pub config: GoatJobConfig,
     /// The rank's part of the plan.
     pub assignment: Assignment<A>,
+    /// Windows that its machine has side by side, this one included.
+    pub windows: u16,
 }
 
 impl Protocol for Goat {
@@ -146,11 +148,14 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Goat {
     ) -> Result<RankTerms<A>, Malformed> {
         let mut terms = rank_terms(job, rank, part)?;
         terms.config.congestion_control = own.congestion_control;
+        terms.windows = own.windows;
         Ok(terms)
     }
 
     fn worker(terms: &RankTerms<A>, shard: ShardId, peer: A, when: RetransmissionConfig) -> GoatWorker<A, T> {
-        GoatWorker::new(terms.config, terms.assignment.clone(), peer, when).in_shard(shard)
+        GoatWorker::new(terms.config, terms.assignment.clone(), peer, when)
+            .in_shard(shard)
+            .beside(terms.windows)
     }
 
     fn plan(terms: &RankTerms<A>, _: ShardId, upstream: A) -> GoatWorkerPlan<A> {

@@ -36,8 +36,8 @@ pub(super) enum To {
 #[derive(Debug)]
 pub(super) struct Job<A, R: Route<A>> {
     pub(super) route: R,
-    /// By bit.
     shard: ShardId,
+    /// By bit.
     pub(super) children: Children<A>,
     /// Elements of four bytes, and of two, which take turns: a train has packets of one size.
     up: [VecDeque<Upward<R::Label>>; 2],

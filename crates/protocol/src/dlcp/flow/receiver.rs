@@ -416,8 +416,8 @@ impl Receiver {
         let ReceiverConfig { period, ceiling, calm_periods, .. } = self.config;
         let is_calm = self.round == 0 && !self.is_congested;
         let interval = if is_calm { period * calm_periods } else { period };
-        let interval = interval.saturating_mul(1 << self.silent_reports.min(SELDOM));
-        Some(reported + interval.min(ceiling.max(period)))
+        let seldom = interval.saturating_mul(1 << self.silent_reports.min(SELDOM));
+        Some(reported + seldom.min(ceiling.max(interval)))
     }
 
     /// When something is due.

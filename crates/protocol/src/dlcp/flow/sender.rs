@@ -304,8 +304,7 @@ impl Sender {
         self.this_round.fastest_bps = self.this_round.fastest_bps.max(receiving);
         let periods = (period.as_micros() / config.period.as_micros().max(1)).max(1) as u64;
         // A receiver that lost little reports seldom: what did not come yet is on its way.
-        let is_calm = config.follows && report.packets > 0 && periods > 1;
-        let receiving = if is_calm { sending.max(receiving) } else { receiving };
+        let receiving = if config.is_calm(period) { sending.max(receiving) } else { receiving };
         self.rate.reported(sending, receiving, periods);
         self.sent = 0;
         self.measured_since = Some(now);

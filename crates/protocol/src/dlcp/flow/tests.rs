@@ -486,10 +486,15 @@ fn a_receiver_that_lost_little_halves_nothing_on_sockets() {
         // One of ten came in eight periods: the others wait somewhere.
         ends.sender.take_report(us(2100), 0, report(1, 1, 1600), &mut ends.of_sender).expect("a report");
         assert_eq!(ends.sender.bps() < line / 2, !follows);
-        // As soon as more is lost than comes each period has its report.
+        // Nor does it if nothing came for so long.
         ends.request(us(2100), 1, &[0, 1, 2, 3, 4, 5]).expect("the first");
         ends.sends(us(2100));
-        ends.sender.take_report(us(2800), 1, report(2, 0, 200), &mut ends.of_sender).expect("a report");
+        ends.sender.take_report(us(3700), 1, report(2, 0, 1600), &mut ends.of_sender).expect("a report");
+        assert_eq!(ends.sender.bps() < line / 2, !follows);
+        // As soon as more is lost than comes each period has its report, or two have one that is late.
+        ends.request(us(3700), 2, &[0, 1, 2, 3, 4, 5]).expect("the first");
+        ends.sends(us(3700));
+        ends.sender.take_report(us(4500), 2, report(3, 1, 400), &mut ends.of_sender).expect("a report");
         assert!(ends.sender.bps() < line / 2);
     }
 }
