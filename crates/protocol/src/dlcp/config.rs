@@ -106,7 +106,7 @@ impl JobConfig {
     pub(super) fn receiver(&self) -> ReceiverConfig {
         let (period, ceiling) = (self.rate.period, self.retransmission.ceiling);
         let (finish, quiet, stretch) = (self.finish, self.quiet, self.rate.stretch());
-        let (calm_periods, paths) = (self.rate.calm_periods(), self.paths);
+        let (calm_periods, paths) = (self.rate.calm_periods, self.paths);
         ReceiverConfig { period, calm_periods, ceiling, finish, quiet, stretch, paths }
     }
 

@@ -10,9 +10,6 @@ const INCREASE_PERCENT: u64 = 5;
 /// How much of a period packets may leave before their time, where nobody says otherwise.
 const TRAINS_IN_PERIOD: u64 = 10;
 
-/// Periods between reports while less is lost than comes, where all flows to a peer have a rate.
-const CALM_PERIODS: u32 = 8;
-
 /// Blocks of a stretch, at least and at most.
 const STRETCH: [u32; 2] = [16, 90];
 
@@ -30,9 +27,11 @@ pub struct RateConfig {
     pub ahead: Duration,
     /// How many times as much as arrives is sent when that is congestion (footnote 3: 2).
     pub delta: f64,
-    /// Whether all flows to a peer together are sent no faster than the way there carries. Then
-    /// Figure 7 counts only loss as congestion: where processes wait for a processor, less comes for
-    /// a while than is sent. The paper has only Figure 7, for each flow.
+    /// Periods between reports while less is lost than comes, at least 1 (footnote 3: 1). Such a
+    /// report would only say that nothing changes.
+    pub calm_periods: u32,
+    /// Whether all flows to a peer together are sent no faster than the way there carries. The paper
+    /// has only Figure 7, for each flow.
     pub follows: bool,
 }
 
@@ -43,7 +42,7 @@ impl RateConfig {
         let period = Duration::from_micros(200);
         // A constant of whole microseconds.
         let ahead = Duration::from_micros(period.as_micros() as u64 / TRAINS_IN_PERIOD);
-        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0, follows: false }
+        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0, calm_periods: 1, follows: false }
     }
 
     pub(super) fn check(self) -> Result<Self, ()> {
@@ -51,19 +50,9 @@ impl RateConfig {
             && self.packet_bytes > 0
             && self.period >= Duration::from_micros(1)
             && self.delta >= 1.0
+            && self.calm_periods > 0
             && self.delta.is_finite();
         is_sound.then_some(self).ok_or(())
-    }
-
-    /// Periods between reports while less is lost than comes (footnote 3: 1).
-    pub(super) const fn calm_periods(&self) -> u32 {
-        if self.follows { CALM_PERIODS } else { 1 }
-    }
-
-    /// Whether a report about so long is of a receiver that lost little. One that lost much tells of
-    /// each period, and is seldom late by so many.
-    pub(super) fn is_calm(&self, reported: Duration) -> bool {
-        self.follows && reported > self.period * self.calm_periods() * 3 / 4
     }
 
     /// So many packets in so long, in bits a second.
@@ -128,10 +117,10 @@ impl Rate {
         &self.config
     }
 
-    /// So many periods are over, in which this was sent and that arrived. In both states the rate is halved
+    /// A period is over, in which this was sent and that arrived. In both states the rate is halved
     /// where more than delta times as much was sent; docs/decisions/dlcp-congestion-avoidance.md
     /// says why in both.
-    pub(super) fn reported(&mut self, sending_bps: u64, receiving_bps: u64, periods: u64) {
+    pub(super) fn reported(&mut self, sending_bps: u64, receiving_bps: u64) {
         let RateConfig { line_rate_bps, delta, .. } = self.config;
         if sending_bps as f64 > delta * receiving_bps as f64 {
             self.state = State::CongestionAvoidance;
@@ -139,7 +128,7 @@ impl Rate {
             // congested by what it might.
             self.bps = (self.bps.min(sending_bps) / 2).max(self.config.least_bps());
         } else if self.state == State::CongestionAvoidance {
-            let increase = line_rate_bps.saturating_mul(INCREASE_PERCENT.saturating_mul(periods)) / 100;
+            let increase = line_rate_bps.saturating_mul(INCREASE_PERCENT) / 100;
             self.bps = self.bps.saturating_add(increase).min(line_rate_bps);
         }
     }
@@ -350,7 +339,7 @@ mod tests {
     fn plays(rate: &mut Rate, periods: &[(u64, u64, u64)]) {
         let percent = GIGABIT / 100;
         for (period, (sent, arrived, after)) in periods.iter().enumerate() {
-            rate.reported(sent * percent, arrived * percent, 1);
+            rate.reported(sent * percent, arrived * percent);
             assert_eq!(rate.bps() / percent, *after, "after period {period}");
         }
     }
@@ -381,18 +370,18 @@ mod tests {
     fn the_rate_is_never_above_the_link_and_never_nothing() {
         let mut rate = rate();
         plays(&mut rate, &[(100, 0, 50), (50, 50, 55)]);
-        (0..100).for_each(|_| rate.reported(rate.bps(), rate.bps(), 1));
+        (0..100).for_each(|_| rate.reported(rate.bps(), rate.bps()));
         assert_eq!(rate.bps(), GIGABIT);
-        (0..100).for_each(|_| rate.reported(rate.bps(), 0, 1));
+        (0..100).for_each(|_| rate.reported(rate.bps(), 0));
         assert_eq!(rate.bps(), 60_000_000, "a packet of 1,500 bytes in 200 us");
     }
 
     #[test]
     fn a_link_of_any_rate_adds_to_it() {
         let mut rate = Rate::new(RateConfig::of_link(u64::MAX, 1500));
-        rate.reported(u64::MAX, 0, 1);
+        rate.reported(u64::MAX, 0);
         let halved = rate.bps();
-        rate.reported(halved, halved, 1);
+        rate.reported(halved, halved);
         assert!(rate.bps() > halved && halved == u64::MAX / 2);
     }
 

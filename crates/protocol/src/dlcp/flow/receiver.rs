@@ -414,10 +414,12 @@ impl Receiver {
         let is_coming = self.state == State::Receiving && self.stopped.is_none();
         let reported = self.reported.filter(|_| is_coming)?;
         let ReceiverConfig { period, ceiling, calm_periods, .. } = self.config;
-        let is_calm = self.round == 0 && !self.is_congested;
-        let interval = if is_calm { period * calm_periods } else { period };
-        let seldom = interval.saturating_mul(1 << self.silent_reports.min(SELDOM));
-        Some(reported + seldom.min(ceiling.max(interval)))
+        if calm_periods > 1 && self.packets > 0 && self.round == 0 && !self.is_congested {
+            // Also when nothing more comes: all may be lost.
+            return Some((reported + period * calm_periods).min(self.last_block + period));
+        }
+        let interval = period.saturating_mul(1 << self.silent_reports.min(SELDOM));
+        Some(reported + interval.min(ceiling.max(period)))
     }
 
     /// When something is due.

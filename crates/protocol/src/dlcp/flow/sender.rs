@@ -302,10 +302,7 @@ impl Sender {
         let period = core::time::Duration::from_micros(report.period_us.into());
         let receiving = config.bps(report.packets, period);
         self.this_round.fastest_bps = self.this_round.fastest_bps.max(receiving);
-        let periods = (period.as_micros() / config.period.as_micros().max(1)).max(1) as u64;
-        // A receiver that lost little reports seldom: what did not come yet is on its way.
-        let receiving = if config.is_calm(period) { sending.max(receiving) } else { receiving };
-        self.rate.reported(sending, receiving, periods);
+        self.rate.reported(sending, receiving);
         self.sent = 0;
         self.measured_since = Some(now);
         Ok(())

@@ -210,6 +210,7 @@ impl Dlcp {
                 period: self.sends.period,
                 delta: self.sends.delta,
                 ahead: self.sends.period / 10,
+                calm_periods: 1,
                 follows: self.sends.follows,
             },
             finish: self.sends.finish,

@@ -136,6 +136,7 @@ impl Pushes {
                 period: self.plan.period,
                 delta: self.plan.delta,
                 ahead: self.plan.period / 10,
+                calm_periods: 1,
                 follows: self.plan.follows,
             },
             finish: self.plan.finish,
