@@ -167,7 +167,7 @@ def picture(at: At) -> Picture:
     models = at.values("model")
 
     def by_workers() -> Panel:
-        played = [n for n in WORKERS if n in at.values("workers")]
+        played = sorted(at.played("workers", scheme="goat", model="ResNet-18"))
         marks: list[Mark] = []
         for scheme, name in SCHEMES.items():
             case = {"scheme": scheme, "model": "ResNet-18"}
