@@ -25,7 +25,7 @@ fn below_at(name: &str, listen: SocketAddr, upstream: SocketAddr) -> RackServer 
 }
 
 /// A rank at each of these switches.
-fn ranks(name: &'static str, at: &[SocketAddr]) -> Vec<Session> {
+pub(super) fn ranks(name: &'static str, at: &[SocketAddr]) -> Vec<Session> {
     let connecting: Vec<_> = (0..at.len() as u32)
         .zip(at)
         .map(|(rank, switch)| {
@@ -37,7 +37,7 @@ fn ranks(name: &'static str, at: &[SocketAddr]) -> Vec<Session> {
     connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
 }
 
-fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
+pub(super) fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
     match name {
         "switchml" => super::racks::sums_are_exact(sessions, seed),
         _ => super::atp::sums_are_exact(sessions, seed),

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use fanin_controller::{JobStatusState, RackServer, RackServerConfig, Session, switch_status};
 use fanin_protocol::{atp, goat};
 use fanin_udp::Peer;
-use fanin_wire::WireDtype;
 
 use super::atp::{again, summing_with};
+use super::away::{self, ranks};
 use super::*;
 
 fn root(name: &str, shards: usize) -> SwitchServer {
@@ -26,18 +26,6 @@ fn rack(name: &str, upstream: SocketAddr, shards: u8) -> RackServer {
     RackServer::start(config).expect("a free port")
 }
 
-fn ranks(name: &'static str, at: &[SocketAddr]) -> Vec<Session> {
-    let connecting: Vec<_> = (0..at.len() as u32)
-        .zip(at)
-        .map(|(rank, switch)| {
-            let mut config = SessionConfig::new(switch.to_string(), "shards", rank, at.len() as u32);
-            (config.protocol, config.wire_dtype) = (protocol(name), Some(WireDtype::SharedExponent));
-            thread::spawn(move || Session::connect(config))
-        })
-        .collect();
-    connecting.into_iter().map(|rank| rank.join().expect("no panic").expect("admitted")).collect()
-}
-
 /// Sums that differ by rank and place, so long that each shard has a part of them.
 fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
     let (length, count) = (400_003, sessions.len() as i32);
@@ -49,10 +37,7 @@ fn sums_are_exact(name: &str, sessions: &[Session], seed: i32) {
     for all_reduce in submitted {
         assert!(all_reduce.wait().expect("a sum") == expected, "{name}");
     }
-    match name {
-        "switchml" => super::racks::sums_are_exact(sessions, seed),
-        _ => super::atp::sums_are_exact(sessions, seed),
-    }
+    away::sums_are_exact(name, sessions, seed);
 }
 
 /// The shards of the only job.

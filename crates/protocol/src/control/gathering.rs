@@ -261,7 +261,7 @@ impl Gathering {
         self.waiting.values().next().map(|waiting| waiting.request.agreed.security).unwrap_or_default()
     }
 
-    /// What the job will be at a service of so many shards, once every rank is here.
+    /// Decides what the job will be at a service of so many shards. Every rank is here.
     pub fn plan(&self, shards: u8, receive_buffer_bytes: usize) -> Result<Plan, Refusal> {
         let requests: Vec<&JoinRequest> = self.waiting.values().map(|waiting| &waiting.request).collect();
         let shards = match requests[0] {

@@ -229,7 +229,7 @@ pub struct Share {
     pub switch: usize,
     /// Of what all ranks send, in millionths.
     pub millionths: u32,
-    /// Those of its aggregators that the job has, in each shard.
+    /// Its aggregators that the job has, in each shard.
     pub aggregators: u32,
 }
 

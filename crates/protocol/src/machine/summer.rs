@@ -61,7 +61,7 @@ pub struct TableStatistics {
 }
 
 impl core::ops::AddAssign for TableStatistics {
-    /// Those of another shard.
+    /// Adds another shard's.
     fn add_assign(&mut self, other: Self) {
         self.aggregators += other.aggregators;
         self.in_use += other.in_use;

@@ -36,7 +36,7 @@ pub struct RackServerConfig {
     pub upstream: String,
     /// How the jobs are summed that go through it: as at the root.
     pub protocol: &'static dyn OnSockets,
-    /// What it sums with, for all jobs together.
+    /// Its cores and memory, for all jobs together.
     pub memory: Memory,
     /// What its link to the upstream carries, in bits a second: for plans, and for the ranks'
     /// windows. `None` leaves that to the interface.

@@ -151,17 +151,7 @@ fn server() -> Registry {
 }
 
 fn through(instance: u64, rank: u32, world_size: u32) -> JoinRequest {
-    let address = ([10, 0, 0, instance as u8], 4800).into();
-    let hop = Hop {
-        instance,
-        address,
-        shards: 1,
-        aggregators: 512,
-        elements: 2048,
-        receive_buffer_bytes: 0,
-        mtu: 1500,
-        rate_bps: None,
-    };
+    let hop = Hop { aggregators: 512, receive_buffer_bytes: 0, ..Hop::numbered(instance) };
     JoinRequest { protocol: "atp".into(), mtu: 9000, hops: vec![hop], ..ask("a", rank, world_size) }
 }
 

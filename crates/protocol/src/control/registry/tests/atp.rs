@@ -18,17 +18,16 @@ fn ranks_behind_two_switches_are_told_their_directions() {
     assert_eq!(registry.admission(JobId(40)), None);
 }
 
+/// A job in one shard, whose exchanges nobody counts.
+fn remembered() -> Resume {
+    let completed = vec![vec![]];
+    Resume { lineage: 9, generation: Generation(4), in_flight: 64, elements: 64, completed }
+}
+
 #[test]
 fn a_server_that_restarted_resumes_without_counts() {
     let mut registry = server();
-    let resume = Resume {
-        lineage: 9,
-        generation: Generation(4),
-        in_flight: 64,
-        elements: 64,
-        completed: vec![vec![]],
-    };
-    let again = |rank| JoinRequest { resume: Some(resume.clone()), ..through(7, rank, 2) };
+    let again = |rank| JoinRequest { resume: Some(remembered()), ..through(7, rank, 2) };
     registry.join(at(0), again(0));
     let decision = registry.join(at(0), again(1));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
@@ -39,15 +38,8 @@ fn a_server_that_restarted_resumes_without_counts() {
 #[test]
 fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard() {
     let mut registry = server();
-    let resume = Resume {
-        lineage: 9,
-        generation: Generation(4),
-        in_flight: 64,
-        elements: 64,
-        completed: vec![vec![]],
-    };
     // A switch that started again since is another instance at the same place.
-    let again = |instance, rank| JoinRequest { resume: Some(resume.clone()), ..through(instance, rank, 2) };
+    let again = |instance, rank| JoinRequest { resume: Some(remembered()), ..through(instance, rank, 2) };
     registry.join(at(0), again(7, 0));
     let decision = registry.join(at(0), again(7, 1));
     let JoinDecision::Complete { outcome: Ok(admission), .. } = decision else { panic!("{decision:?}") };
@@ -64,7 +56,7 @@ fn a_rank_that_did_not_hear_that_its_job_goes_on_is_told_again_until_it_is_heard
     let mut elsewhere = again(8, 1);
     elsewhere.hops.push(elsewhere.hops[0]);
     assert_eq!(refusal(&mut registry, elsewhere), running(1), "its directions are others there");
-    let older = Resume { generation: Generation(3), ..resume.clone() };
+    let older = Resume { generation: Generation(3), ..remembered() };
     let older = JoinRequest { resume: Some(older), ..through(8, 1, 2) };
     assert_eq!(refusal(&mut registry, older), running(1));
     assert_eq!(refusal(&mut registry, through(8, 1, 2)), running(1), "it remembers nothing");
