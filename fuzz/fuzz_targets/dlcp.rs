@@ -89,7 +89,8 @@ fn packet(operation: &[u8; OPERATION]) -> Vec<u8> {
         Kind::Block => {
             let tag = Tag { priority: 1 + value % 7, important: value & 8 != 0, path: value & 1 };
             let contributions = if choice & 128 != 0 { u16::from(value & 3) } else { 1 };
-            let header = BlockHeader { flow, block: u32::from(block & 3), round, tag, contributions, last: block & 64 != 0 };
+            let (last, restored) = (block & 64 != 0, block & 32 != 0);
+            let header = BlockHeader { flow, block: u32::from(block & 3), round, tag, contributions, last, restored };
             let payload = if contributions == 0 { 0 } else { [128, 128, 128, 32][usize::from(choice & 3)] };
             let length = block_packet_bytes(payload);
             BlockPacket::write(&mut bytes[..length], KEY, &preamble, &header, |payload| payload.fill(value));

@@ -9,7 +9,7 @@ SLOT = struct.Struct("<HhIIHBBI")
 GRADIENT = struct.Struct("<BBhQIIHBBI4I4BhH")
 PLANNED = struct.Struct("<BBhQIIHBBIQQHHhHQQ")
 ABORT = struct.Struct("<BxHH2xHBBIHBBI")
-BLOCK = struct.Struct("<IIHBBHH")
+BLOCK = struct.Struct("<IIHBBHBB")
 SIGNAL = struct.Struct("<IHBB")
 TAG = struct.Struct("<Q")
 KEY = bytes(range(16))
@@ -213,10 +213,11 @@ def test_abort_packets_are_as_documented() -> None:
 def test_dlcp_packets_are_as_documented() -> None:
     golden = packets()
     blocks = {
-        "block_push": (0x01020304, 0x0A0B, 0, 3, 2, 1, 0),
-        "block_pull": (0x01020304, 0x0A0B, 1, 0x80 | 7, 0, 4, 0),
-        "block_unsummed": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 0),
-        "block_last": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 1),
+        "block_push": (0x01020304, 0x0A0B, 0, 3, 2, 1, 0, 0),
+        "block_pull": (0x01020304, 0x0A0B, 1, 0x80 | 7, 0, 4, 0, 0),
+        "block_unsummed": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 0, 0),
+        "block_last": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 0, 1, 0),
+        "block_restored": (0x01020304, 0x0A0B, 0, 0x80 | 7, 0, 3, 0, 1),
     }
     for name, fields in blocks.items():
         assert PREAMBLE.unpack_from(golden[name])[2:] == (11, 0xDEADBEEF, 0x0102, 3, 1), name

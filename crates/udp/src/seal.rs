@@ -291,6 +291,7 @@ mod tests {
             tag: Tag { priority: 1, important: true, path: 3 },
             contributions: 1,
             last: false,
+            restored: false,
         };
         let mut packet = vec![0; 36 + 16];
         for security in [Security::Authenticate, Security::Encrypt] {

@@ -114,6 +114,8 @@ pub struct BlockHeader {
     pub contributions: u16,
     /// Whether it is the last of its round: a stop that rides on data.
     pub last: bool,
+    /// Whether a worker hands back a sum, which a server that lost its memory does not have.
+    pub restored: bool,
 }
 
 /// A checked block.
@@ -137,13 +139,13 @@ impl<'a> BlockPacket<'a> {
         }
         let truncated = WireError::Truncated { need: BLOCK_HEADER_BYTES, have: packet.len() };
         let head: &[u8; TAG_OFFSET - PREAMBLE_BYTES] = bytes_at(packet, PREAMBLE_BYTES).ok_or(truncated)?;
-        let &[f0, f1, f2, f3, b0, b1, b2, b3, r0, r1, treatment, path, c0, c1, last, zero] = head;
+        let &[f0, f1, f2, f3, b0, b1, b2, b3, r0, r1, treatment, path, c0, c1, last, restored] = head;
         let payload = packet.get(BLOCK_HEADER_BYTES..).ok_or(truncated)?;
         if last > 1 {
             return Err(WireError::Field("last"));
         }
-        if zero != 0 {
-            return Err(WireError::Field("zero"));
+        if restored > 1 {
+            return Err(WireError::Field("restored"));
         }
         let contributions = u16::from_le_bytes([c0, c1]);
         if contributions == 0 && !payload.is_empty() {
@@ -158,6 +160,7 @@ impl<'a> BlockPacket<'a> {
                 tag: Tag::parse([treatment, path])?,
                 contributions,
                 last: last != 0,
+                restored: restored != 0,
             },
             payload,
         })
@@ -182,7 +185,7 @@ impl<'a> BlockPacket<'a> {
         out[20..22].copy_from_slice(&header.round.to_le_bytes());
         out[TREATMENT_OFFSET..24].copy_from_slice(&header.tag.to_bytes());
         out[24..26].copy_from_slice(&header.contributions.to_le_bytes());
-        out[26..TAG_OFFSET].copy_from_slice(&[header.last.into(), 0]);
+        out[26..TAG_OFFSET].copy_from_slice(&[header.last.into(), header.restored.into()]);
         key.seal(out);
         fill(&mut out[BLOCK_HEADER_BYTES..]);
     }

@@ -213,7 +213,6 @@ impl Watch {
             Pulse::Forgotten { switch_instance } if switch_instance == self.switch_instance => {
                 Err(self.member().expelled())
             }
-            Pulse::Forgotten { .. } if self.begins_anew() => Err(self.lost_for_good("it restarted")),
             Pulse::Forgotten { .. } => self.rejoin(Again::SwitchRestarted).await,
             Pulse::SetUpAgain => self.rejoin(Again::SetUp).await,
             Pulse::Unreachable(cause) => {
@@ -238,9 +237,6 @@ impl Watch {
                             }
                             None => Ok(()),
                         };
-                    }
-                    if self.begins_anew() {
-                        return Err(self.lost_for_good(&cause));
                     }
                     if !self.shared.begins_to_rejoin(self.service, Again::SwitchRestarted) {
                         return Ok(());
@@ -357,17 +353,6 @@ impl Watch {
 
     fn lost(&self, gone: Duration, cause: &str) -> SessionError {
         lost(&self.member().switch, gone, cause)
-    }
-
-    /// Whether nobody else can go on with what a service had under way.
-    fn begins_anew(&self) -> bool {
-        !self.shared.job(self.service).protocol().outlives_services()
-    }
-
-    fn lost_for_good(&self, cause: &str) -> SessionError {
-        let cause =
-            format!("{cause}, and no other goes on with a job that has a loss bound: start all ranks again");
-        SessionError::SwitchLost { switch: self.member().switch.clone(), cause }
     }
 
     /// Joins the job again, and goes on where it stopped.

@@ -153,7 +153,7 @@ fn check_resume(request: &JoinRequest, resume: &Resume, limits: Limits, shards: 
     if !(1..=usize::from(shards)).contains(&resume.completed.len()) {
         return Err(mismatch(ResumeField::Shards, saturate(resume.completed.len()), shards.into()));
     }
-    let counted = if limits.counts_exchanges { resume.in_flight } else { 0 };
+    let counted = limits.counted.of_shard(resume.in_flight);
     match resume.completed.iter().find(|counts| counts.len() != usize::from(counted)) {
         Some(counts) => Err(mismatch(ResumeField::Counts, saturate(counts.len()), counted.into())),
         None => Ok(()),

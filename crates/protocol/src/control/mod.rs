@@ -26,8 +26,8 @@ pub use pool_size::{
 };
 pub(crate) use pool_size::{UNIT_ELEMENTS, product_packets};
 pub use protocol::{
-    Gathered, Limits, Malformed, Memory, Planner, Protocol, Relayed, Seats, Share, Terms, narrow, part_of,
-    read,
+    Counted, Gathered, Limits, Malformed, Memory, Planner, Protocol, Relayed, Seats, Share, Terms, narrow,
+    part_of, read,
 };
 pub use ranks::Ranks;
 pub use refusal::{Refusal, ResumeField};

@@ -53,11 +53,6 @@ pub trait Protocol: Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether another service can go on with what one that is gone had under way.
-    fn outlives_services(&self) -> bool {
-        true
-    }
-
     /// What bounds its jobs.
     fn limits(&self) -> Limits;
 
@@ -109,15 +104,37 @@ pub struct Limits {
     pub hops_max: usize,
     /// Elements that a packet may have, the fewest first.
     pub packet_elements: &'static [usize],
-    /// Whether ranks remember how many exchanges each slot has completed, for a service that lost its memory.
-    pub counts_exchanges: bool,
+    /// What ranks count, for a service that lost its memory.
+    pub counted: Counted,
+}
+
+/// What a rank counts in each shard, so that a service that lost its memory learns where its job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Nothing: workers answer what they are asked.
+    Nothing,
+    /// The exchanges that each slot has completed.
+    Exchanges,
+    /// The flows of which it has all sums, up to the first that lacks some.
+    Flows,
+}
+
+impl Counted {
+    /// Numbers of a shard that may have so many packets of a rank in flight.
+    pub(super) const fn of_shard(self, in_flight: u16) -> u16 {
+        match self {
+            Self::Nothing => 0,
+            Self::Exchanges => in_flight,
+            Self::Flows => 1,
+        }
+    }
 }
 
 impl Limits {
     /// Those of a protocol whose packets have these lengths, and that has no other limit than jobs have.
     #[must_use]
     pub const fn new(ranks_max: u32, packet_elements: &'static [usize]) -> Self {
-        Self { ranks_max, hops_max: HOPS_MAX, packet_elements, counts_exchanges: false }
+        Self { ranks_max, hops_max: HOPS_MAX, packet_elements, counted: Counted::Nothing }
     }
 }
 

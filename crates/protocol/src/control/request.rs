@@ -135,7 +135,7 @@ pub struct Resume {
     pub in_flight: u16,
     /// Elements of a full packet, as its protocol counts them.
     pub elements: u16,
-    /// Completed exchanges of each slot of each shard; they wrap. No slots of a protocol whose workers answer resends.
+    /// What its protocol counts ([`Counted`](super::Counted)) in each shard; numbers wrap.
     pub completed: Vec<Vec<u32>>,
 }
 

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    CHUNK_ELEMENTS, Collective, Dtype, Generation, JobId, Key, LossBound, Op, PATHS_MAX, PLACES_MAX, Pattern,
-    Rank, SAMPLE_ELEMENTS, ShardId, WireDtype, WorkerId,
+    BlockHeader, CHUNK_ELEMENTS, Collective, Dtype, FlowId, Generation, JobId, Key, LossBound, Op, PATHS_MAX,
+    PLACES_MAX, Pattern, Rank, SAMPLE_ELEMENTS, ShardId, WireDtype, WorkerId,
 };
 
 use super::flow::ReceiverConfig;
@@ -71,6 +71,8 @@ pub struct JobConfig {
     pub retransmission: RetransmissionConfig,
     /// Source ports of a worker that packets are spread over (§3.2.3), 1 to [`PATHS_MAX`].
     pub paths: u8,
+    /// Where its server lost its memory: the first flow that some worker lacks sums of.
+    pub resumes_at: Option<FlowId>,
 }
 
 impl JobConfig {
@@ -100,6 +102,25 @@ impl JobConfig {
             return Err(ConfigError::Ceiling);
         }
         Ok(self)
+    }
+
+    /// Flows that there may be at the server. Workers that wait for all sums can be this far apart:
+    /// one waits for those of its first flow, and one has those of all that it may have under way. A
+    /// worker that is further ahead waits.
+    pub(super) const fn flows_max(&self) -> usize {
+        2 * self.flows as usize
+    }
+
+    /// Blocks of flows that there may be: workers may be a window apart.
+    pub(super) fn blocks_max(&self) -> u64 {
+        2 * u64::from(self.window_blocks).max(2 * u64::from(self.flow_blocks))
+    }
+
+    /// Whether some worker may have begun a flow with a server that lost its memory. It is reliable:
+    /// each block is one that a worker hands back, or nobody has its sum.
+    pub(super) fn is_made_again(&self, flow: FlowId) -> bool {
+        let is_near = |first: FlowId| (flow.0.wrapping_sub(first.0) as usize) < self.flows_max();
+        self.resumes_at.is_some_and(is_near)
     }
 
     /// The configuration of the receiver of a flow of contributions.
@@ -155,6 +176,14 @@ impl JobConfig {
         u32::try_from((elements as usize).div_ceil(of_block)).unwrap_or(u32::MAX)
     }
 
+    /// Bytes of a block that was named so: none of one that is the sum of nothing.
+    pub(super) fn bytes_of_sum(&self, collective: &Collective, elements: u32, header: &BlockHeader) -> usize {
+        match header.contributions {
+            0 => 0,
+            _ => self.bytes_of_block(collective, elements, header.block),
+        }
+    }
+
     /// Bytes of one of its blocks: the last may be shorter.
     pub(super) fn bytes_of_block(&self, collective: &Collective, elements: u32, block: u32) -> usize {
         let bytes = elements as usize * Self::element_bytes(collective);
@@ -181,21 +210,24 @@ pub struct ServerJob {
     /// The rate of the server's own link, in bits a second. To each worker it sends no faster than
     /// the job's line rate.
     pub link_rate_bps: u64,
+    /// By shard, of a job whose server lost its memory: where it resumes.
+    pub resumes_at: Vec<FlowId>,
 }
 
 /// The ranks' numbers are their places, and the server's link is as fast as theirs.
 impl From<JobConfig> for ServerJob {
     fn from(config: JobConfig) -> Self {
         let link_rate_bps = config.rate.line_rate_bps;
-        Self { config, ranks: (0..config.workers).map(Rank).collect(), link_rate_bps }
+        let ranks = (0..config.workers).map(Rank).collect();
+        Self { config, ranks, link_rate_bps, resumes_at: Vec::new() }
     }
 }
 
 /// The plan by which a worker goes on with a server that has an empty memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerPlan<A> {
-    /// The job there; of its numbers only the id, the key, the generation and the shard may be
-    /// others than before.
+    /// The job there; of its numbers only the id, the key, the generation, the shard and where it
+    /// resumes may be others than before.
     pub config: JobConfig,
     /// The worker's place.
     pub place: WorkerId,

@@ -114,6 +114,7 @@ impl FlowPlan {
             quiet: self.quiet(packet_bytes),
             retransmission: RetransmissionConfig::default(),
             paths: self.paths,
+            resumes_at: None,
         }
     }
 }

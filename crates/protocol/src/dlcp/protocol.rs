@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use fanin_wire::{
-    CHUNK_ELEMENTS, Dtype, Generation, JobId, Key, LossBound, Rank, ShardId, WireDtype, WorkerId,
+    CHUNK_ELEMENTS, Dtype, FlowId, Generation, JobId, Key, LossBound, Rank, ShardId, WireDtype, WorkerId,
     chunk_packet_bytes,
 };
 use prost::Message;
@@ -14,8 +14,8 @@ use prost::Message;
 use super::flow_plan::FlowPlan;
 use super::{JobConfig, Server, ServerJob, WORKERS_MAX, Worker, WorkerPlan};
 use crate::control::{
-    Agreed, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms,
-    narrow, read,
+    Agreed, Counted, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Resume,
+    Seats, Terms, narrow, read,
 };
 use crate::machine::{Address, JobIdentity, Tensor};
 use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms, check_place};
@@ -26,12 +26,14 @@ use crate::transport::RetransmissionConfig;
 pub struct Dlcp;
 
 /// What a rank of a job with a loss bound is told.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RankTerms {
     /// The job, in the first shard.
     pub config: JobConfig,
     /// The rank's place at its switch: its number.
     pub place: WorkerId,
+    /// By shard, of a job that goes on: the first flow that some rank lacks sums of.
+    pub resumes_at: Vec<FlowId>,
 }
 
 /// What all members are told.
@@ -57,6 +59,9 @@ struct Part {
     /// Blocks of flows that a rank may have under way in a shard.
     #[prost(uint32, tag = "7")]
     window_blocks: u32,
+    /// By shard, of a job that goes on: the first flow that some rank lacks sums of.
+    #[prost(uint32, repeated, tag = "8")]
+    resumes_at: Vec<u32>,
 }
 
 impl Part {
@@ -73,6 +78,10 @@ impl Part {
         let config = flows.job_config((id, key, generation), workers, narrow(self.elements, "elements")?);
         config.check().map_err(|_| Malformed("job"))
     }
+
+    fn resumes_at(&self) -> Vec<FlowId> {
+        self.resumes_at.iter().copied().map(FlowId).collect()
+    }
 }
 
 impl RankTerms {
@@ -81,9 +90,25 @@ impl RankTerms {
     /// # Errors
     /// When it is no such part.
     pub fn read(job: JobIdentity, rank: Rank, part: &[u8]) -> Result<Self, Malformed> {
-        let config = read::<Part>(part)?.config(job)?;
-        Ok(Self { config, place: WorkerId(narrow(rank.0.into(), "rank")?) })
+        let part = read::<Part>(part)?;
+        let (config, resumes_at) = (part.config(job)?, part.resumes_at());
+        Ok(Self { config, place: WorkerId(narrow(rank.0.into(), "rank")?), resumes_at })
     }
+
+    /// The job in a shard.
+    fn of_shard(&self, shard: ShardId) -> JobConfig {
+        let resumes_at = self.resumes_at.get(usize::from(shard.0)).copied();
+        JobConfig { shard, resumes_at, ..self.config }
+    }
+}
+
+/// By shard, the first flow that one of these ranks lacks sums of. None lacks one that is long over.
+fn resumes_at(ranks: &[&Resume]) -> Vec<u32> {
+    let Some(first) = ranks.first() else { return Vec::new() };
+    let of_shard = |shard: usize| ranks.iter().filter_map(move |rank| rank.completed[shard].first().copied());
+    // Numbers wrap.
+    let earlier = |one: u32, other: u32| if one.wrapping_sub(other).cast_signed() < 0 { one } else { other };
+    (0..first.completed.len()).map(|shard| of_shard(shard).reduce(earlier).unwrap_or_default()).collect()
 }
 
 impl Protocol for Dlcp {
@@ -103,13 +128,8 @@ impl Protocol for Dlcp {
         true
     }
 
-    /// Sums have replaced what they were made of.
-    fn outlives_services(&self) -> bool {
-        false
-    }
-
     fn limits(&self) -> Limits {
-        Limits { counts_exchanges: true, ..Limits::new(WORKERS_MAX.into(), &CHUNK_ELEMENTS) }
+        Limits { counted: Counted::Flows, ..Limits::new(WORKERS_MAX.into(), &CHUNK_ELEMENTS) }
     }
 
     fn packet_bytes(&self, elements: usize, wire_dtype: WireDtype) -> usize {
@@ -122,7 +142,7 @@ impl Protocol for Dlcp {
             let reason = "dlcp sums jobs with a loss bound: set one (loss_bound, or FANIN_LOSS_BOUND), or use switchml";
             return Err(Refusal::Unserved { reason: reason.into() });
         }
-        match request.hops.is_empty() && request.resume.is_none() {
+        match request.hops.is_empty() {
             true => Ok(()),
             false => Err(Refusal::of_bound(bound)),
         }
@@ -133,7 +153,12 @@ impl Protocol for Dlcp {
         // Blocks of a flow wait for all workers side by side: those of many workers are shorter, so that their flows fit into a pool.
         let words = CHUNK_ELEMENTS.into_iter().rev().map(|words| words as u16);
         let fits = |words: &u16| *words <= ranks.elements && FlowPlan::fits(workers, *words);
-        let elements = words.into_iter().find(fits).unwrap_or(ranks.elements);
+        let resumes = ranks.resumes();
+        let elements = match resumes.first() {
+            // What its ranks have is in such blocks.
+            Some(resume) => resume.elements,
+            None => words.into_iter().find(fits).unwrap_or(ranks.elements),
+        };
         // Shards share the link.
         let of_shard = ranks.rate_bps() / u64::from(ranks.shards.max(1));
         let paths = ranks.requests.iter().map(|request| request.paths).max().unwrap_or(1).max(1);
@@ -154,6 +179,7 @@ impl Protocol for Dlcp {
             line_rate_bps: flows.line_rate_bps,
             paths: flows.paths.into(),
             window_blocks: flows.window_blocks,
+            resumes_at: resumes_at(&resumes),
         };
         let part = part.encode_to_vec();
         let ranks = (0..workers).map(|_| part.clone()).collect();
@@ -228,11 +254,11 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Dlcp {
         peer: A,
         retransmission: RetransmissionConfig,
     ) -> Worker<A, T> {
-        Worker::new(JobConfig { shard, retransmission, ..terms.config }, terms.place, peer)
+        Worker::new(JobConfig { retransmission, ..terms.of_shard(shard) }, terms.place, peer)
     }
 
     fn plan(terms: &RankTerms, shard: ShardId, server: A) -> WorkerPlan<A> {
-        WorkerPlan { config: JobConfig { shard, ..terms.config }, place: terms.place, server }
+        WorkerPlan { config: terms.of_shard(shard), place: terms.place, server }
     }
 
     fn root(shard: ShardId) -> Server<A> {
@@ -240,9 +266,10 @@ impl<A: Address, T: Tensor + Send + 'static> Machines<A, T> for Dlcp {
     }
 
     fn root_job(job: JobIdentity, part: &[u8], _: Peers<'_, A>) -> Result<ServerJob, String> {
-        let config = read::<Part>(part)?.config(job)?;
+        let part = read::<Part>(part)?;
+        let (config, resumes_at) = (part.config(job)?, part.resumes_at());
         // Who sends faster than this machine's link is held back by its kernel.
-        Ok(ServerJob { link_rate_bps: u64::MAX, ..ServerJob::from(config) })
+        Ok(ServerJob { link_rate_bps: u64::MAX, resumes_at, ..ServerJob::from(config) })
     }
 
     fn relay(_: ShardId, _: &Memory) -> Result<Server<A>, String> {

@@ -295,8 +295,15 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
                     let Some(mut chunk) = core.stream.locate(shape.chunk(of_part)) else { break };
                     chunk.sent(now);
                     let contributions = shape.counts[of_part as usize];
-                    let header =
-                        BlockHeader { flow, block, round: push.round(), tag, contributions, last: false };
+                    let header = BlockHeader {
+                        flow,
+                        block,
+                        round: push.round(),
+                        tag,
+                        contributions,
+                        last: false,
+                        restored: false,
+                    };
                     BlockPacket::write(
                         run.packet(packet_bytes, train),
                         config.key,

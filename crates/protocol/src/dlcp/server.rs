@@ -80,7 +80,9 @@ impl<A: Copy> Summer for Server<A> {
 
     fn add_job(&mut self, job: ServerJob) -> Result<(), ConfigError> {
         // As all its shards are told of it: each puts its own number in.
-        let config = JobConfig { shard: self.jobs.shard(), ..job.config }.check()?;
+        let shard = self.jobs.shard();
+        let resumes_at = job.resumes_at.get(usize::from(shard.0)).copied();
+        let config = JobConfig { shard, resumes_at, ..job.config }.check()?;
         let job = ServerJob { config, ..job };
         if job.ranks.len() != usize::from(config.workers) {
             return Err(ConfigError::Ranks(job.ranks.len()));

@@ -160,6 +160,18 @@ impl Sums {
         self.memory.contributions.extend(contributions);
     }
 
+    /// Takes a sum of `count` contributions out of `expected`, which was decided before its server
+    /// lost its memory.
+    pub(super) fn restore(&mut self, block: u32, (count, expected): (u16, u16), payload: &[u8]) {
+        let at = block as usize;
+        let decided = core::mem::replace(&mut self.blocks[at], Block::Closed(count));
+        let Block::Gathering(contributions) = decided else { unreachable!("a block is closed once") };
+        self.memory.contributions.extend(contributions);
+        self.open -= 1;
+        self.lost += u64::from(expected.saturating_sub(count));
+        read_words(payload, &mut self.memory.sums[at * self.words..][..self.words]);
+    }
+
     /// How many are in a closed block.
     pub(super) fn contributions(&self, block: u32) -> Option<u16> {
         match self.blocks[block as usize] {
@@ -284,6 +296,15 @@ const fn words_of(bytes: usize) -> usize {
 }
 
 /// Writes as many of the words' bytes as there is room for.
+fn read_words(payload: &[u8], words: &mut [i32]) {
+    let word = |bytes: &[u8]| {
+        let mut whole = [0; 4];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        i32::from_le_bytes(whole)
+    };
+    words.iter_mut().zip(payload.chunks(4)).for_each(|(out, bytes)| *out = word(bytes));
+}
+
 fn write_words(words: &[i32], payload: &mut [u8]) {
     let (whole, rest) = payload.split_at_mut(payload.len() / 4 * 4);
     let (words, next) = words.split_at(whole.len() / 4);

@@ -5,15 +5,21 @@
 //! same order. Its blocks are pushed from the tensor itself, and their sums replace them one by
 //! one. A sum is there only when it is decided who is in it, so nobody asks for what it replaced.
 //! The way back needs no rendezvous, as a worker that pushes a flow waits for its sums.
+//!
+//! If the server loses its memory, all workers begin again at the first flow that one of them lacks
+//! sums of. Its blocks are what they were, but those that have their sum, which is handed back.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use fanin_quant::{Exponent, Scale};
 use fanin_wire::{
-    AbortReason, BlockHeader, BlockPacket, CHUNK_ELEMENTS, FlowId, Generation, Kind, LossBound, Operation,
-    Preamble, Signal, SignalPacket, Start, Tag, WireDtype, WorkerId, block_packet_bytes,
+    AbortReason, BlockHeader, BlockPacket, CHUNK_ELEMENTS, Collective, FlowId, Generation, Kind, LossBound,
+    Operation, Preamble, Signal, SignalPacket, Start, Tag, WireDtype, WorkerId, block_packet_bytes,
 };
 
+mod kept;
+
+use self::kept::{Held, Kept};
 use super::clock::Clock;
 use super::config::{JobConfig, WorkerPlan};
 use super::flow::{Receiver, Sender, Waiting};
@@ -24,7 +30,7 @@ use crate::machine::{
     Endpoint, Instant, Loss, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
     WorkerStatistics,
 };
-use crate::transport::{Run, Stream, WorkerCore};
+use crate::transport::{Chunk, Run, Stream, WorkerCore};
 
 /// What nobody brought.
 static ZEROS: [u8; 4 * CHUNK_ELEMENTS[CHUNK_ELEMENTS.len() - 1]] = [0; _];
@@ -40,6 +46,12 @@ pub struct Worker<A, T> {
     flows: VecDeque<Flow>,
     /// Number of the first of them.
     first: FlowId,
+    /// The complete flows before the first of them that other workers may lack sums of.
+    kept: VecDeque<Flow>,
+    /// The last flow that all workers have begun: it has sums.
+    begun: FlowId,
+    /// The memory of a flow that nobody lacks.
+    spare: Vec<Kept>,
     /// Complete flows whose end the server has not confirmed.
     finishing: VecDeque<(FlowId, Receiver)>,
     /// Flows whose end is to be confirmed, at most as many as may be under way.
@@ -72,6 +84,8 @@ struct Flow {
     is_complete: bool,
     /// Which way its start went last.
     start_path: u8,
+    /// What its server may have to be told again. The tensor has been given back once it is whole.
+    kept: Kept,
 }
 
 impl<A: Copy, T: Tensor> Worker<A, T> {
@@ -92,6 +106,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             clock: Clock::default(),
             flows: VecDeque::new(),
             first: FlowId(0),
+            kept: VecDeque::new(),
+            begun: FlowId(u32::MAX),
+            spare: Vec::new(),
             finishing: VecDeque::new(),
             confirms: VecDeque::new(),
             waiting: Waiting::new(config.retransmission),
@@ -129,17 +146,17 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 priority,
                 has_blocks: collective.pattern.contributes(self.worker),
             };
-            let awaited = if collective.pattern.receives(self.worker) { blocks } else { 0 };
-            let pull_bound = self.config.pull_bound(&collective);
+            let pull = pull(&self.config, self.worker, &collective, blocks);
             self.flows.push_back(Flow {
                 first_chunk: chunk,
                 blocks,
                 start,
                 median: 0.0,
                 push: None,
-                pull: Receiver::new(awaited, pull_bound, self.config.receiver_of_sums()),
+                pull,
                 is_complete: false,
                 start_path: 0,
+                kept: Kept::default(),
             });
             elements -= of_flow;
             chunk += u64::from(blocks);
@@ -159,10 +176,16 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// Begins the flows that may be under way.
     fn begin(&mut self) {
         let under_way = self.under_way();
-        let Self { core, config, flows, first, .. } = self;
+        let Self { core, config, flows, first, spare, .. } = self;
         for (number, flow) in flows.iter_mut().take(under_way).enumerate() {
             if flow.push.is_some() {
                 continue;
+            }
+            if config.is_made_again(id_of(*first, number)) {
+                flow.start.bound = LossBound::RELIABLE;
+            }
+            if flow.kept.is_empty() {
+                flow.kept = Kept::new(flow.blocks, config.block_bytes(), spare.pop());
             }
             flow.push = Some(Sender::announcing(flow.start, flow.blocks, config.rate));
             let may_be_dropped = flow.start.bound.of_blocks(flow.blocks) > 0;
@@ -192,10 +215,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let flow = &mut self.flows[place];
         let Start { collective, elements, .. } = flow.start;
         let workers = self.config.workers;
-        let bytes = match header.contributions {
-            0 => 0,
-            _ => self.config.bytes_of_block(&collective, elements, header.block),
-        };
+        let bytes = self.config.bytes_of_sum(&collective, elements, header);
         if header.block >= flow.blocks || header.contributions > workers {
             return Err(Reason::OutOfRange);
         }
@@ -214,6 +234,11 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             return Err(reason);
         }
         self.advances += 1;
+        if flow.kept.of(header.block) != Held::Nothing {
+            // It was handed back, and is here.
+            self.complete(now, place);
+            return Ok(Verdict::Absorb);
+        }
         let is_last = flow.pull.lacks() == 0;
         let chunk = flow.first_chunk + u64::from(header.block);
         let mut part = self.core.stream.locate(chunk).ok_or(Reason::Unexpected)?;
@@ -234,6 +259,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let (scale, op) = (Scale::new(Exponent::ZERO, workers.into()), collective.op);
             part.elements().dequantize(range, sum, &scale, workers.into(), op);
         }
+        let what = Held::Sum(header.contributions);
+        flow.kept.keep(header.block, what, bytes, |kept| kept.copy_from_slice(payload));
         let finished = part.finish_chunk(now);
         self.core.finished(finished);
         self.complete(now, place);
@@ -309,8 +336,14 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let over = flow.push.as_mut().map_or(Round::NONE, Sender::end);
         self.way.is_over(now, &self.config.rate, over);
         let mut rounds = u32::from(flow.pull.round());
-        for block in (0..flow.blocks).filter(|block| !receives || !flow.pull.has(*block)) {
+        let Start { collective, elements, .. } = flow.start;
+        for block in 0..flow.blocks {
+            if flow.kept.of(block) != Held::Nothing {
+                continue;
+            }
             let Some(mut part) = self.core.stream.locate(flow.first_chunk + u64::from(block)) else { break };
+            let bytes = self.config.bytes_of_block(&collective, elements, block);
+            flow.kept.keep(block, Held::Own, bytes, |kept| write_own(&mut part, &collective, kept));
             if receives {
                 // The own gradient stays (Appendix A).
                 let contributions = self.config.workers.into();
@@ -320,13 +353,19 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let finished = part.finish_chunk(now);
             self.core.finished(finished);
         }
-        while self.flows.front().is_some_and(|flow| flow.is_complete) {
-            let Some(flow) = self.flows.pop_front() else { break };
-            if self.receives(&flow) && !flow.pull.is_confirmed() {
-                self.finishing.push_back((self.first, flow.pull));
-            }
-            self.first = FlowId(self.first.0.wrapping_add(1));
+        if receives && is_after(id_of(self.first, place), self.begun) {
+            self.begun = id_of(self.first, place);
         }
+        while self.flows.front().is_some_and(|flow| flow.is_complete) {
+            let Some(mut flow) = self.flows.pop_front() else { break };
+            if self.receives(&flow) && !flow.pull.is_confirmed() {
+                let again = pull(&self.config, self.worker, &flow.start.collective, 0);
+                self.finishing.push_back((self.first, core::mem::replace(&mut flow.pull, again)));
+            }
+            self.kept.push_back(flow);
+            self.first = id_of(self.first, 1);
+        }
+        self.forget();
         self.begin();
     }
 
@@ -351,7 +390,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         for (number, flow) in self.flows.iter_mut().enumerate() {
             let Some(push) = &mut flow.push else { break };
-            let id = FlowId(self.first.0.wrapping_add(number as u32));
+            let id = id_of(self.first, number);
             if !flow.is_complete
                 && let Some(signal) = push.poll_signal(now, waiting)
             {
@@ -384,8 +423,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].has_blocks()).collect();
         order.sort_by_key(|at| flows[*at].start.priority);
         for at in order {
-            let id = FlowId(first.0.wrapping_add(at as u32));
-            let Flow { first_chunk, blocks, start, median, push: Some(push), pull, start_path, .. } =
+            let id = id_of(*first, at);
+            let Flow { first_chunk, blocks, start, median, push: Some(push), pull, start_path, kept, .. } =
                 &mut flows[at]
             else {
                 continue;
@@ -395,11 +434,15 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let path = if push.is_announcing() { *start_path } else { of_blocks.path() };
             let may_be_dropped = start.bound.of_blocks(*blocks) > 0;
             let receives = start.collective.pattern.receives(*worker);
+            let is_made_again = config.is_made_again(id);
             let mut treatment = None;
             while link.is_open(now, &config.rate) && push.is_open(now) {
                 let next = push.peek(|block| {
                     // A block that has its sum is not needed any more.
                     let is_needed = !receives || !pull.has(block);
+                    if is_made_again {
+                        return is_needed.then_some(true);
+                    }
                     let mut part =
                         core.stream.locate(*first_chunk + u64::from(block)).filter(|_| is_needed)?;
                     let range = part.range();
@@ -407,27 +450,31 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 });
                 let Some((block, important)) = next else { break };
                 let tag = Tag { priority: start.priority, important, path };
-                let bytes = config.bytes_of_block(&start.collective, start.elements, block);
-                let packet_bytes = block_packet_bytes(bytes);
+                let held = if is_made_again { kept.of(block) } else { Held::Nothing };
+                let (contributions, restored) = match held {
+                    Held::Sum(count) => (count, true),
+                    Held::Own | Held::Nothing => (1, false),
+                };
+                let (round, last) = (push.round(), push.is_last());
+                let header = BlockHeader { flow: id, block, round, tag, contributions, last, restored };
+                let packet_bytes =
+                    block_packet_bytes(config.bytes_of_sum(&start.collective, start.elements, &header));
                 if treatment.is_some_and(|of_train| of_train != tag) || !run.takes(packet_bytes, train) {
                     break;
                 }
                 treatment = Some(tag);
-                let Some(mut part) = core.stream.locate(*first_chunk + u64::from(block)) else { break };
-                part.sent(now);
-                let (round, last) = (push.round(), push.is_last());
-                let header = BlockHeader { flow: id, block, round, tag, contributions: 1, last };
-                let range = part.range();
-                BlockPacket::write(
-                    run.packet(packet_bytes, train),
-                    config.key,
-                    &preamble,
-                    &header,
-                    |payload| match start.collective.wire_dtype {
-                        WireDtype::Native => part.elements().copy_to(range, payload),
-                        _ => part.elements().quantize(range, &Scale::new(Exponent::ZERO, 1), payload),
-                    },
-                );
+                let mut part = core.stream.locate(*first_chunk + u64::from(block));
+                if part.is_none() && held == Held::Nothing {
+                    break;
+                }
+                let packet = run.packet(packet_bytes, train);
+                BlockPacket::write(packet, config.key, &preamble, &header, |payload| match &mut part {
+                    Some(part) if held == Held::Nothing => {
+                        part.sent(now);
+                        write_own(part, &start.collective, payload);
+                    }
+                    _ => kept.write(block, payload),
+                });
                 core.statistics.packets_sent += 1;
                 core.statistics.retransmissions += u64::from(push.round() > 0);
                 push.sent(now, way.bps());
@@ -444,6 +491,31 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         run
     }
+}
+
+/// What a worker waits for of a flow.
+fn pull(config: &JobConfig, worker: WorkerId, collective: &Collective, blocks: u32) -> Receiver {
+    let awaited = if collective.pattern.receives(worker) { blocks } else { 0 };
+    Receiver::new(awaited, config.pull_bound(collective), config.receiver_of_sums())
+}
+
+/// Writes a worker's own contribution, as it travels.
+fn write_own<T: Tensor>(part: &mut Chunk<'_, T>, collective: &Collective, payload: &mut [u8]) {
+    let range = part.range();
+    match collective.wire_dtype {
+        WireDtype::Native => part.elements().copy_to(range, payload),
+        _ => part.elements().quantize(range, &Scale::new(Exponent::ZERO, 1), payload),
+    }
+}
+
+/// The number of a flow so many after another.
+const fn id_of(first: FlowId, number: usize) -> FlowId {
+    FlowId(first.0.wrapping_add(number as u32))
+}
+
+/// Whether a flow is after another; numbers wrap.
+const fn is_after(flow: FlowId, other: FlowId) -> bool {
+    flow.0.wrapping_sub(other.0).cast_signed() > 0
 }
 
 impl Flow {
@@ -549,30 +621,27 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         }
     }
 
+    /// Returns the first flow that lacks sums.
     fn suspend(&mut self) -> Vec<u32> {
         self.core.suspend();
-        Vec::new()
+        Vec::from([self.lacking().0])
     }
 
-    /// Flows that have begun are lost with the server's memory: sums that replaced what they were
-    /// made of cannot be made again. A worker that has such ends; others go on with what has not
-    /// begun.
     fn resume(&mut self, _now: Instant, plan: WorkerPlan<A>) {
         if !self.core.resume(plan.server) {
             return;
         }
-        let JobConfig { id, key, generation, shard, .. } = plan.config;
-        self.config = JobConfig { id, key, generation, shard, ..self.config };
+        let JobConfig { id, key, generation, shard, resumes_at, .. } = plan.config;
+        self.config = JobConfig { id, key, generation, shard, resumes_at, ..self.config };
         self.worker = plan.place;
         self.way = WayRate::new(&self.config.rate);
-        if self.flows.iter().any(|flow| flow.push.is_some()) {
-            self.core.end(AbortReason::SwitchStopped);
-            return;
-        }
-        self.first = FlowId(0);
         self.finishing.clear();
         self.confirms.clear();
         self.waiting = Waiting::new(self.config.retransmission);
+        if !self.go_back(resumes_at.unwrap_or(FlowId(0))) {
+            self.core.end(AbortReason::SwitchStopped);
+            return;
+        }
         self.begin();
     }
 

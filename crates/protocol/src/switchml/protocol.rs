@@ -13,7 +13,8 @@ use fanin_wire::{
 use super::admission::{self, SwitchPart};
 use super::{JobConfig, Switch, SwitchJob, Worker, WorkerPlan};
 use crate::control::{
-    Agreed, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats, Terms,
+    Agreed, Counted, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Seats,
+    Terms,
 };
 use crate::machine::{Address, JobIdentity, Tensor};
 use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms, check_place};
@@ -57,7 +58,7 @@ impl Protocol for SwitchMl {
     }
 
     fn limits(&self) -> Limits {
-        Limits { counts_exchanges: true, ..Limits::new(RANKS_MAX, &CHUNK_ELEMENTS) }
+        Limits { counted: Counted::Exchanges, ..Limits::new(RANKS_MAX, &CHUNK_ELEMENTS) }
     }
 
     fn packet_bytes(&self, elements: usize, wire_dtype: WireDtype) -> usize {

@@ -67,6 +67,9 @@ pub struct Case {
     /// Workers begin within so long.
     pub late_us: u64,
     pub fault: Fault,
+    /// How often the server loses its memory, within so long each time.
+    pub crashes: u32,
+    pub crash_us: u64,
 }
 
 impl Case {
@@ -95,6 +98,8 @@ impl Case {
             jitter_us: 0,
             late_us: 0,
             fault: Fault::None,
+            crashes: 0,
+            crash_us: 0,
         }
     }
 
@@ -146,6 +151,8 @@ impl Case {
                 }
                 _ => Fault::None,
             },
+            crashes: 0,
+            crash_us: 0,
         };
         // Some are so long that what is lost early is let go before a flow ends.
         let case = if random.below(6) == 0 { case.longer() } else { case };
@@ -184,6 +191,7 @@ impl Case {
                 ceiling: Duration::from_millis(50),
             },
             paths: self.paths,
+            resumes_at: None,
         }
     }
 }

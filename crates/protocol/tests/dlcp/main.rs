@@ -4,6 +4,7 @@ mod case;
 mod numbers;
 mod packets;
 mod reliable;
+mod restarts;
 mod script;
 
 use std::time::Duration;
@@ -47,6 +48,20 @@ fn every_seed_keeps_every_rule() {
         !all || lost > 500 && requested > 1000 && kept > 20 && unsummed > 5,
         "{lost} {requested} {kept} {unsummed}"
     );
+}
+
+/// Who has sums hands back those that another one lacks, and all the rest is reliable.
+#[test]
+fn every_seed_keeps_every_rule_when_its_server_loses_its_memory() {
+    let (mut restored, mut lost) = (0, 0);
+    let all = each_seed(0..SEEDS, |seed| {
+        let case = Case::from_seed(seed);
+        let crash_us = [30, 300, 3000, 30_000][seed as usize % 4];
+        let world = play(Case { crashes: 1 + seed as u32 / 4 % 3, crash_us, ..case });
+        restored += usize::from(world.script.restored > 0);
+        lost += usize::from(loss(&world).lost > 0);
+    });
+    assert!(!all || restored > 1000 && lost > 100, "{restored} {lost}");
 }
 
 #[test]

@@ -17,17 +17,17 @@ use crate::case::{Case, KEY};
 use crate::numbers::of_worker;
 
 /// Two workers, and flows of two blocks of 32 elements.
-fn config() -> JobConfig {
+pub fn config() -> JobConfig {
     Case { workers: 2, flow_blocks: 2, flows: 2, bound: crate::percent(50), ..Case::plain() }.config()
 }
 
-fn server() -> Server<u16> {
+pub fn server() -> Server<u16> {
     let mut server = Server::new(ShardId(0));
     server.add_job(ServerJob::from(config())).expect("within its limits");
     server
 }
 
-fn preamble(kind: Kind, worker: u8) -> Preamble {
+pub fn preamble(kind: Kind, worker: u8) -> Preamble {
     Preamble { kind, job: JobId(3), generation: Generation(0), worker: WorkerId(worker), shard: ShardId(0) }
 }
 
@@ -42,7 +42,7 @@ fn collective(elements: u32) -> Collective {
     }
 }
 
-fn start(elements: u32) -> Start {
+pub fn start(elements: u32) -> Start {
     Start {
         collective: collective(elements),
         elements,
@@ -52,7 +52,7 @@ fn start(elements: u32) -> Start {
     }
 }
 
-fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
+pub fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
     let packet =
         SignalPacket { preamble: preamble(Kind::Signal, worker), flow: FlowId(flow), round, path: 0, signal };
     let mut bytes = vec![0; signal.packet_bytes()];
@@ -60,23 +60,31 @@ fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> {
     bytes
 }
 
-fn block(worker: u8, flow: u32, block: u32, elements: usize) -> Vec<u8> {
+pub fn block(worker: u8, flow: u32, block: u32, elements: usize) -> Vec<u8> {
     let tag = Tag { priority: 1, important: false, path: 0 };
-    let header = BlockHeader { flow: FlowId(flow), block, round: 0, tag, contributions: 1, last: false };
+    let header = BlockHeader {
+        flow: FlowId(flow),
+        block,
+        round: 0,
+        tag,
+        contributions: 1,
+        last: false,
+        restored: false,
+    };
     let mut bytes = vec![0; block_packet_bytes(4 * elements)];
     BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, worker), &header, |payload| payload.fill(0));
     bytes
 }
 
 /// Hands packets over in turn, and sees what comes of each.
-fn take(server: &mut Server<u16>, packets: &[(Vec<u8>, Verdict)]) {
+pub fn take(server: &mut Server<u16>, packets: &[(Vec<u8>, Verdict)]) {
     for (number, (packet, verdict)) in packets.iter().enumerate() {
         assert_eq!(server.handle_packet(Instant(0), 9, packet), *verdict, "packet {number}");
     }
 }
 
 /// The packets that it answers with.
-fn answers(server: &mut Server<u16>) -> Vec<Vec<u8>> {
+pub fn answers(server: &mut Server<u16>) -> Vec<Vec<u8>> {
     answers_at(Instant(0), server)
 }
 
@@ -90,7 +98,7 @@ fn answers_at(now: Instant, server: &mut Server<u16>) -> Vec<Vec<u8>> {
     packets
 }
 
-const fn dropped(reason: Reason) -> Verdict {
+pub const fn dropped(reason: Reason) -> Verdict {
     Verdict::Drop(reason)
 }
 
@@ -319,7 +327,15 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
     begin.bound = LossBound::RELIABLE;
     let on_path = |path: u8, block: u32| {
         let tag = Tag { priority: 1, important: true, path };
-        let header = BlockHeader { flow: FlowId(0), block, round: 0, tag, contributions: 1, last: false };
+        let header = BlockHeader {
+            flow: FlowId(0),
+            block,
+            round: 0,
+            tag,
+            contributions: 1,
+            last: false,
+            restored: false,
+        };
         let mut bytes = vec![0; block_packet_bytes(128)];
         let preamble = preamble(Kind::Block, 0);
         BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
@@ -495,11 +511,11 @@ fn numbers_outside_their_limits_are_refused() {
     assert_eq!(Server::<u16>::new(ShardId(0)).add_job(few), Err(ConfigError::Ranks(1)));
 }
 
-fn worker() -> Worker<u16, Numbered> {
+pub fn worker() -> Worker<u16, Numbered> {
     Worker::new(config(), WorkerId(0), 9)
 }
 
-fn tensor(elements: usize) -> Numbered {
+pub fn tensor(elements: usize) -> Numbered {
     Numbered::new(0, of_worker(Dtype::Float32, 0, elements))
 }
 
@@ -547,31 +563,6 @@ fn a_worker_takes_the_sums_of_its_flows_alone() {
 }
 
 #[test]
-fn a_worker_whose_server_forgot_goes_on_with_what_had_not_begun() {
-    let plan = fanin_protocol::dlcp::WorkerPlan {
-        config: JobConfig { generation: Generation(1), ..config() },
-        place: WorkerId(0),
-        server: 8,
-    };
-    let mut idle = worker();
-    idle.suspend();
-    idle.submit(tensor(64), Op::Sum);
-    assert!(idle.poll_transmit(Instant(0), &mut vec![0; 65536]).is_none());
-    idle.resume(Instant(0), plan);
-    assert_eq!(idle.generation(), Generation(1));
-    let mut train = vec![0; 65536];
-    let sent = idle.poll_transmit(Instant(0), &mut train).expect("it begins");
-    assert_eq!(sent.to, [8]);
-    // Of a flow under way some sums may have replaced what they were made of.
-    let mut midway = worker();
-    midway.submit(tensor(64), Op::Sum);
-    midway.suspend();
-    midway.resume(Instant(0), plan);
-    assert!(matches!(midway.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
-    assert_eq!(midway.abandon().count(), 1);
-}
-
-#[test]
 fn a_rank_between_other_neighbours_goes_on_with_what_had_not_begun() {
     let plan =
         RingPlan { config: JobConfig { generation: Generation(1), ..config() }, left: 7_u16, right: 8_u16 };
@@ -613,7 +604,15 @@ fn a_rank_of_a_ring_takes_from_each_neighbour_what_that_one_may_say() {
     let mut ring = ring();
     let of = |contributions: u16| {
         let tag = Tag { priority: 1, important: false, path: 0 };
-        let header = BlockHeader { flow: FlowId(0), block: 0, round: 0, tag, contributions, last: false };
+        let header = BlockHeader {
+            flow: FlowId(0),
+            block: 0,
+            round: 0,
+            tag,
+            contributions,
+            last: false,
+            restored: false,
+        };
         let mut bytes = vec![0; block_packet_bytes(if contributions == 0 { 0 } else { 128 })];
         let preamble = preamble(Kind::Block, 2);
         BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));

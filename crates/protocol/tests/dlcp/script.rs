@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use fanin_protocol::dlcp::{JobConfig, Ring, Server, ServerJob, Worker};
-use fanin_protocol::{Instant, Layer, Loss, Summer};
+use fanin_protocol::dlcp::{JobConfig, Ring, Server, ServerJob, Worker, WorkerPlan};
+use fanin_protocol::{Instant, Layer, Loss, Summer, WorkerMachine};
 use fanin_testworld::{Machine, Network, Numbered, Random, Script, Sum, Values, Way, World};
 use fanin_wire::{
-    AbortReason, BlockPacket, FlowId, JobId, Kind, LossBound, Op, Operation, Pattern, Preamble, ShardId,
-    Signal, SignalPacket, Tag, WorkerId,
+    AbortReason, BlockPacket, FlowId, Generation, JobId, Kind, LossBound, Op, Operation, Pattern, Preamble,
+    ShardId, Signal, SignalPacket, Tag, WorkerId,
 };
 
 use crate::case::{Case, ELEMENTS, Fault};
@@ -32,11 +32,20 @@ pub struct Dlcp {
     told: Vec<Option<AbortReason>>,
     /// The only tensor of each worker, if it is not a numbered one.
     values: Vec<Values>,
+    generation: u16,
+    /// What the workers that are suspended have counted.
+    counted: Vec<Option<u32>>,
+    /// Sums that workers handed back.
+    pub restored: u64,
 }
 
-/// A worker dies.
-pub struct Death {
-    node: usize,
+pub enum Happening {
+    /// A worker dies.
+    Death { node: usize },
+    /// A worker does not hear of its server any more.
+    Suspension { node: usize },
+    /// Another server is there, which knows what the workers have counted.
+    Return,
 }
 
 /// Workers come first, at the nodes of their ranks, and then the server if there is one.
@@ -71,6 +80,9 @@ pub fn world_of_values(case: Case, values: &[Values]) -> World<Dlcp> {
         aborted: None,
         told: vec![None; case.workers],
         values: values.to_vec(),
+        generation: 0,
+        counted: vec![None; case.workers],
+        restored: 0,
         case: case.clone(),
     };
     let mut world = World::new(script, Random(case.seed ^ 0x5eed), machines, case.tensors.len());
@@ -78,9 +90,49 @@ pub fn world_of_values(case: Case, values: &[Values]) -> World<Dlcp> {
     if case.fault == Fault::Death {
         let node = world.random.below(case.workers as u64) as usize;
         let at = 10_000 + world.random.below(400_000);
-        world.happens_at(at, Death { node });
+        world.happens_at(at, Happening::Death { node });
+    }
+    let mut crash = 0;
+    for _ in 0..case.crashes {
+        crash += 1 + world.random.below(1000 * case.crash_us);
+        // Workers notice one after the other, and those that have not go on meanwhile.
+        let within = world.random.pick(&[1, 20_000, 2_000_000]);
+        for node in 0..case.workers {
+            let at = crash + world.random.below(within);
+            world.happens_at(at, Happening::Suspension { node });
+        }
+        crash += within;
+        world.happens_at(crash, Happening::Return);
     }
     world
+}
+
+/// A worker stops, and remembers where it is.
+fn suspend(world: &mut World<Dlcp>, node: usize) {
+    let worker: &mut Worker<usize, Numbered> = world.machine_mut(node);
+    let counted = worker.suspend();
+    assert_eq!(counted.len(), 1);
+    world.script.counted[node] = Some(counted[0]);
+}
+
+/// A server without a memory goes on where the slowest worker is.
+fn resume(world: &mut World<Dlcp>) {
+    let Dlcp { case, counted, generation, .. } = &mut world.script;
+    let counted: Vec<u32> = counted.iter_mut().map(|count| count.take().expect("suspended")).collect();
+    *generation += 1;
+    let resumes_at = counted.iter().min().copied().map(FlowId);
+    let config = JobConfig { generation: Generation(*generation), resumes_at, ..case.config() };
+    let workers = case.workers;
+    let mut server: Server<usize> = Server::new(ShardId(0));
+    let resumes_at = resumes_at.into_iter().collect();
+    server.add_job(ServerJob { resumes_at, ..ServerJob::from(config) }).expect("a case is sound");
+    world.replace(workers, Machine::summer(server));
+    let now = world.clock();
+    for node in 0..workers {
+        let plan = WorkerPlan { config, place: WorkerId(node as u8), server: workers };
+        world.machine_mut::<Worker<usize, Numbered>>(node).resume(now, plan);
+        world.drain(node);
+    }
 }
 
 impl Dlcp {
@@ -109,7 +161,7 @@ impl Dlcp {
 }
 
 impl Script for Dlcp {
-    type Happening = Death;
+    type Happening = Happening;
 
     fn network(&self) -> Network {
         let Case { doubled: double_per_mille, jitter_us, data_loss: loss_per_mille, .. } = self.case;
@@ -132,10 +184,13 @@ impl Script for Dlcp {
         (Numbered { layer, ..Numbered::new(number, values) }, Operation { op, pattern })
     }
 
-    fn happen(world: &mut World<Self>, Death { node }: Death) {
-        // Of several that stop at the same moment, the first one dies.
-        if world.dead().is_none() {
-            world.die(node);
+    fn happen(world: &mut World<Self>, happening: Happening) {
+        match happening {
+            // Of several that stop at the same moment, the first one dies.
+            Happening::Death { node } if world.dead().is_none() => world.die(node),
+            Happening::Death { .. } => {}
+            Happening::Suspension { node } => suspend(world, node),
+            Happening::Return => resume(world),
         }
     }
 
@@ -172,6 +227,7 @@ impl Script for Dlcp {
                 if is_up && header.last {
                     dies |= script.stops(header.flow, is_first_death);
                 }
+                script.restored += u64::from(header.restored);
                 if is_up {
                     script.pushed_again += u64::from(header.round > 0);
                     is_lost |= header.round == 0 && script.case.loses_queue == Some(tag.priority);
@@ -197,7 +253,7 @@ impl Script for Dlcp {
         let is_lost = script.is_dead(now, path, is_up);
         if dies {
             // What it has written leaves, and it hears nothing more.
-            world.happens_at(now, Death { node: from });
+            world.happens_at(now, Happening::Death { node: from });
         }
         let from = if is_up { from + NODES * path } else { from };
         (!is_lost).then_some(Way { from, to, loss_per_mille, late_ns })

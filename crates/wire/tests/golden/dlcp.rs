@@ -6,16 +6,17 @@ use super::*;
 fn blocks_are_the_golden_bytes_both_ways() {
     let treated = |priority, important, path| Tag { priority, important, path };
     let rows = [
-        ("block_push", 352, (0, 1, false), treated(3, false, 2)),
-        ("block_pull", 352, (1, 4, false), treated(7, true, 0)),
-        ("block_unsummed", 0, (0, 0, false), treated(7, true, 0)),
-        ("block_last", 0, (0, 0, true), treated(7, true, 0)),
+        ("block_push", 352, (0, 1, false, false), treated(3, false, 2)),
+        ("block_pull", 352, (1, 4, false, false), treated(7, true, 0)),
+        ("block_unsummed", 0, (0, 0, false, false), treated(7, true, 0)),
+        ("block_last", 0, (0, 0, true, false), treated(7, true, 0)),
+        ("block_restored", 352, (0, 3, false, true), treated(7, true, 0)),
     ];
-    for (name, elements, (round, contributions, last), tag) in rows {
+    for (name, elements, (round, contributions, last, restored), tag) in rows {
         let mut expected = golden()[name].clone();
         expected.extend((0..elements).flat_map(|value: i32| (value as f32 - 1.0).to_le_bytes()));
         let (flow, block) = (FlowId(0x0102_0304), 0x0a0b);
-        let header = BlockHeader { flow, block, round, tag, contributions, last };
+        let header = BlockHeader { flow, block, round, tag, contributions, last, restored };
         let mut out = vec![0xa5; block_packet_bytes(4 * elements as usize)];
         let preamble = preamble(Kind::Block, WorkerId(3));
         BlockPacket::write(&mut out, KEY, &preamble, &header, |payload| {
@@ -81,7 +82,7 @@ fn a_block_or_a_signal_with_an_impossible_field_is_malformed() {
     assert_eq!(block("block_push", 23, PATHS_MAX), Err(WireError::Field("path")));
     assert_eq!(block("block_push", 26, 1), Ok(()));
     assert_eq!(block("block_push", 26, 2), Err(WireError::Field("last")));
-    assert_eq!(block("block_push", 27, 1), Err(WireError::Field("zero")));
+    assert_eq!(block("block_push", 27, 2), Err(WireError::Field("restored")));
     let mut unsummed = golden()["block_unsummed"].clone();
     unsummed.push(0);
     let parsed = BlockPacket::parse(preamble(Kind::Block, WorkerId(3)), &unsummed);

@@ -73,7 +73,7 @@ impl Flow {
         &mut self,
         now: Instant,
         worker: WorkerId,
-        &BlockHeader { block, round, tag, .. }: &BlockHeader,
+        &BlockHeader { block, round, tag, contributions, restored, .. }: &BlockHeader,
         payload: &[u8],
         waiting: &Waiting,
     ) -> Result<(), Reason> {
@@ -92,7 +92,12 @@ impl Flow {
         }
         let looked = push.let_go_before(now, block, tag.path);
         let is_at_its_end = push.is_finished() && !was_finished;
-        if self.is_decided(block, worker.bit()) {
+        if restored {
+            let workers = self.pushes.len() as u16;
+            let expected = self.start.collective.pattern.contributions(workers);
+            self.sums.restore(block, (contributions, expected), payload);
+            self.closed(block);
+        } else if self.is_decided(block, worker.bit()) {
             self.close(block, Some((worker, payload)));
         } else {
             self.sums.contribute(block, worker, payload);
@@ -148,6 +153,11 @@ impl Flow {
     fn close(&mut self, block: u32, last: Option<(WorkerId, &[u8])>) {
         let workers = self.pushes.len() as u16;
         self.sums.close(block, self.start.collective.pattern.contributions(workers), last);
+        self.closed(block);
+    }
+
+    /// The sum of a block is there for all.
+    fn closed(&mut self, block: u32) {
         for pull in self.pulls.iter_mut().flatten() {
             pull.push(block);
             if self.sums.open() == 0 {

@@ -78,7 +78,7 @@ impl<A: Copy> Job<A> {
         let workers = usize::from(job.config.workers);
         Self {
             flows: VecDeque::new(),
-            first: FlowId(0),
+            first: job.config.resumes_at.unwrap_or(FlowId(0)),
             spare: Vec::new(),
             addresses: (0..workers).map(|_| Addresses::new(job.config.paths)).collect(),
             heard: 0,
@@ -139,19 +139,12 @@ impl<A: Copy> Job<A> {
         Ok(())
     }
 
-    /// Flows that there may be. Workers that wait for all sums can be this far apart: one waits for
-    /// those of its first flow, and one has those of all that it may have under way. A worker that
-    /// is further ahead waits.
-    fn flows_max(&self) -> usize {
-        2 * usize::from(self.config().flows)
-    }
-
     /// The place in `flows` of one that may be under way.
     fn place_of(&self, flow: FlowId) -> Result<usize, Reason> {
         let at = flow.0.wrapping_sub(self.first.0);
         match at as usize {
             _ if at > u32::MAX / 2 => Err(Reason::Stale),
-            at if at >= self.flows_max() => Err(Reason::Ahead),
+            at if at >= self.config().flows_max() => Err(Reason::Ahead),
             at => Ok(at),
         }
     }
@@ -166,11 +159,15 @@ impl<A: Copy> Job<A> {
         let at = self.place_of(header.flow)?;
         let Self { job: ServerJob { config, .. }, flows, waiting, addresses, .. } = self;
         let flow = flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)?;
-        if header.block >= flow.blocks || header.contributions != 1 {
+        let Start { collective, elements, .. } = flow.start;
+        let may_be = match header.restored {
+            true => config.is_made_again(header.flow) && header.contributions <= config.workers,
+            false => header.contributions == 1,
+        };
+        if header.block >= flow.blocks || !may_be {
             return Err(Reason::OutOfRange);
         }
-        let Start { collective, elements, .. } = flow.start;
-        if payload.len() != config.bytes_of_block(&collective, elements, header.block) {
+        if payload.len() != config.bytes_of_sum(&collective, elements, &header) {
             return Err(Reason::ChunkLength);
         }
         let open = flow.sums.open();
@@ -339,20 +336,14 @@ impl<A: Copy> Job<A> {
     fn has_room(&self, start: &Start) -> bool {
         let under_way: u64 = self.flows.iter().flatten().map(|flow| u64::from(flow.blocks)).sum();
         let more = self.config().blocks(&start.collective, start.elements);
-        under_way + u64::from(more) <= self.blocks_max()
-    }
-
-    /// Blocks of flows that there may be: workers may be a window apart.
-    fn blocks_max(&self) -> u64 {
-        let JobConfig { window_blocks, flow_blocks, .. } = *self.config();
-        2 * u64::from(window_blocks).max(2 * u64::from(flow_blocks))
+        under_way + u64::from(more) <= self.config().blocks_max()
     }
 
     fn confirm(&mut self, place: usize, flow: FlowId) -> Result<Verdict, Reason> {
         if self.confirms.contains(&(place, flow)) {
             return Err(Reason::Duplicate);
         }
-        if self.confirms.len() >= self.flows_max() * self.addresses.len() {
+        if self.confirms.len() >= self.config().flows_max() * self.addresses.len() {
             return Err(Reason::OutboxFull);
         }
         self.confirms.push_back((place, flow));
@@ -375,7 +366,7 @@ impl<A: Copy> Job<A> {
         let in_use: usize = self.flows.iter().flatten().map(|flow| flow.sums.words()).sum();
         let kept: usize = self.spare.iter().map(Memory::words).sum();
         let of_block = words_of_block(self.config().elements);
-        if in_use + kept + memory.words() <= self.blocks_max() as usize * of_block {
+        if in_use + kept + memory.words() <= self.config().blocks_max() as usize * of_block {
             self.spare.push(memory);
         }
     }
@@ -544,18 +535,15 @@ impl<A: Copy> Job<A> {
             // setting).
             let Some((block, important)) = pull.peek(|_| Some(true)) else { break };
             let Some(contributions) = sums.contributions(block) else { break };
-            let bytes = match contributions {
-                0 => 0,
-                _ => config.bytes_of_block(&start.collective, start.elements, block),
-            };
+            let tag = Tag { priority: start.priority, important, path };
+            let (round, last) = (pull.round(), pull.is_last());
+            let header = BlockHeader { flow: id, block, round, tag, contributions, last, restored: false };
+            let bytes = config.bytes_of_sum(&start.collective, start.elements, &header);
             let packet_bytes = block_packet_bytes(bytes);
             if !run.takes(packet_bytes, train) {
                 break;
             }
-            let tag = Tag { priority: start.priority, important, path };
-            let (round, last) = (pull.round(), pull.is_last());
             ends |= last;
-            let header = BlockHeader { flow: id, block, round, tag, contributions, last };
             BlockPacket::write(run.packet(packet_bytes, train), config.key, &preamble, &header, |payload| {
                 sums.write(block, payload);
             });

@@ -364,7 +364,8 @@ mod tests {
     }
 
     fn header(flow: u32, block: u32) -> BlockHeader {
-        BlockHeader { flow: FlowId(flow), block, round: 0, tag: Tag::SIGNAL, contributions: 1, last: false }
+        let (tag, round) = (Tag::SIGNAL, 0);
+        BlockHeader { flow: FlowId(flow), block, round, tag, contributions: 1, last: false, restored: false }
     }
 
     /// All blocks of the second tensor from both workers, but these of the second worker's.

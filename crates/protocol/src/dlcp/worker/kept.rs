@@ -1,0 +1,131 @@
+//! What a worker keeps of a flow, for a server that loses its memory. The paper says nothing of that.
+//!
+//! Sums replace what they were made of, and a tensor is given back once it has them all. Another
+//! worker may still lack one then, and nobody could make it again: the first one hands it back.
+
+use alloc::vec::Vec;
+use fanin_wire::FlowId;
+
+use super::{Flow, Worker, id_of, is_after, pull};
+use crate::dlcp::config::JobConfig;
+use crate::machine::Tensor;
+
+/// What is kept of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Nothing: its contribution is in the tensor.
+    Nothing,
+    /// The worker's own contribution, of a tensor that it may have given back.
+    Own,
+    /// The sum of so many contributions.
+    Sum(u16),
+}
+
+/// The blocks of a flow, as they travelled.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    block_bytes: usize,
+    bytes: Vec<u8>,
+    held: Vec<Held>,
+    /// Blocks of which something is kept.
+    count: u32,
+}
+
+impl Kept {
+    /// Nothing yet of so many blocks, in memory that held others.
+    pub(super) fn new(blocks: u32, block_bytes: usize, spare: Option<Self>) -> Self {
+        let Self { mut bytes, mut held, .. } = spare.unwrap_or_default();
+        bytes.resize(blocks as usize * block_bytes, 0);
+        held.clear();
+        held.resize(blocks as usize, Held::Nothing);
+        Self { block_bytes, bytes, held, count: 0 }
+    }
+
+    /// Whether it has no blocks: its flow has not begun.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Whether something is kept of each block, so that the tensor is not needed any more.
+    pub(super) const fn is_whole(&self) -> bool {
+        self.count as usize == self.held.len() && self.count > 0
+    }
+
+    /// What is kept of a block.
+    pub(super) fn of(&self, block: u32) -> Held {
+        self.held.get(block as usize).copied().unwrap_or(Held::Nothing)
+    }
+
+    /// Keeps a block, of which nothing is kept, through `fill`.
+    pub(super) fn keep(&mut self, block: u32, what: Held, bytes: usize, fill: impl FnOnce(&mut [u8])) {
+        debug_assert_eq!(self.of(block), Held::Nothing, "a block is kept once");
+        self.held[block as usize] = what;
+        self.count += 1;
+        fill(&mut self.bytes[block as usize * self.block_bytes..][..bytes]);
+    }
+
+    /// Writes what is kept of a block.
+    pub(super) fn write(&self, block: u32, payload: &mut [u8]) {
+        payload.copy_from_slice(&self.bytes[block as usize * self.block_bytes..][..payload.len()]);
+    }
+}
+
+impl<A: Copy, T: Tensor> Worker<A, T> {
+    /// Forgets the flows whose sums all workers must have: a worker that lacked one could not have
+    /// begun as many flows after it, and the server would not have room for them.
+    pub(super) fn forget(&mut self) {
+        while !self.kept.is_empty() && !self.may_be_lacked() {
+            self.spare.extend(self.kept.pop_front().map(|flow| flow.kept));
+            // As many as begin at once.
+            self.spare.truncate(2);
+        }
+    }
+
+    /// Whether another worker may lack sums of the first flow that is kept.
+    fn may_be_lacked(&self) -> bool {
+        let JobConfig { flows, window_blocks, .. } = self.config;
+        let blocks = |flow: &Flow| u64::from(flow.blocks);
+        let at_server: u64 = self.kept.iter().map(blocks).sum();
+        if self.kept.len() > self.config.flows_max() || at_server > self.config.blocks_max() {
+            return false;
+        }
+        let first = FlowId(self.first.0.wrapping_sub(self.kept.len() as u32));
+        if !is_after(self.begun, first) {
+            return true;
+        }
+        let after = self.begun.0.wrapping_sub(first.0) as usize;
+        let all = self.kept.iter().chain(&self.flows);
+        let under_way: u64 = all.take(after + 1).map(blocks).sum();
+        after < 2 || after < usize::from(flows) && under_way <= window_blocks.into()
+    }
+
+    /// The first flow that lacks sums.
+    pub(super) fn lacking(&self) -> FlowId {
+        let whole = self.flows.iter().take_while(|flow| flow.kept.is_whole()).count();
+        id_of(self.first, whole)
+    }
+
+    /// Goes back to a flow that some worker lacks sums of, and begins nothing yet. False if a flow
+    /// from there on is not here any more, which no worker can say that knows the job.
+    pub(super) fn go_back(&mut self, to: FlowId) -> bool {
+        while is_after(self.first, to) {
+            let Some(flow) = self.kept.pop_back() else { return false };
+            self.flows.push_front(flow);
+            self.first = FlowId(self.first.0.wrapping_sub(1));
+        }
+        while is_after(to, self.first) {
+            // It was kept for somebody who has all of it now.
+            if self.flows.pop_front().is_none_or(|flow| !flow.kept.is_whole()) {
+                return false;
+            }
+            self.first = id_of(self.first, 1);
+        }
+        self.kept.clear();
+        for flow in &mut self.flows {
+            flow.push = None;
+            flow.pull = pull(&self.config, self.worker, &flow.start.collective, flow.blocks);
+            flow.is_complete = false;
+        }
+        true
+    }
+}

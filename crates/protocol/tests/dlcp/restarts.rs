@@ -1,0 +1,127 @@
+//! A server that loses its memory: what its workers and the next server make of that.
+
+use fanin_protocol::dlcp::{JobConfig, Server, ServerJob, Worker, WorkerPlan};
+use fanin_protocol::{Endpoint, Instant, Reason, Summer, Verdict, WorkerEvent, WorkerMachine};
+use fanin_testworld::Numbered;
+use fanin_wire::{
+    AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Kind, LossBound, Op, Preamble, ShardId,
+    Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
+};
+
+use crate::case::KEY;
+use crate::packets::{
+    answers, block, config, dropped, preamble, server, signal, start, take, tensor, worker,
+};
+
+#[test]
+fn a_worker_whose_server_forgot_begins_again_where_the_slowest_is_and_hands_its_sums_back() {
+    let plan = |generation: u16, flow: u32| WorkerPlan {
+        config: JobConfig { generation: Generation(generation), resumes_at: Some(FlowId(flow)), ..config() },
+        place: WorkerId(0),
+        server: 8,
+    };
+    let mut worker = worker();
+    let (mut train, mut now) = (vec![0; 65536], 0);
+    // What it sends within a second, in which its link carries all of it.
+    let mut sent = |worker: &mut Worker<u16, Numbered>| {
+        let mut headers = vec![];
+        for _ in 0..1000 {
+            now += 1_000_000;
+            let Some(sent) = worker.poll_transmit(Instant(now), &mut train) else { continue };
+            for packet in train[..sent.bytes].chunks(sent.segment_bytes) {
+                let preamble = Preamble::parse(packet).expect("ours");
+                if preamble.kind == Kind::Block {
+                    let BlockHeader { flow, block, contributions, restored, .. } =
+                        BlockPacket::parse(preamble, packet).expect("ours").header;
+                    headers.push((flow.0, block, contributions, restored));
+                } else if let Signal::Start(start) =
+                    SignalPacket::parse(preamble, packet).expect("ours").signal
+                {
+                    assert_eq!(start.bound == LossBound::RELIABLE, preamble.generation.0 > 0);
+                }
+            }
+        }
+        headers
+    };
+    // Three flows, of which two may be under way. One has the sum of a block, of one contribution.
+    worker.submit(tensor(192), Op::Sum);
+    assert_eq!(sent(&mut worker), [(0, 0, 1, false), (0, 1, 1, false), (1, 0, 1, false), (1, 1, 1, false)]);
+    let mut sum = block(255, 0, 1, 32);
+    assert_eq!(worker.handle_packet(Instant(0), 9, &sum), Verdict::Absorb);
+    assert_eq!(worker.suspend(), [0], "it lacks a sum of its first flow");
+    assert_eq!(sent(&mut worker), []);
+    worker.resume(Instant(0), plan(1, 0));
+    assert_eq!(worker.generation(), Generation(1));
+    assert_eq!(sent(&mut worker), [(0, 0, 1, false), (0, 1, 1, true), (1, 0, 1, false), (1, 1, 1, false)]);
+    // It has all of it, and then another one turns out to lack it.
+    let again = Preamble { generation: Generation(1), ..preamble(Kind::Block, 255) };
+    for number in [0, 1] {
+        let tag = Tag { priority: 1, important: true, path: 0 };
+        let (flow, round, contributions) = (FlowId(0), 0, if number == 0 { 2 } else { 1 });
+        let header =
+            BlockHeader { flow, block: number, round, tag, contributions, last: false, restored: false };
+        BlockPacket::write(&mut sum, KEY, &again, &header, |payload| payload.fill(0));
+        assert_eq!(worker.handle_packet(Instant(0), 9, &sum), Verdict::Absorb);
+    }
+    assert_eq!(sent(&mut worker), [(2, 0, 1, false), (2, 1, 1, false)]);
+    assert_eq!(worker.suspend(), [1]);
+    worker.resume(Instant(0), plan(2, 0));
+    assert_eq!(sent(&mut worker), [(0, 0, 2, true), (0, 1, 1, true), (1, 0, 1, false), (1, 1, 1, false)]);
+    assert_eq!(worker.suspend(), [1], "what it hands back it does not lack");
+    // Nobody lacks the first flow any more, and then somebody says so.
+    worker.resume(Instant(0), plan(3, 1));
+    assert_eq!(sent(&mut worker), [(1, 0, 1, false), (1, 1, 1, false), (2, 0, 1, false), (2, 1, 1, false)]);
+    assert!(worker.poll_event().is_none());
+    worker.suspend();
+    worker.resume(Instant(0), plan(4, 0));
+    assert!(matches!(worker.poll_event(), Some(WorkerEvent::Aborted(AbortReason::SwitchStopped))));
+    assert_eq!(worker.abandon().count(), 1);
+}
+
+#[test]
+fn a_sum_that_is_handed_back_is_the_sum_whatever_else_comes() {
+    let handed = |flow: u32, number: u32, contributions: u16, elements: usize| {
+        let tag = Tag { priority: 1, important: true, path: 0 };
+        let (flow, round) = (FlowId(flow), 0);
+        let header =
+            BlockHeader { flow, block: number, round, tag, contributions, last: false, restored: true };
+        let mut bytes = vec![0; block_packet_bytes(4 * elements)];
+        BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, 0), &header, |payload| payload.fill(7));
+        bytes
+    };
+    let whole = |worker, flow| {
+        let start = Start { bound: LossBound::RELIABLE, ..start(64) };
+        (signal(worker, flow, 0, Signal::Start(start)), Verdict::Absorb)
+    };
+    let mut ordinary = server();
+    take(&mut ordinary, &[whole(0, 0), (handed(0, 0, 2, 32), dropped(Reason::OutOfRange))]);
+    let mut server = Server::new(ShardId(0));
+    let resumes_at = vec![FlowId(7)];
+    server.add_job(ServerJob { resumes_at, ..ServerJob::from(config()) }).expect("within its limits");
+    take(
+        &mut server,
+        &[
+            (signal(0, 6, 0, Signal::Start(start(64))), dropped(Reason::Stale)),
+            whole(0, 7),
+            whole(1, 7),
+            (handed(7, 0, 3, 32), dropped(Reason::OutOfRange)),
+            (handed(7, 0, 2, 31), dropped(Reason::ChunkLength)),
+            (handed(7, 0, 0, 32), dropped(Reason::Malformed)),
+            // One that nobody contributed to.
+            (handed(7, 1, 0, 0), Verdict::Multicast),
+            (block(1, 7, 0, 32), Verdict::Absorb),
+            (handed(7, 0, 1, 32), Verdict::Multicast),
+            (handed(7, 0, 1, 32), dropped(Reason::Duplicate)),
+            (block(1, 7, 1, 32), dropped(Reason::Stale)),
+        ],
+    );
+    let sums: Vec<_> = answers(&mut server)
+        .iter()
+        .filter_map(|packet| {
+            let parsed = BlockPacket::parse(Preamble::parse(packet).ok()?, packet).ok()?;
+            Some((parsed.header.block, parsed.header.contributions, parsed.payload.to_vec()))
+        })
+        .collect();
+    assert_eq!(sums.iter().filter(|sum| **sum == (0, 1, vec![7; 128])).count(), 2, "{sums:?}");
+    assert_eq!(sums.iter().filter(|sum| **sum == (1, 0, vec![])).count(), 2, "{sums:?}");
+}
