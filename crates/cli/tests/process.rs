@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fanin_controller::{Session, SessionConfig, SessionError, protocols};
 use fanin_udp::{RawTensor, Submission};
-use fanin_wire::{Dtype, Op};
+use fanin_wire::{Dtype, LossBound, Op, WireDtype};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -191,7 +191,7 @@ fn survive_two_deaths(
     mortal: Switch,
     start: impl Fn(&str) -> Switch,
     asked: &str,
-    protocol: &'static str,
+    choose: impl Fn(&mut SessionConfig) + Copy + Send + 'static,
 ) -> u16 {
     const ROUNDS: i32 = 60;
     const LENGTH: usize = 300_000;
@@ -201,9 +201,7 @@ fn survive_two_deaths(
         .map(|rank| {
             let (asked, progress) = (asked.to_owned(), progress.clone());
             thread::spawn(move || {
-                let session = connect(&asked, rank, |config| {
-                    config.protocol = protocols::named(protocol).expect("a protocol");
-                });
+                let session = connect(&asked, rank, choose);
                 for round in 0..ROUNDS {
                     let mut tensor: Vec<i32> = (0..LENGTH as i32).map(|i| i ^ round).collect();
                     all_reduce(&session, &mut tensor).expect("the switch comes back in time");
@@ -229,11 +227,16 @@ fn survive_two_deaths(
     generations[0]
 }
 
+/// What a rank asks for whose tensors a protocol sums.
+fn by(protocol: &'static str) -> impl Fn(&mut SessionConfig) + Copy + Send + 'static {
+    move |config| config.protocol = protocols::named(protocol).expect("a protocol")
+}
+
 fn survive_two_deaths_of_a_switch(options: &[&str]) {
     let start = |listen: &str| Switch::start_with(listen, options);
     let switch = start("127.0.0.1:0");
     let address = switch.address.clone();
-    let generation = survive_two_deaths(switch, start, &address, "switchml");
+    let generation = survive_two_deaths(switch, start, &address, by("switchml"));
     assert_eq!(generation, 2, "each restart is a generation");
 }
 
@@ -249,7 +252,21 @@ fn sums_stay_exact_over_deaths_with_several_shards_too() {
     let server = start("127.0.0.1:0");
     let rack = ["--protocol", "atp", "--upstream", &server.address, "--shards", "2"];
     let rack = Switch::start_with("127.0.0.1:0", &rack);
-    assert_eq!(survive_two_deaths(server, start, &rack.address, "atp"), 2);
+    assert_eq!(survive_two_deaths(server, start, &rack.address, by("atp")), 2);
+}
+
+#[test]
+fn sums_stay_exact_when_the_switch_of_a_job_with_a_loss_bound_is_killed_and_comes_back() {
+    for shards in ["1", "3"] {
+        let start = |listen: &str| Switch::start_with(listen, &["--shards", shards]);
+        let switch = start("127.0.0.1:0");
+        let address = switch.address.clone();
+        let losing = |config: &mut SessionConfig| {
+            config.agreed.loss_bound = LossBound::from_millionths(20_000).expect("below one");
+            config.wire_dtype = Some(WireDtype::Native);
+        };
+        assert_eq!(survive_two_deaths(switch, start, &address, losing), 2, "{shards} shards");
+    }
 }
 
 /// Longer than a machine that is busy may take to start a process again.
@@ -260,7 +277,7 @@ fn sums_stay_exact_when_the_server_of_atp_is_killed_and_comes_back() {
     let start = |listen: &str| Switch::start_with(listen, &PATIENT_ATP);
     let server = start("127.0.0.1:0");
     let rack = Switch::start_with("127.0.0.1:0", &["--protocol", "atp", "--upstream", &server.address]);
-    assert_eq!(survive_two_deaths(server, start, &rack.address, "atp"), 2);
+    assert_eq!(survive_two_deaths(server, start, &rack.address, by("atp")), 2);
 }
 
 #[test]
@@ -270,7 +287,7 @@ fn sums_stay_exact_when_a_switch_of_atp_is_killed_and_comes_back() {
     let start = |listen: &str| Switch::start_with(listen, &options);
     let rack = start("127.0.0.1:0");
     let address = rack.address.clone();
-    let generation = survive_two_deaths(rack, start, &address, "atp");
+    let generation = survive_two_deaths(rack, start, &address, by("atp"));
     assert_eq!(generation, 0, "the server lost nothing");
 }
 

@@ -5,7 +5,6 @@ use fanin_protocol::control::Refusal;
 use fanin_protocol::dlcp::RankTerms;
 use fanin_wire::{Generation, LossBound, Rank, WorkerId};
 
-use super::atp::again;
 use super::*;
 
 /// So small that it forgives no block of any flow here.
@@ -147,25 +146,6 @@ fn a_bound_behind_a_rack_is_refused_with_the_cure() {
     );
     assert!(error.to_string().contains("loss bound of 1 %"), "{error}");
     assert!(error.to_string().contains("--upstream"), "{error}");
-}
-
-#[test]
-fn a_job_with_a_bound_ends_with_its_switch_and_says_how_it_goes_on() {
-    let first = switch();
-    let address = first.address();
-    let sessions = connect_all(&first, "restarts", 2, |config| losing(config, 10_000));
-    assert_eq!(summed(&sessions, 10_000, Op::Sum).len(), 2);
-    drop(first);
-    let _second = again(|| SwitchServer::start(SwitchServerConfig::new(address)));
-    for session in &sessions {
-        let error = submit(session, gradients(0, 10_000), Op::Sum).wait().expect_err("it began anew");
-        let message = error.to_string();
-        assert!(matches!(error, SessionError::SwitchLost { .. }), "{message}");
-        assert!(
-            message.contains("loss bound: start all ranks again") || message.contains("shut down"),
-            "{message}"
-        );
-    }
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn a_sum_that_is_handed_back_is_the_sum_whatever_else_comes() {
             (handed(7, 1, 0, 0), Verdict::Multicast),
             (block(1, 7, 0, 32), Verdict::Absorb),
             (handed(7, 0, 1, 32), Verdict::Multicast),
-            (handed(7, 0, 1, 32), dropped(Reason::Duplicate)),
+            (handed(7, 0, 1, 32), dropped(Reason::Stale)),
             (block(1, 7, 1, 32), dropped(Reason::Stale)),
         ],
     );

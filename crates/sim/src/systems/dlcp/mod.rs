@@ -217,6 +217,7 @@ impl Dlcp {
             quiet: self.sends.quiet,
             retransmission: retransmission(self.sends.timeout),
             paths: 1,
+            resumes_at: None,
         };
         config.check().expect("a scenario's numbers are checked when it is read")
     }

@@ -143,6 +143,7 @@ impl Pushes {
             quiet: self.plan.quiet,
             retransmission: retransmission(self.plan.timeout),
             paths: 1,
+            resumes_at: None,
         };
         let treatment = Treatment {
             class: self.class,

@@ -1,6 +1,6 @@
 //! Jobs with a loss bound.
 
-use fanin_wire::{IP_UDP_BYTES, block_packet_bytes};
+use fanin_wire::{FlowId, IP_UDP_BYTES, block_packet_bytes};
 
 use super::*;
 use crate::dlcp::{self, FlowPlan};
@@ -86,8 +86,6 @@ fn a_loss_bound_is_refused_where_it_cannot_be_kept() {
     let hop = through(7, 0, 1).hops;
     let unserved = Refusal::of_bound(bound(1));
     assert_eq!(refusal(&mut registry(), JoinRequest { hops: hop, ..losing(1, 0, 1) }), unserved, "a rack");
-    let resume = resuming(0, 1, &[1]).resume;
-    assert_eq!(refusal(&mut registry(), JoinRequest { resume, ..losing(1, 0, 1) }), unserved, "a restart");
     let reason = refusal(&mut registry(), losing(0, 0, 1)).to_string();
     assert!(reason.contains("FANIN_LOSS_BOUND") && reason.contains("use switchml"), "{reason}");
     let of_atp = JoinRequest { protocol: "atp".into(), ..losing(1, 0, 1) };
@@ -97,4 +95,32 @@ fn a_loss_bound_is_refused_where_it_cannot_be_kept() {
         Refusal::TooManyWorkers { asked: 65, max: 64 },
         "who is in a sum is one word"
     );
+}
+
+#[test]
+fn a_job_with_a_bound_goes_on_where_its_slowest_rank_is() {
+    // Numbers wrap.
+    let at = |rank: usize| [[u32::MAX, 7], [1, 9], [u32::MAX - 1, 8]][rank];
+    let resuming = |rank: u32, shards: usize| {
+        let completed = at(rank as usize)[..shards].iter().map(|flow| vec![*flow]).collect();
+        let resume =
+            Resume { in_flight: 16, completed, ..resuming(rank, 3, &[1]).resume.expect("it resumes") };
+        JoinRequest { resume: Some(resume), ..losing(1, rank, 3) }
+    };
+    let config = RegistryConfig { shards: 2, ..RegistryConfig::default() };
+    let mut registry = Registry::new(config, protocols(), Box::new(|| 41)).expect("valid limits");
+    registry.join(super::at(0), resuming(0, 2));
+    registry.join(super::at(0), resuming(1, 2));
+    let JoinDecision::Complete { outcome: Ok(admission), .. } = registry.join(super::at(0), resuming(2, 2))
+    else {
+        panic!("refused")
+    };
+    let part = part_of(&admission.seats, Rank(1)).expect("a part");
+    let terms = dlcp::RankTerms::read(admission.identity(), Rank(1), part).expect("a sound job");
+    assert_eq!(terms.resumes_at, [FlowId(u32::MAX - 1), FlowId(7)]);
+    // It counts one flow a shard.
+    let mut request = resuming(0, 1);
+    request.resume.as_mut().expect("it resumes").completed[0].push(0);
+    let reason = refusal(&mut self::registry(), request);
+    assert!(matches!(reason, Refusal::ResumeMismatch { field: ResumeField::Counts, .. }), "{reason}");
 }
