@@ -138,6 +138,47 @@ def test_over_links_that_lose_a_hundredth_all_ranks_have_the_same_bits_within_th
     assert max(unlike) > 0, "what is lost is not sent again"
 
 
+def while_the_switch_dies(me: Me, namespaces: list[str], meeting: str) -> list[tuple[bytes, int]]:
+    netlab.enter(namespaces[me.rank])
+    store = FileStore(meeting, me.world_size)
+    options = Options(loss_bound=BOUND, plan="switch", rate="200mbit")
+    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+    exact = sum(gradient(rank).astype(np.float64) for rank in range(me.world_size))
+    found = []
+    for step in range(40):
+        tensors = [torch.from_numpy(gradient(me.rank)) * scale for scale in (1, 2)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work, tensor, scale in zip(works, tensors, (1, 2), strict=True):
+            work.wait()
+            unlike = int((np.abs(tensor.numpy() - scale * exact) > 1e-3).sum())
+            found.append((tensor.numpy().tobytes(), unlike))
+        if me.rank == 0:
+            me.say(step)
+    return found
+
+
+@needs_lab
+def test_a_switch_that_is_killed_costs_no_more_than_the_bound_and_no_rank_its_bits(
+    launch: Launch, tmp_path: Path
+) -> None:
+    with Netlab(3, loss=0.01, name=NAME) as lab:
+        listen = f"{SWITCH_ADDRESS}:4800"
+        with SwitchProcess(listen=listen, popen=partial(lab.popen, SWITCH)) as switch:
+            spaces = [lab.namespace(f"w{i}") for i in range(3)]
+            ranks = launch(while_the_switch_dies, 3, spaces, str(tmp_path / "store"), at=listen)
+            for death in (10, 20, 30):
+                while ranks.hear(0) < death:
+                    pass
+                switch.kill()
+                switch.start()
+            while (told := ranks.next(0))[0] == "said":
+                pass
+            found = [told[1], ranks.result(1), ranks.result(2)]
+    assert all(got == found[0] for got in found)
+    assert max(unlike for _, unlike in found[0]) <= 3 * BOUND * ELEMENTS
+    assert max(unlike for _, unlike in found[0]) > 0, "what is lost is not sent again"
+
+
 def two_to_a_machine(me: Me, *args: Any) -> tuple[list[tuple[bytes, int]], tuple[int, int]]:
     found = over_the_laboratory(me, *args)
     return found, fanin.torch.lost()

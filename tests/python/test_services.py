@@ -196,8 +196,8 @@ def test_a_rank_that_dies_with_its_service_is_named(launch: Launch, victim: int)
         assert (outcome.kind, outcome.fields["rank"]) == ("RankLost", victim), outcome.message
 
 
-def sums_until_told(me: Me) -> int:
-    me.init(pg_options=options(me, 2, rate="1gbit"))
+def sums_until_told(me: Me, loss_bound: float | None = None) -> int:
+    me.init(pg_options=options(me, 2, rate="1gbit", loss_bound=loss_bound))
     done = 0
     while True:
         tensor = torch.full((200_000,), me.rank + 1, dtype=torch.int32)
@@ -225,15 +225,16 @@ def test_a_spare_service_that_is_killed_and_comes_back_costs_no_sum(launch: Laun
         assert ranks.results() == [9, 9]
 
 
-@pytest.mark.parametrize("spares", [1, 2])
+@pytest.mark.parametrize(("spares", "bound"), [(1, None), (2, None), (2, 0.02)])
 def test_what_a_service_summed_that_dies_another_one_goes_on_with(
-    launch: Launch, spares: int
+    launch: Launch, spares: int, bound: float | None
 ) -> None:
     switches = [SwitchProcess("--rate", "1gbit", "--shards", "1") for _ in range(spares)]
     try:
         for switch in switches:
             switch.start()
-        ranks = launch(sums_until_told, 2, at=",".join(switch.address for switch in switches))
+        at = ",".join(switch.address for switch in switches)
+        ranks = launch(sums_until_told, 2, bound, at=at)
         for round_ in range(12):
             for rank in range(2):
                 assert ranks.hear(rank) == round_ + 1
