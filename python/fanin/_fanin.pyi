@@ -201,6 +201,13 @@ class Client:
         """Whether the job's packets are encrypted, the same on all ranks."""
 
     @property
+    def machines(self) -> list[int]:
+        """Of each rank the machine whose ranks sum first, by number; each its own where none do.
+
+        The same on all ranks.
+        """
+
+    @property
     def columns(self) -> int:
         """How many ranks of each machine speak for it, the same on all ranks.
 

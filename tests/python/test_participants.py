@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -63,6 +63,28 @@ def test_a_part_of_the_ranks_sums_and_the_others_send_nothing(launch: Launch, go
                 assert values == [float(sum(1 << other for other in taking_part))], ranks
             else:
                 assert (values, packets) == ([float(1 << rank)], 0), ranks
+
+
+def two_to_a_machine(me: Me, body: Callable[..., Any], *args: Any) -> Any:
+    """The body by GOAT, where ranks of a machine sum first."""
+    os.environ["FANIN_MACHINE"] = f"machine {me.rank // 2}"
+    return by_goat(me, body, *args)
+
+
+def test_of_machines_with_several_ranks_those_without_a_participant_send_nothing(
+    launch: Launch, goat: str
+) -> None:
+    sets = [[0, 1], [1, 2], None, [2], [0, 1, 2], [4], [3, 4], [3, 4], [1]]
+    for rank, found in enumerate(launch(two_to_a_machine, 5, of_some, sets, at=goat).results()):
+        for ranks, (values, packets) in zip(sets, found, strict=True):
+            taking_part = range(5) if ranks is None else ranks
+            if rank in taking_part:
+                assert values == [float(sum(1 << other for other in taking_part))], ranks
+            else:
+                assert values == [float(1 << rank)], ranks
+            # The first of a machine speaks for it.
+            speaks = rank % 2 == 0 and rank // 2 in {other // 2 for other in taking_part}
+            assert (packets > 0) == speaks, (rank, ranks)
 
 
 def of_unlike(me: Me) -> tuple[str, str]:
@@ -160,11 +182,11 @@ class Fixed(dict[int, float]):
 
 
 def slow_link(coordinator: Coordinator) -> None:
-    """The last rank needs five seconds for a gradient, as rank 0 has measured it."""
+    """All but the first two ranks need five seconds for a gradient, as rank 0 has measured it."""
     if not coordinator._measured:
         coordinator._measured = True
-        last = coordinator._size - 1
-        coordinator._links = Fixed(dict.fromkeys(range(last), 0.001) | {last: 5.0})
+        slow = dict.fromkeys(range(2, coordinator._size), 5.0)
+        coordinator._links = Fixed(dict.fromkeys(range(2), 0.001) | slow)
 
 
 def with_a_slow_link(me: Me, steps: int) -> dict[str, Any]:
@@ -173,7 +195,7 @@ def with_a_slow_link(me: Me, steps: int) -> dict[str, Any]:
     model = layer(0)
     inner = optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
     optimizer = AsynchronousOptimizer(inner, wait_for=1)
-    last = me.rank == me.world_size - 1
+    last = me.rank >= 2
     give(model, 1.0)
     optimizer.step()
     if last:
@@ -200,34 +222,43 @@ def with_a_slow_link(me: Me, steps: int) -> dict[str, Any]:
     }
 
 
-def test_a_rank_with_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_for_it(
-    launch: Launch, goat: str
+@pytest.mark.parametrize(
+    ("where", "size"), [(by_goat, 3), (two_to_a_machine, 4)], ids=["ranks", "machines"]
+)
+def test_who_has_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_for_it(
+    launch: Launch, goat: str, where: Callable[..., Any], size: int
 ) -> None:
-    ranks = launch(by_goat, 3, with_a_slow_link, 20, at=goat)
-    for rank in range(3):
+    slow = range(2, size)
+    ranks = launch(where, size, with_a_slow_link, 20, at=goat)
+    for rank in range(size):
         assert ranks.hear(rank) == "one step"
-    stopped = ranks.processes[2].pid
-    assert stopped is not None
     # As slow as can be.
-    os.kill(stopped, signal.SIGSTOP)
+    stopped = [ranks.processes[rank].pid for rank in slow]
+    for pid in stopped:
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
     for rank in (0, 1):
         ranks.tell(rank, "step")
     for rank in (0, 1):
         assert ranks.hear(rank) >= 20
-    os.kill(stopped, signal.SIGCONT)
-    ranks.tell(2, "step")
+    for pid in stopped:
+        assert pid is not None
+        os.kill(pid, signal.SIGCONT)
+    for rank in slow:
+        ranks.tell(rank, "step")
     ranks.tell(0, "close")
     ranks.tell(1, "close")
-    assert ranks.hear(2) >= 3
-    ranks.tell(2, "close")
+    for rank in slow:
+        assert ranks.hear(rank) >= 3
+        ranks.tell(rank, "close")
     results = ranks.results()
-    assert [got["left out"] for got in results] == [False, False, True]
-    assert [got["counted"][0] for got in results] == [21, 21, 4]
+    assert [got["left out"] for got in results] == [False, False] + [True] * len(slow)
+    assert [got["counted"][0] for got in results] == [21, 21] + [4] * len(slow)
     for got in results:
-        assert got["counted"][1:] == (46, results[0]["counted"][2])
+        assert got["counted"][1:] == (42 + 4 * len(slow), results[0]["counted"][2])
         assert torch.equal(got["ended"], results[0]["ended"]), "the same model in the end"
         assert torch.equal(got["momentum"], results[0]["momentum"])
-    assert results[2]["sent"] == 0
+    assert all(results[rank]["sent"] == 0 for rank in slow)
     assert results[0]["sent"] > 0
 
 

@@ -1,7 +1,7 @@
 //! The errors among the ranks of one machine.
 
 use fanin_udp::CollectiveKind;
-use fanin_wire::{Dtype, LossBound, Op, Pattern, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Participants, Pattern, WorkerId};
 use std::io;
 use std::time::Duration;
 
@@ -112,6 +112,8 @@ pub struct Submission {
     pub op: Op,
     /// How much of it may be lost between machines.
     pub loss_bound: LossBound,
+    /// The ranks of the job that take part.
+    pub participants: Participants,
 }
 
 impl std::fmt::Display for Submission {

@@ -8,7 +8,7 @@
 
 use crate::error::Submission;
 use fanin_udp::{CollectiveKind, Loss};
-use fanin_wire::{Dtype, LossBound, Op};
+use fanin_wire::{Dtype, LossBound, Op, Participants};
 use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -53,7 +53,7 @@ pub(crate) struct Seat {
     /// Units that it has arrived at, of each gate: whom the others wait for.
     reached: [AtomicU64; GATES],
     /// The collective of each of its blocks.
-    submissions: [[AtomicU64; 3]; SLOTS_MAX],
+    submissions: [[AtomicU64; 5]; SLOTS_MAX],
     /// The losses of its column of each segment, between machines.
     losses: [[AtomicU64; 4]; SLOTS_MAX],
 }
@@ -160,24 +160,27 @@ impl Seat {
 
     /// Says which collective the rank's next block belongs to, before the rank arrives with it.
     pub(crate) fn submit(&self, slot: usize, submission: Submission) {
-        let Submission { number, kind, root, elements, dtype, op, loss_bound } = submission;
+        let Submission { number, kind, root, elements, dtype, op, loss_bound, participants } = submission;
         let [a, b, c, d] = loss_bound.millionths().to_le_bytes();
         let kind = u64::from_le_bytes([kind as u8, root, dtype as u8, op as u8, a, b, c, d]);
-        for (place, word) in self.submissions[slot].iter().zip([number, elements as u64, kind]) {
+        let [low, high] = [participants.0 as u64, (participants.0 >> 64) as u64];
+        for (place, word) in self.submissions[slot].iter().zip([number, elements as u64, kind, low, high]) {
             place.store(word, Ordering::Relaxed);
         }
     }
 
     /// After it has arrived. `None` for what no rank writes.
     pub(crate) fn submission(&self, slot: usize) -> Option<Submission> {
-        let [number, elements, kind] =
-            [0, 1, 2].map(|word: usize| self.submissions[slot][word].load(Ordering::Relaxed));
+        let [number, elements, kind, low, high] =
+            [0, 1, 2, 3, 4].map(|word: usize| self.submissions[slot][word].load(Ordering::Relaxed));
         let [kind, root, dtype, op, bound @ ..] = kind.to_le_bytes();
         let kind = CollectiveKind::ALL.into_iter().find(|each| *each as u8 == kind)?;
         let dtype = Dtype::ALL.into_iter().find(|each| *each as u8 == dtype)?;
         let op = [Op::Sum, Op::Average].into_iter().find(|each| *each as u8 == op)?;
         let loss_bound = LossBound::from_millionths(u32::from_le_bytes(bound))?;
-        Some(Submission { number, kind, root, elements: elements as usize, dtype, op, loss_bound })
+        let (elements, participants) =
+            (elements as usize, Participants(u128::from(high) << 64 | u128::from(low)));
+        Some(Submission { number, kind, root, elements, dtype, op, loss_bound, participants })
     }
 
     /// Says what its column of a segment lost, before the rank arrives with it. Sums over machines keep

@@ -5,7 +5,7 @@ use crate::error::LocalError;
 use crate::gate::{CONTRIBUTED, Party, READY, SUMMED};
 use crate::memory::SharedMemory;
 use fanin_udp::{Failure, Loss, Submission};
-use fanin_wire::WorkerId;
+use fanin_wire::{Participants, Rank, WorkerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -354,6 +354,19 @@ impl Places {
     fn here(&self) -> Range<usize> {
         let machine = self.machines[self.me];
         self.of_each[machine]..self.of_each[machine + 1]
+    }
+
+    /// The machines of these ranks.
+    fn machines_of(&self, ranks: Participants) -> Participants {
+        let takes_part = |rank: &usize| ranks.contains(Rank(*rank as u16));
+        let machine = |rank: usize| Rank(self.machines[rank] as u16);
+        match ranks {
+            Participants::ALL => ranks,
+            _ => {
+                let all = (0..self.machines.len()).filter(takes_part).map(machine);
+                Participants::of(all).expect("no more machines than ranks, of which a set names 128")
+            }
+        }
     }
 
     fn machine(&self, rank: WorkerId) -> WorkerId {

@@ -14,6 +14,7 @@ use crate::cut::Blocks;
 use crate::error::MemoryError;
 use crate::gate::{GATES, Gate, Party, RANKS_MAX, SLOTS_MAX, Seat};
 use fanin_udp::NotInherited;
+use fanin_wire::Rank;
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 
 const FOLDER: &str = "/dev/shm";
 /// Names layout and version of what is in the file.
-const MAGIC: u64 = 0x6661_6e69_6e00_0004;
+const MAGIC: u64 = 0x6661_6e69_6e00_0005;
 const PAGE: usize = 4096;
 /// The bytes that a rank contributes at a time: those of all ranks of a usual machine together stay
 /// in the cache that they share.
@@ -82,7 +83,7 @@ struct Header {
     attached: AtomicU32,
     /// Why the group has ended, as `Ending` packs it; 0 while it lives.
     ended: AtomicU64,
-    /// The word of the first rank: 0 no, or nothing yet, 1 yes.
+    /// The word of the first rank; 0 before it.
     told: AtomicU32,
     /// Columns that have joined the job over machines.
     joined: AtomicU32,
@@ -326,11 +327,21 @@ impl SharedMemory {
         Ok(())
     }
 
+    /// The rank in the job of one of this machine's.
+    pub(crate) fn rank_of(&self, rank: usize) -> Rank {
+        Rank(self.group.ranks[rank] as u16)
+    }
+
+    /// This rank's.
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank_of(self.me)
+    }
+
     /// As a column's rank, once: it has joined the job over machines. All ranks take the first
     /// one's word of what they found there.
-    pub fn tell(&self, answer: bool) {
+    pub fn tell(&self, answer: u32) {
         if self.me == 0 {
-            self.header().told.store(answer.into(), Ordering::Release);
+            self.header().told.store(answer, Ordering::Release);
         }
         self.header().joined.fetch_add(1, Ordering::AcqRel);
     }
@@ -340,7 +351,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// When a column's rank has ended or left before.
-    pub fn told(&self, patience: Duration) -> Result<Option<bool>, MemoryError> {
+    pub fn told(&self, patience: Duration) -> Result<Option<u32>, MemoryError> {
         let begin = Instant::now();
         let columns = 0..self.group.columns;
         loop {
@@ -349,7 +360,7 @@ impl SharedMemory {
             let dead = columns.clone().find(|rank| self.is_dead(*rank));
             let gone = dead.or_else(|| columns.clone().find(|rank| self.seat(*rank).party() == Party::Left));
             if self.header().joined.load(Ordering::Acquire) == columns.len() as u32 {
-                return Ok(Some(self.header().told.load(Ordering::Acquire) == 1));
+                return Ok(Some(self.header().told.load(Ordering::Acquire)));
             }
             if let Some(rank) = gone {
                 return Err(MemoryError::Lost { rank: self.group.ranks[rank] });

@@ -63,20 +63,20 @@ fn another_groups_memory_is_refused() {
 #[test]
 fn what_the_first_rank_tells_is_heard_when_all_columns_have_joined_and_that_one_left_too() {
     let columns = |columns| Group { columns, networked: true, ..group(3) };
-    for answer in [false, true] {
+    for answer in [0, 1, 3] {
         let memories = memories(&columns(2));
         for joins in [0, 1] {
             assert!(
                 memories.iter().all(|memory| memory.told(Duration::ZERO).expect("all are here").is_none())
             );
-            memories[joins].tell(answer == (joins == 0));
+            memories[joins].tell(if joins == 0 { answer } else { 7 });
         }
         let told = memories.iter().map(|memory| memory.told(PATIENCE).expect("all are here"));
         assert!(told.eq([Some(answer); 3]));
     }
     for leaves in [0, 1] {
         let mut memories = memories(&columns(2));
-        memories[1 - leaves].tell(true);
+        memories[1 - leaves].tell(1);
         drop(memories.remove(leaves));
         for memory in &memories {
             let error = memory.told(PATIENCE).expect_err("it has left").to_string();

@@ -6,7 +6,7 @@ mod common;
 use common::{Call, PATIENCE, cluster, expected, machine, spread, submit, submit_any, tensor};
 use fanin_local::LocalSum;
 use fanin_udp::{CollectiveKind, Failure, Loss};
-use fanin_wire::{Dtype, LossBound, Op};
+use fanin_wire::{Dtype, LossBound, Op, Participants, Rank};
 use proptest::prelude::*;
 
 /// All ranks submit all collectives at once; returns what became of each rank's tensors.
@@ -67,7 +67,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         dtype,
         elements,
         op,
-        loss_bound: None,
+        ..Call::default()
     });
     prop::collection::vec(call, 1..8)
 }
@@ -120,7 +120,7 @@ fn many_ranks_gather_and_scatter() {
 
 #[test]
 fn a_long_tensor_goes_through_every_place_of_the_rings() {
-    let long = |kind, dtype, elements, op| Call { kind, root: 1, dtype, elements, op, loss_bound: None };
+    let long = |kind, dtype, elements, op| Call { kind, root: 1, dtype, elements, op, ..Call::default() };
     let calls = [
         long(CollectiveKind::AllReduce, Dtype::Float32, 7_000_003, Op::Average),
         long(CollectiveKind::Broadcast, Dtype::Float64, 2_200_001, Op::Sum),
@@ -202,6 +202,76 @@ fn what_machines_lose_between_them_is_told_to_every_rank_and_of_each_tensor_by_i
         let found = answer.recv_timeout(PATIENCE).expect("an answer").expect("a sum");
         let (contributions, rounds) = (2 * slices, slices as u32);
         assert_eq!(found, Loss { contributions, lost, rounds, ..Loss::default() });
+    }
+}
+
+/// All ranks submit; those of a set get the sum of these, and others keep what they have.
+fn check_sets(ranks: &[LocalSum], sets: &[&[u16]], elements: usize, op: Op) {
+    let own = |rank: usize, number: usize| -> Vec<i32> {
+        (0..elements).map(|at| ((at % 97 + number) * 12 * (rank + 1)) as i32).collect()
+    };
+    let bytes = |values: &[i32]| -> Vec<u8> { values.iter().flat_map(|value| value.to_le_bytes()).collect() };
+    let mut memories: Vec<Vec<_>> = (0..ranks.len())
+        .map(|rank| (0..sets.len()).map(|number| bytes(&own(rank, number))).collect())
+        .collect();
+    let answers: Vec<_> = ranks
+        .iter()
+        .zip(&mut memories)
+        .flat_map(|(rank, memories)| {
+            let submit = |(memory, set): (&mut Vec<u8>, &&[u16])| {
+                let participants = Participants::of(set.iter().copied().map(Rank)).expect("few");
+                let call = Call { dtype: Dtype::Int32, op, participants, ..Call::default() };
+                submit_any(rank, &mut [memory.as_mut_slice()], &call)
+            };
+            memories.iter_mut().zip(sets).map(submit).collect::<Vec<_>>()
+        })
+        .collect();
+    for answer in answers {
+        answer.recv_timeout(PATIENCE).expect("an answer").expect("a sum");
+    }
+    for (rank, memories) in memories.iter().enumerate() {
+        for (number, (found, set)) in memories.iter().zip(sets).enumerate() {
+            let mut expected = own(rank, number);
+            if set.contains(&(rank as u16)) {
+                let all: Vec<_> = set.iter().map(|rank| own(usize::from(*rank), number)).collect();
+                let divisor = if op == Op::Average { set.len() as i32 } else { 1 };
+                for (at, sum) in expected.iter_mut().enumerate() {
+                    *sum = all.iter().map(|of_rank| of_rank[at]).sum::<i32>() / divisor;
+                }
+            }
+            assert!(*found == bytes(&expected), "{set:?} at rank {rank}, {op:?}");
+        }
+    }
+}
+
+#[test]
+fn a_part_of_the_ranks_sums_alone_and_a_machine_without_any_of_them_is_left_out() {
+    // All of a machine, some, one on each, and one alone, which speaks for no machine.
+    let sets: [&[u16]; 6] = [&[0, 1, 2], &[1, 3], &[0, 3, 5], &[4], &[0, 1, 2, 3, 4, 5], &[2, 4, 5]];
+    for op in [Op::Sum, Op::Average] {
+        for elements in [1, 5_000, 3_000_000] {
+            check_sets(&cluster(&[3, 2, 1]), &sets, elements, op);
+            check_sets(&machine(6), &sets, elements, op);
+        }
+    }
+}
+
+#[test]
+fn ranks_with_unlike_sets_are_told_so() {
+    let ranks = machine(3);
+    let mut memory = vec![vec![1u8; 800]; 3];
+    let answers: Vec<_> = ranks
+        .iter()
+        .zip(&mut memory)
+        .zip([&[0, 1][..], &[0, 1], &[0, 2]])
+        .map(|((rank, memory), set)| {
+            let participants = Participants::of(set.iter().copied().map(Rank)).expect("few");
+            submit_any(rank, &mut [memory.as_mut_slice()], &Call { participants, ..Call::default() })
+        })
+        .collect();
+    for answer in answers {
+        let failure = answer.recv_timeout(PATIENCE).expect("an answer").expect_err("they disagree");
+        assert!(failure.to_string().contains("disagree"), "{failure}");
     }
 }
 

@@ -161,6 +161,14 @@ impl Client {
         self.membership.with_session(Session::encrypts).unwrap_or_default()
     }
 
+    /// Of each rank the machine whose ranks sum first, by number; each its own where none do. The same
+    /// on all ranks.
+    #[getter]
+    fn machines(&self) -> Vec<usize> {
+        let machines = self.membership.with_session(|session| session.machines().map(<[usize]>::to_vec));
+        machines.flatten().unwrap_or_else(|| (0..self.world_size as usize).collect())
+    }
+
     /// How many ranks of each machine speak for it, 1 where they do not sum among themselves: the
     /// same on all ranks.
     #[getter]

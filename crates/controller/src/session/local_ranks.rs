@@ -154,7 +154,7 @@ pub(super) fn hear(
     memory: &SharedMemory,
     failed: impl Fn() -> Option<SessionError>,
     cancel: &Cancel,
-) -> Result<bool, SessionError> {
+) -> Result<u32, SessionError> {
     loop {
         // Each column has a limit of its own.
         if let Some(told) = memory.told(LOOK).map_err(no_memory)? {

@@ -20,15 +20,22 @@ use crate::error::{AllReduceError, SessionError, Tensor};
 /// Most ranks of a job that has other collectives than all-reduces: a root is named in a byte.
 const ROOTS_MAX: u32 = 1 + u8::MAX as u32;
 
+/// Most ranks of a job of which a part can sum alone: a set has a bit for each.
+const PARTICIPANTS_MAX: u32 = u128::BITS;
+
 /// A rank's sums with its machine's.
 pub(super) struct LocalSums {
     pub sum: Arc<LocalSum>,
     pub has_roots: bool,
+    pub has_participants: bool,
+    pub encrypts: bool,
     wire_dtype: WireDtype,
     /// How much of a tensor without a bound of its own may be lost.
     loss_bound: LossBound,
     /// This machine's ranks.
     here: Vec<u32>,
+    /// Of each rank of the job its machine.
+    pub machines: Vec<usize>,
     /// In as many parts each tensor goes on.
     pub columns: usize,
 }
@@ -47,22 +54,29 @@ impl LocalSums {
         let services = ranks.column(config).map(|config| Services::join(config, cancel)).transpose()?;
         let services = services.map(Arc::new);
         if let Some(services) = &services {
-            memory.tell(services.shared.has_roots());
+            let shared = &services.shared;
+            let found = [shared.has_roots(), shared.has_participants(), shared.encrypts()];
+            memory.tell((0..).zip(found).map(|(bit, is_so)| u32::from(is_so) << bit).sum());
         }
         // Alike on all machines: all have the same services.
         let failed = || services.as_ref()?.shared.failure();
-        let has_roots = !group.networked || hear(&memory, failed, cancel)?;
+        let told = if group.networked { hear(&memory, failed, cancel)? } else { 1 };
         let network = |services: &Arc<Services>| Box::new(Column(Arc::clone(services))) as Box<dyn Network>;
         let network = services.as_ref().map(network);
+        let machines = ranks.machines.clone();
         let sum = LocalSum::start(LocalConfig { memory, network, machines: ranks.machines, timeout })
             .map_err(|error| SessionError::Local { what: "starting a thread", cause: error.to_string() })?;
         let sum = Arc::new(sum);
         if let Some(services) = &services {
             tell_of_failure(&services.shared, &sum);
         }
-        let has_roots = has_roots && world_size <= ROOTS_MAX;
+        let has_roots = told & 1 != 0 && world_size <= ROOTS_MAX;
+        let has_participants = told & 2 != 0 && world_size <= PARTICIPANTS_MAX;
+        let encrypts = told & 4 != 0;
         let columns = group.columns.max(1);
-        let local = Self { sum, has_roots, wire_dtype, loss_bound, here: group.ranks, columns };
+        let here = group.ranks;
+        let local =
+            Self { sum, has_roots, has_participants, encrypts, wire_dtype, loss_bound, here, machines, columns };
         Ok((local, services))
     }
 
@@ -180,6 +194,11 @@ fn error_of(failure: &Failure, wire_dtype: WireDtype, tensor: Tensor, switch: &s
                 first: (rank(*first), allowed.loss_bound),
                 second: (rank(*second), other.loss_bound),
             }
+        }
+        Some(LocalError::Mismatch { first: (first, ours), second: (second, theirs) })
+            if fanin_local::Submission { participants: theirs.participants, ..*ours } == *theirs =>
+        {
+            SessionError::ParticipantsMismatch { first: rank(*first), second: rank(*second) }
         }
         Some(LocalError::Mismatch { first, second }) => {
             let side = |(of, submission): &(u32, fanin_local::Submission)| {

@@ -36,7 +36,6 @@ use std::time::Duration;
 use fanin_protocol::WorkerStatistics;
 use fanin_protocol::control::Ranks;
 use fanin_udp::{IoStatistics, Membership, Submission};
-use fanin_wire::Security;
 
 use self::local_sums::{LocalSums, ranks};
 use self::services::Services;
@@ -170,16 +169,28 @@ impl Session {
     /// all ranks. `false` after [`Self::close`].
     #[must_use]
     pub fn has_participants(&self) -> bool {
-        let is_alone = self.is_closed || self.local.is_some();
-        !is_alone && self.shared().is_some_and(|shared| shared.has_participants())
+        match &self.local {
+            _ if self.is_closed => false,
+            Some(local) => local.has_participants,
+            None => self.shared().is_some_and(|shared| shared.has_participants()),
+        }
     }
 
-    /// Whether the job's packets are encrypted. Alike on all ranks that speak to other machines; `false`
-    /// on the others, and after [`Self::close`].
+    /// Whether the job's packets are encrypted. Alike on all ranks. `false` after [`Self::close`].
     #[must_use]
     pub fn encrypts(&self) -> bool {
-        let encrypts = |shared: &Arc<Shared>| shared.job(0).key().security() == Security::Encrypt;
-        self.shared().is_some_and(encrypts)
+        match &self.local {
+            _ if self.is_closed => false,
+            Some(local) => local.encrypts,
+            None => self.shared().is_some_and(|shared| shared.encrypts()),
+        }
+    }
+
+    /// Of each rank of the job the machine whose ranks sum first; `None` where none do. Alike on all
+    /// ranks.
+    #[must_use]
+    pub fn machines(&self) -> Option<&[usize]> {
+        self.local.as_ref().map(|local| local.machines.as_slice())
     }
 
     /// How many ranks of each machine speak for it: 1 where they do not sum among themselves. Alike

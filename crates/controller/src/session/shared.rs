@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fanin_protocol::control::Ranks;
 use fanin_udp::{Clock, CollectiveKind, Failure, Membership, PartTimes, Submission, WorkerDriver};
-use fanin_wire::Rank;
+use fanin_wire::{Rank, Security};
 
 use super::admission::Admitted;
 use super::config::SessionConfig;
@@ -274,6 +274,11 @@ impl Shared {
     /// Whether all services have other collectives than all-reduces.
     pub fn has_roots(&self) -> bool {
         self.lanes().all(|lane| lane.job.has_roots())
+    }
+
+    /// Whether the job's packets are encrypted.
+    pub fn encrypts(&self) -> bool {
+        self.job(0).key().security() == Security::Encrypt
     }
 
     /// Whether a part of the ranks can sum alone, at all services.

@@ -7,7 +7,7 @@ use crate::error::LocalError;
 use crate::gate::{CONTRIBUTED, GATES, Party, READ, READY, SUMMED};
 use crate::sums;
 use fanin_udp::{Failure, Loss, RawTensor};
-use fanin_wire::{Dtype, Op};
+use fanin_wire::Dtype;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -176,7 +176,9 @@ impl Engine {
         let submission = item.submission();
         let Item { tensors, cut, own, kind, .. } = item;
         let segment = cut.segment(at.segment);
-        if kind.adds() {
+        if !submission.participants.contains(memory.rank()) {
+            // Nobody reads what it would write.
+        } else if kind.adds() {
             for column in (0..cut.columns()).filter(|column| *column != memory.me) {
                 let mut offset = cut.piece_offset(column);
                 for Stretch { tensor, of_tensor, .. } in cut.piece(segment, column, at.block) {
@@ -217,10 +219,10 @@ impl Engine {
             let ending = Ending::Mismatch { slot: slot as u8, first: memory.me as u8, second: other as u8 };
             return shared.end(ending);
         }
-        let Item { tensors, cut, op, kind, .. } = &mut *item;
-        let segment = cut.segment(at.segment);
         // If there are other machines, the mean is taken of the whole sum, when it is read.
-        let divisor = (*op == Op::Average && !networked).then_some(world_size as u32);
+        let divisor = item.divisor(world_size).filter(|_| !networked);
+        let Item { tensors, cut, kind, .. } = &mut *item;
+        let segment = cut.segment(at.segment);
         let mut offset = cut.piece_offset(memory.me);
         let piece = if kind.adds() { Some(cut.piece(segment, memory.me, at.block)) } else { None };
         for Stretch { tensor, of_tensor, of_segment } in piece.into_iter().flatten() {
@@ -228,6 +230,7 @@ impl Engine {
             let theirs = offset..offset + own.len();
             offset = theirs.end;
             let parts: Vec<&[u8]> = (0..memory.layout.ranks)
+                .filter(|rank| ours.participants.contains(memory.rank_of(*rank)))
                 .map(|rank| {
                     if rank == memory.me {
                         return own;
@@ -239,7 +242,9 @@ impl Engine {
             // SAFETY: the gate READ was open for the segment that was in this place; READY is told
             // after its last block, and this rank reads no earlier.
             let sum = unsafe { memory.own_result(at.segments, bytes(cut.sum_dtype, of_segment)).as_mut() };
-            sums::sum(cut.dtype, &parts, divisor, cut.sum_dtype, sum);
+            if !parts.is_empty() {
+                sums::sum(cut.dtype, &parts, divisor, cut.sum_dtype, sum);
+            }
         }
         shared.arrive(SUMMED, at.blocks);
         let (number, is_last) = (at.segments, at.block + 1 == segment.blocks);
@@ -289,9 +294,10 @@ impl Engine {
             (0..memory.layout.blocks.columns).for_each(|column| item.loss += memory.seat(column).loss(slot));
         }
         let segment = item.cut.segment(at.segment);
-        let divisor = (item.op == Op::Average && networked).then_some(world_size as u32);
+        let divisor = item.divisor(world_size).filter(|_| networked);
+        let takes_part = item.participants.contains(memory.rank());
         for tensor in 0..item.cut.tensors() {
-            if !item.gets(tensor) {
+            if !takes_part || !item.gets(tensor) {
                 continue;
             }
             let Cut { dtype, sum_dtype, .. } = item.cut;

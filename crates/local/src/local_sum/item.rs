@@ -4,7 +4,7 @@ use super::{Counts, DoneOf, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
 use fanin_udp::{CollectiveKind, Failure, Layer, Loss, RawTensor, Submission};
-use fanin_wire::{LossBound, Op, Pattern, WorkerId};
+use fanin_wire::{LossBound, Op, Participants, Pattern, WorkerId};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -19,6 +19,8 @@ pub(super) struct Item {
     /// Between machines.
     pub layer: Layer,
     pub loss_bound: Option<LossBound>,
+    /// Ranks of the job.
+    pub participants: Participants,
     /// The losses of the segments that were read.
     pub loss: Loss,
     /// A single tensor; or one a rank, as [`Places`] orders them.
@@ -42,6 +44,7 @@ impl Item {
         let (memory, places) = (&shared.memory, &shared.places);
         let (kind, op) = (submission.kind(), submission.op());
         let (layer, loss_bound) = (submission.layer(), submission.loss_bound());
+        let participants = submission.participants();
         let (mut tensors, operations): (Vec<_>, Vec<_>) = submission.into_parts().into_iter().unzip();
         let is_sliced = kind.is_sliced();
         let root = match operations[0].pattern {
@@ -69,6 +72,7 @@ impl Item {
             root,
             layer,
             loss_bound,
+            participants,
             loss: Loss::default(),
             tensors,
             own,
@@ -101,10 +105,21 @@ impl Item {
         self.kind.pattern(self.root.unwrap_or(WorkerId(0)))
     }
 
+    /// What the sum is divided by for an average, of so many ranks.
+    pub fn divisor(&self, world_size: usize) -> Option<u32> {
+        let count = match self.participants {
+            Participants::ALL => world_size as u32,
+            some => some.0.count_ones(),
+        };
+        (self.op == Op::Average).then_some(count)
+    }
+
     /// The same over the machines, of a column's slices: one; or one a machine.
     pub fn over_machines(&self, places: &Places, slices: Vec<RawTensor>) -> Submission {
         let root = self.root.map_or(WorkerId(0), |rank| places.machine(rank));
-        Submission::new(self.kind, slices, Op::Sum, root).of_layer(self.layer).losing(self.loss_bound)
+        let submission = Submission::new(self.kind, slices, Op::Sum, root);
+        let participants = places.machines_of(self.participants);
+        submission.of_layer(self.layer).losing(self.loss_bound).among(participants)
     }
 
     pub fn over(&mut self, result: Result<Loss, Failure>) {
@@ -128,6 +143,7 @@ impl Item {
         let root = self.root.map_or(0, |root| root.0);
         let Self { number, kind, op, .. } = *self;
         let loss_bound = self.loss_bound.unwrap_or_default();
-        error::Submission { number, kind, root, elements, dtype, op, loss_bound }
+        let participants = self.participants;
+        error::Submission { number, kind, root, elements, dtype, op, loss_bound, participants }
     }
 }

@@ -3,7 +3,7 @@
 
 use fanin_local::{Done, Group, LocalConfig, LocalSum, Network, SharedMemory};
 use fanin_udp::{CollectiveKind, Failure, Loss, RawTensor, Submission};
-use fanin_wire::{Dtype, LossBound, Op, Pattern, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Participants, Pattern, Rank, WorkerId};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -56,12 +56,14 @@ pub struct Call {
     pub elements: usize,
     pub op: Op,
     pub loss_bound: Option<LossBound>,
+    pub participants: Participants,
 }
 
 impl Default for Call {
     fn default() -> Self {
         let (kind, dtype) = (CollectiveKind::AllReduce, Dtype::Float32);
-        Self { kind, root: 0, dtype, elements: 0, op: Op::Sum, loss_bound: None }
+        let participants = Participants::ALL;
+        Self { kind, root: 0, dtype, elements: 0, op: Op::Sum, loss_bound: None, participants }
     }
 }
 
@@ -79,8 +81,8 @@ pub fn submit_any(rank: &LocalSum, memory: &mut [&mut [u8]], call: &Call) -> Ans
         unsafe { RawTensor::new(memory.as_mut_ptr(), elements, call.dtype) }.expect("memory of the heap")
     };
     let tensors = memory.iter_mut().map(raw).collect();
-    let submission =
-        Submission::new(call.kind, tensors, call.op, WorkerId(call.root as u8)).losing(call.loss_bound);
+    let submission = Submission::new(call.kind, tensors, call.op, WorkerId(call.root as u8));
+    let submission = submission.losing(call.loss_bound).among(call.participants);
     let (sender, answer) = mpsc::channel();
     rank.submit(submission, Box::new(move |_, result| drop(sender.send(result))));
     answer
@@ -149,9 +151,13 @@ fn hub(machines: usize) -> mpsc::Sender<Slice> {
                 let is_bound = alike[0].1.loss_bound().is_some();
                 let lost = if is_bound { number + 1 } else { 0 };
                 let loss = Loss { contributions: machines as u64, lost, rounds: 1, ..Loss::default() };
+                let participants = alike[0].1.participants();
+                assert!(alike.iter().all(|(_, submission, _)| submission.participants() == participants));
                 let (submissions, done): (Vec<_>, Vec<_>) =
                     alike.into_iter().map(|(_, submission, done)| (submission.into_parts(), done)).unzip();
-                over_machines(submissions);
+                let takes_part = |machine: usize| participants.contains(Rank(machine as u16));
+                let taking = (0..).zip(submissions).filter(|(machine, _)| takes_part(*machine));
+                over_machines(taking.unzip());
                 for done in done {
                     done(Ok(loss));
                 }
@@ -161,7 +167,7 @@ fn hub(machines: usize) -> mpsc::Sender<Slice> {
     sender
 }
 
-fn over_machines(mut machines: Vec<Vec<(RawTensor, fanin_wire::Operation)>>) {
+fn over_machines((numbers, mut machines): (Vec<usize>, Vec<Vec<(RawTensor, fanin_wire::Operation)>>)) {
     for part in 0..machines[0].len() {
         let operation = machines[0][part].1;
         let dtype = machines[0][part].0.dtype();
@@ -171,8 +177,8 @@ fn over_machines(mut machines: Vec<Vec<(RawTensor, fanin_wire::Operation)>>) {
             Pattern::Broadcast(root) => all[usize::from(root.0)].clone(),
             _ => all.into_iter().reduce(|a, b| add(dtype, &a, &b)).expect("a machine"),
         };
-        for (machine, parts) in machines.iter_mut().enumerate() {
-            if operation.pattern.receives(WorkerId(machine as u8)) {
+        for (machine, parts) in numbers.iter().zip(&mut machines) {
+            if operation.pattern.receives(WorkerId(*machine as u8)) {
                 parts[part].0.as_bytes().copy_from_slice(&result);
             }
         }

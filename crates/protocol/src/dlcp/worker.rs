@@ -50,8 +50,8 @@ pub struct Worker<A, T> {
     kept: VecDeque<Flow>,
     /// The last flow that all workers have begun: it has sums.
     begun: FlowId,
-    /// The memory of a flow that nobody lacks.
-    spare: Vec<Kept>,
+    /// Memory that kept a flow which nobody lacks.
+    spare: Vec<Vec<u8>>,
     /// Complete flows whose end the server has not confirmed.
     finishing: VecDeque<(FlowId, Receiver)>,
     /// Flows whose end is to be confirmed, at most as many as may be under way.
@@ -73,6 +73,9 @@ pub struct Worker<A, T> {
 struct Flow {
     /// The stream's chunk that is its first block.
     first_chunk: u64,
+    /// The one that its tensor begins with, and elements of the tensor before it.
+    tensor: u64,
+    offset: usize,
     blocks: u32,
     start: Start,
     /// The median; a block whose mean magnitude is above it is important.
@@ -132,7 +135,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
 
     /// Cuts what was just submitted into flows.
     fn cut(&mut self, begin: u64, mut elements: u32, priority: u8, bound: Option<LossBound>) {
-        let mut chunk = begin;
+        let (mut chunk, mut offset) = (begin, 0);
         while chunk < self.core.stream.end() {
             let Some(place) = self.core.stream.locate(chunk) else { unreachable!("it was just submitted") };
             let collective = place.collective();
@@ -149,6 +152,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             let pull = pull(&self.config, self.worker, &collective, blocks);
             self.flows.push_back(Flow {
                 first_chunk: chunk,
+                tensor: begin,
+                offset,
                 blocks,
                 start,
                 median: 0.0,
@@ -159,6 +164,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 kept: Kept::default(),
             });
             elements -= of_flow;
+            offset += of_flow as usize;
             chunk += u64::from(blocks);
         }
     }
@@ -185,7 +191,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 flow.start.bound = LossBound::RELIABLE;
             }
             if flow.kept.is_empty() {
-                flow.kept = Kept::new(flow.blocks, config.block_bytes(), spare.pop());
+                flow.kept = Kept::new(flow.blocks, config.block_bytes());
+                if flow.start.collective.wire_dtype != WireDtype::Native {
+                    flow.kept = core::mem::take(&mut flow.kept).beside(spare.pop().unwrap_or_default());
+                }
             }
             flow.push = Some(Sender::announcing(flow.start, flow.blocks, config.rate));
             let may_be_dropped = flow.start.bound.of_blocks(flow.blocks) > 0;
@@ -234,6 +243,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             return Err(reason);
         }
         self.advances += 1;
+        let id = id_of(self.first, place);
+        if is_after(id, self.begun) {
+            self.begun = id;
+        }
         if flow.kept.of(header.block) != Held::Nothing {
             // It was handed back, and is here.
             self.complete(now, place);
@@ -261,8 +274,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         let what = Held::Sum(header.contributions);
         flow.kept.keep(header.block, what, bytes, |kept| kept.copy_from_slice(payload));
-        let finished = part.finish_chunk(now);
-        self.core.finished(finished);
+        let (tensor, finished) = (flow.tensor, part.finish_chunk(now));
+        self.give_back(tensor, finished);
         self.complete(now, place);
         Ok(Verdict::Absorb)
     }
@@ -337,6 +350,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.way.is_over(now, &self.config.rate, over);
         let mut rounds = u32::from(flow.pull.round());
         let Start { collective, elements, .. } = flow.start;
+        let (tensor, mut finished) = (flow.tensor, None);
         for block in 0..flow.blocks {
             if flow.kept.of(block) != Held::Nothing {
                 continue;
@@ -350,12 +364,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 let rounds = core::mem::take(&mut rounds);
                 *part.loss() += Loss { contributions, kept: 1, rounds, ..Loss::default() };
             }
-            let finished = part.finish_chunk(now);
-            self.core.finished(finished);
+            finished = part.finish_chunk(now);
         }
-        if receives && is_after(id_of(self.first, place), self.begun) {
-            self.begun = id_of(self.first, place);
-        }
+        self.give_back(tensor, finished);
         while self.flows.front().is_some_and(|flow| flow.is_complete) {
             let Some(mut flow) = self.flows.pop_front() else { break };
             if self.receives(&flow) && !flow.pull.is_confirmed() {
@@ -469,7 +480,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 }
                 let packet = run.packet(packet_bytes, train);
                 BlockPacket::write(packet, config.key, &preamble, &header, |payload| match &mut part {
-                    Some(part) if held == Held::Nothing => {
+                    // A sum of nothing.
+                    _ if payload.is_empty() => {}
+                    Some(part) if held == Held::Nothing || kept.is_in_tensor() => {
                         part.sent(now);
                         write_own(part, &start.collective, payload);
                     }

@@ -130,6 +130,11 @@ class Channel:
         return self._client is not None and self._client.has_participants
 
     @property
+    def machines(self) -> list[int]:
+        """Of each rank the machine whose ranks sum first: the same answer on every rank."""
+        return [] if self._client is None else self._client.machines
+
+    @property
     def encrypts(self) -> bool:
         """Whether the job's packets are encrypted: the same answer on every rank."""
         return self._client is not None and self._client.encrypts

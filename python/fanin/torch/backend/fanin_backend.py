@@ -330,6 +330,11 @@ class FaninBackend(DelegatingBackend):
         return self._channel.has_participants
 
     @property
+    def machines(self) -> list[int]:
+        """Of each rank the machine whose ranks sum first."""
+        return self._channel.machines
+
+    @property
     def encrypts(self) -> bool:
         """Whether packets are encrypted."""
         return self._channel.encrypts

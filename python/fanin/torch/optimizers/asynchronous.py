@@ -153,13 +153,14 @@ class AsynchronousSteps(Steps):
         # The way of gradients of ranks that are left out of sums, where that can be.
         self._carried: Carrier | Leader | None = None
         self._is_left_out = False
-        if size > 1 and _has_participants(self._sums, self._flats):
+        machines = _machines(self._sums, self._flats) if size > 1 else None
+        if machines is not None:
             carried = connect(
                 PrefixStore(f"{name}/left-out", _get_default_store()), self._rank, size
             )
             if isinstance(carried, Followers) and isinstance(self._words, Coordinator):
                 self._carried = Carrier(carried, self._words.say)
-                self._words.leave_out_by(self._carried)
+                self._words.leave_out_by(self._carried, machines)
             elif isinstance(carried, Leader):
                 self._carried = carried
         self._changed = threading.Condition()
@@ -617,16 +618,18 @@ def alike(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(found.values())
 
 
-def _has_participants(group: distributed.ProcessGroup, flats: list[_Flat]) -> bool:
-    """Return whether a part of the ranks can sum these alone."""
+def _machines(group: distributed.ProcessGroup, flats: list[_Flat]) -> list[int] | None:
+    """Return each rank's machine if a part of the ranks can sum these alone."""
+    machines = None
     for flat in flats:
         backend = splitting.unwrapped(group, flat.values.device)
         if not isinstance(backend, FaninBackend):
-            return False
+            return None
         # A rank that is left out sends its gradient to rank 0 in the clear.
         if backend.encrypts or not backend.has_participants or not backend.serves(flat.values):
-            return False
-    return bool(flats)
+            return None
+        machines = backend.machines
+    return machines
 
 
 def _on_copies(optimizer: torch.optim.Optimizer, flats: list[_Flat]) -> torch.optim.Optimizer:

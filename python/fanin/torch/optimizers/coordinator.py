@@ -10,7 +10,7 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,13 +108,15 @@ class Coordinator:
         # How long each one's gradient is on the network.
         self._links = dict.fromkeys(range(size), 0.0)
         self._carrier: Carrier | None = None
+        self._machines: Sequence[int] = range(size)
         self._measured = False
         self.left_out: dict[int, list[bytes]] = {}
         """The ranks that take part in no sum, each with the gradient that has come."""
 
-    def leave_out_by(self, carrier: Carrier) -> None:
-        """Leave ranks with slow links out of sums, from now on."""
+    def leave_out_by(self, carrier: Carrier, machines: Sequence[int]) -> None:
+        """Leave ranks with slow links out of sums, from now on; `machines` has each rank's."""
         self._carrier = carrier
+        self._machines = machines
 
     def say(self, said: Said | Gradient) -> None:
         """Take a word of this process, from another thread."""
@@ -238,7 +240,10 @@ class Coordinator:
             for rank in there
             if rank not in fastest and rank not in self.left_out and self._links[rank] > least
         ]
-        slow = [rank for rank in slow if rank != 0]
+        # Ranks of a machine send one sum, which is as long without some of them.
+        outside = {*slow, *self.left_out, *self._left} - {0}
+        of_others = {self._machines[rank] for rank in range(self._size) if rank not in outside}
+        slow = [rank for rank in slow if self._machines[rank] not in of_others]
         if not slow:
             return
         # The members change: all of the old ones must have their sums.

@@ -1,14 +1,16 @@
 //! What a worker keeps of a flow, for a server that loses its memory. The paper says nothing of that.
 //!
 //! Sums replace what they were made of, and a tensor is given back once it has them all. Another
-//! worker may still lack one then, and nobody could make it again: the first one hands it back.
+//! worker may still lack one then, and nobody could make it again: the first one hands it back. So the
+//! last flows of a tensor are copied as it is given back.
 
+use alloc::vec;
 use alloc::vec::Vec;
 use fanin_wire::FlowId;
 
 use super::{Flow, Worker, id_of, is_after, pull};
 use crate::dlcp::config::JobConfig;
-use crate::machine::Tensor;
+use crate::machine::{Tensor, TensorTimes};
 
 /// What is kept of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,24 +23,29 @@ pub(super) enum Held {
     Sum(u16),
 }
 
-/// The blocks of a flow, as they travelled.
+/// The blocks of a flow, as they travelled. They lie in the tensor until it is given back, if its
+/// elements travel as they are.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    block_bytes: usize,
-    bytes: Vec<u8>,
     held: Vec<Held>,
     /// Blocks of which something is kept.
     count: u32,
+    block_bytes: usize,
+    /// Empty as long as all is in the tensor.
+    bytes: Vec<u8>,
 }
 
 impl Kept {
-    /// Nothing yet of so many blocks, in memory that held others.
-    pub(super) fn new(blocks: u32, block_bytes: usize, spare: Option<Self>) -> Self {
-        let Self { mut bytes, mut held, .. } = spare.unwrap_or_default();
-        bytes.resize(blocks as usize * block_bytes, 0);
-        held.clear();
-        held.resize(blocks as usize, Held::Nothing);
-        Self { block_bytes, bytes, held, count: 0 }
+    /// Nothing yet of so many blocks.
+    pub(super) fn new(blocks: u32, block_bytes: usize) -> Self {
+        Self { held: vec![Held::Nothing; blocks as usize], count: 0, block_bytes, bytes: Vec::new() }
+    }
+
+    /// The same beside the tensor, in memory that held something else.
+    pub(super) fn beside(mut self, spare: Vec<u8>) -> Self {
+        self.bytes = spare;
+        self.bytes.resize(self.held.len() * self.block_bytes, 0);
+        self
     }
 
     /// Whether it has no blocks: its flow has not begun.
@@ -46,9 +53,14 @@ impl Kept {
         self.held.is_empty()
     }
 
-    /// Whether something is kept of each block, so that the tensor is not needed any more.
+    /// Whether something is kept of each block: the flow needs no more sums.
     pub(super) const fn is_whole(&self) -> bool {
         self.count as usize == self.held.len() && self.count > 0
+    }
+
+    /// Whether what is kept is in the tensor.
+    pub(super) const fn is_in_tensor(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     /// What is kept of a block.
@@ -56,27 +68,50 @@ impl Kept {
         self.held.get(block as usize).copied().unwrap_or(Held::Nothing)
     }
 
-    /// Keeps a block, of which nothing is kept, through `fill`.
+    /// Keeps a block of so many bytes, of which nothing is kept, through `fill` if it does not stay in
+    /// the tensor.
     pub(super) fn keep(&mut self, block: u32, what: Held, bytes: usize, fill: impl FnOnce(&mut [u8])) {
         debug_assert_eq!(self.of(block), Held::Nothing, "a block is kept once");
         self.held[block as usize] = what;
         self.count += 1;
-        fill(&mut self.bytes[block as usize * self.block_bytes..][..bytes]);
+        if !self.is_in_tensor() {
+            fill(&mut self.bytes[block as usize * self.block_bytes..][..bytes]);
+        }
     }
 
-    /// Writes what is kept of a block.
+    /// Writes what is kept of a block beside the tensor.
     pub(super) fn write(&self, block: u32, payload: &mut [u8]) {
         payload.copy_from_slice(&self.bytes[block as usize * self.block_bytes..][..payload.len()]);
     }
 }
 
 impl<A: Copy, T: Tensor> Worker<A, T> {
+    /// Gives a tensor back if it is finished, which begins with a chunk, and keeps what others may lack
+    /// of it.
+    pub(super) fn give_back(&mut self, first_chunk: u64, mut finished: Option<(T, TensorTimes)>) {
+        if let Some((tensor, _)) = &mut finished {
+            self.forget();
+            let elements = tensor.elements();
+            for flow in self.kept.iter_mut().chain(&mut self.flows) {
+                if flow.tensor != first_chunk || !flow.kept.is_in_tensor() {
+                    continue;
+                }
+                let kept = core::mem::take(&mut flow.kept).beside(self.spare.pop().unwrap_or_default());
+                flow.kept = kept;
+                let range = flow.offset..flow.offset + flow.start.elements as usize;
+                elements.copy_to(range, &mut flow.kept.bytes);
+            }
+        }
+        self.core.finished(finished);
+    }
+
     /// Forgets the flows whose sums all workers must have: a worker that lacked one could not have
     /// begun as many flows after it, and the server would not have room for them.
     pub(super) fn forget(&mut self) {
         while !self.kept.is_empty() && !self.may_be_lacked() {
-            self.spare.extend(self.kept.pop_front().map(|flow| flow.kept));
-            // As many as begin at once.
+            let bytes = self.kept.pop_front().map(|flow| flow.kept.bytes);
+            self.spare.extend(bytes.filter(|bytes| bytes.capacity() > 0));
+            // As many as are needed at once.
             self.spare.truncate(2);
         }
     }
