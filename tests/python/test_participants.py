@@ -262,6 +262,29 @@ def test_who_has_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_for_it
     assert results[0]["sent"] > 0
 
 
+def with_one_slow_rank(me: Me) -> bool:
+    def slow(coordinator: Coordinator) -> None:
+        coordinator._links = Fixed(dict.fromkeys(range(coordinator._size), 0.001) | {3: 5.0})
+
+    Coordinator._measure_links = slow  # type: ignore[method-assign, assignment]
+    me.init()
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        give(model, 1.0)
+        optimizer.step()
+    # All have given gradients by now, and could be left out.
+    optimizer.close()
+    return optimizer._is_left_out
+
+
+def test_a_rank_whose_machine_sends_anyway_is_not_left_out(launch: Launch, goat: str) -> None:
+    alone = launch(by_goat, 4, with_one_slow_rank, at=goat).results()
+    assert alone == [False, False, False, True]
+    assert not any(launch(two_to_a_machine, 4, with_one_slow_rank, at=goat).results())
+
+
 def one_step(me: Me) -> Any:
     """The ranks' optimizer after it; rank 2 is left out by then."""
     Coordinator._measure_links = slow_link  # type: ignore[method-assign, assignment]

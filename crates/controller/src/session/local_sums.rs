@@ -75,8 +75,17 @@ impl LocalSums {
         let encrypts = told & 4 != 0;
         let columns = group.columns.max(1);
         let here = group.ranks;
-        let local =
-            Self { sum, has_roots, has_participants, encrypts, wire_dtype, loss_bound, here, machines, columns };
+        let local = Self {
+            sum,
+            has_roots,
+            has_participants,
+            encrypts,
+            wire_dtype,
+            loss_bound,
+            here,
+            machines,
+            columns,
+        };
         Ok((local, services))
     }
 

@@ -241,7 +241,7 @@ class Coordinator:
             if rank not in fastest and rank not in self.left_out and self._links[rank] > least
         ]
         # Ranks of a machine send one sum, which is as long without some of them.
-        outside = {*slow, *self.left_out, *self._left} - {0}
+        outside = {*slow, *self.left_out} - {0}
         of_others = {self._machines[rank] for rank in range(self._size) if rank not in outside}
         slow = [rank for rank in slow if self._machines[rank] not in of_others]
         if not slow:
