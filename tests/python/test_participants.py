@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from fanin._participants import among
 from fanin.torch import AsynchronousOptimizer
 from fanin.torch.optimizers import asynchronous
 from fanin.torch.optimizers.coordinator import Coordinator
+from fanin.torch.optimizers.left_out import Carrier
 from fanin.torch.patches import splitting
 from ranks import Me, wait_until
 from test_asynchronous import as_an_optimizer, flat, give, in_step, layer, one_late, scheduled
@@ -283,6 +287,56 @@ def test_a_rank_whose_machine_sends_anyway_is_not_left_out(launch: Launch, goat:
     alone = launch(by_goat, 4, with_one_slow_rank, at=goat).results()
     assert alone == [False, False, False, True]
     assert not any(launch(two_to_a_machine, 4, with_one_slow_rank, at=goat).results())
+
+
+def with_a_link_that_becomes_slow(me: Me) -> list[bool]:
+    """Rank 2's link, in name: what is sent over it is late, and it is measured so."""
+    measured: Counter[int] = Counter()
+    is_slow = Event()
+
+    def seconds(_carrier: Carrier, rank: int, *_: Any) -> float:
+        measured[rank] += 1
+        return 5.0 if rank == 2 and is_slow.is_set() else 0.001
+
+    Carrier.seconds = seconds  # type: ignore[method-assign, assignment]
+    at_once = dist.all_reduce
+
+    def late(*args: Any, **options: Any) -> Any:
+        if me.rank == 2 and is_slow.is_set():
+            time.sleep(0.05)
+        return at_once(*args, **options)
+
+    me.init()
+    vars(dist)["all_reduce"] = late  # in this process alone
+    model = layer(0)
+    optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
+    found = []
+    for _ in range(2):
+        for _ in range(30):
+            optimizer.zero_grad()
+            give(model, 1.0)
+            optimizer.step()
+        if is_slow.is_set() and me.rank == 2:
+            wait_until(lambda: optimizer._is_left_out, "it is left out")
+        found.append(optimizer._is_left_out)
+        me.say("stepped")
+        me.hear()
+        is_slow.set()
+    optimizer.close()
+    if me.rank == 0:
+        assert measured[1] >= 2
+        assert measured[2] >= 2
+    return found
+
+
+def test_a_rank_whose_link_becomes_slow_is_left_out(launch: Launch, goat: str) -> None:
+    ranks = launch(by_goat, 3, with_a_link_that_becomes_slow, at=goat)
+    for _ in range(2):
+        for rank in range(3):
+            assert ranks.hear(rank) == "stepped"
+        for rank in range(3):
+            ranks.tell(rank, "on")
+    assert ranks.results() == [[False, False], [False, False], [False, True]]
 
 
 def one_step(me: Me) -> Any:

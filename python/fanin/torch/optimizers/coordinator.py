@@ -32,6 +32,8 @@ SLOW = 2.0
 """How many times as long as others a rank that is left out needs for its gradient, at least."""
 SLOW_SECONDS = 0.01
 """By how much longer it needs, at least: threads are later than that by chance."""
+LONG_SUMS = 5
+"""After so many sums in a row that took much longer than links were measured, they are again."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,9 @@ class Coordinator:
         self._carrier: Carrier | None = None
         self._machines: Sequence[int] = range(size)
         self._measured = False
+        # Sums in a row that took long for these links, and after how many they are measured again.
+        self._long_sums = 0
+        self._measures_after = LONG_SUMS
         self.left_out: dict[int, list[bytes]] = {}
         """The ranks that take part in no sum, each with the gradient that has come."""
 
@@ -154,19 +159,22 @@ class Coordinator:
             self._carrier.close()
 
     def _measure_links(self) -> None:
-        """Learn once how long each rank needs to send a gradient: one after the other."""
+        """Learn how long each rank needs to send a gradient: one after the other."""
         if self._measured or self._carrier is None:
             return
         self._measured = True
-        for rank in range(1, self._size):
+        begun = time.monotonic()
+        members = [rank for rank in range(1, self._size) if rank not in self.left_out]
+        for rank in members:
 
             def ask(size_bytes: int, rank: int = rank) -> None:
                 self._words.tell_one(rank, Sample(rank, size_bytes))
 
             self._links[rank] = self._carrier.seconds(rank, ask, self._model_bytes, self._timeout)
         # Its own cannot be slower than the fastest of these.
-        self._links[0] = min(self._links[rank] for rank in range(1, self._size))
-        self._given = dict.fromkeys(range(self._size), time.monotonic())
+        self._links[0] = min((self._links[rank] for rank in members), default=0.0)
+        took = time.monotonic() - begun
+        self._given = {rank: since + took for rank, since in self._given.items()}
 
     def _next(self) -> frozenset[int] | None:
         """Return whose epoch begins: nobody's to see that all are there; None once all left."""
@@ -204,7 +212,14 @@ class Coordinator:
         now = time.monotonic()
         for rank in participants:
             self._given[rank] = now
-        for rank in set(self._links) - set(self.left_out):
+        members = set(self._links) - set(self.left_out)
+        is_long = sum_seconds > much_more(max(self._links[rank] for rank in members))
+        self._long_sums = self._long_sums + 1 if is_long else 0
+        if self._long_sums == self._measures_after:
+            # A link may carry less than it did. Where it does not, that is asked ever more rarely.
+            self._measured, self._long_sums = False, 0
+            self._measures_after *= 2
+        for rank in members:
             # The sum takes as long as the slowest of them needs.
             self._links[rank] = min(self._links[rank], sum_seconds)
         self._silent = now
@@ -233,8 +248,7 @@ class Coordinator:
             return
         fastest = set(self._fastest(there))
         others = [self._links[rank] for rank in fastest - set(self.left_out)]
-        most = max(others, default=math.inf)
-        least = max(SLOW * most, most + SLOW_SECONDS)
+        least = much_more(max(others, default=math.inf))
         slow = [
             rank
             for rank in there
@@ -246,6 +260,7 @@ class Coordinator:
         slow = [rank for rank in slow if self._machines[rank] not in of_others]
         if not slow:
             return
+        self._measures_after = LONG_SUMS
         # The members change: all of the old ones must have their sums.
         self._confirm()
         for rank in slow:
@@ -318,6 +333,11 @@ class Noise:
             return len(_fanin.participation(took, len(took), 1.0, variance, square))
         except ValueError:  # the noise of all together is above what is to be reached
             return len(took)
+
+
+def much_more(seconds: float) -> float:
+    """Return how long a slow link takes at least, by that."""
+    return max(SLOW * seconds, seconds + SLOW_SECONDS)
 
 
 def silence(ranks: list[int], waited: float) -> AllReduceTimeout:
