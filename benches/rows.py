@@ -343,7 +343,7 @@ def _tail(size: int, words: str, repeat: int) -> Command:
     )
 
 
-TAILS = [_tail(64_000, "64 kB", 1000), _tail(250_000, "250 kB", 600), _tail(MB, "1 MB", 100)]
+TAILS = [_tail(64_000, "64 kB", 1000), _tail(250_000, "250 kB", 600), _tail(MB, "1 MB", 200)]
 """A burst of losses meets one sum of 64 kB in twenty: few sums do not show the slowest hundredth.
 Without segmentation offload a bucket of 1 MB takes two cores 21 ms and more, and links of 1 Gbit/s
 8 ms: there they would show the processor. After a pause a shaped link of the laboratory carries

@@ -202,9 +202,9 @@ class Client:
 
     @property
     def machines(self) -> list[int]:
-        """Of each rank the machine whose ranks sum first, by number; each its own where none do.
+        """The number of each rank's machine: the same on all ranks.
 
-        The same on all ranks.
+        If no ranks sum first, each rank counts as a machine.
         """
 
     @property

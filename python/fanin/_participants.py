@@ -21,7 +21,8 @@ def current() -> Sequence[int] | None:
 def among(ranks: Sequence[int] | None) -> Iterator[None]:
     """Let these ranks alone sum what this thread begins within; None: as was said before.
 
-    All ranks begin the same within the same set. The others send nothing, and keep what they have.
+    All ranks begin the same within the same set. The others contribute nothing, and keep what they
+    have.
     A set may differ from the one before only once all ranks of that one have its sums.
     """
     token = _current.set(_current.get() if ranks is None else ranks)

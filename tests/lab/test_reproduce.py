@@ -13,7 +13,7 @@ import pytest
 import torch
 from fanin_lab.papers import ReproduceError, command, goat, training
 from fanin_lab.papers.atp import PAPER, setting
-from fanin_lab.papers.dlcp import trained
+from fanin_lab.papers.dlcp import completion, speed, trained
 from fanin_lab.papers.finding import (
     Experiment,
     Finding,
@@ -218,6 +218,28 @@ def test_slots_losses_and_scaled_integers_are_as_in_switchml(tmp_path: Path) -> 
 
 
 # The figures are those of the DLCP paper (arXiv, 2020).
+
+
+SWEPT = [
+    *(
+        (f"speed {change}", speed.scenario("dlcp", "resnet50", 10, 1.0, **change))
+        for change in speed.SWEPT
+    ),
+    *(
+        (f"completion {change}", completion.scenario("dlcp", "resnet50", 72, None, **change))
+        for change in completion.SWEPT
+    ),
+]
+
+
+@pytest.mark.parametrize("scenario", [swept for _, swept in SWEPT], ids=[name for name, _ in SWEPT])
+def test_what_is_swept_of_dlcp_is_a_scenario(scenario: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "swept.toml"
+    # It is read whole, and then stopped at once.
+    file.write_text(toml(own_tables({**scenario, "until": "1us"})))
+    line = [sys.executable, "-m", "fanin", "sim", str(file)]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert "unfinished jobs" in ended.stderr, ended.stderr
 
 
 def test_losses_cost_epochs_as_in_dlcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,8 +102,11 @@ def of_unlike(me: Me) -> tuple[str, str]:
     return "", ""
 
 
-def test_unlike_participants_end_the_job_with_names(launch: Launch, goat: str) -> None:
-    for kind, text in launch(by_goat, 3, of_unlike, at=goat).results():
+@pytest.mark.parametrize("where", [by_goat, two_to_a_machine], ids=["ranks", "machines"])
+def test_unlike_participants_end_the_job_with_names(
+    launch: Launch, goat: str, where: Callable[..., Any]
+) -> None:
+    for kind, text in launch(where, 3, of_unlike, at=goat).results():
         # Rank 2 takes no part in what it began, and has nothing to wait for.
         assert (kind, "disagree about who takes part" in text) in {
             ("CollectiveMismatch", True),
@@ -266,27 +269,48 @@ def test_who_has_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_for_it
     assert results[0]["sent"] > 0
 
 
-def with_one_slow_rank(me: Me) -> bool:
-    def slow(coordinator: Coordinator) -> None:
-        coordinator._links = Fixed(dict.fromkeys(range(coordinator._size), 0.001) | {3: 5.0})
-
-    Coordinator._measure_links = slow  # type: ignore[method-assign, assignment]
+def with_links(me: Me, links: dict[int, float]) -> bool:
+    """Whether this rank is left out, where gradients take so long as rank 0 measures them."""
+    Carrier.seconds = lambda _carrier, rank, *_: links[rank]  # type: ignore[method-assign]
     me.init()
     model = layer(0)
     optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
-    for _ in range(20):
-        optimizer.zero_grad()
-        give(model, 1.0)
-        optimizer.step()
-    # All have given gradients by now, and could be left out.
+    for steps in (1, 20):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            give(model, 1.0)
+            optimizer.step()
+        # All have given a gradient by now, and may be left out after that.
+        me.say(optimizer._carried is not None)
+        me.hear()
     optimizer.close()
-    return optimizer._is_left_out
+    return bool(optimizer._is_left_out)
 
 
-def test_a_rank_whose_machine_sends_anyway_is_not_left_out(launch: Launch, goat: str) -> None:
-    alone = launch(by_goat, 4, with_one_slow_rank, at=goat).results()
-    assert alone == [False, False, False, True]
-    assert not any(launch(two_to_a_machine, 4, with_one_slow_rank, at=goat).results())
+@pytest.mark.parametrize(
+    ("where", "links", "outside"),
+    [
+        (by_goat, {1: 0.001, 2: 0.001, 3: 5.0}, [3]),
+        # Its machine sends a sum anyway.
+        (two_to_a_machine, {2: 0.001, 3: 5.0}, []),
+        # All links are alike. Rank 1 is on the machine of rank 0, which does not measure it.
+        (two_to_a_machine, {2: 0.5, 3: 0.5}, []),
+        (by_goat, {1: 0.0001, 2: 0.5, 3: 0.5}, [2, 3]),
+    ],
+)
+def test_slow_ranks_are_left_out_and_of_machines_none_or_all(
+    launch: Launch,
+    goat: str,
+    where: Callable[..., Any],
+    links: dict[int, float],
+    outside: list[int],
+) -> None:
+    ranks = launch(where, 4, with_links, links, at=goat)
+    for _ in range(2):
+        assert [ranks.hear(rank) for rank in range(4)] == [True] * 4
+        for rank in range(4):
+            ranks.tell(rank, "on")
+    assert [rank for rank, is_out in enumerate(ranks.results()) if is_out] == outside
 
 
 def with_a_link_that_becomes_slow(me: Me) -> list[bool]:

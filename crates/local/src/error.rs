@@ -130,6 +130,13 @@ impl std::fmt::Display for Submission {
             Pattern::Broadcast(root) => write!(f, " of rank {}", root.0)?,
             Pattern::AllReduce => {}
         }
+        if self.participants != Participants::ALL {
+            let ranks = (0..u16::MAX).filter(|rank| {
+                self.participants.0.checked_shr((*rank).into()).is_some_and(|bits| bits & 1 != 0)
+            });
+            let ranks: Vec<_> = ranks.collect();
+            write!(f, " of ranks {ranks:?}")?;
+        }
         write!(f, " ({} {})", self.kind.name().replace('_', "-"), self.number)
     }
 }

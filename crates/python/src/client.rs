@@ -161,8 +161,8 @@ impl Client {
         self.membership.with_session(Session::encrypts).unwrap_or_default()
     }
 
-    /// Of each rank the machine whose ranks sum first, by number; each its own where none do. The same
-    /// on all ranks.
+    /// The number of each rank's machine: the same on all ranks. If no ranks sum first, each rank
+    /// counts as a machine.
     #[getter]
     fn machines(&self) -> Vec<usize> {
         let machines = self.membership.with_session(|session| session.machines().map(<[usize]>::to_vec));
@@ -211,7 +211,7 @@ impl Client {
     /// the same.
     ///
     /// `participants` are the ranks that sum, and get the sum; None is all. The others submit the
-    /// same, send nothing, and keep what they have. A set may differ from the one before only once
+    /// same, contribute nothing, and keep what they have. A set may differ from the one before only once
     /// all ranks of that one have its sums.
     ///
     /// Raises `Closed`, and `ValueError` for what cannot be: a collective or dtype that the job does

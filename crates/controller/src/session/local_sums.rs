@@ -23,6 +23,11 @@ const ROOTS_MAX: u32 = 1 + u8::MAX as u32;
 /// Most ranks of a job of which a part can sum alone: a set has a bit for each.
 const PARTICIPANTS_MAX: u32 = u128::BITS;
 
+/// What the first rank of a machine tells the others of the job over machines.
+const HAS_ROOTS: u32 = 1;
+const HAS_PARTICIPANTS: u32 = 2;
+const ENCRYPTS: u32 = 4;
+
 /// A rank's sums with its machine's.
 pub(super) struct LocalSums {
     pub sum: Arc<LocalSum>,
@@ -55,12 +60,16 @@ impl LocalSums {
         let services = services.map(Arc::new);
         if let Some(services) = &services {
             let shared = &services.shared;
-            let found = [shared.has_roots(), shared.has_participants(), shared.encrypts()];
-            memory.tell((0..).zip(found).map(|(bit, is_so)| u32::from(is_so) << bit).sum());
+            let found = [
+                (shared.has_roots(), HAS_ROOTS),
+                (shared.has_participants(), HAS_PARTICIPANTS),
+                (shared.encrypts(), ENCRYPTS),
+            ];
+            memory.tell(found.into_iter().filter(|(is_so, _)| *is_so).map(|(_, bit)| bit).sum());
         }
         // Alike on all machines: all have the same services.
         let failed = || services.as_ref()?.shared.failure();
-        let told = if group.networked { hear(&memory, failed, cancel)? } else { 1 };
+        let told = if group.networked { hear(&memory, failed, cancel)? } else { HAS_ROOTS };
         let network = |services: &Arc<Services>| Box::new(Column(Arc::clone(services))) as Box<dyn Network>;
         let network = services.as_ref().map(network);
         let machines = ranks.machines.clone();
@@ -70,9 +79,9 @@ impl LocalSums {
         if let Some(services) = &services {
             tell_of_failure(&services.shared, &sum);
         }
-        let has_roots = told & 1 != 0 && world_size <= ROOTS_MAX;
-        let has_participants = told & 2 != 0 && world_size <= PARTICIPANTS_MAX;
-        let encrypts = told & 4 != 0;
+        let has_roots = told & HAS_ROOTS != 0 && world_size <= ROOTS_MAX;
+        let has_participants = told & HAS_PARTICIPANTS != 0 && world_size <= PARTICIPANTS_MAX;
+        let encrypts = told & ENCRYPTS != 0;
         let columns = group.columns.max(1);
         let here = group.ranks;
         let local = Self {

@@ -186,8 +186,7 @@ impl Session {
         }
     }
 
-    /// Of each rank of the job the machine whose ranks sum first; `None` where none do. Alike on all
-    /// ranks.
+    /// The number of each rank's machine; `None` where no ranks sum first. Alike on all ranks.
     #[must_use]
     pub fn machines(&self) -> Option<&[usize]> {
         self.local.as_ref().map(|local| local.machines.as_slice())

@@ -42,15 +42,15 @@ SWEPT: list[dict[str, Any]] = [
     {"draw": "once"},
     {"batch": 32},
     {"core": "400Gbit"},
-    {"threshold": "100kB"},
-    {"threshold": "200kB"},
-    {"threshold": "400kB"},
+    {"threshold": "10kB"},
+    {"threshold": "60kB"},
+    {"threshold": "120kB"},
     {"step": 0.1},
     {"demotion": ["20kB", "200kB", "1MB"]},
 ]
 OVER = (
     "a tensor's server drawn by each worker or once for all, 32 or 128 samples a worker, links to "
-    "the core of 100 or 400 Gbit/s, DLCP's first threshold at 30 to 400 kB and the next ones 0.5 "
+    "the core of 100 or 400 Gbit/s, DLCP's first threshold at 10 to 120 kB and the next ones 0.5 "
     "or 0.1 of it apart, two sets of PIAS's"
 )
 SHORT = {"rto": "250us", "initial_window": "1065kB"}

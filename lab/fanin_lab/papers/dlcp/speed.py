@@ -49,14 +49,14 @@ SWEPT: list[dict[str, Any]] = [
     {"partition": "1MB"},
     {"threshold": "100kB"},
     {"threshold": "400kB"},
-    {"threshold": "1MB"},
+    {"threshold": "900kB"},
     {"step": 0.1},
     {"divide_above": "100kB"},
 ]
 """What the paper does not give, at ten workers and ResNet-50."""
 OVER = (
     "5, 10 or 20 TFLOP/s a GPU, ByteScheduler's pieces of 4 or 1 MB and four of them on their way, "
-    "DLCP's first threshold at 30 kB to 1 MB and the next ones 0.5 or 0.1 of it apart, tensors "
+    "DLCP's first threshold at 30 to 900 kB and the next ones 0.5 or 0.1 of it apart, tensors "
     "divided among its servers above 4 MB or 100 kB"
 )
 QUIET = "1600us"

@@ -131,7 +131,7 @@ class Channel:
 
     @property
     def machines(self) -> list[int]:
-        """Of each rank the machine whose ranks sum first: the same answer on every rank."""
+        """The number of each rank's machine, if its ranks sum first: alike on every rank."""
         return [] if self._client is None else self._client.machines
 
     @property

@@ -331,7 +331,7 @@ class FaninBackend(DelegatingBackend):
 
     @property
     def machines(self) -> list[int]:
-        """Of each rank the machine whose ranks sum first."""
+        """The number of each rank's machine, if its ranks sum first."""
         return self._channel.machines
 
     @property

@@ -10,7 +10,7 @@ parameters, so that all copies are equal, and no machine has a server's load. Wh
 decides (`coordinator`): it hears who is ready, and tells all.
 
 Ranks whose links are slow take part in no sum, where a protocol knows sums of a part of the ranks
-(GOAT, if each machine has one rank). Rank 0 is the server of these (`left_out`).
+(GOAT). Rank 0 is the server of these (`left_out`).
 """
 
 from __future__ import annotations

@@ -164,15 +164,18 @@ class Coordinator:
             return
         self._measured = True
         begun = time.monotonic()
-        members = [rank for rank in range(1, self._size) if rank not in self.left_out]
-        for rank in members:
+        # The way to ranks of rank 0's own machine is none of their links.
+        here = [rank for rank in range(self._size) if self._machines[rank] == self._machines[0]]
+        measured = [rank for rank in range(self._size) if rank not in {*here, *self.left_out}]
+        for rank in measured:
 
             def ask(size_bytes: int, rank: int = rank) -> None:
                 self._words.tell_one(rank, Sample(rank, size_bytes))
 
             self._links[rank] = self._carrier.seconds(rank, ask, self._model_bytes, self._timeout)
-        # Its own cannot be slower than the fastest of these.
-        self._links[0] = min((self._links[rank] for rank in members), default=0.0)
+        # Their link cannot be slower than the fastest of these.
+        least = min((self._links[rank] for rank in measured), default=0.0)
+        self._links |= dict.fromkeys(here, least)
         took = time.monotonic() - begun
         self._given = {rank: since + took for rank, since in self._given.items()}
 

@@ -60,12 +60,16 @@ class Request:
 
     def gives(self, part: int, rank: int) -> bool:
         """Whether a rank's memory of a part is read."""
+        if not self._takes_part(rank):
+            return False
         if self.collective == "broadcast":
             return rank == self.root
         return self.collective != "all_gather" or part == rank
 
     def gets(self, part: int, rank: int) -> bool:
         """Whether a rank's memory of a part is written to."""
+        if not self._takes_part(rank):
+            return False
         match self.collective:
             case "all_reduce":
                 return True
@@ -75,6 +79,9 @@ class Request:
                 return part == rank
             case _:
                 return not self.gives(part, rank)
+
+    def _takes_part(self, rank: int) -> bool:
+        return self.participants is None or rank in self.participants
 
     def submit(self, client: _fanin.Client, kept: Kept, notify: bool) -> _fanin.Pending:
         """Start it. `kept` holds the memory until it is over."""
