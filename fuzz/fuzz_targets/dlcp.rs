@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig, Ring, Server, ServerJob, Worker};
+use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig, Ring, Server, ServerJob, Worker, WorkerPlan};
 use fanin_protocol::{Elements, Endpoint, Instant, RetransmissionConfig, Summer, Tensor, Verdict, WorkerMachine};
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Key, Kind, LossBound,
@@ -55,6 +55,7 @@ fn config() -> JobConfig {
             ceiling: Duration::from_millis(50),
         },
         paths: 2,
+        resumes_at: None,
     }
 }
 
@@ -157,6 +158,17 @@ fuzz_target!(|bytes: &[u8]| {
             1 if operation[7] == 253 => {
                 server.abort_job(JobId(1), AbortReason::SwitchStopped);
                 server.add_job(ServerJob::from(config())).expect("within its limits");
+                continue;
+            }
+            // The server has lost its memory; a worker may be told anything of where the job is.
+            1 if operation[7] == 249 => {
+                let counted = worker.suspend()[0];
+                let resumes_at = FlowId(counted.wrapping_sub(u32::from(operation[2] & 3)));
+                server = Server::new(ShardId(0));
+                let job = ServerJob { resumes_at: vec![resumes_at], ..ServerJob::from(config()) };
+                server.add_job(job).expect("within its limits");
+                let config = JobConfig { resumes_at: Some(resumes_at), ..config() };
+                worker.resume(now, WorkerPlan { config, place: WorkerId(0), server: 9 });
                 continue;
             }
             2 if operation[7] > 230 => {

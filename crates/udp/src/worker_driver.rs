@@ -315,8 +315,8 @@ impl WorkerDriver {
         (0..self.services.len()).flat_map(of_service).collect()
     }
 
-    /// Stops sending to a service and taking from it, because it is gone; what is outstanding waits. Returns for each of its shards how
-    /// many exchanges each slot has completed, wrapping.
+    /// Stops sending to a service and taking from it, because it is gone; what is outstanding waits. Returns for each of its shards what
+    /// the protocol counts ([`WorkerMachine::suspend`]).
     #[must_use]
     pub fn suspend(&self, service: usize) -> Vec<Vec<u32>> {
         let shards = self.services[service].shards;

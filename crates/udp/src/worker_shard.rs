@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Fail(Failure),
     Statistics(SyncSender<ThreadStatistics>),
     Stop,
-    /// A lane stops sending and taking. Says how many exchanges each slot has completed.
+    /// A lane stops sending and taking. Says what its protocol counts.
     Suspend {
         place: usize,
         reply: SyncSender<Vec<u32>>,

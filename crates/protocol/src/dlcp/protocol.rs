@@ -15,7 +15,7 @@ use super::flow_plan::FlowPlan;
 use super::{JobConfig, Server, ServerJob, WORKERS_MAX, Worker, WorkerPlan};
 use crate::control::{
     Agreed, Counted, Gathered, JoinRequest, Limits, Malformed, Memory, Protocol, Refusal, Relayed, Resume,
-    Seats, Terms, narrow, read,
+    ResumeField, Seats, Terms, narrow, read,
 };
 use crate::machine::{Address, JobIdentity, Tensor};
 use crate::machines::{Machines, OwnChoices, Peers, WorkerTerms, check_place};
@@ -102,13 +102,26 @@ impl RankTerms {
     }
 }
 
-/// By shard, the first flow that one of these ranks lacks sums of. None lacks one that is long over.
-fn resumes_at(ranks: &[&Resume]) -> Vec<u32> {
-    let Some(first) = ranks.first() else { return Vec::new() };
+/// By shard, the first flow that one of these ranks lacks sums of.
+fn resumes_at(ranks: &[&Resume]) -> Result<Vec<u32>, Refusal> {
+    let Some(first) = ranks.first() else { return Ok(Vec::new()) };
     let of_shard = |shard: usize| ranks.iter().filter_map(move |rank| rank.completed[shard].first().copied());
-    // Numbers wrap.
-    let earlier = |one: u32, other: u32| if one.wrapping_sub(other).cast_signed() < 0 { one } else { other };
-    (0..first.completed.len()).map(|shard| of_shard(shard).reduce(earlier).unwrap_or_default()).collect()
+    let earliest = |shard: usize| {
+        // Numbers wrap: they are compared with one of them.
+        let ahead = |flow: u32| flow.wrapping_sub(first.completed[shard][0]).cast_signed();
+        let (least, most) = (
+            of_shard(shard).min_by_key(|flow| ahead(*flow)),
+            of_shard(shard).max_by_key(|flow| ahead(*flow)),
+        );
+        let (least, most) = (least.unwrap_or_default(), most.unwrap_or_default());
+        if most.wrapping_sub(least) > 3 * u32::from(first.in_flight) {
+            let behind = of_shard(shard).position(|flow| flow == least).unwrap_or_default() as u32;
+            let field = ResumeField::Counts;
+            return Err(Refusal::ResumeMismatch { rank: behind, field, rank_has: least, job_has: most });
+        }
+        Ok(least)
+    };
+    (0..first.completed.len()).map(earliest).collect()
 }
 
 impl Protocol for Dlcp {
@@ -154,6 +167,7 @@ impl Protocol for Dlcp {
         let words = CHUNK_ELEMENTS.into_iter().rev().map(|words| words as u16);
         let fits = |words: &u16| *words <= ranks.elements && FlowPlan::fits(workers, *words);
         let resumes = ranks.resumes();
+        let resumes_at = resumes_at(&resumes)?;
         let elements = match resumes.first() {
             // What its ranks have is in such blocks.
             Some(resume) => resume.elements,
@@ -179,7 +193,7 @@ impl Protocol for Dlcp {
             line_rate_bps: flows.line_rate_bps,
             paths: flows.paths.into(),
             window_blocks: flows.window_blocks,
-            resumes_at: resumes_at(&resumes),
+            resumes_at,
         };
         let part = part.encode_to_vec();
         let ranks = (0..workers).map(|_| part.clone()).collect();

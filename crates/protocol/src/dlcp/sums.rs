@@ -295,7 +295,7 @@ const fn words_of(bytes: usize) -> usize {
     bytes.div_ceil(4).next_multiple_of(WORDS_MULTIPLE)
 }
 
-/// Writes as many of the words' bytes as there is room for.
+/// Reads words from as many bytes as there are; the rest of the last one is zeros.
 fn read_words(payload: &[u8], words: &mut [i32]) {
     let word = |bytes: &[u8]| {
         let mut whole = [0; 4];
@@ -305,6 +305,7 @@ fn read_words(payload: &[u8], words: &mut [i32]) {
     words.iter_mut().zip(payload.chunks(4)).for_each(|(out, bytes)| *out = word(bytes));
 }
 
+/// Writes as many of the words' bytes as there is room for.
 fn write_words(words: &[i32], payload: &mut [u8]) {
     let (whole, rest) = payload.split_at_mut(payload.len() / 4 * 4);
     let (words, next) = words.split_at(whole.len() / 4);

@@ -7,7 +7,7 @@
 //! The way back needs no rendezvous, as a worker that pushes a flow waits for its sums.
 //!
 //! If the server loses its memory, all workers begin again at the first flow that one of them lacks
-//! sums of. Its blocks are what they were, but those that have their sum, which is handed back.
+//! sums of. A worker sends its own block again, or the sum if it has it.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -50,7 +50,7 @@ pub struct Worker<A, T> {
     kept: VecDeque<Flow>,
     /// The last flow that all workers have begun: it has sums.
     begun: FlowId,
-    /// Memory that kept a flow which nobody lacks.
+    /// Memory of flows that nobody lacks.
     spare: Vec<Vec<u8>>,
     /// Complete flows whose end the server has not confirmed.
     finishing: VecDeque<(FlowId, Receiver)>,
@@ -87,7 +87,8 @@ struct Flow {
     is_complete: bool,
     /// Which way its start went last.
     start_path: u8,
-    /// What its server may have to be told again. The tensor has been given back once it is whole.
+    /// What its server may have to be told again. Once it is whole in all flows of the tensor, the
+    /// tensor is given back.
     kept: Kept,
 }
 
@@ -193,7 +194,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             if flow.kept.is_empty() {
                 flow.kept = Kept::new(flow.blocks, config.block_bytes());
                 if flow.start.collective.wire_dtype != WireDtype::Native {
-                    flow.kept = core::mem::take(&mut flow.kept).beside(spare.pop().unwrap_or_default());
+                    flow.kept.lie_beside(spare);
                 }
             }
             flow.push = Some(Sender::announcing(flow.start, flow.blocks, config.rate));
@@ -651,7 +652,11 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         self.finishing.clear();
         self.confirms.clear();
         self.waiting = Waiting::new(self.config.retransmission);
-        if !self.go_back(resumes_at.unwrap_or(FlowId(0))) {
+        let goes_on = match resumes_at {
+            Some(flow) => self.go_back(flow),
+            None => self.begin_anew(),
+        };
+        if !goes_on {
             self.core.end(AbortReason::SwitchStopped);
             return;
         }
@@ -660,6 +665,8 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
 
     fn abandon(&mut self) -> impl Iterator<Item = T> {
         self.flows.clear();
+        self.kept.clear();
+        self.spare.clear();
         self.core.abandon()
     }
 

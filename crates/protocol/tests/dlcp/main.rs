@@ -65,6 +65,13 @@ fn every_seed_keeps_every_rule_when_its_server_loses_its_memory() {
 }
 
 #[test]
+fn after_a_crash_the_bound_holds_again_for_what_nobody_can_have_begun() {
+    let tensors = vec![(3000, Op::Average); 20];
+    let case = Case { bound: percent(30), data_loss: 100, crashes: 1, crash_us: 1, tensors, ..Case::plain() };
+    assert!(play(case).done(0, 19).expect("it is done").loss.lost > 0);
+}
+
+#[test]
 fn without_loss_nothing_is_sent_twice_and_nothing_is_missing() {
     let world = play(Case { bound: percent(10), ..Case::plain() });
     let loss = loss(&world);

@@ -31,7 +31,7 @@ pub fn preamble(kind: Kind, worker: u8) -> Preamble {
     Preamble { kind, job: JobId(3), generation: Generation(0), worker: WorkerId(worker), shard: ShardId(0) }
 }
 
-fn collective(elements: u32) -> Collective {
+pub fn collective(elements: u32) -> Collective {
     Collective {
         sequence: 0,
         dtype: Dtype::Float32,
@@ -88,7 +88,7 @@ pub fn answers(server: &mut Server<u16>) -> Vec<Vec<u8>> {
     answers_at(Instant(0), server)
 }
 
-fn answers_at(now: Instant, server: &mut Server<u16>) -> Vec<Vec<u8>> {
+pub fn answers_at(now: Instant, server: &mut Server<u16>) -> Vec<Vec<u8>> {
     let mut train = vec![0; 65536];
     let mut packets = vec![];
     while let Some(sent) = server.poll_transmit(now, &mut train) {

@@ -4,14 +4,25 @@ use fanin_protocol::dlcp::{JobConfig, Server, ServerJob, Worker, WorkerPlan};
 use fanin_protocol::{Endpoint, Instant, Reason, Summer, Verdict, WorkerEvent, WorkerMachine};
 use fanin_testworld::Numbered;
 use fanin_wire::{
-    AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Kind, LossBound, Op, Preamble, ShardId,
-    Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
+    AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Kind, LossBound, Op,
+    Pattern, Preamble, ShardId, Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
 };
 
 use crate::case::KEY;
 use crate::packets::{
-    answers, block, config, dropped, preamble, server, signal, start, take, tensor, worker,
+    answers, answers_at, block, collective, config, dropped, preamble, server, signal, start, take, tensor,
+    worker,
 };
+
+/// A sum that worker 0 hands back.
+fn handed(flow: u32, number: u32, contributions: u16, elements: usize) -> Vec<u8> {
+    let tag = Tag { priority: 1, important: true, path: 0 };
+    let (flow, round) = (FlowId(flow), 0);
+    let header = BlockHeader { flow, block: number, round, tag, contributions, last: false, restored: true };
+    let mut bytes = vec![0; block_packet_bytes(4 * elements)];
+    BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, 0), &header, |payload| payload.fill(7));
+    bytes
+}
 
 #[test]
 fn a_worker_whose_server_forgot_begins_again_where_the_slowest_is_and_hands_its_sums_back() {
@@ -80,15 +91,6 @@ fn a_worker_whose_server_forgot_begins_again_where_the_slowest_is_and_hands_its_
 
 #[test]
 fn a_sum_that_is_handed_back_is_the_sum_whatever_else_comes() {
-    let handed = |flow: u32, number: u32, contributions: u16, elements: usize| {
-        let tag = Tag { priority: 1, important: true, path: 0 };
-        let (flow, round) = (FlowId(flow), 0);
-        let header =
-            BlockHeader { flow, block: number, round, tag, contributions, last: false, restored: true };
-        let mut bytes = vec![0; block_packet_bytes(4 * elements)];
-        BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, 0), &header, |payload| payload.fill(7));
-        bytes
-    };
     let whole = |worker, flow| {
         let start = Start { bound: LossBound::RELIABLE, ..start(64) };
         (signal(worker, flow, 0, Signal::Start(start)), Verdict::Absorb)
@@ -124,4 +126,60 @@ fn a_sum_that_is_handed_back_is_the_sum_whatever_else_comes() {
         .collect();
     assert_eq!(sums.iter().filter(|sum| **sum == (0, 1, vec![7; 128])).count(), 2, "{sums:?}");
     assert_eq!(sums.iter().filter(|sum| **sum == (1, 0, vec![])).count(), 2, "{sums:?}");
+}
+
+/// A worker that has sent nothing of a block whose sum another one hands back owes nothing.
+#[test]
+fn a_block_that_is_handed_back_is_asked_of_nobody() {
+    let mut server = Server::new(ShardId(0));
+    let resumes_at = vec![FlowId(0)];
+    server.add_job(ServerJob { resumes_at, ..ServerJob::from(config()) }).expect("within its limits");
+    let begins = |worker| {
+        let start = Start { bound: LossBound::RELIABLE, ..start(64) };
+        (signal(worker, 0, 0, Signal::Start(start)), Verdict::Absorb)
+    };
+    // Worker 1 comes before the one sum, and after the other.
+    take(
+        &mut server,
+        &[
+            begins(0),
+            (handed(0, 0, 2, 32), Verdict::Multicast),
+            begins(1),
+            (handed(0, 1, 2, 32), Verdict::Multicast),
+            (signal(1, 0, 0, Signal::Stop), dropped(Reason::Duplicate)),
+        ],
+    );
+    let later = Instant(1_000_000_000);
+    server.handle_timeout(later);
+    let asked = answers_at(later, &mut server).iter().any(|packet| {
+        let preamble = Preamble::parse(packet).expect("ours");
+        preamble.kind == Kind::Signal
+            && matches!(SignalPacket::parse(preamble, packet).expect("ours").signal, Signal::Request { .. })
+    });
+    assert!(!asked);
+    assert_eq!(server.job_progress(JobId(3)).expect("it is there").waiting_for, [0, 0]);
+}
+
+/// Integers are all there, and who only gives has no sum.
+#[test]
+fn a_sum_that_nobody_can_have_is_not_taken() {
+    let mut server = Server::new(ShardId(0));
+    let resumes_at = vec![FlowId(0)];
+    server.add_job(ServerJob { resumes_at, ..ServerJob::from(config()) }).expect("within its limits");
+    let of = |collective: Collective| {
+        let (elements, bound) = (collective.elements, LossBound::RELIABLE);
+        Start { collective, elements, bound, ..start(64) }
+    };
+    let integers = of(Collective { dtype: Dtype::Int64, ..collective(32) });
+    let for_another = of(Collective { pattern: Pattern::Reduce(WorkerId(1)), ..collective(64) });
+    take(
+        &mut server,
+        &[
+            (signal(0, 0, 0, Signal::Start(integers)), Verdict::Absorb),
+            (handed(0, 0, 1, 32), dropped(Reason::OutOfRange)),
+            (handed(0, 0, 2, 32), Verdict::Multicast),
+            (signal(0, 1, 0, Signal::Start(for_another)), Verdict::Absorb),
+            (handed(1, 0, 2, 32), dropped(Reason::OutOfRange)),
+        ],
+    );
 }

@@ -265,6 +265,15 @@ impl Receiver {
         looked
     }
 
+    /// A block need not come any more: its sum is known.
+    pub(in crate::dlcp) fn forgo(&mut self, now: Instant, block: u32) {
+        if !self.has(block) {
+            self.strike_off(block);
+            self.lacks -= 1;
+            self.judge(now);
+        }
+    }
+
     /// A block said that it is the last of a round.
     pub(in crate::dlcp) fn take_last(&mut self, now: Instant, round: u16, waiting: &mut Waiting) {
         if self.state == State::Receiving && round == self.round && self.stopped.is_none() {

@@ -63,8 +63,14 @@ impl Flow {
     ) {
         let blocks = if start.has_blocks { self.blocks } else { 0 };
         let is_answered = self.pulls[usize::from(worker.0)].is_some();
-        let new = || Receiver::new(blocks, start.bound, config).answered(is_answered);
-        self.pushes[usize::from(worker.0)].get_or_insert_with(new).take_start(now);
+        let push = &mut self.pushes[usize::from(worker.0)];
+        if push.is_none() {
+            let mut new = Receiver::new(blocks, start.bound, config).answered(is_answered);
+            let closed = (0..blocks).filter(|block| self.sums.is_closed(*block));
+            closed.for_each(|block| new.forgo(now, block));
+            *push = Some(new);
+        }
+        push.iter_mut().for_each(|push| push.take_start(now));
         self.close_what_is_decided(worker);
     }
 
@@ -88,16 +94,16 @@ impl Flow {
             reason => reason,
         })?;
         if is_late {
+            self.close_what_is_decided(worker);
             return Err(Reason::Stale);
+        }
+        if restored {
+            self.restore(now, block, contributions, payload);
+            return Ok(());
         }
         let looked = push.let_go_before(now, block, tag.path);
         let is_at_its_end = push.is_finished() && !was_finished;
-        if restored {
-            let workers = self.pushes.len() as u16;
-            let expected = self.start.collective.pattern.contributions(workers);
-            self.sums.restore(block, (contributions, expected), payload);
-            self.closed(block);
-        } else if self.is_decided(block, worker.bit()) {
+        if self.is_decided(block, worker.bit()) {
             self.close(block, Some((worker, payload)));
         } else {
             self.sums.contribute(block, worker, payload);
@@ -108,6 +114,16 @@ impl Flow {
             looked.for_each(|block| self.close_if_decided(block));
         }
         Ok(())
+    }
+
+    /// Takes a sum that a worker hands back. Nobody needs to contribute to it again.
+    fn restore(&mut self, now: Instant, block: u32, contributions: u16, payload: &[u8]) {
+        let workers = self.pushes.len() as u16;
+        let expected = self.start.collective.pattern.contributions(workers);
+        self.sums.restore(block, (contributions, expected), payload);
+        self.closed(block);
+        self.pushes.iter_mut().flatten().for_each(|push| push.forgo(now, block));
+        (0..workers).for_each(|place| self.close_what_is_decided(WorkerId(place as u8)));
     }
 
     /// A block said that it is the last that a worker sends in this round.

@@ -5,8 +5,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 use fanin_wire::{
-    Abort, AbortReason, BlockHeader, BlockPacket, FlowId, Generation, Key, Kind, LossBound, PRIORITIES,
-    Preamble, Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
+    Abort, AbortReason, BlockHeader, BlockPacket, Collective, FlowId, Generation, Key, Kind, LossBound,
+    PRIORITIES, Preamble, Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
 };
 
 use super::addresses::Addresses;
@@ -161,7 +161,7 @@ impl<A: Copy> Job<A> {
         let flow = flows.get_mut(at).and_then(Option::as_mut).ok_or(Reason::Unannounced)?;
         let Start { collective, elements, .. } = flow.start;
         let may_be = match header.restored {
-            true => config.is_made_again(header.flow) && header.contributions <= config.workers,
+            true => config.is_made_again(header.flow) && may_restore(worker, &collective, &header, config),
             false => header.contributions == 1,
         };
         if header.block >= flow.blocks || !may_be {
@@ -630,6 +630,13 @@ impl<A: Copy> Job<A> {
             ..JobProgress::default()
         }
     }
+}
+
+/// Whether a worker may have a sum of so many contributions.
+fn may_restore(worker: WorkerId, collective: &Collective, header: &BlockHeader, config: &JobConfig) -> bool {
+    let expected = collective.pattern.contributions(config.workers);
+    let is_sum = header.contributions == expected || may_lose(collective) && header.contributions < expected;
+    is_sum && collective.pattern.receives(worker)
 }
 
 /// Time decides whether a job has something to send, so the server polls each job itself.

@@ -12,6 +12,9 @@ use super::{Flow, Worker, id_of, is_after, pull};
 use crate::dlcp::config::JobConfig;
 use crate::machine::{Tensor, TensorTimes};
 
+/// Buffers for flows that are to be kept.
+const SPARE_MAX: usize = 4;
+
 /// What is kept of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
@@ -41,11 +44,13 @@ impl Kept {
         Self { held: vec![Held::Nothing; blocks as usize], count: 0, block_bytes, bytes: Vec::new() }
     }
 
-    /// The same beside the tensor, in memory that held something else.
-    pub(super) fn beside(mut self, spare: Vec<u8>) -> Self {
-        self.bytes = spare;
-        self.bytes.resize(self.held.len() * self.block_bytes, 0);
-        self
+    /// Lets what is kept lie beside the tensor, in memory that held something as long.
+    pub(super) fn lie_beside(&mut self, spare: &mut Vec<Vec<u8>>) {
+        let needed = self.held.len() * self.block_bytes;
+        let fits = |spare: &Vec<u8>| (needed..=2 * needed).contains(&spare.capacity());
+        let found = spare.iter().position(fits).map(|at| spare.swap_remove(at));
+        self.bytes = found.unwrap_or_default();
+        self.bytes.resize(needed, 0);
     }
 
     /// Whether it has no blocks: its flow has not begun.
@@ -92,12 +97,12 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         if let Some((tensor, _)) = &mut finished {
             self.forget();
             let elements = tensor.elements();
-            for flow in self.kept.iter_mut().chain(&mut self.flows) {
+            let begun = self.flows.iter_mut().take_while(|flow| !flow.kept.is_empty());
+            for flow in self.kept.iter_mut().chain(begun) {
                 if flow.tensor != first_chunk || !flow.kept.is_in_tensor() {
                     continue;
                 }
-                let kept = core::mem::take(&mut flow.kept).beside(self.spare.pop().unwrap_or_default());
-                flow.kept = kept;
+                flow.kept.lie_beside(&mut self.spare);
                 let range = flow.offset..flow.offset + flow.start.elements as usize;
                 elements.copy_to(range, &mut flow.kept.bytes);
             }
@@ -111,8 +116,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         while !self.kept.is_empty() && !self.may_be_lacked() {
             let bytes = self.kept.pop_front().map(|flow| flow.kept.bytes);
             self.spare.extend(bytes.filter(|bytes| bytes.capacity() > 0));
-            // As many as are needed at once.
-            self.spare.truncate(2);
+            // For the next tensors.
+            self.spare.truncate(SPARE_MAX);
         }
     }
 
@@ -132,6 +137,13 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let all = self.kept.iter().chain(&self.flows);
         let under_way: u64 = all.take(after + 1).map(blocks).sum();
         after < 2 || after < usize::from(flows) && under_way <= window_blocks.into()
+    }
+
+    /// Begins with the first flow of a job, as nobody said where the job is. False if something has begun.
+    pub(super) fn begin_anew(&mut self) -> bool {
+        self.first = FlowId(0);
+        self.kept.clear();
+        self.flows.iter().all(|flow| flow.push.is_none())
     }
 
     /// The first flow that lacks sums.

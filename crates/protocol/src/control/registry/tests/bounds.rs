@@ -118,6 +118,19 @@ fn a_job_with_a_bound_goes_on_where_its_slowest_rank_is() {
     let part = part_of(&admission.seats, Rank(1)).expect("a part");
     let terms = dlcp::RankTerms::read(admission.identity(), Rank(1), part).expect("a sound job");
     assert_eq!(terms.resumes_at, [FlowId(u32::MAX - 1), FlowId(7)]);
+    // No worker can be so far behind another.
+    let mut registry = self::registry();
+    registry.join(super::at(0), resuming(0, 1));
+    registry.join(super::at(0), resuming(1, 1));
+    let mut behind = resuming(2, 1);
+    behind.resume.as_mut().expect("it resumes").completed[0] = vec![u32::MAX - 50];
+    let JoinDecision::Complete { outcome: Err(reason), .. } = registry.join(super::at(0), behind) else {
+        panic!("it goes on")
+    };
+    assert!(
+        matches!(reason, Refusal::ResumeMismatch { rank: 2, field: ResumeField::Counts, .. }),
+        "{reason}"
+    );
     // It counts one flow a shard.
     let mut request = resuming(0, 1);
     request.resume.as_mut().expect("it resumes").completed[0].push(0);
