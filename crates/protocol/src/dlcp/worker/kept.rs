@@ -176,3 +176,70 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fanin_wire::{
+        BlockHeader, BlockPacket, Generation, JobId, Key, Kind, LossBound, Op, Preamble, Tag, WorkerId,
+        block_packet_bytes,
+    };
+
+    use super::*;
+    use crate::dlcp::FlowPlan;
+    use crate::machine::{Elements, Endpoint, Instant, Verdict, WorkerMachine};
+
+    #[derive(Debug)]
+    struct Floats(Vec<f32>);
+
+    impl Tensor for Floats {
+        fn elements(&mut self) -> Elements<'_> {
+            Elements::Float32(&mut self.0)
+        }
+    }
+
+    #[test]
+    fn a_worker_keeps_no_more_than_others_can_lack_in_buffers_that_fit() {
+        let key = Key::new(1);
+        let flows = FlowPlan {
+            flow_blocks: 8,
+            flows: 4,
+            window_blocks: 16,
+            ..FlowPlan::new(LossBound::RELIABLE, 2, 32, 1_000_000_000)
+        };
+        let config = flows.job_config((JobId(1), key, Generation(0)), 2, 32);
+        let mut worker: Worker<u8, Floats> = Worker::new(config, WorkerId(0), 9);
+        let (mut train, mut flow) = (vec![0; 65536], 0);
+        // Long tensors of several flows and short ones by turns, one after the other.
+        for number in 0..60 {
+            let blocks = if number % 5 == 0 { 20 } else { 1 };
+            worker.submit(Floats(vec![1.0; 32 * blocks]), Op::Sum);
+            for part in (0..blocks).step_by(8) {
+                while worker.poll_transmit(Instant(number * 1_000_000_000), &mut train).is_some() {}
+                for block in 0..(blocks - part).min(8) {
+                    let preamble = Preamble { worker: WorkerId::ALL, ..worker.preamble(Kind::Block) };
+                    let (tag, block) = (Tag { priority: 1, important: true, path: 0 }, block as u32);
+                    let header = BlockHeader {
+                        flow: FlowId(flow),
+                        block,
+                        round: 0,
+                        tag,
+                        contributions: 2,
+                        last: false,
+                        restored: false,
+                    };
+                    let mut packet = vec![0; block_packet_bytes(128)];
+                    BlockPacket::write(&mut packet, key, &preamble, &header, |payload| payload.fill(0));
+                    let verdict = worker.handle_packet(Instant(number * 1_000_000_000), 9, &packet);
+                    assert_eq!(verdict, Verdict::Absorb);
+                }
+                flow += 1;
+            }
+            let blocks: u32 = worker.kept.iter().map(|flow| flow.blocks).sum();
+            assert!(worker.kept.len() <= 4 && (worker.kept.len() <= 2 || blocks <= 16), "{blocks}");
+            let kept = worker.kept.iter().map(|flow| flow.kept.bytes.capacity());
+            assert!(kept.sum::<usize>() <= 2 * 128 * blocks as usize);
+            assert!(worker.spare.len() <= SPARE_MAX);
+        }
+        assert!(worker.kept.len() >= 2, "others may lack the last ones");
+    }
+}
