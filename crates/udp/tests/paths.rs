@@ -32,7 +32,8 @@ fn summed(layer: Layer) -> Vec<Seen> {
     let plan = FlowPlan::new(LossBound::RELIABLE, WORKERS, 256, 200_000_000).over(PATHS.into());
     let config = plan.job_config((JobId(7), Key::new(7), Generation(0)), WORKERS, 256);
     let worker = |rank: u16| {
-        let job = Membership::of(&Dlcp, RankTerms { config, place: WorkerId(rank as u8) });
+        let job =
+            Membership::of(&Dlcp, RankTerms { config, place: WorkerId(rank as u8), resumes_at: vec![] });
         let services = vec![Service { job, switch, shards: 1, share: 1.0, home: None }];
         let retransmission = RetransmissionConfig::default();
         WorkerDriver::start(WorkerConfig { services, retransmission, host: None }).unwrap()
