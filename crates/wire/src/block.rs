@@ -109,8 +109,8 @@ pub struct BlockHeader {
     pub round: u16,
     /// How it may be treated.
     pub tag: Tag,
-    /// How many contributions the payload is the sum of: 1 of a worker's own, unless it hands a sum
-    /// back; 0 where nobody's came, and there is no payload.
+    /// The number of contributions in the payload. A worker's own block has 1. If it is 0, nobody's
+    /// came, and there is no payload.
     pub contributions: u16,
     /// Whether it is the last of its round: a stop that rides on data.
     pub last: bool,

@@ -23,7 +23,7 @@ const ROOTS_MAX: u32 = 1 + u8::MAX as u32;
 /// Most ranks of a job of which a part can sum alone: a set has a bit for each.
 const PARTICIPANTS_MAX: u32 = u128::BITS;
 
-/// What the first rank of a machine tells the others of the job over machines.
+/// The first rank of a machine tells the others these bits of the job over machines.
 const HAS_ROOTS: u32 = 1;
 const HAS_PARTICIPANTS: u32 = 2;
 const ENCRYPTS: u32 = 4;

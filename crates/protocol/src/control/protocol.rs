@@ -108,7 +108,7 @@ pub struct Limits {
     pub counted: Counted,
 }
 
-/// What a rank counts in each shard, so that a service that lost its memory learns where its job is.
+/// The numbers of each shard by which a rank tells where its job is. A service that lost its memory asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Nothing: workers answer what they are asked.

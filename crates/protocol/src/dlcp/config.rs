@@ -71,7 +71,7 @@ pub struct JobConfig {
     pub retransmission: RetransmissionConfig,
     /// Source ports of a worker that packets are spread over (§3.2.3), 1 to [`PATHS_MAX`].
     pub paths: u8,
-    /// Where its server lost its memory: the first flow that some worker lacks sums of.
+    /// The first flow that some worker lacks sums of, if the server lost its memory.
     pub resumes_at: Option<FlowId>,
 }
 
@@ -104,9 +104,9 @@ impl JobConfig {
         Ok(self)
     }
 
-    /// Flows that there may be at the server. Workers that wait for all sums can be this far apart:
-    /// one waits for those of its first flow, and one has those of all that it may have under way. A
-    /// worker that is further ahead waits.
+    /// Most flows at the server. Workers can be this far apart if they wait for all sums: one lacks
+    /// those of its first flow, and another has all of those under way. A worker that is further ahead
+    /// waits.
     pub(super) const fn flows_max(&self) -> usize {
         2 * self.flows as usize
     }

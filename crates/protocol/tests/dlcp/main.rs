@@ -50,7 +50,7 @@ fn every_seed_keeps_every_rule() {
     );
 }
 
-/// Who has sums hands back those that another one lacks, and all the rest is reliable.
+/// Workers hand back the sums that they have. All the rest of what had begun is reliable.
 #[test]
 fn every_seed_keeps_every_rule_when_its_server_loses_its_memory() {
     let (mut restored, mut lost) = (0, 0);

@@ -33,7 +33,7 @@ fn a_worker_whose_server_forgot_begins_again_where_the_slowest_is_and_hands_its_
     };
     let mut worker = worker();
     let (mut train, mut now) = (vec![0; 65536], 0);
-    // What it sends within a second, in which its link carries all of it.
+    // Its link carries all of it within the second that this takes.
     let mut sent = |worker: &mut Worker<u16, Numbered>| {
         let mut headers = vec![];
         for _ in 0..1000 {

@@ -73,8 +73,7 @@ impl Kept {
         self.held.get(block as usize).copied().unwrap_or(Held::Nothing)
     }
 
-    /// Keeps a block of so many bytes, of which nothing is kept, through `fill` if it does not stay in
-    /// the tensor.
+    /// Keeps a block of which nothing is kept. `fill` writes its bytes, unless they stay in the tensor.
     pub(super) fn keep(&mut self, block: u32, what: Held, bytes: usize, fill: impl FnOnce(&mut [u8])) {
         debug_assert_eq!(self.of(block), Held::Nothing, "a block is kept once");
         self.held[block as usize] = what;
@@ -110,8 +109,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         self.core.finished(finished);
     }
 
-    /// Forgets the flows whose sums all workers must have: a worker that lacked one could not have
-    /// begun as many flows after it, and the server would not have room for them.
+    /// Forgets the flows that no other worker can lack sums of.
     pub(super) fn forget(&mut self) {
         while !self.kept.is_empty() && !self.may_be_lacked() {
             let bytes = self.kept.pop_front().map(|flow| flow.kept.bytes);
@@ -121,7 +119,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
     }
 
-    /// Whether another worker may lack sums of the first flow that is kept.
+    /// Whether another worker may lack sums of the first flow that is kept. It could not have begun as
+    /// many flows after that one as all have, and the server would not have had room for them.
     fn may_be_lacked(&self) -> bool {
         let JobConfig { flows, window_blocks, .. } = self.config;
         let blocks = |flow: &Flow| u64::from(flow.blocks);
