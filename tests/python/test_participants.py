@@ -272,6 +272,14 @@ def test_who_has_a_slow_link_sends_nothing_to_the_switch_and_nobody_waits_for_it
 def with_links(me: Me, links: dict[int, float]) -> bool:
     """Whether this rank is left out, where gradients take so long as rank 0 measures them."""
     Carrier.seconds = lambda _carrier, rank, *_: links[rank]  # type: ignore[method-assign]
+    measure = Coordinator._measure_links
+
+    def measure_once(coordinator: Coordinator) -> None:
+        if not coordinator._measured:
+            measure(coordinator)
+            coordinator._links = Fixed(coordinator._links)
+
+    Coordinator._measure_links = measure_once  # type: ignore[method-assign, assignment]
     me.init()
     model = layer(0)
     optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
