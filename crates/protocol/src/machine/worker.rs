@@ -21,8 +21,8 @@ pub trait WorkerMachine: Endpoint<Event = WorkerEvent<<Self as WorkerMachine>::T
     /// int32 is broadcast: the owner says what bytes it has.
     fn submit(&mut self, tensor: Self::Tensor, operation: impl Into<Operation>);
 
-    /// Stops sending and taking, because the machine that sums is gone. Returns what its protocol counts
-    /// ([`Counted`](crate::control::Counted)), by which a machine with an empty memory finds out who lacks which sum.
+    /// Stops sending and taking, because the machine that sums is gone. Returns what its protocol counts, by which a machine with an
+    /// empty memory finds out who lacks which sum.
     fn suspend(&mut self) -> Vec<u32>;
 
     /// Goes on with a machine that sums and that has an empty memory. A worker that was aborted or
