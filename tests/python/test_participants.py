@@ -344,12 +344,14 @@ def with_a_link_that_becomes_slow(me: Me) -> list[bool]:
     optimizer = AsynchronousOptimizer(optim.SGD(model.parameters(), lr=1.0), wait_for=1)
     found = []
     for _ in range(2):
-        for _ in range(30):
+        steps = 0
+        # Where sums take long by chance, links are measured again the more rarely.
+        while steps < 30 or (is_slow.is_set() and me.rank == 2 and not optimizer._is_left_out):
             optimizer.zero_grad()
             give(model, 1.0)
             optimizer.step()
-        if is_slow.is_set() and me.rank == 2:
-            wait_until(lambda: optimizer._is_left_out, "it is left out")
+            steps += 1
+            assert steps < 1000, "it is not left out"
         found.append(optimizer._is_left_out)
         me.say("stepped")
         me.hear()
