@@ -106,11 +106,16 @@ def with_own_bound(me: Me) -> None:
     fanin.connect(me.switch, job="unlike", rank=me.rank, world_size=2, loss_bound=bound)
 
 
-def over_the_laboratory(me: Me, namespaces: list[str], meeting: str) -> list[tuple[bytes, int]]:
+def in_the_laboratory(me: Me, namespaces: list[str], meeting: str, **said: Any) -> None:
+    """Make a group with a bound, of ranks with a namespace each, by the switch."""
     netlab.enter(namespaces[me.rank])
     store = FileStore(meeting, me.world_size)
-    options = Options(loss_bound=BOUND, plan="switch")
+    options = Options(loss_bound=BOUND, plan="switch", **said)
     me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+
+
+def over_the_laboratory(me: Me, namespaces: list[str], meeting: str) -> list[tuple[bytes, int]]:
+    in_the_laboratory(me, namespaces, meeting)
     found = []
     for step in range(5):
         tensor = torch.from_numpy(gradient(me.rank + step))
@@ -139,10 +144,7 @@ def test_over_links_that_lose_a_hundredth_all_ranks_have_the_same_bits_within_th
 
 
 def while_the_switch_dies(me: Me, namespaces: list[str], meeting: str) -> list[tuple[bytes, int]]:
-    netlab.enter(namespaces[me.rank])
-    store = FileStore(meeting, me.world_size)
-    options = Options(loss_bound=BOUND, plan="switch", rate="200mbit")
-    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+    in_the_laboratory(me, namespaces, meeting, rate="200mbit")
     exact = sum(gradient(rank).astype(np.float64) for rank in range(me.world_size))
     found = []
     for step in range(40):
@@ -238,10 +240,7 @@ def test_a_rank_that_is_killed_on_links_that_lose_is_named(launch: Launch) -> No
 
 def with_bounds_of_their_own(me: Me, namespaces: list[str], meeting: str) -> list[int]:
     """How many elements of sums lack something: with the group's bound, without any, with more."""
-    netlab.enter(namespaces[me.rank])
-    store = FileStore(meeting, me.world_size)
-    options = Options(loss_bound=BOUND, plan="switch")
-    me.init("fanin", store=store, rank=me.rank, world_size=me.world_size, pg_options=options)
+    in_the_laboratory(me, namespaces, meeting)
     exact = sum(gradient(rank).astype(np.float64) for rank in range(me.world_size))
 
     def unlike() -> int:

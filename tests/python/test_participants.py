@@ -18,7 +18,7 @@ from fanin import errors
 from fanin._participants import among
 from fanin.torch import AsynchronousOptimizer
 from fanin.torch.optimizers import asynchronous
-from fanin.torch.optimizers.coordinator import Coordinator
+from fanin.torch.optimizers.coordinator import SLOW_SECONDS, Coordinator
 from fanin.torch.optimizers.left_out import Carrier
 from fanin.torch.patches import splitting
 from ranks import Me, wait_until
@@ -335,7 +335,8 @@ def with_a_link_that_becomes_slow(me: Me) -> list[bool]:
 
     def late(*args: Any, **options: Any) -> Any:
         if me.rank == 2 and is_slow.is_set():
-            time.sleep(0.05)
+            # As long as a slow link takes: five times what a sum may be longer by chance.
+            time.sleep(5 * SLOW_SECONDS)
         return at_once(*args, **options)
 
     me.init()
@@ -345,7 +346,7 @@ def with_a_link_that_becomes_slow(me: Me) -> list[bool]:
     found = []
     for _ in range(2):
         steps = 0
-        # Where sums take long by chance, links are measured again the more rarely.
+        # Links are measured again the more rarely, the more sums take long by chance.
         while steps < 30 or (is_slow.is_set() and me.rank == 2 and not optimizer._is_left_out):
             optimizer.zero_grad()
             give(model, 1.0)

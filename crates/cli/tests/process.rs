@@ -227,7 +227,7 @@ fn survive_two_deaths(
     generations[0]
 }
 
-/// What a rank asks for whose tensors a protocol sums.
+/// Lets a protocol sum a rank's tensors.
 fn by(protocol: &'static str) -> impl Fn(&mut SessionConfig) + Copy + Send + 'static {
     move |config| config.protocol = protocols::named(protocol).expect("a protocol")
 }

@@ -1,7 +1,7 @@
 //! The errors among the ranks of one machine.
 
 use fanin_udp::CollectiveKind;
-use fanin_wire::{Dtype, LossBound, Op, Participants, Pattern, WorkerId};
+use fanin_wire::{Dtype, LossBound, Op, Participants, Pattern, RANKS_MAX, Rank, WorkerId};
 use std::io;
 use std::time::Duration;
 
@@ -131,10 +131,8 @@ impl std::fmt::Display for Submission {
             Pattern::AllReduce => {}
         }
         if self.participants != Participants::ALL {
-            let ranks = (0..u16::MAX).filter(|rank| {
-                self.participants.0.checked_shr((*rank).into()).is_some_and(|bits| bits & 1 != 0)
-            });
-            let ranks: Vec<_> = ranks.collect();
+            let takes_part = |rank: &u16| self.participants.contains(Rank(*rank));
+            let ranks: Vec<_> = (0..RANKS_MAX as u16).filter(takes_part).collect();
             write!(f, " of ranks {ranks:?}")?;
         }
         write!(f, " ({} {})", self.kind.name().replace('_', "-"), self.number)

@@ -358,12 +358,15 @@ impl Places {
 
     /// The machines of these ranks.
     fn machines_of(&self, ranks: Participants) -> Participants {
+        if ranks == Participants::ALL {
+            return ranks;
+        }
         let takes_part = |rank: &usize| ranks.contains(Rank(*rank as u16));
         let machine = |rank: usize| Rank(self.machines[rank] as u16);
-        let of = |ranks: &mut dyn Iterator<Item = usize>| Participants::of(ranks.map(machine));
-        let some = of(&mut (0..self.machines.len()).filter(takes_part));
+        let machines = Participants::of((0..self.machines.len()).filter(takes_part).map(machine));
         // A set that names each machine is everybody.
-        some.filter(|some| Some(*some) != of(&mut (0..self.machines.len()))).unwrap_or_default()
+        let is_some = |set: &Participants| (set.0.count_ones() as usize) < self.of_each.len() - 1;
+        machines.filter(is_some).unwrap_or_default()
     }
 
     fn machine(&self, rank: WorkerId) -> WorkerId {

@@ -205,6 +205,10 @@ fn what_machines_lose_between_them_is_told_to_every_rank_and_of_each_tensor_by_i
     }
 }
 
+fn of(set: &[u16]) -> Participants {
+    Participants::of(set.iter().copied().map(Rank)).expect("few")
+}
+
 /// All ranks submit; those of a set get the sum of these, and others keep what they have.
 fn check_sets(ranks: &[LocalSum], sets: &[&[u16]], elements: usize, op: Op) {
     let own = |rank: usize, number: usize| -> Vec<i32> {
@@ -219,8 +223,7 @@ fn check_sets(ranks: &[LocalSum], sets: &[&[u16]], elements: usize, op: Op) {
         .zip(&mut memories)
         .flat_map(|(rank, memories)| {
             let submit = |(memory, set): (&mut Vec<u8>, &&[u16])| {
-                let participants = Participants::of(set.iter().copied().map(Rank)).expect("few");
-                let call = Call { dtype: Dtype::Int32, op, participants, ..Call::default() };
+                let call = Call { dtype: Dtype::Int32, op, participants: of(set), ..Call::default() };
                 submit_any(rank, &mut [memory.as_mut_slice()], &call)
             };
             memories.iter_mut().zip(sets).map(submit).collect::<Vec<_>>()
@@ -268,8 +271,7 @@ fn ranks_with_unlike_sets_are_told_so() {
         .zip(&mut memory)
         .zip([&[0, 1][..], &[0, 1], &[0, 2]])
         .map(|((rank, memory), set)| {
-            let participants = Participants::of(set.iter().copied().map(Rank)).expect("few");
-            submit_any(rank, &mut [memory.as_mut_slice()], &Call { participants, ..Call::default() })
+            submit_any(rank, &mut [memory.as_mut_slice()], &Call { participants: of(set), ..Call::default() })
         })
         .collect();
     for answer in answers {

@@ -39,7 +39,7 @@ pub(super) struct LocalSums {
     loss_bound: LossBound,
     /// This machine's ranks.
     here: Vec<u32>,
-    /// Of each rank of the job its machine.
+    /// The machine of each rank of the job.
     pub machines: Vec<usize>,
     /// In as many parts each tensor goes on.
     pub columns: usize,

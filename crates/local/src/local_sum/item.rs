@@ -105,7 +105,7 @@ impl Item {
         self.kind.pattern(self.root.unwrap_or(WorkerId(0)))
     }
 
-    /// What the sum is divided by for an average, of so many ranks.
+    /// The divisor of an average in a job of so many ranks.
     pub fn divisor(&self, world_size: usize) -> Option<u32> {
         let count = match self.participants {
             Participants::ALL => world_size as u32,

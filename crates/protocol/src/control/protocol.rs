@@ -104,7 +104,7 @@ pub struct Limits {
     pub hops_max: usize,
     /// Elements that a packet may have, the fewest first.
     pub packet_elements: &'static [usize],
-    /// What ranks count, for a service that lost its memory.
+    /// The numbers that ranks tell a service that lost its memory.
     pub counted: Counted,
 }
 

@@ -135,7 +135,7 @@ pub struct Resume {
     pub in_flight: u16,
     /// Elements of a full packet, as its protocol counts them.
     pub elements: u16,
-    /// What its protocol counts ([`Counted`](super::Counted)) in each shard; numbers wrap.
+    /// The numbers that its protocol counts ([`Counted`](super::Counted)) in each shard. They wrap.
     pub completed: Vec<Vec<u32>>,
 }
 

@@ -104,9 +104,8 @@ impl JobConfig {
         Ok(self)
     }
 
-    /// Most flows at the server. Workers can be this far apart if they wait for all sums: one lacks
-    /// those of its first flow, and another has all of those under way. A worker that is further ahead
-    /// waits.
+    /// Most flows at the server. A worker may lack sums of its first flow while another has all of those
+    /// that it may have under way. A worker that is further ahead waits.
     pub(super) const fn flows_max(&self) -> usize {
         2 * self.flows as usize
     }

@@ -169,7 +169,7 @@ impl Protocol for Dlcp {
         let resumes = ranks.resumes();
         let resumes_at = resumes_at(&resumes)?;
         let elements = match resumes.first() {
-            // What its ranks have is in such blocks.
+            // Its ranks keep blocks of this length.
             Some(resume) => resume.elements,
             None => words.into_iter().find(fits).unwrap_or(ranks.elements),
         };

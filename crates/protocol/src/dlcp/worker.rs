@@ -87,8 +87,8 @@ struct Flow {
     is_complete: bool,
     /// Which way its start went last.
     start_path: u8,
-    /// What its server may have to be told again. Once it is whole in all flows of the tensor, the
-    /// tensor is given back.
+    /// Its sums, which its server may have to be told again. The tensor is given back once all of its
+    /// flows are whole.
     kept: Kept,
 }
 
@@ -507,7 +507,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     }
 }
 
-/// What a worker waits for of a flow.
+/// The receiver of a flow's sums.
 fn pull(config: &JobConfig, worker: WorkerId, collective: &Collective, blocks: u32) -> Receiver {
     let awaited = if collective.pattern.receives(worker) { blocks } else { 0 };
     Receiver::new(awaited, config.pull_bound(collective), config.receiver_of_sums())

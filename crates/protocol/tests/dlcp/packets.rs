@@ -61,18 +61,25 @@ pub fn signal(worker: u8, flow: u32, round: u16, signal: Signal<'_>) -> Vec<u8> 
 }
 
 pub fn block(worker: u8, flow: u32, block: u32, elements: usize) -> Vec<u8> {
-    let tag = Tag { priority: 1, important: false, path: 0 };
-    let header = BlockHeader {
-        flow: FlowId(flow),
-        block,
-        round: 0,
-        tag,
-        contributions: 1,
-        last: false,
-        restored: false,
-    };
+    let header = BlockHeader { flow: FlowId(flow), block, ..PLAIN };
+    written(&preamble(Kind::Block, worker), &header, elements, 0)
+}
+
+/// A worker's own first block of its first flow.
+pub const PLAIN: BlockHeader = BlockHeader {
+    flow: FlowId(0),
+    block: 0,
+    round: 0,
+    tag: Tag { priority: 1, important: false, path: 0 },
+    contributions: 1,
+    last: false,
+    restored: false,
+};
+
+/// A block whose bytes are all this one.
+pub fn written(preamble: &Preamble, header: &BlockHeader, elements: usize, byte: u8) -> Vec<u8> {
     let mut bytes = vec![0; block_packet_bytes(4 * elements)];
-    BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, worker), &header, |payload| payload.fill(0));
+    BlockPacket::write(&mut bytes, KEY, preamble, header, |payload| payload.fill(byte));
     bytes
 }
 
@@ -327,19 +334,7 @@ fn sums_go_to_the_ports_that_something_new_came_from_and_what_comes_again_divert
     begin.bound = LossBound::RELIABLE;
     let on_path = |path: u8, block: u32| {
         let tag = Tag { priority: 1, important: true, path };
-        let header = BlockHeader {
-            flow: FlowId(0),
-            block,
-            round: 0,
-            tag,
-            contributions: 1,
-            last: false,
-            restored: false,
-        };
-        let mut bytes = vec![0; block_packet_bytes(128)];
-        let preamble = preamble(Kind::Block, 0);
-        BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
-        bytes
+        written(&preamble(Kind::Block, 0), &BlockHeader { block, tag, ..PLAIN }, 32, 0)
     };
     let hand = |server: &mut Server<u16>, port: u16, packet: &[u8], reason: Option<Reason>| {
         let verdict = server.handle_packet(Instant(0), port, packet);
@@ -603,20 +598,8 @@ fn hand_over(ring: &mut Ring<u16, Numbered>, packets: &[(Vec<u8>, Verdict)]) {
 fn a_rank_of_a_ring_takes_from_each_neighbour_what_that_one_may_say() {
     let mut ring = ring();
     let of = |contributions: u16| {
-        let tag = Tag { priority: 1, important: false, path: 0 };
-        let header = BlockHeader {
-            flow: FlowId(0),
-            block: 0,
-            round: 0,
-            tag,
-            contributions,
-            last: false,
-            restored: false,
-        };
-        let mut bytes = vec![0; block_packet_bytes(if contributions == 0 { 0 } else { 128 })];
-        let preamble = preamble(Kind::Block, 2);
-        BlockPacket::write(&mut bytes, KEY, &preamble, &header, |payload| payload.fill(0));
-        bytes
+        let elements = if contributions == 0 { 0 } else { 32 };
+        written(&preamble(Kind::Block, 2), &BlockHeader { contributions, ..PLAIN }, elements, 0)
     };
     let report = Signal::Report(Report { number: 1, packets: 0, period_us: 200 });
     let mut forged = signal(2, 0, 0, Signal::Start(start(192)));

@@ -5,23 +5,19 @@ use fanin_protocol::{Endpoint, Instant, Reason, Summer, Verdict, WorkerEvent, Wo
 use fanin_testworld::Numbered;
 use fanin_wire::{
     AbortReason, BlockHeader, BlockPacket, Collective, Dtype, FlowId, Generation, JobId, Kind, LossBound, Op,
-    Pattern, Preamble, ShardId, Signal, SignalPacket, Start, Tag, WorkerId, block_packet_bytes,
+    Pattern, Preamble, ShardId, Signal, SignalPacket, Start, WorkerId,
 };
 
-use crate::case::KEY;
 use crate::packets::{
-    answers, answers_at, block, collective, config, dropped, preamble, server, signal, start, take, tensor,
-    worker,
+    PLAIN, answers, answers_at, block, collective, config, dropped, preamble, server, signal, start, take,
+    tensor, worker, written,
 };
 
 /// A sum that worker 0 hands back.
 fn handed(flow: u32, number: u32, contributions: u16, elements: usize) -> Vec<u8> {
-    let tag = Tag { priority: 1, important: true, path: 0 };
-    let (flow, round) = (FlowId(flow), 0);
-    let header = BlockHeader { flow, block: number, round, tag, contributions, last: false, restored: true };
-    let mut bytes = vec![0; block_packet_bytes(4 * elements)];
-    BlockPacket::write(&mut bytes, KEY, &preamble(Kind::Block, 0), &header, |payload| payload.fill(7));
-    bytes
+    let (flow, block) = (FlowId(flow), number);
+    let header = BlockHeader { flow, block, contributions, restored: true, ..PLAIN };
+    written(&preamble(Kind::Block, 0), &header, elements, 7)
 }
 
 #[test]
@@ -54,10 +50,10 @@ fn a_worker_whose_server_forgot_begins_again_where_the_slowest_is_and_hands_its_
         }
         headers
     };
-    // Three flows, of which two may be under way. One has the sum of a block, of one contribution.
+    // Two of three flows may be under way. The first one has the sum of a block, with one contribution.
     worker.submit(tensor(192), Op::Sum);
     assert_eq!(sent(&mut worker), [(0, 0, 1, false), (0, 1, 1, false), (1, 0, 1, false), (1, 1, 1, false)]);
-    let mut sum = block(255, 0, 1, 32);
+    let sum = block(255, 0, 1, 32);
     assert_eq!(worker.handle_packet(Instant(0), 9, &sum), Verdict::Absorb);
     assert_eq!(worker.suspend(), [0], "it lacks a sum of its first flow");
     assert_eq!(sent(&mut worker), []);
@@ -66,12 +62,8 @@ fn a_worker_whose_server_forgot_begins_again_where_the_slowest_is_and_hands_its_
     assert_eq!(sent(&mut worker), [(0, 0, 1, false), (0, 1, 1, true), (1, 0, 1, false), (1, 1, 1, false)]);
     // It has all of it, and then another one turns out to lack it.
     let again = Preamble { generation: Generation(1), ..preamble(Kind::Block, 255) };
-    for number in [0, 1] {
-        let tag = Tag { priority: 1, important: true, path: 0 };
-        let (flow, round, contributions) = (FlowId(0), 0, if number == 0 { 2 } else { 1 });
-        let header =
-            BlockHeader { flow, block: number, round, tag, contributions, last: false, restored: false };
-        BlockPacket::write(&mut sum, KEY, &again, &header, |payload| payload.fill(0));
+    for (block, contributions) in [(0, 2), (1, 1)] {
+        let sum = written(&again, &BlockHeader { block, contributions, ..PLAIN }, 32, 0);
         assert_eq!(worker.handle_packet(Instant(0), 9, &sum), Verdict::Absorb);
     }
     assert_eq!(sent(&mut worker), [(2, 0, 1, false), (2, 1, 1, false)]);
@@ -109,7 +101,7 @@ fn a_sum_that_is_handed_back_is_the_sum_whatever_else_comes() {
             (handed(7, 0, 3, 32), dropped(Reason::OutOfRange)),
             (handed(7, 0, 2, 31), dropped(Reason::ChunkLength)),
             (handed(7, 0, 0, 32), dropped(Reason::Malformed)),
-            // One that nobody contributed to.
+            // Nobody contributed to this one.
             (handed(7, 1, 0, 0), Verdict::Multicast),
             (block(1, 7, 0, 32), Verdict::Absorb),
             (handed(7, 0, 1, 32), Verdict::Multicast),

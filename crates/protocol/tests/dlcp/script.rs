@@ -33,7 +33,7 @@ pub struct Dlcp {
     /// The only tensor of each worker, if it is not a numbered one.
     values: Vec<Values>,
     generation: u16,
-    /// What the workers that are suspended have counted.
+    /// The counts of workers that are suspended.
     counted: Vec<Option<u32>>,
     /// Sums that workers handed back.
     pub restored: u64,

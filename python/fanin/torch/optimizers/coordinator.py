@@ -219,7 +219,7 @@ class Coordinator:
         is_long = sum_seconds > much_more(max(self._links[rank] for rank in members))
         self._long_sums = self._long_sums + 1 if is_long else 0
         if self._long_sums == self._measures_after:
-            # A link may carry less than it did. Where it does not, that is asked ever more rarely.
+            # A link may carry less than it did. This is asked ever more rarely, if none does.
             self._measured, self._long_sums = False, 0
             self._measures_after *= 2
         for rank in members:

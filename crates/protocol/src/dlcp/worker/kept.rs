@@ -1,4 +1,4 @@
-//! What a worker keeps of a flow, for a server that loses its memory. The paper says nothing of that.
+//! The sums of a flow, kept for a server that loses its memory. The paper says nothing of that.
 //!
 //! Sums replace what they were made of, and a tensor is given back once it has them all. Another
 //! worker may still lack one then, and nobody could make it again: the first one hands it back. So the
