@@ -3,7 +3,7 @@
 The services are the ranks' own, or machines that only sum (``fanin switch``), or both.
 
 - PyTorch: ``torch.distributed.init_process_group("fanin")`` (see `fanin.torch`)
-- NumPy and everything else: `connect`, then `Group.all_reduce`
+- NumPy, JAX and everything else: `connect`, then the collectives of `Group`
 - command line: ``fanin run``, ``fanin switch``
 
 Importing this package has no effects: no threads, no sockets, no environment reads, no torch.
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fanin import errors as errors
     from fanin._fanin import version as __version__
-    from fanin.group import Group as Group
-    from fanin.group import Handle as Handle
-    from fanin.group import connect as connect
+    from fanin.arrays.connecting import connect as connect
+    from fanin.arrays.group import Group as Group
+    from fanin.arrays.group import Handle as Handle
 
 # Loaded on first use: `import torch` imports this package through the entry point of the backend,
 # and neither NumPy nor the binding should be charged to programs that use something else.
 _HOMES = {
-    "Group": ("fanin.group", "Group"),
-    "Handle": ("fanin.group", "Handle"),
-    "connect": ("fanin.group", "connect"),
+    "Group": ("fanin.arrays.group", "Group"),
+    "Handle": ("fanin.arrays.group", "Handle"),
+    "connect": ("fanin.arrays.connecting", "connect"),
     "__version__": ("fanin._fanin", "version"),
 }
 

@@ -23,14 +23,16 @@ _Of: TypeAlias = tuple[str, str | None]
 # A collected group gives its service back wherever the collector runs, also in `host`.
 _lock = threading.RLock()
 _hosted: dict[_Of, Hosted] = {}
+# Those at which ranks meet, by HOST:PORT: the next job's ranks may come at any time.
+_meetings: dict[str, Hosted] = {}
 # When all services end that are left at exit (`time.monotonic`): they are stopped in turn.
 _exit_by: float | None = None
 
 
 def _forget() -> None:
     """Leave the service to the parent, in a process that was forked, and a lock held there."""
-    global _hosted, _lock
-    _hosted, _lock = {}, threading.RLock()
+    global _hosted, _lock, _meetings
+    _hosted, _lock, _meetings = {}, threading.RLock(), {}
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -39,11 +41,9 @@ os.register_at_fork(after_in_child=_forget)
 class Hosted:
     """A service of the process, as long as somebody uses it. Made by `host`."""
 
-    def __init__(self, address: str, secret_file: str | None) -> None:
-        shards = min(max((os.cpu_count() or 1) // CORES_A_SHARD, 1), SHARDS_MAX)
-        listen = f"{bracketed(address)}:0"
-        self.switch = _fanin.Switch(listen, shards=shards, secret_file=secret_file)
-        self.of = (address, secret_file)
+    def __init__(self, listen: str, of: _Of, shards: int) -> None:
+        self.of = of
+        self.switch = _fanin.Switch(listen, shards=shards, secret_file=of[1])
         self.address = self.switch.address
         self._users = 0
         # Also at exit: and made before whoever uses it, so that it ends after them.
@@ -74,9 +74,17 @@ def host(address: str, secret_file: str | None = None) -> Hosted:
     with _lock:
         hosted = _hosted.get(of)
         if hosted is None:
-            hosted = _hosted[of] = Hosted(address, secret_file)
+            shards = min(max((os.cpu_count() or 1) // CORES_A_SHARD, 1), SHARDS_MAX)
+            hosted = _hosted[of] = Hosted(f"{bracketed(address)}:0", of, shards)
         hosted._users += 1
         return hosted
+
+
+def listening(address: str, secret_file: str | None = None) -> None:
+    """Have ranks meet at HOST:PORT as long as this process lives. Raises as `host`."""
+    with _lock:
+        if address not in _meetings:
+            _meetings[address] = Hosted(address, (address, secret_file), 1)
 
 
 def _end(owner: int, switch: _fanin.Switch) -> None:

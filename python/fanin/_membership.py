@@ -140,7 +140,7 @@ class Ranks:
 
         try:
             if local is not None and max(of_rank) == 0:
-                return Connected(enter([]))
+                return Connected(enter([]), here.address)
             planes, unused = agreed(places, rank, gather)
             found = [
                 measured(
@@ -190,7 +190,10 @@ class Ranks:
                 for plane in planes
                 if here.nics and plane.is_named
             ]
-            connected = Connected(enter(services(mine), planned, switch), hosted, interfaces)
+            address = reachable(here, places)
+            connected = Connected(
+                enter(services(mine), planned, switch), address, hosted, interfaces
+            )
             self._compare_keys(places, here, connected, gather)
             return connected
         except BaseException as error:
@@ -372,6 +375,8 @@ class Connected:
     """A rank in its job."""
 
     client: _fanin.Client
+    address: str = ""
+    """This machine's, as the other ranks reach it; empty where they did not meet."""
     hosted: list[Hosted] = field(default_factory=list)
     """The services of this process, if some of those that sum are in it."""
     interfaces: list[str] = field(default_factory=list)

@@ -15,6 +15,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -65,6 +66,18 @@ def first_address(interfaces: Sequence[str]) -> str:
         return _fanin.interface_address(interfaces[0])
     except ValueError as cause:
         raise ValueError(f"{GLOO_VARIABLE} is {interfaces[0]!r}: {cause}") from None
+
+
+def named_address() -> str:
+    """Return the first address of the machine's name that is one of its own, as Gloo chooses."""
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            socket.gethostname(), None, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return str(address[0])
+    return "127.0.0.1"
 
 
 def nics(settings: Settings) -> list[Nic]:

@@ -56,6 +56,10 @@ class FaninError(RuntimeError):
         return type(self), (self.message,), dict(self.__dict__)
 
 
+class LaunchIncomplete(ValueError):
+    """The launcher says that there are other ranks, and not all that is needed to meet them."""
+
+
 class SwitchUnreachable(FaninError):
     """Nothing answers at the switch's address, or no address was given."""
 
@@ -211,6 +215,7 @@ __all__ = [
     "GroupMismatch",
     "JoinRefused",
     "JoinTimeout",
+    "LaunchIncomplete",
     "NotASwitch",
     "ParametersRefused",
     "PoolExhausted",

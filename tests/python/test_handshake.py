@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fanin.torch.rendezvous import handshake
-from fanin.torch.rendezvous.handshake import Absent, Terms, agree
+from fanin import _handshake as handshake
+from fanin._handshake import Absent, Terms, agree
 from ranks import DEADLINE
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 

@@ -11,8 +11,8 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch, free_address
+from fanin._launchers import launched
 from fanin.horovod.errors import LaunchIncomplete
-from fanin.horovod.launchers import launched
 from fanin.horovod.rendezvous import Rendezvous
 from ranks import Me
 from torch import distributed

@@ -86,13 +86,10 @@ def orphaned(me: Me) -> Any:
 def refused(me: Me) -> list[str]:
     messages = []
     with group(me, "numpy-refused") as ours:
-        frozen = np.ones(3, dtype=np.float32)
-        frozen.flags.writeable = False
         for array, op, kind in (
-            (np.ones(3, dtype=np.uint16), "sum", TypeError),
+            (np.array(["a"]), "sum", TypeError),
             (np.ones(3, dtype=">f4"), "sum", TypeError),
-            (frozen, "sum", ValueError),
-            (np.ones(3, dtype=np.float32), "max", ValueError),
+            (np.ones(3, dtype=np.float32), "mean", ValueError),
         ):
             with pytest.raises(kind) as caught:
                 ours.all_reduce(array, op)  # type: ignore[arg-type]
@@ -107,17 +104,16 @@ def refused(me: Me) -> list[str]:
 
 def test_what_cannot_be_summed_is_refused_with_a_reason(launch: Launch) -> None:
     for messages in launch(refused, 2).results():
-        assert "uint16" in messages[0]
-        assert "bfloat16" in messages[0]
+        assert "<U1" in messages[0]
         assert "byte order" in messages[1]
-        assert "read-only" in messages[2]
-        assert "max" in messages[3]
+        assert "'mean'" in messages[2]
 
 
 def test_a_missing_switch_address_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FANIN_SWITCH", raising=False)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(fanin.errors.SwitchUnreachable, match=r"fanin switch.*FANIN_SWITCH"):
-        fanin.connect(job="nowhere", rank=0, world_size=1)
+        fanin.connect(job="nowhere", rank=0, world_size=2)
 
 
 def test_the_environment_can_turn_congestion_control_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess
+from fanin import _handshake as handshake
 from fanin import errors
 from fanin._join import join
 from fanin.torch import DistributedOptimizer
 from fanin.torch.backend import FaninBackend, backend_of
-from fanin.torch.rendezvous import handshake
 from ranks import Me, sums_on_switch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

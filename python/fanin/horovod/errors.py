@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from fanin.errors import LaunchIncomplete as LaunchIncomplete
+
 
 class HorovodInternalError(RuntimeError):
     """A collective failed on all ranks; `__cause__` is fanin's error where somebody is gone.
 
     `fanin.horovod.elastic.run` restores the last commit and goes on with the ranks that are left.
     """
-
-
-class LaunchIncomplete(ValueError):  # noqa: N818 - what happened
-    """The launcher says that there are other ranks, and not all that is needed to meet them."""
 
 
 class Disagreement(HorovodInternalError):  # noqa: N818 - what happened

@@ -17,8 +17,8 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from fanin._launchers import MEETING, launched
 from fanin.horovod.errors import Apart
-from fanin.horovod.launchers import MEETING, launched
 
 SURVIVORS_SECONDS: Final = 10.0
 """How long the survivors of a failure wait for one that no error has named as lost."""

@@ -34,6 +34,8 @@ from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
 from torch.distributed import DistError
 
 from fanin import _fanin
+from fanin import _handshake as handshake
+from fanin._failures import Failures
 from fanin._membership import Connected
 from fanin._settings import Settings
 from fanin.errors import Closed, FaninError, RankLeft, RankLost
@@ -43,9 +45,8 @@ from fanin.torch.backend.delegating import ANYONE, LAZY, DelegatingBackend, Tens
 from fanin.torch.backend.gloo_watch import Watch
 from fanin.torch.backend.options import Options, settings_of
 from fanin.torch.patches import callbacks, splitting, work_methods
-from fanin.torch.rendezvous import handshake
 from fanin.torch.rendezvous.interface import gloo_address
-from fanin.torch.rendezvous.membership import Failures, Patience, agree, naming_absent
+from fanin.torch.rendezvous.membership import Patience, agree, naming_absent
 from fanin.torch.rendezvous.rank_list import Listed
 from fanin.torch.works import collectives
 from fanin.torch.works.under_way import with_message
@@ -116,7 +117,7 @@ class FaninBackend(DelegatingBackend):
         membership = agree(store, rank, size, group, settings, Patience.of(waits, look), listed)
         connected: Connected | None = None
         if size > 1:
-            failures = Failures(membership.store, rank, size)
+            failures = Failures(membership.store, rank, size, DistError)
 
             def looks() -> None:
                 failures.look()
@@ -359,7 +360,7 @@ class FaninBackend(DelegatingBackend):
             return
         self._replanned += 1
         store = PrefixStore(f"replan-{self._replanned}/", self._store)
-        failures = Failures(store, self.rank(), self.size())
+        failures = Failures(store, self.rank(), self.size(), DistError)
 
         def look() -> None:
             # A rank that dies is missing in the old plan, too, which hears of it at once.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from urllib.parse import urlsplit
@@ -10,7 +9,7 @@ from urllib.parse import urlsplit
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from fanin import _fanin
-from fanin._planes import GLOO_VARIABLE, first_address, named
+from fanin._planes import GLOO_VARIABLE, first_address, named, named_address
 from fanin._services import bracketed, is_loopback
 
 
@@ -24,7 +23,7 @@ def gloo_address(switches: str) -> str | None:
     have it, no other machine could connect. The interface that leads to the switch is one that the
     ranks share, so it takes the place of a loopback address, and of no other.
     """
-    if not switches or os.environ.get(GLOO_VARIABLE) or not is_loopback(_own_address()):
+    if not switches or os.environ.get(GLOO_VARIABLE) or not is_loopback(named_address()):
         return None
     routes = map(_source_address, switches.split(","))
     return next((route for route in routes if not is_loopback(route)), None)
@@ -44,19 +43,7 @@ def own_address(store: Store) -> str:
         route = _fanin.route_to(f"{bracketed(store.host)}:{store.port}")
         if route is not None:
             return route[0]
-    return _own_address()
-
-
-def _own_address() -> str:
-    """Return what Gloo chooses: the first address of the machine's name that is one of its own."""
-    with contextlib.suppress(OSError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            socket.gethostname(), None, type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
-                return str(address[0])
-    return "127.0.0.1"
+    return named_address()
 
 
 def _source_address(switch: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import secrets
 import sys
@@ -15,24 +14,18 @@ from pathlib import Path
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistError
 
-from fanin import errors
+from fanin import _handshake as handshake
 from fanin._join import check_rank, trusted
 from fanin._membership import Connected, Ranks
 from fanin._planes import GLOO_VARIABLE
 from fanin._settings import Settings
-from fanin.errors import FaninError, JoinTimeout, RankLost
-from fanin.torch.rendezvous import handshake
+from fanin.errors import FaninError, JoinTimeout
 from fanin.torch.rendezvous.interface import own_address
 from fanin.torch.rendezvous.rank_list import Listed
 
 # Longest parts of a job's and of a group's name: a name has 128 bytes on the switch.
 JOB_BYTES_MAX = 80
 GROUP_MAX = 24
-# The keys under which a rank says why it cannot join, and that it is through.
-WRONG = "wrong"
-OVER = "over"
-# How long a rank that cannot join waits for the others to hear of it, in seconds.
-PARTING = 5.0
 # torch's name of the default group.
 DEFAULT_GROUP = "0"
 
@@ -152,79 +145,6 @@ def _without_store(group: str, error: DistError) -> FaninError:
         f"group {group!r}: the store where its ranks meet is gone: the process that hosts it, rank "
         f"0 or the launcher, ended; its log says why ({str(error).splitlines()[0]})"
     )
-
-
-@dataclass(frozen=True)
-class Failures:
-    """What ends the joining of one rank ends that of all, by the same error: it is in their store.
-
-    A rank that fails stays until all have read why, as its process may host the store.
-    """
-
-    store: Store
-    """A part of the group's store that no other attempt uses."""
-    rank: int
-    world_size: int
-
-    def look(self, then: str = "") -> None:
-        """Raise what another rank told, if one did; `then` is what it leads to."""
-        if (told := self._told(then)) is not None:
-            raise told
-
-    def _told(self, then: str = "") -> FaninError | None:
-        if not self.store.check([WRONG]):
-            return None
-        rank, kind, message, fields = json.loads(self.store.get(WRONG))
-        if rank == self.rank:
-            return None
-        # The switch tells all ranks that they differ. One may hear it from another rank first.
-        who = "" if kind == errors.SettingMismatch.__name__ else f"rank {rank}: "
-        told: FaninError = getattr(errors, kind)(f"{who}{message}{then}", **fields)
-        return told
-
-    def tell(self, error: BaseException) -> None:
-        """Tell the others what ended this rank's joining, unless one of them did before."""
-        with contextlib.suppress(DistError):  # without the store nobody can be told
-            if not self.store.check([WRONG]):
-                self._tell(error)
-
-    def _tell(self, error: BaseException) -> None:
-        if isinstance(error, FaninError):
-            kind, message = type(error).__name__, str(error)
-            fields = {name: value for name, value in vars(error).items() if name != "message"}
-        else:
-            kind, message, fields = "FaninError", f"{type(error).__name__}: {error}", {}
-        self.store.set(WRONG, json.dumps([self.rank, kind, message, fields]))
-
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Tell the others what the block raises, and raise it once they have heard."""
-        try:
-            yield
-        except BaseException as error:
-            told: FaninError | None = None
-            self.tell(error)
-            with contextlib.suppress(DistError):
-                told = self._told()
-                self._say_over()
-                if isinstance(error, Exception):
-                    self._await_others()
-            if isinstance(error, RankLost) and told is not None:
-                # A rank that said why it cannot join was missed before that was read.
-                raise told from error
-            raise
-        with contextlib.suppress(DistError):
-            self._say_over()
-
-    def _say_over(self) -> None:
-        # Also a rank that has joined: nobody need wait for it.
-        self.store.set(f"{OVER}/{self.rank}", "")
-
-    def _await_others(self) -> None:
-        deadline = time.monotonic() + PARTING
-        keys = [f"{OVER}/{other}" for other in range(self.world_size)]
-        while not self.store.check(keys) and time.monotonic() < deadline:
-            time.sleep(handshake.PAUSE_MAX)
 
 
 def new_job(job: str | None, group: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.horovod.errors import LaunchIncomplete
+from fanin.errors import LaunchIncomplete
 
 MEETING: Final = ("MASTER_ADDR", "MASTER_PORT")
 """The place where ranks meet: a host of rank 0, and a port that is free there."""
@@ -87,12 +87,12 @@ _LAUNCHERS: Final = (
 )
 
 
-def launched(environment: Mapping[str, str]) -> Launched | None:
+def launched(environment: Mapping[str, str], *, meets: bool = True) -> Launched | None:
     """Return what the launcher says of this process; None if nobody launched it.
 
     RANK and WORLD_SIZE together come before what any launcher says. Raises `LaunchIncomplete` if
-    the rank or the size is not known, if they are no numbers, or if there are several ranks and
-    nothing says where they meet.
+    the rank or the size is not known, if they are no numbers, or if there are several ranks, they
+    are to meet, and nothing says where.
     """
     launcher = next((each for each in (_BY_HAND, *_LAUNCHERS) if _is_by(each, environment)), None)
     rank = _first(environment, *([launcher.rank] if launcher else []), "RANK")
@@ -111,7 +111,7 @@ def launched(environment: Mapping[str, str]) -> Launched | None:
             f"{rank} is {found.rank} and {size} is {found.size}: ranks are numbered from 0"
         )
     absent = " and ".join(name for name in MEETING if not environment.get(name))
-    if found.size > 1 and absent:
+    if meets and found.size > 1 and absent:
         by = launcher or _BY_HAND
         raise LaunchIncomplete(
             f"{size} says that there are {found.size} ranks, and nothing says where they meet "
