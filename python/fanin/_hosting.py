@@ -23,7 +23,7 @@ _Of: TypeAlias = tuple[str, str | None]
 # A collected group gives its service back wherever the collector runs, also in `host`.
 _lock = threading.RLock()
 _hosted: dict[_Of, Hosted] = {}
-# Those at which ranks meet, by HOST:PORT: the next job's ranks may come at any time.
+# The services at which ranks meet, by HOST:PORT. They stay for the ranks of later jobs.
 _meetings: dict[str, Hosted] = {}
 # When all services end that are left at exit (`time.monotonic`): they are stopped in turn.
 _exit_by: float | None = None

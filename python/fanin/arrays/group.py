@@ -289,7 +289,7 @@ class Group:
         op = operators.checked(op, given.dtype)
         rows = operators.rows_of(given, self.world_size, "reduce_scatter")
         result = _out(out, given, rows)
-        # What is given stays, so this rank's part is a copy; the others' are only read.
+        # The array stays as it is: this rank's part is a copy, and the others are only read.
         slices = [given[rows * rank :][:rows] for rank in range(self.world_size)]
         mine = slices[self.rank].copy()
         slices[self.rank] = mine

@@ -159,7 +159,7 @@ class Peers:
                 self._lanes = _Lanes(
                     self.rank, self._key, self._listener, self._peers, self._client
                 )
-                # Whoever holds the group, and not the thread, keeps it.
+                # The thread must not keep this object alive.
                 self._close.detach()
                 self._close = weakref.finalize(self, _Lanes.stop, self._lanes, self._pid)
             future = asyncio.run_coroutine_threadsafe(work(self._lanes), self._lanes.loop)

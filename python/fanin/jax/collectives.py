@@ -105,7 +105,7 @@ def _with_axis(leaf: Any) -> Any:
     return jax.numpy.atleast_1d(leaf)
 
 
-# Each begins a collective of an operand, the result of which is XLA's memory.
+# These functions begin a collective of an operand, and write its result into XLA's memory.
 
 
 def _all_reduce_of(op: Op) -> foreign.Begin:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Gradients that are shorter travel together: packets are full, and a sum's fixed costs are paid
 # once.
 BUCKET_BYTES: Final = 4 << 20
-# As long as this, elements travel as they are also where int8 was asked for (docs/wire.md).
+# Up to so many elements travel as they are, also if int8 was asked for (docs/wire.md).
 _AS_IT_IS_MAX: Final = 4096
 _ROUNDED: Final = ("float32", "float16", "bfloat16")
 
