@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from fanin.horovod.adasum import adasum
-from fanin.horovod.coordinator import FUSED_BYTES_MAX, STALL_SECONDS, Coordinator
+from fanin.horovod.coordinator import Coordinator
 from fanin.horovod.engine import Handle
+from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.execution import Groups, Own
 from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
 from fanin.horovod.world import Position
@@ -48,7 +49,7 @@ def test_what_all_ranks_have_asked_for_is_decided_in_the_order_in_which_it_is_co
 
 def test_what_is_alike_is_fused_up_to_a_size() -> None:
     coordinator = Coordinator(1)
-    half = FUSED_BYTES_MAX // 8
+    half = EngineSettings.fused_bytes_max // 8
     for name, elements in (("a", 3), ("b", half), ("c", half), ("d", 1)):
         coordinator.hear(asks(0, name, elements))
     coordinator.hear(asks(0, "min", 3, op=ReduceOp.Min))
@@ -140,7 +141,7 @@ def test_what_waits_for_a_process_set_is_refused_when_the_set_is_removed() -> No
     assert refused.key == (1, Kind.ALLREDUCE, "x")
     assert "process set 1 is not there any more" in refused.reason
     assert isinstance(removed, Batch)
-    now = STALL_SECONDS + 1.0
+    now = EngineSettings.stall_seconds + 1.0
     assert coordinator.stalled() == []
     assert not coordinator.waiting
 
@@ -149,7 +150,7 @@ def test_who_is_waited_for_long_is_named_once() -> None:
     now = 0.0
     coordinator = Coordinator(3, lambda: now)
     coordinator.hear(asks(1, "x", 4))
-    now = STALL_SECONDS + 1.0
+    now = EngineSettings.stall_seconds + 1.0
     (told,) = coordinator.stalled()
     assert "allreduce 'x' waits for ranks 0 and 2" in told
     assert "rank 1 asked" in told

@@ -6,10 +6,14 @@ A state machine: it is told what ranks said, and says what is to be done; it kno
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
+from fanin.horovod.agreed import Agreed, numbers_in
+from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.execution import reduces
 from fanin.horovod.requests import (
     Batch,
@@ -24,11 +28,6 @@ from fanin.horovod.requests import (
     Request,
 )
 
-FUSED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Tensors that are ready together are fused up to so many bytes; a larger one goes alone."""
-STALL_SECONDS: Final = 60.0
-"""After which it is said who has not asked for what others wait for."""
-
 _FUSED: Final = {Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER}
 # The kinds that are cut or joined at their first dimension.
 _CUT: Final = {Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER}
@@ -39,8 +38,24 @@ _SUMS: Final = {ReduceOp.Sum, ReduceOp.Average}
 class Coordinator:
     """Hears requests, and decides. Process sets are known here by number and ranks."""
 
-    def __init__(self, size: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        size: int,
+        now: Callable[[], float] = time.monotonic,
+        agreed: Agreed | None = None,
+        settings: EngineSettings | None = None,
+    ) -> None:
         self._now = now
+        self._settings = settings or EngineSettings()
+        self._agreed = Agreed() if agreed is None else agreed
+        # Of each rank, a bit for each number that it asks for.
+        self._masks = [0] * size
+        self._any = 0
+        self._since_numbers: dict[int, float] = {}
+        # The latest number of each key, and those that ranks ask for in full words meanwhile.
+        self._numbers: dict[Key, int] = {}
+        self._outdated = 0
+        self._in_full = 0
         self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self._sets_made = 0
         self._asked: dict[Key, dict[int, Request]] = {}
@@ -48,11 +63,14 @@ class Coordinator:
         self._joined: list[int] = []
         self._ready: list[Operation] = []
         self._decided: list[Decision] = []
+        self._told: set[Key] = set()
+        self.shortened: list[Decision] = []
+        """What was decided last, for those who know what was agreed on before."""
 
     @property
     def waiting(self) -> bool:
         """Whether some ranks have asked for what others have not."""
-        return bool(self._asked)
+        return bool(self._asked or self._any)
 
     @property
     def ready(self) -> bool:
@@ -72,33 +90,96 @@ class Coordinator:
         elif request.process_set not in self._sets:
             self._decided.append(Refused(request.key, _removed(request.process_set)))
         else:
-            asked = self._asked.setdefault(request.key, {})
-            asked[request.rank] = request
-            self._since.setdefault(request.key, self._now())
-            self._judge(request.key)
+            self._hear_in_full(request)
+
+    def hear_again(self, rank: int, mask: int) -> None:
+        """Take what a rank asks for by numbers: a bit for each."""
+        in_full = mask if self._joined else mask & (self._outdated | self._in_full)
+        for number in numbers_in(in_full):
+            self._hear_in_full(replace(self._agreed[number], rank=rank))
+        mask &= ~in_full
+        now = self._now()
+        for number in numbers_in(mask & ~self._any):
+            self._since_numbers[number] = now
+        self._masks[rank] |= mask
+        self._any |= mask
+        ready = functools.reduce(int.__and__, self._masks)
+        if ready:
+            self._masks = [each & ~ready for each in self._masks]
+            self._any &= ~ready
+            self._ready += [
+                Operation(self._agreed[number], self._since_numbers.pop(number))
+                for number in numbers_in(ready)
+            ]
 
     def decide(self) -> list[Decision]:
         """Return what was decided since the last call, in the order that all ranks keep."""
         decided = [*self._decided, *self._fused()]
         self._decided = []
+        # Before it is learned what is new: those who hear it do not know that yet.
+        self.shortened = self._agreed.shortened(decided)
+        for number in self._agreed.learn(decided):
+            key = self._agreed[number].key
+            if key in self._numbers:
+                self._in_words(self._numbers[key])
+                self._outdated |= 1 << self._numbers[key]
+            self._numbers[key] = number
+            if key in self._asked:
+                self._in_full |= 1 << number
         return decided
 
+    def _hear_in_full(self, request: Request) -> None:
+        number = self._numbers.get(request.key)
+        if number is not None:
+            self._in_words(number)
+        asked = self._asked.setdefault(request.key, {})
+        asked[request.rank] = request
+        self._since.setdefault(request.key, self._now())
+        self._judge(request.key)
+
+    def _in_words(self, number: int) -> None:
+        """Take as full words what ranks asked for by a number, as others may ask otherwise."""
+        bit, request = 1 << number, self._agreed[number]
+        self._in_full |= bit
+        if not self._any & bit:
+            return
+        self._since.setdefault(request.key, self._since_numbers.pop(number))
+        asked = self._asked.setdefault(request.key, {})
+        for rank, mask in enumerate(self._masks):
+            if mask & bit:
+                asked[rank] = replace(request, rank=rank)
+        self._masks = [mask & ~bit for mask in self._masks]
+        self._any &= ~bit
+
     def stalled(self) -> list[str]:
-        """Say which operations some ranks have waited for, and for whom; each once."""
+        """Say which operations some ranks have waited for, and for whom; each once.
+
+        After `shutdown_seconds` the next decision is that all is over.
+        """
         told = []
+        for number, since in list(self._since_numbers.items()):
+            if self._now() - since > self._settings.stall_seconds:
+                self._in_words(number)
         for key, asked in self._asked.items():
-            since = self._since.get(key)
-            if since is not None and self._now() - since > STALL_SECONDS:
-                del self._since[key]
-                absent = self._absent(key)
-                told.append(
-                    f"{_called(key)} waits for {_named(absent)}: {_named(sorted(asked))} asked "
-                    f"for it more than {STALL_SECONDS:g} s ago. Does every rank call it?"
+            waited = self._now() - self._since[key]
+            since = min(self._settings.stall_seconds, waited)
+            text = (
+                f"{_called(key)} waits for {_named(self._absent(key))}: {_named(sorted(asked))} "
+                f"asked for it more than {since:g} s ago. Does every rank call it?"
+            )
+            if waited > self._settings.stall_seconds and key not in self._told:
+                self._told.add(key)
+                told.append(text)
+            if 0 < self._settings.shutdown_seconds < waited:
+                self._decided.append(
+                    Over(text, RuntimeError("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"))
                 )
         return told
 
     def _join(self, rank: int) -> None:
         self._joined.append(rank)
+        for number in numbers_in(self._any):
+            self._in_words(number)
         for key in list(self._asked):
             self._judge(key)
         if len(self._joined) == len(self._sets[0]):
@@ -115,9 +196,11 @@ class Coordinator:
         if self._absent(key):
             return
         asked = self._asked.pop(key)
+        self._in_full &= ~(1 << self._numbers[key]) if key in self._numbers else -1
         ranks = self._sets[key[0]]
         requests = [asked[rank] for rank in ranks if rank in asked]
-        since = self._since.pop(key, self._now())
+        since = self._since.pop(key)
+        self._told.discard(key)
         reason = disagreement(requests) or self._objection(requests)
         if reason is not None:
             self._decided.append(Refused(key, f"{_called(key)}: {reason}"))
@@ -179,7 +262,7 @@ class Coordinator:
         """Refuse what some ranks of a process set that was removed have asked for."""
         for key in [key for key in self._asked if key[0] == number]:
             del self._asked[key]
-            self._since.pop(key, None)
+            del self._since[key]
             self._decided.append(Refused(key, _removed(number)))
 
     def _number(self, ranks: tuple[int, ...]) -> int | None:
@@ -187,12 +270,12 @@ class Coordinator:
         return next((n for n, of in self._sets.items() if of == ranks and n), None)
 
     def _fused(self) -> list[Batch]:
-        batches = fuse(self._ready)
+        batches = fuse(self._ready, self._settings.fused_bytes_max)
         self._ready = []
         return batches
 
 
-def fuse(operations: Iterable[Operation]) -> list[Batch]:
+def fuse(operations: Iterable[Operation], most: int) -> list[Batch]:
     """Put together what can be one collective, in the order of the first of each."""
     open_batches: dict[object, list[Operation]] = {}
     sizes: dict[object, int] = {}
@@ -202,7 +285,7 @@ def fuse(operations: Iterable[Operation]) -> list[Batch]:
         size = sum(form.size_bytes for form in one.tensors)
         devices = frozenset(form.device for form in one.tensors)
         kind = (one.kind, one.process_set, one.op, one.root, devices)
-        fits = kind in open_batches and sizes[kind] + size <= FUSED_BYTES_MAX
+        fits = kind in open_batches and sizes[kind] + size <= most
         if one.kind in _FUSED and fits:
             open_batches[kind].append(operation)
             sizes[kind] += size

@@ -11,10 +11,11 @@ import contextlib
 import itertools
 import logging
 import pickle
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,9 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import ProcessGroup
 
 from fanin.errors import AllReduceTimeout, FaninError, RankLost
+from fanin.horovod.agreed import UNNAMED, Agreed
 from fanin.horovod.coordinator import Coordinator
+from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.errors import Disagreement, HorovodInternalError
 from fanin.horovod.execution import Groups, Own, execute
 from fanin.horovod.requests import (
@@ -44,8 +47,8 @@ from fanin.torch.rendezvous.connections import Followers, Gone, Leader
 
 PULSE = 1.0
 """Seconds without an operation after which a sum of nothing shows that all ranks are there."""
-CYCLE = 0.001
-"""How long rank 0 waits for more, once something is to be done: what is ready then is fused."""
+UNDER_WAY_MAX = 2
+"""Batches whose sums are under way while the next one is put together."""
 
 _logger = logging.getLogger(__name__)
 
@@ -98,6 +101,38 @@ class Handle:
         return self._result(self.own, self._said)
 
 
+class Outbox:
+    """What this rank asks for, and has not told rank 0: a bit for each number, and full words."""
+
+    def __init__(self) -> None:
+        self._mask = 0
+        self._requests: list[Request] = []
+
+    def put(self, request: Request, number: int | None) -> bool:
+        """Put a request in, by its number if it has one; return whether it is the first."""
+        is_first = not (self._mask or self._requests)
+        if number is None:
+            self._requests.append(request)
+        else:
+            self._mask |= 1 << number
+        return is_first
+
+    def take(self) -> tuple[int, list[Request]]:
+        """Return all that is in it, and empty it."""
+        taken = self._mask, self._requests
+        self._mask, self._requests = 0, []
+        return taken
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A batch whose sums are under way."""
+
+    batch: Batch
+    handles: list[Handle | None]
+    end: Callable[[], None]
+
+
 class Engine:
     """One rank's engine; made by all ranks of `world`, with connected `words`."""
 
@@ -109,6 +144,7 @@ class Engine:
         size: int,
         timeline: Timeline,
         failed: Callable[[list[int]], None],
+        settings: EngineSettings,
     ) -> None:
         self._rank = rank
         self._world = world
@@ -116,19 +152,40 @@ class Engine:
         self._failed = failed
         self.timeline = timeline
         self._groups = Groups(world, rank, size)
-        self._coordinator = Coordinator(size) if rank == 0 else None
+        self._settings = settings
+        self._agreed = Agreed()
+        self._coordinator = (
+            Coordinator(
+                size,
+                agreed=self._agreed,
+                settings=settings,
+            )
+            if rank == 0
+            else None
+        )
+        self._outbox = Outbox()
+        # Batches under way, which a thread of their own ends in their order; none ends it.
+        self._begun: queue.Queue[_Begun | None] = queue.Queue(UNDER_WAY_MAX)
+        self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._handles: dict[Key, Handle] = {}
         self._unnamed: dict[tuple[int, Kind], Iterator[int]] = {}
         self._over: HorovodInternalError | None = None
+        self._speaks = threading.Event()
+        self._ender = threading.Thread(
+            target=self._end_begun, name="fanin-horovod-ends", daemon=True
+        )
+        self._ender.start()
         self._thread = threading.Thread(target=self._run, name="fanin-horovod", daemon=True)
         self._thread.start()
+        if isinstance(words, Leader):
+            threading.Thread(target=self._speak, name="fanin-horovod-says", daemon=True).start()
 
     def name(self, process_set: int, kind: Kind) -> str:
         """Return the name of an operation that has none: its number, as it is on all ranks."""
         with self._lock:
             numbers = self._unnamed.setdefault((process_set, kind), itertools.count())
-            return f"noname.{next(numbers)}"
+            return f"{UNNAMED}{next(numbers)}"
 
     def submit(
         self,
@@ -154,16 +211,29 @@ class Engine:
                     "with synchronize(), or give this one another name"
                 )
             self._handles[request.key] = handle
-            if isinstance(self._words, Followers):
-                assert self._coordinator is not None
-                self._coordinator.hear(request)
+            is_first = self._outbox.put(request, self._agreed.number(request))
+        if isinstance(self._words, Followers):
+            if is_first:
                 self._words.wake()
-        # Not under the lock: it may wait until rank 0 reads.
-        if isinstance(self._words, Leader):
-            # The engine sees, too, that rank 0 is gone.
-            with contextlib.suppress(Gone):
-                self._words.say(request)
+        elif is_first:
+            # What is submitted within the next moment goes with it.
+            self._speaks.set()
         return handle
+
+    def _speak(self) -> None:
+        """Tell rank 0 what was submitted, not more often than once a cycle."""
+        assert isinstance(self._words, Leader)
+        while True:
+            self._speaks.wait()
+            self._speaks.clear()
+            with self._lock:
+                said = self._outbox.take()
+            # Not under the lock: it may wait until rank 0 reads.
+            with contextlib.suppress(Gone, OSError, ValueError):  # the engine sees it, too
+                self._words.say((self._rank, *said))
+            if self._over is not None:
+                return
+            time.sleep(self._settings.cycle)
 
     def join(self, device: int) -> Handle:
         """Submit a join; zeros for the others' CUDA tensors are on that device, -1 is any."""
@@ -182,7 +252,7 @@ class Engine:
             while turn():
                 pass
         except Exception as error:
-            self._end(*self._explained(error))
+            self._end(*self._explained(self._failure or error))
 
     def _lead(self) -> bool:
         """Decide what is next, tell it, and do it; false once it was the last."""
@@ -194,13 +264,13 @@ class Engine:
         while not self._ready() and time.monotonic() < end:
             self._hear(words, max(0.0, end - time.monotonic()))
         if self._ready() and coordinator.waiting:
-            self._hear(words, CYCLE)
+            self._hear(words, self._settings.cycle)
         with self._lock:
             decisions = coordinator.decide()
             for text in coordinator.stalled():
                 _logger.warning("%s", text)
         self.timeline.cycle()
-        words.tell(decisions)
+        words.tell(coordinator.shortened)
         return self._do(decisions)
 
     def _ready(self) -> bool:
@@ -209,13 +279,27 @@ class Engine:
 
     def _hear(self, words: Followers, seconds: float) -> None:
         assert self._coordinator is not None
-        for request in words.hear(seconds):
+        for rank, mask, requests in words.hear(seconds):
             with self._lock:
-                self._coordinator.hear(request)
+                self._take(rank, mask, requests)
+        with self._lock:
+            self._take(self._rank, *self._outbox.take())
+        if self._failure is not None:
+            raise self._failure
+
+    def _take(self, rank: int, mask: int, requests: list[Request]) -> None:
+        assert self._coordinator is not None
+        if mask:
+            self._coordinator.hear_again(rank, mask)
+        for request in requests:
+            self._coordinator.hear(request)
 
     def _follow(self) -> bool:
         assert isinstance(self._words, Leader)
-        return self._do(self._words.hear())
+        decisions = self._agreed.whole(self._words.hear())
+        with self._lock:
+            self._agreed.learn(decisions)
+        return self._do(decisions)
 
     def _do(self, decisions: list[Decision]) -> bool:
         if not decisions:
@@ -235,6 +319,7 @@ class Engine:
                         self._unnamed = {}  # whoever joined early has fewer
                     handle.complete(last)
                 case Over(reason, cause, ended):
+                    self._begun.join()
                     if cause is None:
                         self._words.part()
                     if ended is not None and ended != self._rank:
@@ -252,33 +337,62 @@ class Engine:
         if not self._groups.has(one.process_set):
             return
         handles = [self._taken(operation.request.key) for operation in batch.operations]
+        began = time.monotonic()
+        with self._failing(handles):
+            if one.kind is not Kind.ALLREDUCE:
+                # The others are over when they return, and follow what was begun before.
+                self._begun.join()
+            self._sets(batch.operations[0])
+            for handle in handles:
+                if handle is not None:
+                    handle.begin()
+            end = execute(batch, [None if h is None else h.own for h in handles], self._groups)
+        if self._coordinator is not None:
+            for operation in batch.operations:
+                self.timeline.add(operation.request.key, operation.since, began)
+        begun = _Begun(batch, handles, end or _nothing)
+        if end is None:
+            self._complete(begun)
+        else:
+            self._begun.put(begun)
+
+    def _end_begun(self) -> None:
+        """End the batches that are under way, in their order, until there is nothing more."""
+        while (begun := self._begun.get()) is not None:
+            try:
+                self._complete(begun)
+            except Exception as error:
+                # The engine's thread may wait for words: it ends with this error.
+                self._failure = self._failure or error
+                if isinstance(self._words, Followers):
+                    self._words.wake()
+                else:
+                    self._words.shut()
+            finally:
+                self._begun.task_done()
+
+    def _complete(self, begun: _Begun) -> None:
+        """End a batch, and let who waits have the results."""
+        with self._failing(begun.handles):
+            begun.end()
+            owns = [handle.own for handle in begun.handles if handle is not None]
+            for device in {t.device for own in owns for t in own.inputs if t.is_cuda}:
+                torch.cuda.current_stream(device).synchronize()
+        for operation, handle in zip(begun.batch.operations, begun.handles, strict=True):
+            if handle is not None:
+                handle.complete(operation.number)
+
+    @contextlib.contextmanager
+    def _failing(self, handles: list[Handle | None]) -> Iterator[None]:
+        """Let those who wait for handles have what is raised, which is raised again."""
         try:
-            self._play(batch, handles)
+            yield
         except Exception as error:
             reason, cause = self._explained(error)
             for handle in handles:
                 if handle is not None:
                     handle.fail(_internal(reason, cause))
             raise
-        for operation, handle in zip(batch.operations, handles, strict=True):
-            if handle is not None:
-                handle.complete(operation.number)
-
-    def _play(self, batch: Batch, handles: list[Handle | None]) -> None:
-        self._sets(batch.operations[0])
-        began = time.monotonic()
-        for handle in handles:
-            if handle is not None:
-                handle.begin()
-        execute(batch, [None if h is None else h.own for h in handles], self._groups)
-        inputs = [
-            tensor for handle in handles if handle is not None for tensor in handle.own.inputs
-        ]
-        for device in {tensor.device for tensor in inputs if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
-        if self._coordinator is not None:
-            for operation in batch.operations:
-                self.timeline.add(operation.request.key, operation.since, began)
 
     def _sets(self, operation: Operation) -> None:
         """Make or leave the group of a process set, if that is what was agreed on."""
@@ -299,7 +413,11 @@ class Engine:
             handles, self._handles = self._handles, {}
         for handle in handles.values():
             handle.fail(error)
+        self._speaks.set()
+        if cause is None:
+            self._begun.join()
         with contextlib.ExitStack() as parts:  # from the last one to the first
+            parts.callback(self._begun.put, None)
             parts.callback(self._leave, world=cause is not None)
             parts.callback(self._words.close)
             if cause is None:
@@ -334,6 +452,10 @@ class Engine:
         if isinstance(error, Gone):
             error = RankLost(f"rank {error.rank} has ended, or its engine has", rank=error.rank)
         return str(error) or type(error).__name__, error
+
+
+def _nothing() -> None:
+    return None
 
 
 def _tellable(cause: Exception) -> Exception:

@@ -6,11 +6,12 @@ Sums and averages are fanin's; what moves bytes, and other reductions, is as the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, distributed
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, Work
 
 from fanin._layers import foremost, of_layer
 from fanin.horovod.adasum import adasum
@@ -71,15 +72,20 @@ class Groups:
         }
         self.joined_on = -1
         """The number of the CUDA device where a rank that has joined adds zeros."""
-        self._rooms: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._rooms: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
 
     def room(self, like: Tensor, elements: int) -> Tensor:
-        """Return memory that is used again and again: what is new, the kernel fills with zeros."""
-        kept = self._rooms.get((like.dtype, like.device))
-        if kept is None or kept.numel() < elements:
-            kept = like.new_empty(elements)
-            self._rooms[like.dtype, like.device] = kept
-        return kept[:elements]
+        """Return memory that is used again and again: what is new, the kernel fills with zeros.
+
+        It is whoever's asked until it is `returned`.
+        """
+        kept = self._rooms.setdefault((like.dtype, like.device), [])
+        room = kept.pop() if kept else None
+        return like.new_empty(elements) if room is None or room.numel() < elements else room
+
+    def returned(self, room: Tensor) -> None:
+        """Take memory back, from any thread."""
+        self._rooms[room.dtype, room.device].append(room)
 
     def zeros(self, form: Form) -> Tensor:
         """Return what a rank that has joined adds."""
@@ -128,16 +134,22 @@ class Groups:
                 distributed.destroy_process_group(group)
 
 
-def execute(batch: Batch, mine: Sequence[Own | None], groups: Groups) -> None:
-    """Execute operations of one kind; of one that this rank has joined past, `mine` has None."""
+def execute(batch: Batch, mine: Sequence[Own | None], groups: Groups) -> Callable[[], None] | None:
+    """Execute operations of one kind; of one that this rank has joined past, `mine` has None.
+
+    Those that are only begun are ended by what is returned, from any thread, in the same order.
+    """
     kind = batch.operations[0].request.kind
     execution = _EXECUTIONS.get(kind)
-    if execution is not None:
-        with torch.no_grad():
-            execution(batch.operations, mine, groups)
+    if execution is None:
+        return None
+    with torch.no_grad():
+        return execution(batch.operations, mine, groups)
 
 
-_Execution = Callable[[Sequence[Operation], Sequence[Own | None], Groups], None]
+_Execution = Callable[
+    [Sequence[Operation], Sequence[Own | None], Groups], Callable[[], None] | None
+]
 
 
 class _Piece:
@@ -171,9 +183,40 @@ def _pieces(
     return alike.items()
 
 
-def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
+@dataclass
+class _Sum:
+    """A sum under way, of tensors of one dtype."""
+
+    work: Work
+    summed: Tensor
+    pieces: list[_Piece]
+    room: Tensor | None
+    """Memory in which several tensors are one."""
+
+    def end(self, size: int) -> None:
+        self.work.wait()
+        pieces = self.pieces
+        dtype, postscales = pieces[0].form.dtype, {piece.request.scales[1] for piece in pieces}
+        is_average = pieces[0].request.op is ReduceOp.Average
+        is_divided = is_average and postscales == {1.0} and self.summed.is_floating_point()
+        if is_divided:
+            self.summed.div_(size)
+        parts = torch.split(self.summed, [piece.tensor.numel() for piece in pieces])
+        for piece, part in zip(pieces, parts, strict=True):
+            result = part if is_divided else _after(part, piece, size)
+            result = result.to(dtype).view(piece.form.shape)
+            # Not a view of what all others are in, nor of memory that is used again.
+            kept = piece.own is not None and not piece.own.in_place
+            shared = kept and self.room is not None and result.data_ptr() == part.data_ptr()
+            piece.give(result.clone() if shared else result)
+
+
+def _allreduce(
+    operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups
+) -> Callable[[], None]:
     request = operations[0].request
     group, _, size = groups.of(request.process_set)
+    sums: list[_Sum] = []
     for dtype, pieces in _pieces(operations, mine, groups):
         if request.op is ReduceOp.Adasum:
             _adasum(pieces, group, size)
@@ -182,27 +225,29 @@ def _allreduce(operations: Sequence[Operation], mine: Sequence[Own | None], grou
         alone = pieces[0].own if len(pieces) == 1 else None
         tensor = pieces[0].tensor
         in_place = alone is not None and alone.in_place and tensor.is_contiguous()
+        room = None
         if in_place and request.scales[0] == 1.0 and not (tensor.is_conj() or tensor.is_neg()):
             flat = tensor.view(-1)
+        elif len(pieces) == 1:
+            flat = pieces[0].scaled().reshape(-1).clone()  # it will be the result
         else:
-            flat = _joined([piece.scaled().reshape(-1) for piece in pieces], groups)
+            parts = [piece.scaled().reshape(-1) for piece in pieces]
+            room = groups.room(parts[0], sum(part.numel() for part in parts))
+            flat = torch.cat(parts, out=room[: sum(part.numel() for part in parts)])
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
         with of_layer(foremost(piece.request.layer for piece in pieces)):
-            distributed.all_reduce(summed, op=_OPS[request.op], group=group)
-        parts = torch.split(summed, [piece.tensor.numel() for piece in pieces])
-        for piece, part in zip(pieces, parts, strict=True):
-            result = _after(part, piece, size).to(dtype).view(piece.form.shape)
-            # Not a view of what all others are in.
-            shared = len(pieces) > 1 and result.data_ptr() == part.data_ptr()
-            piece.give(result.clone() if shared else result)
+            work = distributed.all_reduce(summed, op=_OPS[request.op], group=group, async_op=True)
+        assert work is not None
+        sums.append(_Sum(work, summed, pieces, room))
 
+    def end() -> None:
+        with torch.no_grad():
+            for each in sums:
+                each.end(size)
+                if each.room is not None:
+                    groups.returned(each.room)
 
-def _joined(parts: list[Tensor], groups: Groups) -> Tensor:
-    """Return tensors in one; several in the memory where the last ones were."""
-    if len(parts) == 1:
-        return parts[0].clone()  # it will be the result
-    room = groups.room(parts[0], sum(part.numel() for part in parts))
-    return torch.cat(parts, out=room)
+    return end
 
 
 def _after(summed: Tensor, piece: _Piece, size: int) -> Tensor:

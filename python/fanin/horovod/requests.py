@@ -118,6 +118,13 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """A batch of operations on which all ranks have agreed before, by their numbers."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Refused:
     """An operation that cannot be, because of what its ranks asked for."""
 
@@ -142,4 +149,4 @@ class Over:
     """The rank whose process ends."""
 
 
-Decision = Batch | Refused | Joined | Over
+Decision = Batch | Repeat | Refused | Joined | Over

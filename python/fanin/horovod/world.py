@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 import fanin.torch  # noqa: F401 - makes its backend known to torch
 from fanin.errors import JoinTimeout, RankLost
 from fanin.horovod.engine import Engine
+from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.errors import Apart, HorovodInternalError
 from fanin.horovod.rendezvous import Rendezvous
 from fanin.horovod.timeline import Timeline
@@ -84,7 +85,13 @@ class World:
             connected = connections.connect(PrefixStore("engine", store), rank, size)
             assert self._group is not None
             self._engine = Engine(
-                self._group, connected, rank, size, self.timeline, meeting.announce
+                self._group,
+                connected,
+                rank,
+                size,
+                self.timeline,
+                meeting.announce,
+                EngineSettings.of(os.environ),
             )
         except BaseException:
             if connected is not None:

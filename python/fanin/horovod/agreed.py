@@ -1,0 +1,74 @@
+"""What all ranks have agreed on before: a number says it again, in place of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fanin.horovod.requests import Batch, Decision, Kind, Operation, Repeat, Request
+
+AGREED_MAX: Final = 1024
+"""So many operations are remembered, the first ones."""
+UNNAMED: Final = "noname."
+"""Names begin so that the program did not give: no two operations have one."""
+
+
+class Agreed:
+    """Operations by number. All ranks hear of them in one order, so they have the same numbers."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+        self._numbers: dict[Request, int] = {}
+
+    def __getitem__(self, number: int) -> Request:
+        return self._requests[number]
+
+    def number(self, request: Request) -> int | None:
+        """Return the number of a request, whichever rank's it is; None if it has none."""
+        return self._numbers.get(replace(request, rank=0))
+
+    def learn(self, decisions: Sequence[Decision]) -> list[int]:
+        """Remember what is to be executed, and return the numbers that are new."""
+        first = len(self._requests)
+        for decision in decisions:
+            for operation in decision.operations if isinstance(decision, Batch) else ():
+                one = replace(operation.request, rank=0)
+                if len(self._requests) < AGREED_MAX and _recurs(one) and one not in self._numbers:
+                    self._numbers[one] = len(self._requests)
+                    self._requests.append(one)
+        return list(range(first, len(self._requests)))
+
+    def shortened(self, decisions: Sequence[Decision]) -> list[Decision]:
+        """Return decisions with numbers for batches that have them."""
+        return [self._shortened(decision) for decision in decisions]
+
+    def whole(self, decisions: Sequence[Decision]) -> list[Decision]:
+        """Return decisions as they were before they were shortened."""
+        return [
+            Batch(tuple(Operation(self[number], 0.0) for number in decision.numbers))
+            if isinstance(decision, Repeat)
+            else decision
+            for decision in decisions
+        ]
+
+    def _shortened(self, decision: Decision) -> Decision:
+        if not isinstance(decision, Batch):
+            return decision
+        numbers = [self.number(operation.request) for operation in decision.operations]
+        known = tuple(number for number in numbers if number is not None)
+        return Repeat(known) if len(known) == len(numbers) else decision
+
+
+def _recurs(request: Request) -> bool:
+    """Return whether it may come again, and is decided by nothing but what is in it."""
+    dense = request.kind is Kind.ALLREDUCE and not request.sparse
+    return dense and request.process_set == 0 and not request.name.startswith(UNNAMED)
+
+
+def numbers_in(mask: int) -> Iterator[int]:
+    """Yield the numbers whose bits are set."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest

@@ -1,0 +1,42 @@
+"""Horovod's variables for its engine, as its documents have them (docs/knobs in its repository)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How operations are put together, and how long ranks may be waited for."""
+
+    fused_bytes_max: int = 64 * 1024 * 1024
+    """HOROVOD_FUSION_THRESHOLD: tensors that are ready together are fused up to so many bytes."""
+    cycle: float = 0.001
+    """HOROVOD_CYCLE_TIME, in seconds: how long is waited for what can be fused."""
+    stall_seconds: float = 60.0
+    """HOROVOD_STALL_CHECK_TIME_SECONDS: then it is said for whom others wait. Infinite: never."""
+    shutdown_seconds: float = 0.0
+    """HOROVOD_STALL_SHUTDOWN_TIME_SECONDS: then the job ends. 0: never."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> EngineSettings:
+        """Return what the environment says. Raises `ValueError` for what is no such number."""
+        stall = _number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_seconds)
+        if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+            stall = float("inf")
+        fused = _number(environment, "HOROVOD_FUSION_THRESHOLD", cls.fused_bytes_max)
+        milliseconds = _number(environment, "HOROVOD_CYCLE_TIME", 1000 * cls.cycle)
+        shutdown = _number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.shutdown_seconds)
+        return cls(int(fused), milliseconds / 1000, stall, shutdown)
+
+
+def _number(environment: Mapping[str, str], name: str, usual: float) -> float:
+    text = environment.get(name, "")
+    try:
+        number = float(text) if text else usual
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e15:
+        raise ValueError(f"{name} is {text!r}: give a number from 0, or unset it")
+    return number
