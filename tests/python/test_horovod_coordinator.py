@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from fanin.horovod.adasum import adasum
+from fanin.horovod.agreed import Agreed
 from fanin.horovod.coordinator import Coordinator
-from fanin.horovod.engine import Handle
+from fanin.horovod.engine import Handle, Outbox
 from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.execution import Groups, Own
-from fanin.horovod.requests import Batch, Form, Joined, Kind, Over, ReduceOp, Refused, Request
+from fanin.horovod.requests import (
+    Batch,
+    Decision,
+    Form,
+    Joined,
+    Kind,
+    Over,
+    ReduceOp,
+    Refused,
+    Repeat,
+    Request,
+)
 from fanin.horovod.world import Position
 
 
@@ -237,3 +250,126 @@ def test_who_joined_adds_zeros_on_the_device_that_it_named() -> None:
     groups.joined_on = 1
     assert groups.device_of(theirs) == torch.device("cuda", 1)
     assert groups.zeros(form(2)).device == torch.device("cpu")
+
+
+class Follower:
+    """A rank: what it has agreed on, and what it has not told yet."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.agreed = Agreed()
+        self.outbox = Outbox()
+
+    def asks(self, request: Request) -> None:
+        self.outbox.put(request, self.agreed.number(request))
+
+    def tells(self, coordinator: Coordinator) -> None:
+        mask, requests = self.outbox.take()
+        if mask:
+            coordinator.hear_again(self.rank, mask)
+        for request in requests:
+            coordinator.hear(request)
+
+    def hears(self, decisions: list[Decision]) -> list[Decision]:
+        whole = self.agreed.whole(decisions)
+        self.agreed.learn(whole)
+        return whole
+
+
+def outcome(decisions: list[Decision]) -> tuple[list[Any], list[Any]]:
+    """What was decided, in no order: operations with their forms, and what was refused."""
+    done = [
+        (operation.request.key, operation.request.tensors)
+        for decision in decisions
+        if isinstance(decision, Batch)
+        for operation in decision.operations
+    ]
+    refused = [each.key for each in decisions if isinstance(each, Refused)]
+    return sorted(done, key=str), sorted(refused, key=str)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_numbers_decide_what_full_words_decide(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = draw.randrange(1, 5)
+    agreed = Agreed()
+    by_numbers, in_full = Coordinator(ranks, agreed=agreed), Coordinator(ranks)
+    followers = [Follower(rank) for rank in range(ranks)]
+    followers[0].agreed = agreed  # rank 0 has the coordinator's
+    of_name = dict.fromkeys("abcdefgh", 4)
+    under_way: list[set[str]] = [set() for _ in followers]
+    joined: set[int] = set()
+    numbers_told = 0
+    for _ in range(120):
+        rank = draw.randrange(ranks)
+        name = draw.choice(list(of_name))
+        if draw.random() < 0.03:
+            of_name[name] = draw.choice((4, 8))
+        if draw.random() < 0.02 and rank not in joined and not under_way[rank]:
+            joined.add(rank)
+            followers[rank].tells(by_numbers)
+            for coordinator in (by_numbers, in_full):
+                coordinator.hear(Request(rank, Kind.JOIN))
+        elif name not in under_way[rank] and rank not in joined:
+            elements = of_name[name] if draw.random() < 0.98 else 12
+            request = asks(rank, name, elements)
+            under_way[rank].add(name)
+            followers[rank].asks(request)
+            in_full.hear(request)
+        if draw.random() < 0.5:
+            for follower in draw.sample(followers, ranks):
+                follower.tells(by_numbers)
+            got, expected = by_numbers.decide(), in_full.decide()
+            assert outcome(got) == outcome(expected)
+            numbers_told += sum(isinstance(each, Repeat) for each in by_numbers.shortened)
+            for follower in followers[1:]:
+                assert outcome(follower.hears(by_numbers.shortened)) == outcome(got)
+            done, refused = outcome(got)
+            for key in [*(each for each, _ in done), *refused]:
+                for each in under_way:
+                    each.discard(key[2])
+            if any(isinstance(each, Joined) for each in got):
+                joined.clear()
+            assert by_numbers.waiting == in_full.waiting
+    assert ranks > 3 or numbers_told > 0
+
+
+def test_what_is_asked_by_number_and_waited_for_is_told_and_ends_the_job() -> None:
+    now = 0.0
+    settings = EngineSettings(stall_seconds=10, shutdown_seconds=20)
+    coordinator = Coordinator(2, lambda: now, settings=settings)
+    for rank in (0, 1):
+        coordinator.hear(asks(rank, "a", 4))
+    coordinator.decide()
+    coordinator.hear_again(1, 1)
+    assert coordinator.waiting
+    assert coordinator.stalled() == []
+    now = 11.0
+    (told,) = coordinator.stalled()
+    assert "waits for rank 0: rank 1 asked for it" in told
+    assert coordinator.stalled() == []
+    now = 21.0
+    assert coordinator.stalled() == []
+    (over,) = coordinator.decide()
+    assert isinstance(over, Over)
+    assert "waits for rank 0" in over.reason
+    # Not the one that is over, but another: the number is still good.
+    coordinator = Coordinator(2)
+    for _ in range(3):
+        for rank in (0, 1):
+            coordinator.hear(asks(rank, "a", 4))
+        assert list(map(names, coordinator.decide())) == [["a"]]
+
+
+def test_the_engine_takes_horovods_variables() -> None:
+    said = {
+        "HOROVOD_FUSION_THRESHOLD": "1000",
+        "HOROVOD_CYCLE_TIME": "2.5",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "7",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9",
+    }
+    assert EngineSettings.of(said) == EngineSettings(1000, 0.0025, 7.0, 9.0)
+    assert EngineSettings.of({}) == EngineSettings()
+    assert EngineSettings.of({"HOROVOD_STALL_CHECK_DISABLE": "1"}).stall_seconds == float("inf")
+    with pytest.raises(ValueError, match="HOROVOD_CYCLE_TIME is 'soon': give a number"):
+        EngineSettings.of({"HOROVOD_CYCLE_TIME": "soon"})

@@ -151,7 +151,7 @@ class Engine:
         self._words = words
         self._failed = failed
         self.timeline = timeline
-        self._groups = Groups(world, rank, size)
+        self._groups = Groups(world, rank, size, settings.fused_bytes_max)
         self._settings = settings
         self._agreed = Agreed()
         self._coordinator = (

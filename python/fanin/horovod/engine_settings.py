@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class EngineSettings:
     """How operations are put together, and how long ranks may be waited for."""
 
-    fused_bytes_max: int = 64 * 1024 * 1024
-    """HOROVOD_FUSION_THRESHOLD: tensors that are ready together are fused up to so many bytes."""
+    fused_bytes_max: int = 16 * 1024 * 1024
+    """HOROVOD_FUSION_THRESHOLD: tensors that are ready together are fused up to so many bytes. It
+    is less than Horovod's, as batches overlap here."""
     cycle: float = 0.001
     """HOROVOD_CYCLE_TIME, in seconds: how long is waited for what can be fused."""
     stall_seconds: float = 60.0

@@ -65,8 +65,9 @@ class Own:
 class Groups:
     """The groups of the process sets that this rank is in."""
 
-    def __init__(self, world: ProcessGroup, rank: int, size: int) -> None:
+    def __init__(self, world: ProcessGroup, rank: int, size: int, room_bytes: int) -> None:
         self._rank = rank
+        self._room_bytes = room_bytes
         self._groups: dict[int, tuple[tuple[int, ...], ProcessGroup]] = {
             0: (tuple(range(size)), world)
         }
@@ -80,12 +81,14 @@ class Groups:
         It is whoever's asked until it is `returned`.
         """
         kept = self._rooms.setdefault((like.dtype, like.device), [])
-        room = kept.pop() if kept else None
-        return like.new_empty(elements) if room is None or room.numel() < elements else room
+        if elements > (usual := self._room_bytes // like.element_size()):
+            return like.new_empty(elements)
+        return kept.pop() if kept else like.new_empty(usual)
 
     def returned(self, room: Tensor) -> None:
         """Take memory back, from any thread."""
-        self._rooms[room.dtype, room.device].append(room)
+        if room.nbytes <= self._room_bytes:
+            self._rooms[room.dtype, room.device].append(room)
 
     def zeros(self, form: Form) -> Tensor:
         """Return what a rank that has joined adds."""
@@ -202,6 +205,8 @@ class _Sum:
         if is_divided:
             self.summed.div_(size)
         parts = torch.split(self.summed, [piece.tensor.numel() for piece in pieces])
+        if is_divided and self.room is not None and dtype is self.summed.dtype:
+            parts = self._given(parts)
         for piece, part in zip(pieces, parts, strict=True):
             result = part if is_divided else _after(part, piece, size)
             result = result.to(dtype).view(piece.form.shape)
@@ -209,6 +214,21 @@ class _Sum:
             kept = piece.own is not None and not piece.own.in_place
             shared = kept and self.room is not None and result.data_ptr() == part.data_ptr()
             piece.give(result.clone() if shared else result)
+
+    def _given(self, parts: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Write results where they go in place, all at once; return all parts, as they are now."""
+        given = list(parts)
+        placed = [
+            (index, piece.tensor)
+            for index, piece in enumerate(self.pieces)
+            if piece.own is not None and piece.own.in_place and piece.tensor.is_contiguous()
+        ]
+        targets = [tensor.view(-1) for _, tensor in placed]
+        if targets:
+            torch._foreach_copy_(targets, [parts[index] for index, _ in placed])
+        for (index, _), target in zip(placed, targets, strict=True):
+            given[index] = target
+        return given
 
 
 def _allreduce(

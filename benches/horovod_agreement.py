@@ -1,0 +1,57 @@
+"""How long ranks take to agree on ResNet-50's 161 gradients: `benches/horovod_agreement.py`.
+
+One process plays what all ranks say to rank 0, and what it decides: the words are made and read as
+they would be on connections. In the first step ranks ask in full, later by numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import statistics
+import sys
+import time
+from dataclasses import replace
+
+import torch
+from fanin.horovod.coordinator import Coordinator
+from fanin.horovod.requests import Batch, Form, Kind, Request
+from horovod_steps import shapes
+
+
+def main() -> int:
+    """Measure, and print two lines."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+    asked = [
+        Request(0, Kind.ALLREDUCE, f"{index}", tensors=(Form(shape, torch.float32, "cpu"),))
+        for index, shape in enumerate(shapes())
+    ]
+    coordinator = Coordinator(args.ranks)
+    took = []
+    for step in range(args.steps + 1):
+        began = time.perf_counter()
+        for rank in range(args.ranks):
+            words = (0, [replace(each, rank=rank) for each in asked])
+            if step:
+                words = ((1 << len(asked)) - 1, [])
+            mask, requests = pickle.loads(pickle.dumps(words))
+            if mask:
+                coordinator.hear_again(rank, mask)
+            for request in requests:
+                coordinator.hear(request)
+        decided = coordinator.decide()
+        pickle.dumps(coordinator.shortened)
+        took.append(1000 * (time.perf_counter() - began))
+        batches = [each for each in decided if isinstance(each, Batch)]
+        assert sum(len(each.operations) for each in batches) == len(asked)
+    median = statistics.median(took[1:])
+    print(f"{args.ranks} ranks agree on {len(asked)} tensors in {median:.1f} ms", end=" ")
+    print(f"({min(took[1:]):.1f} to {max(took[1:]):.1f}), the first time in {took[0]:.0f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
