@@ -34,9 +34,8 @@ def main() -> int:
     for step in range(args.steps + 1):
         began = time.perf_counter()
         for rank in range(args.ranks):
-            words = (0, [replace(each, rank=rank) for each in asked])
-            if step:
-                words = ((1 << len(asked)) - 1, [])
+            in_full = [replace(each, rank=rank) for each in asked] if step == 0 else []
+            words = (1 << len(asked)) - 1 if step else 0, in_full
             mask, requests = pickle.loads(pickle.dumps(words))
             if mask:
                 coordinator.hear_again(rank, mask)

@@ -62,11 +62,11 @@ def be_rank(steps: int) -> None:
     gloo = dist.new_group(backend="gloo")
     ways: dict[str, tuple[Any, Any]] = {}
     for name, group in (("DDP on fanin", None), ("DDP on Gloo", gloo)):
-        model = DistributedDataParallel(Gradients(), process_group=group)
-        ways[name] = model, torch.optim.SGD(model.parameters(), lr=0.0)
-    model = Gradients()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    ways["fanin.horovod"] = model, hvd.DistributedOptimizer(sgd, model.named_parameters())
+        ddp = DistributedDataParallel(Gradients(), process_group=group)
+        ways[name] = ddp, torch.optim.SGD(ddp.parameters(), lr=0.0)
+    plain = Gradients()
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.0)
+    ways["fanin.horovod"] = plain, hvd.DistributedOptimizer(sgd, plain.named_parameters())
     took: dict[str, list[float]] = {name: [] for name in ways}
     for step in range(steps + 2):
         for name, (model, optimizer) in ways.items():
@@ -100,12 +100,12 @@ def main() -> int:
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True
     ).stdout
     took = json.loads(said)
-    ddp = statistics.median(took["DDP on fanin"])
+    usual = statistics.median(took["DDP on fanin"])
     for name, each in took.items():
         median = statistics.median(each)
         print(
             f"{name}: {median:.0f} ms ({min(each):.0f} to {max(each):.0f}), "
-            f"{median / ddp:.2f} times DDP on fanin"
+            f"{median / usual:.2f} times DDP on fanin"
         )
     return 0
 

@@ -244,7 +244,7 @@ def test_adasum_averages_what_is_parallel_and_adds_what_is_not() -> None:
 
 
 def test_who_joined_adds_zeros_on_the_device_that_it_named() -> None:
-    groups = Groups(dist.ProcessGroup(0, 1), 0, 1)
+    groups = Groups(dist.ProcessGroup(0, 1), 0, 1, 0)
     theirs = Form((2,), torch.float32, "cuda")
     assert groups.device_of(theirs) == torch.device("cuda")
     groups.joined_on = 1
