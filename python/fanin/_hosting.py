@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import threading
 import time
 import weakref
 from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 from fanin import _fanin
 from fanin._services import bracketed
@@ -82,9 +85,25 @@ def host(address: str, secret_file: str | None = None) -> Hosted:
 
 def listening(address: str, secret_file: str | None = None) -> None:
     """Have ranks meet at HOST:PORT as long as this process lives. Raises as `host`."""
+    of = address, secret_file
     with _lock:
-        if address not in _meetings:
-            _meetings[address] = Hosted(address, (address, secret_file), 1)
+        kept = _meetings.get(address)
+        if kept is not None and kept.of != of:
+            raise OSError(f"this process listens there already, by {kept.of[1] or 'no secret'}")
+        if kept is None:
+            _meetings[address] = Hosted(_everywhere(address), of, 1)
+
+
+def _everywhere(address: str) -> str:
+    """Return where to listen so that all who know HOST:PORT find it.
+
+    A name may mean the loopback interface on its own machine, and another address elsewhere.
+    """
+    parts = urlsplit(f"//{address}")
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(parts.hostname or "")
+        return address
+    return f"0.0.0.0:{parts.port}"
 
 
 def _end(owner: int, switch: _fanin.Switch) -> None:

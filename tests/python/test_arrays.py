@@ -7,19 +7,21 @@ import os
 import random
 import socket
 import sys
+import threading
 import time
 from multiprocessing import Manager
 from typing import Any
 
 import fanin
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from conftest import Launch, free_address
 from fanin import errors
-from fanin.arrays import operators
+from fanin.arrays import operators, peers
 from programs import Program, Start
-from ranks import Me
+from ranks import Me, wait_until
 from torch._C._distributed_c10d import TCPStore
 
 ALONE = ""  # for `launch`: no switch is named
@@ -45,6 +47,27 @@ def alike(got: Any, expected: Any) -> None:
     assert got.shape == np.asarray(expected).shape
 
 
+REDUCED: dict[str, Any] = {
+    "sum": np.add.reduce,
+    "avg": np.add.reduce,
+    "min": np.minimum.reduce,
+    "max": np.maximum.reduce,
+    "product": np.multiply.reduce,
+    "band": np.bitwise_and.reduce,
+    "bor": np.bitwise_or.reduce,
+    "bxor": np.bitwise_xor.reduce,
+}
+
+
+def reduced(op: str, arrays: list[Any]) -> Any:
+    """What NumPy says; averages of whole numbers are rounded by Python's own arithmetic."""
+    dtype = arrays[0].dtype
+    whole = REDUCED[op](np.stack(arrays), axis=0, dtype=dtype)
+    if op == "avg" and dtype.kind in "iu":
+        return np.vectorize(lambda x: int(int(x) / len(arrays)), otypes=[dtype])(whole)
+    return whole / len(arrays) if op == "avg" else whole
+
+
 def given(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
     """Small whole numbers, so that sums are exact in every dtype and order."""
     draw = np.random.default_rng([rank, *shape])
@@ -65,28 +88,36 @@ def in_every_way(me: Me, way: str, meet: str) -> None:
                         with pytest.raises(TypeError):
                             group.all_reduce(mine, op)
                         continue
-                    expected = operators.combined(op, [each.copy() for each in all_])
+                    expected = reduced(op, all_)
                     out = np.empty_like(mine)
                     assert group.all_reduce(mine, op, out=out) is out
-                    if op == "avg" and kind in "fc":
-                        np.testing.assert_allclose(out, expected, 1e-6)
-                    else:
-                        alike(out, expected)
                     alike(mine, all_[rank])
+                    # In place, and in another order in memory.
+                    turned = np.array(mine, order="F")
+                    assert group.all_reduce(turned, op) is turned
+                    for got in (out, turned):
+                        if op == "avg" and kind in "fc":
+                            np.testing.assert_allclose(got, expected, 1e-6)
+                        else:
+                            alike(got, expected)
                     if shape[0] % n == 0 and op in ("sum", "max", "bxor"):
                         rows = shape[0] // n
                         part = expected[rows * rank :][:rows]
                         alike(group.reduce_scatter(mine, op), part)
                         alike(mine, all_[rank])
                     if op in ("sum", "min"):
-                        told = group.reduce(mine.copy(), 1, op)
+                        kept = mine.copy()
+                        told = group.reduce(kept, 1, op)
+                        alike(kept, expected if rank == 1 else mine)
                         if rank == 1:
                             alike(told, expected)
                         else:
                             assert told is None
                 alike(group.broadcast(mine.copy(), n - 1), all_[n - 1])
+                turned = np.array(mine, order="F")
                 alike(group.all_gather(mine), np.concatenate(all_))
-                gathered = group.gather(mine, 1)
+                alike(group.all_gather(turned), np.concatenate(all_))
+                gathered = group.gather(turned, 1)
                 if rank == 1:
                     alike(gathered, np.concatenate(all_))
                 else:
@@ -95,13 +126,19 @@ def in_every_way(me: Me, way: str, meet: str) -> None:
                     rows = shape[0] // n
                     parts = [each[rows * rank :][:rows] for each in all_]
                     alike(group.all_to_all(mine), np.concatenate(parts))
+                    alike(group.all_to_all(turned), np.concatenate(parts))
+                    alike(group.reduce_scatter(turned), reduced("sum", all_)[rows * rank :][:rows])
                     part, whole = all_[0][rows * rank :][:rows], mine if rank == 0 else None
                     alike(group.scatter(whole), part)
                     alike(group.scatter(whole, out=np.empty_like(part)), part)
-                sent = group.send_async(mine, (rank + 1) % n)
+                sent = group.send_async(turned, (rank + 1) % n)
                 alike(group.receive((rank - 1) % n), all_[(rank - 1) % n])
                 sent.wait()
                 group.barrier()
+        for number in (np.float32(rank), np.int16(rank)):
+            assert group.all_reduce(number, "max") == n - 1
+            assert group.all_gather(number).tolist() == list(range(n))
+            assert group.broadcast(number, 1) == 1
         counts = [[(sender + 2 * other) % 3 for other in range(n)] for sender in range(n)]
         table = np.arange(sum(counts[rank]))[:, None] + 100 * rank
         uneven = []
@@ -136,7 +173,7 @@ def at_random(me: Me, way: str, meet: str, seed: int) -> None:
                 root = draw.randrange(n)
                 all_ = [given(each + step * 10 + call, shape, dtype) for each in range(n)]
                 mine, rows = all_[rank].copy(), shape[0] // n
-                total = operators.combined(op, [each.copy() for each in all_])
+                total = reduced(op, all_)
                 expected: Any
                 if kind == 0:
                     handle, expected = group.all_reduce_async(mine, op), total
@@ -192,14 +229,14 @@ def in_place_or_not(me: Me, meet: str) -> None:
         assert group.all_reduce(mine) is mine
         assert mine.tolist() == [3, 3, 3]
         for other in (mine.copy().tolist(), torch.full((3,), 3.0), mine.copy().data):
-            alike(group.all_reduce(other, "max"), np.asarray(other))
+            alike(group.all_reduce(other, "product"), np.asarray(other) ** 2)
         fixed = np.full(3, me.rank + 1.0)
         fixed.flags.writeable = False
         assert group.all_reduce(fixed) is not fixed
         assert fixed.tolist() == [me.rank + 1] * 3
         assert group.broadcast(fixed, 1).tolist() == [2, 2, 2]
         of_torch = torch.arange(4) + me.rank
-        group.all_reduce(of_torch)
+        assert group.all_reduce(of_torch).tolist() == [1, 3, 5, 7]
         assert of_torch.tolist() == [me.rank, me.rank + 1, me.rank + 2, me.rank + 3]
         strided = np.zeros((6, 4))[::2, ::-1]
         strided[...] = me.rank
@@ -208,9 +245,20 @@ def in_place_or_not(me: Me, meet: str) -> None:
         assert group.all_gather(strided, out=out) is out
         assert out[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
         assert group.reduce_scatter(strided[:2]).tolist() == [[1.0] * 4]
-        assert group.receive(0, out=out[:3, 1]).tolist() == [5, 6, 7] if me.rank else True
         if me.rank == 0:
-            group.send([5.0, 6.0, 7.0], 1)
+            for _ in range(3):
+                group.send([5.0, 6.0, 7.0], 1)
+        else:
+            assert group.receive(0, out=out[:3, 1]).tolist() == [5, 6, 7]
+            with pytest.raises(ValueError, match="out has shape"):
+                group.receive(0, out=np.zeros(2))
+            # It was read, and is gone; the next one is as good as before.
+            assert group.receive(0).tolist() == [5, 6, 7]
+        matrix = np.matrix([[1.0, 2.0], [3.0, 4.0]])
+        assert group.all_to_all(matrix)[0].tolist() == [[1, 2], [3, 4]][me.rank]
+        short = np.ones(3, ml_dtypes.bfloat16) * (me.rank + 1)
+        assert group.all_reduce(short, "max").tolist() == [2, 2, 2]
+        assert group.all_to_all(np.ones((2, 3), ml_dtypes.float8_e5m2)).dtype.name == "float8_e5m2"
 
 
 def test_what_is_given_stays_unless_it_can_take_the_result(launch: Launch) -> None:
@@ -224,6 +272,11 @@ def refused(me: Me, meet: str) -> None:
             (lambda: group.all_reduce(np.zeros(3), "bor"), "cannot combine dtype float64 by"),
             (lambda: group.all_reduce(["a"]), "cannot combine dtype <U1"),
             (lambda: group.all_reduce(object()), "cannot take a object: give an array"),
+            (lambda: group.broadcast(np.array([None])), "cannot take object: give an array"),
+            (lambda: group.scatter(np.array([None]), me.rank), "cannot take object: give an array"),
+            (lambda: group.all_gather(np.ma.array([1])), "cannot take a masked array"),
+            (lambda: group.all_reduce(torch.ones(1, requires_grad=True)), "cannot take a Tensor"),
+            (lambda: group.receive(1 - me.rank, out=[0]), "out is a list"),  # type: ignore[arg-type]
             (lambda: group.all_reduce(np.zeros(3, ">f8")), "another byte order"),
             (lambda: group.broadcast(np.zeros(3), 2), "rank 2 is not in a group of 2"),
             (lambda: group.all_gather(np.zeros(3), out=np.zeros(3)), r"the result has \(6,\)"),
@@ -412,7 +465,7 @@ def in_secret(me: Me, meet: str) -> None:
     with joined(me, "services", meet, security="encrypt") as group:
         assert group.all_reduce(np.ones(2)).tolist() == [2, 2]
         assert group.all_gather(me.rank).tolist() == [0, 1]
-        with pytest.raises(errors.FaninError, match="without encryption"):
+        with pytest.raises(errors.FaninError, match="neither encrypted nor authenticated"):
             group.all_to_all(np.zeros(2))
 
 
@@ -521,8 +574,89 @@ def test_a_timeout_names_whom_it_waited_for(launch: Launch) -> None:
     for rank in (0, 1):
         ranks.tell(rank, "go on")
     said = ranks.results()
-    assert [2] in [each[0] for each in said[:2]]
+    assert [each[0] for each in said[:2]] == [[2], [2]]
     assert all("all_to_all" in text for _, text in said)
+
+
+def fails_elsewhere(me: Me, meet: str) -> tuple[str, float]:
+    """Rank 0 fails before it has connected to rank 2; ranks 1 and 2 have long arrays under way."""
+    with joined(me, "services", meet) as group:
+        beside = group.receive_async((me.rank + 1) % 3)
+        began = time.monotonic()
+        if me.rank == 0:
+            group.gather(np.zeros(1), 1)
+        else:
+            with pytest.raises(errors.CollectiveMismatch):
+                group.all_to_all(np.zeros((3, 1_000_000)))
+        with pytest.raises(errors.CollectiveMismatch) as caught:
+            beside.wait()
+        return str(caught.value), time.monotonic() - began
+
+
+def test_all_hear_of_a_mismatch_whatever_they_do(launch: Launch) -> None:
+    for told, waited in launch(fails_elsewhere, 3, free_address(), at=ALONE).results():
+        assert "gather to rank 1" in told
+        assert "all_to_all" in told
+        assert waited < 15
+
+
+def roots_that_differ(me: Me, meet: str) -> str:
+    with joined(me, "memory", meet) as group:
+        with pytest.raises(errors.CollectiveMismatch) as caught:
+            _ = [group.scatter(np.arange(2), root=root) for root in (me.rank, 0, 1)]
+        return str(caught.value)
+
+
+def test_roots_that_differ_are_a_mismatch(launch: Launch) -> None:
+    for told in launch(roots_that_differ, 2, free_address(), at=ALONE).results():
+        assert "scatter from rank" in told
+
+
+def leaves_when_done(me: Me, meet: str) -> Any:
+    with joined(me, "services", meet) as group:
+        if me.rank == 2:
+            time.sleep(7)  # longer than services wait for a rank that has left
+        return group.gather(np.array([me.rank]), 0)
+
+
+def test_a_rank_may_leave_when_it_has_sent_all(launch: Launch) -> None:
+    first, *others = launch(leaves_when_done, 3, free_address(), at=ALONE).results()
+    assert first.tolist() == [0, 1, 2]
+    assert others == [None, None]
+
+
+class Quiet:
+    """A membership in which nothing happens."""
+
+    timeout = 30.0
+
+    def failure(self) -> None:
+        return None
+
+    def left(self) -> list[int]:
+        return []
+
+
+def test_many_ranks_connect_at_once() -> None:
+    count = 2 * peers.STRANGERS_MAX
+    client: Any = Quiet()
+    ranks = [peers.Peers(rank, count, "127.0.0.1", client) for rank in range(count)]
+    told = [each.said for each in ranks]
+    for each in ranks:
+        each.heard(told)
+
+    def body_of(rank: int) -> peers.Body:
+        return lambda exchange: exchange.to_root(np.array([rank]), 0)
+
+    # Rank 0 comes last, and finds all others at its door.
+    sent = [each.collective("gather", body_of(each.rank)) for each in ranks[1:]]
+    for transfer in sent:
+        transfer.wait(30)
+    got = ranks[0].collective("gather", body_of(0))
+    got.wait(30)
+    assert [int(each[0]) for each in got.result()] == list(range(count))
+    for each in ranks:
+        each.close()
 
 
 def ends_with_things_under_way(me: Me, meet: str) -> str:
@@ -535,8 +669,10 @@ def ends_with_things_under_way(me: Me, meet: str) -> str:
         with pytest.raises(errors.Closed):
             group.all_to_all(np.zeros(2))
     else:
-        del group
+        handle = group.receive_async(0)
+        del handle, group
         gc.collect()
+    wait_until(lambda: not any("peers" in each.name for each in threading.enumerate()), "the end")
     return "ended"
 
 

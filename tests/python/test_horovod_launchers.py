@@ -149,16 +149,17 @@ def test_a_size_that_was_left_over_is_not_believed_before_the_launcher_s() -> No
 
 
 def test_variables_that_are_ignored_are_named_once(nobody: pytest.MonkeyPatch) -> None:
-    nobody.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    nobody.setenv("HOROVOD_AUTOTUNE", "1")
+    nobody.setenv("HOROVOD_CACHE_CAPACITY", "5")
     nobody.setenv("HOROVOD_CYCLE_TIME", "5")
     nobody.setenv("HOROVOD_TIMELINE", "dynamic")
     nobody.setenv("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
-    with pytest.warns(UserWarning, match="ignores HOROVOD_CYCLE_TIME, HOROVOD_FUSION_TH") as told:
+    with pytest.warns(UserWarning, match="ignores HOROVOD_AUTOTUNE, HOROVOD_CACHE_CAP") as told:
         hvd.init()
     assert len(told) == 1
     hvd.shutdown()
-    nobody.delenv("HOROVOD_FUSION_THRESHOLD")
-    nobody.delenv("HOROVOD_CYCLE_TIME")
+    nobody.delenv("HOROVOD_AUTOTUNE")
+    nobody.delenv("HOROVOD_CACHE_CAPACITY")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hvd.init()

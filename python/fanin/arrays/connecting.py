@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import secrets
@@ -32,15 +31,14 @@ from fanin.errors import BeganAnew, JoinTimeout, SwitchUnreachable
 AGAIN: Final = 0.1
 # How long a rank waits for rank 0 before it says so, in seconds.
 QUIET: Final = 5.0
-# torchrun's: where ranks meet is then a store of its own, and no address that is free.
+# torchrun sets it if it has a store of its own at MASTER_ADDR and MASTER_PORT.
 AGENT_STORE: Final = "TORCHELASTIC_USE_AGENT_STORE"
+# The name of a job that was given none. Ranks that meet at one place may have several in turn.
+UNNAMED: Final = "arrays"
 # The services know no longer names of jobs, in bytes.
 JOB_BYTES_MAX: Final = 100
 
 Rendezvous = str | Shared
-
-# Counts the jobs of this process that have no name, as every rank does.
-_unnamed = itertools.count()
 
 
 def connect(
@@ -125,22 +123,30 @@ def connect(
             )
         if world_size == 1 or taken.protocol != "switchml":
             # There is nothing to agree on: sums are where the switches are.
-            return Group(Connected(join(taken, taken.job, rank, world_size, timeout)))
+            connected = Connected(join(taken, taken.job, rank, world_size, timeout))
+            if world_size == 1:
+                return _with_peers(taken, _lonely(taken, taken.job), connected, timeout, deadline)
+            summed = ", ".join(connected.client.dtypes)
+            return Group(
+                connected,
+                None,
+                why_no_peers=f"the switches of this protocol sum and average {summed} alone, and "
+                "the ranks do not know each other: say rendezvous=HOST:PORT of rank 0",
+            )
         switches = taken.switch.split(",")
         return _met(taken, switches, taken.job, rank, world_size, timeout, deadline)
-    job = taken.job or f"arrays-{next(_unnamed)}"
     if world_size == 1:
-        return _alone(taken, job, timeout, deadline)
+        return _grouped(taken, _lonely(taken, taken.job or UNNAMED), timeout, deadline)
     if rendezvous is None:
         rendezvous = _environment(rank, world_size)
     if not isinstance(rendezvous, str):
-        return _stored(taken, rendezvous, job, rank, world_size, timeout, deadline)
+        return _stored(taken, rendezvous, taken.job or UNNAMED, rank, world_size, timeout, deadline)
     address = _fanin.switch_address(rendezvous)
     if rank == 0:
         _listen(address, taken)
     else:
         _await(address, deadline)
-    return _met(taken, [address], job, rank, world_size, timeout, deadline)
+    return _met(taken, [address], taken.job, rank, world_size, timeout, deadline)
 
 
 def _placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -182,9 +188,9 @@ def _listen(address: str, settings: Settings) -> None:
 
 
 def _await(address: str, deadline: float) -> None:
-    """Wait until somebody listens where the ranks meet, for a while: launchers start all at once.
+    """Wait until rank 0 listens where the ranks meet, for a while: launchers start all at once.
 
-    Whoever meets there later waits on, and says so.
+    A meeting waits longer, and says so.
     """
     parts = urlsplit(f"//{address}")
     until = min(deadline, time.monotonic() + QUIET)
@@ -195,11 +201,13 @@ def _await(address: str, deadline: float) -> None:
         time.sleep(AGAIN)
 
 
-def _alone(settings: Settings, job: str, timeout: float, deadline: float) -> Group:
+def _lonely(settings: Settings, job: str) -> Ranks:
+    """Return the ranks of a job that has one."""
+
     def gather(_name: str, text: str, _left: float) -> list[str]:
         return [text]
 
-    ranks = Ranks(
+    return Ranks(
         job=f"{job}#{secrets.token_hex(4)}",
         name=job,
         who=f"job {job!r}",
@@ -210,13 +218,12 @@ def _alone(settings: Settings, job: str, timeout: float, deadline: float) -> Gro
         gather=gather,
         trust=trusted(settings),
     )
-    return _grouped(settings, ranks, timeout, deadline)
 
 
 def _met(
     settings: Settings,
     switches: list[str],
-    job: str,
+    name: str | None,
     rank: int,
     world_size: int,
     timeout: float,
@@ -225,7 +232,7 @@ def _met(
     """Meet at the first of the switches that rank 0 names, as often as a rank begins anew."""
     while True:
         try:
-            return _met_once(settings, switches, job, rank, world_size, timeout, deadline)
+            return _met_once(settings, switches, name, rank, world_size, timeout, deadline)
         except BeganAnew:
             # All that this rank made for the others is gone again.
             if time.monotonic() >= deadline:
@@ -236,7 +243,7 @@ def _met(
 def _met_once(
     settings: Settings,
     switches: list[str],
-    job: str,
+    name: str | None,
     rank: int,
     world_size: int,
     timeout: float,
@@ -244,7 +251,10 @@ def _met_once(
 ) -> Group:
     left = max(deadline - time.monotonic(), 0.0)
     trust = trusted(settings)
-    meeting = _fanin.Meeting(switches, "switchml", job, rank, world_size, timeout=left, trust=trust)
+    meeting = _fanin.Meeting(
+        switches, "switchml", name or UNNAMED, rank, world_size, timeout=left, trust=trust
+    )
+    job = name or f"{UNNAMED}-{meeting.attempt:016x}"
 
     def gather(name: str, text: str, left: float) -> list[str]:
         return meeting.gather(name, text, timeout=max(left, 0.0))
@@ -319,19 +329,37 @@ def _stored(
 
 def _grouped(settings: Settings, ranks: Ranks, timeout: float, deadline: float) -> Group:
     """Join, and tell each other where to connect to for what no service does."""
-    connected = ranks.connect(settings, timeout, deadline)
+    return _with_peers(
+        settings, ranks, ranks.connect(settings, timeout, deadline), timeout, deadline
+    )
+
+
+def _with_peers(
+    settings: Settings, ranks: Ranks, connected: Connected, timeout: float, deadline: float
+) -> Group:
+    if settings.security not in (None, "tag"):
+        why = (
+            "it goes over TCP from rank to rank, neither encrypted nor authenticated, and the job "
+            f'has security="{settings.security}": leave that out if nobody else is on the network'
+        )
+        return Group(connected, None, why_no_peers=why)
+    address = connected.address or ranks.address
     try:
-        peers = Peers(ranks.rank, ranks.world_size, connected.address, connected.client)
+        peers = Peers(ranks.rank, ranks.world_size, address, connected.client)
         peers.heard(ranks.gather("peers", peers.said, deadline - time.monotonic()))
     except BaseException:
         connected.close()
         raise
-    return Group(connected, peers, partial(_within, settings, ranks, timeout))
+    within = partial(_within, settings, ranks.job, ranks.who, address, ranks.cure, timeout)
+    return Group(connected, peers, within)
 
 
 def _within(
     settings: Settings,
-    outer: Ranks,
+    of: str,
+    who: str,
+    address: str,
+    cure: str,
     timeout: float,
     gather: Gather,
     name: str,
@@ -340,15 +368,15 @@ def _within(
 ) -> Group:
     """Join with some of the ranks of a group, by what they say to each other there."""
     deadline = time.monotonic() + timeout
-    job = gather("job", _unique(f"{outer.job}/{name}"), timeout)[0]
+    job = gather("job", _unique(f"{of}/{name}"), timeout)[0]
     ranks = Ranks(
         job=job,
         name=job,
-        who=f"group {name!r} of {outer.who}",
+        who=f"group {name!r} of {who}",
         rank=rank,
         world_size=world_size,
-        address=outer.address,
-        cure=outer.cure,
+        address=address,
+        cure=cure,
         gather=gather,
         trust=trusted(settings),
     )

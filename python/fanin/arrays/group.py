@@ -75,8 +75,8 @@ class Group:
     dtype. An array is NumPy's, or whatever hands its memory over by DLPack or as a buffer: an array
     of JAX, a tensor of torch, a list of numbers. Results are NumPy arrays, which DLPack hands on.
     `out` is the NumPy array for the result. Without it a NumPy array that was given and can be
-    written to takes the result where that has its shape; all else is left as it is, and the result
-    is a new array.
+    written to takes the result of `all_reduce`, `reduce` and `broadcast`. Everything else that was
+    given stays as it is, and the result is a new array.
 
     Each collective has a form that returns at once: `all_reduce_async` and so on, which return a
     `Handle`. Several may be under way.
@@ -91,10 +91,15 @@ class Group:
     """
 
     def __init__(
-        self, connected: Connected, peers: Peers | None = None, new: NewGroup | None = None
+        self,
+        connected: Connected,
+        peers: Peers | None,
+        new: NewGroup | None = None,
+        why_no_peers: str = "",
     ) -> None:
         self._client = connected.client
         self._peers = peers
+        self._why_no_peers = why_no_peers
         self._new = new
         self._groups = 0
         # Also at exit: who hosts a service leaves before that waits for the others to leave.
@@ -170,13 +175,14 @@ class Group:
 
         async def body(exchange: Exchange) -> Array:
             flat = np.ascontiguousarray(result).reshape(-1)
-            slices = np.array_split(flat, self.world_size)
-            mine = operators.combined(op, _copied(await exchange.swap(slices, self._like(slices))))
-            whole = np.concatenate(await exchange.swap([mine] * self.world_size, slices))
+            slices = np.array_split(flat, exchange.world_size)
+            parts = await exchange.swap(slices, exchange.alike(slices))
+            mine = operators.combined(op, _copied(parts))
+            whole = np.concatenate(await exchange.swap([mine] * exchange.world_size, slices))
             result[...] = whole.reshape(result.shape)
             return result
 
-        return self._among(f"all_reduce {op}", body, given.dtype)
+        return self._among(f"all_reduce {op}", body)
 
     def reduce(
         self, array: Any, root: int = 0, op: Op = "sum", *, out: Array | None = None
@@ -205,15 +211,15 @@ class Group:
 
         async def body(exchange: Exchange) -> Array | None:
             flat = np.ascontiguousarray(result).reshape(-1)
-            slices = np.array_split(flat, self.world_size)
-            mine = operators.combined(op, _copied(await exchange.swap(slices, self._like(slices))))
-            parts = await _to_root(self, exchange, mine, root)
-            if parts is None:
+            slices = np.array_split(flat, exchange.world_size)
+            parts = await exchange.swap(slices, exchange.alike(slices))
+            whole = await exchange.to_root(operators.combined(op, _copied(parts)), root)
+            if whole is None:
                 return None
-            result[...] = np.concatenate(parts).reshape(result.shape)
+            result[...] = np.concatenate(whole).reshape(result.shape)
             return result
 
-        return self._among(f"reduce {op}", body, given.dtype)
+        return self._among(f"reduce {op} to rank {root}", body)
 
     def broadcast(self, array: Any, root: int = 0, *, out: Array | None = None) -> Array:
         """Return on all ranks what the rank `root` gives. The others give what has its shape."""
@@ -232,16 +238,16 @@ class Group:
         async def body(exchange: Exchange) -> Array:
             flat = np.ascontiguousarray(result).reshape(-1)
             if flat.nbytes <= STAR_BYTES_MAX:
-                parts = await _from_root(self, exchange, [flat] * self.world_size, flat, root)
+                parts = await exchange.from_root([flat] * exchange.world_size, flat, root)
             else:
-                slices = np.array_split(flat, self.world_size)
-                mine = await _from_root(self, exchange, slices, slices[self.rank], root)
-                parts = np.concatenate(await exchange.swap([mine] * self.world_size, slices))
+                slices = np.array_split(flat, exchange.world_size)
+                mine = await exchange.from_root(slices, slices[exchange.rank], root)
+                parts = np.concatenate(await exchange.swap([mine] * exchange.world_size, slices))
             if not is_root:
                 result[...] = parts.reshape(result.shape)
             return result
 
-        return self._among("broadcast", body, given.dtype)
+        return self._among(f"broadcast from rank {root}", body)
 
     def all_gather(self, array: Any, *, out: Array | None = None) -> Array:
         """Return the ranks' arrays on all ranks, one behind the other along the first axis.
@@ -272,7 +278,7 @@ class Group:
             result[...] = np.concatenate(parts)
             return result
 
-        return self._among("all_gather", body, given.dtype)
+        return self._among("all_gather", body)
 
     def reduce_scatter(self, array: Any, op: Op = "sum", *, out: Array | None = None) -> Array:
         """Combine as `all_reduce`, and return each rank's part of the first axis on that rank.
@@ -302,11 +308,11 @@ class Group:
             return self._served(slices, "reduce_scatter", op, finish, keep=given)
 
         async def body(exchange: Exchange) -> Array:
-            parts = await exchange.swap([_whole(part) for part in slices], self._like(slices))
+            parts = await exchange.swap([_whole(part) for part in slices], exchange.alike(slices))
             result[...] = operators.combined(op, _copied(parts))
             return result
 
-        return self._among(f"reduce_scatter {op}", body, given.dtype)
+        return self._among(f"reduce_scatter {op}", body)
 
     def all_to_all(
         self, array: Any, rows: Sequence[int] | None = None, *, out: Array | None = None
@@ -339,7 +345,7 @@ class Group:
             operators.fitting(out, given)
 
         async def body(exchange: Exchange) -> Array:
-            likes = self._like(parts) if rows is None else None
+            likes = exchange.alike(parts) if rows is None else None
             swapped = await exchange.swap([_whole(part) for part in parts], likes)
             for sender, part in enumerate(swapped):
                 if (part.dtype, part.shape[1:]) != (given.dtype, given.shape[1:]):
@@ -353,7 +359,7 @@ class Group:
             operators.fitting(out, came)[...] = came
             return out
 
-        return self._among("all_to_all", body, given.dtype)
+        return self._among("all_to_all", body)
 
     def gather(self, array: Any, root: int = 0, *, out: Array | None = None) -> Array | None:
         """As `all_gather`, for the rank `root` alone; return None elsewhere."""
@@ -366,13 +372,13 @@ class Group:
         result = _out(out, given, given.shape[0] * self.world_size) if is_root else None
 
         async def body(exchange: Exchange) -> Array | None:
-            parts = await _to_root(self, exchange, _whole(given), root, given)
+            parts = await exchange.to_root(_whole(given), root, given)
             if result is None or parts is None:
                 return None
             result[...] = np.concatenate(parts)
             return result
 
-        return self._among("gather", body, given.dtype)
+        return self._among(f"gather to rank {root}", body)
 
     def scatter(self, array: Any = None, root: int = 0, *, out: Array | None = None) -> Array:
         """Return each rank's equal part of the first axis of what the rank `root` gives."""
@@ -389,12 +395,12 @@ class Group:
             parts = [_whole(given[rows * rank :][:rows]) for rank in range(self.world_size)]
 
         async def body(exchange: Exchange) -> Array:
-            came = await _from_root(self, exchange, parts, None, root)
+            came = await exchange.from_root(parts, None, root)
             target = np.empty_like(came) if out is None else operators.fitting(out, came)
             target[...] = came
             return target
 
-        return self._among("scatter", body)
+        return self._among(f"scatter from rank {root}", body)
 
     def send(self, array: Any, to: int) -> None:
         """Send to one rank, whose k-th `receive` from this rank gets this rank's k-th `send`."""
@@ -403,7 +409,7 @@ class Group:
     def send_async(self, array: Any, to: int) -> Handle:
         """As `send`, but returns at once."""
         given = _whole(operators.read(array))
-        peers = self._with_peers(f"send to rank {self._other(to)}", given.dtype)
+        peers = self._with_peers(f"send to rank {self._other(to)}")
         return Handle(self, peers.send(to, given), _nothing, given)
 
     def receive(self, source: int, *, out: Array | None = None) -> Array:
@@ -413,17 +419,16 @@ class Group:
     def receive_async(self, source: int, *, out: Array | None = None) -> Handle:
         """As `receive`, but returns at once."""
         peers = self._with_peers(f"receive from rank {self._other(source)}")
-        into = out
-        if out is not None and not operators.in_one_piece(operators.fitting(out, out)):
-            into = np.empty(out.shape, out.dtype)
+        into = None if out is None else operators.writable(out)
+        if into is not None and not operators.in_one_piece(into):
+            into = None
         pending = peers.receive(source, into)
 
         def finish() -> Array:
             came = cast("Array", pending.result())
-            if out is None:
+            if out is None or came is out:
                 return came
-            if came is not out:
-                out[...] = came
+            operators.fitting(out, came)[...] = came
             return out
 
         return Handle(self, pending, finish, out)
@@ -438,23 +443,22 @@ class Group:
         All ranks of this group call it. Ranks of one key keep their order. A rank without a color
         is in none of the groups, and gets None.
         """
-        peers = self._with_peers("split")
-        self._groups += 1
-        said = np.array([-1 if color is None else color, key], np.int64)
         if color is not None and color < 0:
             raise ValueError(f"color is {color}: give a number from 0, or None for no group")
+        peers, new = self._with_peers("split"), self._new
+        assert new is not None
+        self._groups += 1
+        said = np.array([-1 if color is None else color, key], np.int64)
         colors = self.all_gather(said).reshape(-1, 2)
         if color is None:
             return None
         members = sorted(np.flatnonzero(colors[:, 0] == color), key=lambda rank: colors[rank, 1])
         ranks = [int(rank) for rank in members]
-        if self._new is None:
-            raise FaninError("a group of one rank without a job has no groups")
 
         def gather(name: str, text: str, left: float) -> list[str]:
             return _said_among(peers, ranks, name, text, left)
 
-        return self._new(gather, f"{self._groups}.{color}", ranks.index(self.rank), len(ranks))
+        return new(gather, f"{self._groups}.{color}", ranks.index(self.rank), len(ranks))
 
     @property
     def plan(self) -> _fanin.JobPlan | None:
@@ -502,10 +506,6 @@ class Group:
             raise ValueError(f"rank {root} is not in a group of {self.world_size}")
         return root
 
-    def _like(self, parts: Sequence[Array]) -> list[Array]:
-        """Return what others send to this rank is like: its own part."""
-        return [parts[self.rank]] * self.world_size
-
     def _other(self, rank: int) -> int:
         if self._checked(rank) == self.rank:
             raise ValueError(f"rank {rank} is this rank, which sends to others")
@@ -552,25 +552,14 @@ class Group:
 
         return Handle(self, pending, finished)
 
-    def _with_peers(self, what: str, dtype: np.dtype[Any] | None = None) -> Peers:
-        if dtype is not None and (dtype.hasobject or dtype.names is not None):
-            raise TypeError(f"{what}: cannot send dtype {dtype}; give an array of numbers")
-        if self._client.encrypts:
-            raise FaninError(
-                f'{what}: goes over TCP without encryption, and the job has security="encrypt": '
-                "leave that out where nobody else reads the network"
-            )
+    def _with_peers(self, what: str) -> Peers:
         if self._peers is None:
-            dtypes = ", ".join(self._client.dtypes)
-            raise FaninError(
-                f"{what}: the switches of this protocol sum and average {dtypes} alone, and the "
-                "ranks do not know each other: say rendezvous=HOST:PORT of rank 0 (fanin.connect)"
-            )
+            raise FaninError(f"{what}: {self._why_no_peers}")
         return self._peers
 
-    def _among(self, what: str, body: Body, dtype: np.dtype[Any] | None = None) -> Handle:
+    def _among(self, what: str, body: Body) -> Handle:
         """Have the ranks do it themselves."""
-        pending = self._with_peers(what, dtype).collective(what, body)
+        pending = self._with_peers(what).collective(what, body)
         return Handle(self, pending, pending.result)
 
 
@@ -584,32 +573,11 @@ def _said_among(peers: Peers, ranks: Sequence[int], name: str, text: str, left: 
     said = np.frombuffer(text.encode(), np.uint8)
 
     async def body(exchange: Exchange) -> list[Array]:
-        return await exchange.swap_among(ranks, said)
+        return await exchange.swap_among(ranks, [said] * len(ranks))
 
     pending = peers.collective(f"split: {name}", body)
     pending.wait(max(left, 0.0))
     return [bytes(each).decode() for each in pending.result()]
-
-
-async def _to_root(
-    group: Group, exchange: Exchange, array: Array, root: int, like: Array | None = None
-) -> list[Array] | None:
-    """Return what all ranks send to the root, on the root."""
-    if group.rank != root:
-        await exchange.send(root, array)
-        return None
-    return await exchange.receive_all(array, like)
-
-
-async def _from_root(
-    group: Group, exchange: Exchange, parts: Sequence[Array], into: Array | None, root: int
-) -> Array:
-    """Return this rank's part of what the root has."""
-    if group.rank != root:
-        place = None if into is None else np.empty_like(into)
-        return await exchange.receive(root, place)
-    await exchange.send_all(parts)
-    return parts[root]
 
 
 def _out(out: Array | None, like: Array, rows: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -30,8 +31,6 @@ def checked(op: str, dtype: np.dtype[Any]) -> Op:
         raise ValueError(f"op is {op!r}; supported: {', '.join(OPS)}")
     if not dtype.isnative:
         raise TypeError(f"dtype {dtype} has another byte order than this machine: swap its bytes")
-    if dtype.hasobject or dtype.names is not None:
-        raise TypeError(f"cannot combine dtype {dtype}: give an array of numbers")
     whole = dtype.kind in "biu"
     if op in ("band", "bor", "bxor") and not whole:
         raise TypeError(f'cannot combine dtype {dtype} by "{op}": it is for integers and booleans')
@@ -54,9 +53,10 @@ def combined(op: Op, parts: Sequence[Array]) -> Array:
             function(into, part, out=into)
         if op == "avg":
             if into.dtype.kind in "iu":
-                quotient = into // len(parts)
-                quotient += ((into % len(parts)) != 0) & (into < 0)
-                into[...] = quotient
+                # Wider: there may be more ranks than a small integer can say.
+                wide = into.astype(np.int64 if into.dtype.kind == "i" else np.uint64)
+                quotient = wide // len(parts)
+                into[...] = quotient + (((wide % len(parts)) != 0) & (wide < 0))
             else:
                 into /= len(parts)
     return into
@@ -65,18 +65,23 @@ def combined(op: Op, parts: Sequence[Array]) -> Array:
 def read(value: Any) -> Array:
     """Return what the caller gave as an array, without a copy where it hands over its memory.
 
-    Raises `TypeError` where that is no array, or lies in a device's memory.
+    Raises `TypeError` where that is no array of numbers, is masked, or lies in a device's memory.
     """
-    if isinstance(value, np.ndarray):
-        return value
-    if hasattr(value, "__dlpack__"):
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("cannot take a masked array: fill what is masked first")
+    array = None
+    if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+        # An array of a dtype that DLPack does not have comes by the buffer below.
+        with contextlib.suppress(BufferError, RuntimeError, TypeError, ValueError):
+            array = np.from_dlpack(value)
+    if array is None:
         try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError, ValueError):
-            pass  # what DLPack has no dtype for here may still be an array
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise TypeError(f"cannot take a {type(value).__name__}: give an array of numbers")
+            array = np.asarray(value)
+        except (RuntimeError, ValueError) as error:
+            raise TypeError(f"cannot take a {type(value).__name__}: {error}") from error
+    if array.dtype.hasobject or array.dtype.names is not None:
+        name = array.dtype if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise TypeError(f"cannot take {name}: give an array of numbers")
     return array
 
 
@@ -87,7 +92,7 @@ def result_for(value: Any, array: Array, out: Array | None) -> Array:
     what was given.
     """
     if out is None and isinstance(value, np.ndarray) and value.flags.writeable:
-        return value
+        return array
     target = np.empty(array.shape, array.dtype) if out is None else fitting(out, array)
     target[...] = array
     return target
@@ -99,13 +104,18 @@ def fitting(out: Array, like: Array, rows: int | None = None) -> Array:
     The result is like an array; with `rows` its first axis has so many.
     """
     shape = like.shape if rows is None else (rows, *like.shape[1:])
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out is a {type(out).__name__}: give a NumPy array")
-    if out.shape != shape or out.dtype != like.dtype:
+    if writable(out).shape != shape or out.dtype != like.dtype:
         raise ValueError(
             f"out has shape {out.shape} and dtype {out.dtype}; the result has {shape} and "
             f"{like.dtype}"
         )
+    return out
+
+
+def writable(out: Array) -> Array:
+    """Return `out`. Raises `TypeError` if it is no array, and `ValueError` if it is read-only."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out is a {type(out).__name__}: give a NumPy array")
     if not out.flags.writeable:
         raise ValueError("out is read-only, and the result is written into it")
     return out

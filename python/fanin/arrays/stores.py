@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+import contextlib
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from fanin._handshake import Store
+from fanin.errors import FaninError
 
 Shared: TypeAlias = Store | MutableMapping[str, Any]
 """A store of torch's, or a mapping of texts that all ranks see: `multiprocessing.Manager().dict()`,
@@ -28,7 +30,10 @@ def store_of(shared: Shared) -> Store:
 
 
 class Below:
-    """The part of a store whose keys begin with a prefix."""
+    """The part of a store whose keys begin with a prefix.
+
+    What the store raises comes as a `FaninError`.
+    """
 
     def __init__(self, prefix: str, store: Store) -> None:
         self._prefix = prefix
@@ -36,19 +41,35 @@ class Below:
 
     def set(self, key: str, value: str, /) -> None:
         """See `Store`."""
-        self._store.set(self._prefix + key, value)
+        with _telling():
+            self._store.set(self._prefix + key, value)
 
     def get(self, key: str, /) -> bytes:
         """See `Store`."""
-        return self._store.get(self._prefix + key)
+        with _telling():
+            return self._store.get(self._prefix + key)
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
         """See `Store`."""
-        return self._store.multi_get([self._prefix + key for key in keys])
+        with _telling():
+            return self._store.multi_get([self._prefix + key for key in keys])
 
     def check(self, keys: Sequence[str], /) -> bool:
         """See `Store`."""
-        return self._store.check([self._prefix + key for key in keys])
+        with _telling():
+            return self._store.check([self._prefix + key for key in keys])
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except FaninError:
+        raise
+    except Exception as error:
+        raise FaninError(
+            f"the store where the ranks meet is gone, or fails: {type(error).__name__}: {error}"
+        ) from error
 
 
 class _OfMapping:

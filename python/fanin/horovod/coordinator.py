@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from fanin.horovod.agreed import Agreed, numbers_in
-from fanin.horovod.engine_settings import EngineSettings
+from fanin.horovod.engine_settings import SHUTDOWN, EngineSettings
 from fanin.horovod.execution import reduces
 from fanin.horovod.requests import (
     Batch,
@@ -48,7 +48,7 @@ class Coordinator:
         self._now = now
         self._settings = settings or EngineSettings()
         self._agreed = Agreed() if agreed is None else agreed
-        # Of each rank, a bit for each number that it asks for.
+        # For each rank the numbers that it asks for, as bits.
         self._masks = [0] * size
         self._any = 0
         self._since_numbers: dict[int, float] = {}
@@ -171,9 +171,7 @@ class Coordinator:
                 self._told.add(key)
                 told.append(text)
             if 0 < self._settings.shutdown_seconds < waited:
-                self._decided.append(
-                    Over(text, RuntimeError("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"))
-                )
+                self._decided.append(Over(text, RuntimeError(f"{SHUTDOWN} is over")))
         return told
 
     def _join(self, rank: int) -> None:

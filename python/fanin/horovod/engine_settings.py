@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+FUSION: Final = "HOROVOD_FUSION_THRESHOLD"
+CYCLE: Final = "HOROVOD_CYCLE_TIME"
+STALL: Final = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+NO_STALL: Final = "HOROVOD_STALL_CHECK_DISABLE"
+SHUTDOWN: Final = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+VARIABLES: Final = (FUSION, CYCLE, STALL, NO_STALL, SHUTDOWN)
 
 
 @dataclass(frozen=True)
@@ -23,12 +31,12 @@ class EngineSettings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> EngineSettings:
         """Return what the environment says. Raises `ValueError` for what is no such number."""
-        stall = _number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", cls.stall_seconds)
-        if environment.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+        stall = _number(environment, STALL, cls.stall_seconds)
+        if environment.get(NO_STALL, "0") not in ("", "0"):
             stall = float("inf")
-        fused = _number(environment, "HOROVOD_FUSION_THRESHOLD", cls.fused_bytes_max)
-        milliseconds = _number(environment, "HOROVOD_CYCLE_TIME", 1000 * cls.cycle)
-        shutdown = _number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", cls.shutdown_seconds)
+        fused = _number(environment, FUSION, cls.fused_bytes_max)
+        milliseconds = _number(environment, CYCLE, 1000 * cls.cycle)
+        shutdown = _number(environment, SHUTDOWN, cls.shutdown_seconds)
         return cls(int(fused), milliseconds / 1000, stall, shutdown)
 
 

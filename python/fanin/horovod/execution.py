@@ -204,7 +204,9 @@ class _Sum:
         is_divided = is_average and postscales == {1.0} and self.summed.is_floating_point()
         if is_divided:
             self.summed.div_(size)
-        parts = torch.split(self.summed, [piece.tensor.numel() for piece in pieces])
+        parts: Sequence[Tensor] = torch.split(
+            self.summed, [piece.tensor.numel() for piece in pieces]
+        )
         if is_divided and self.room is not None and dtype is self.summed.dtype:
             parts = self._given(parts)
         for piece, part in zip(pieces, parts, strict=True):

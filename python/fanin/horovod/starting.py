@@ -14,6 +14,7 @@ TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 # Variables that fanin reads, that ask for what fanin does anyway, or that horovodrun sets.
 _HEEDED = {
     TIMELINE_VARIABLE,
+    *VARIABLES,
     "HOROVOD_DYNAMIC_PROCESS_SETS",
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -69,8 +70,8 @@ def _warn_of_ignored() -> None:
     )
     if ignored and world.rank() == 0:
         warnings.warn(
-            f"fanin.horovod reads {TIMELINE_VARIABLE} alone of Horovod's variables, and ignores "
-            f"{', '.join(ignored)}: unset them; docs/horovod.md says what fanin has instead",
+            f"fanin.horovod ignores {', '.join(ignored)}: unset them; docs/horovod.md says which of "
+            "Horovod's variables it reads, and what fanin has instead of the others",
             stacklevel=3,
         )
 
