@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fanin.horovod import process_sets as sets
 from fanin.horovod import world
+from fanin.horovod.engine_settings import VARIABLES
 
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 # Variables that fanin reads, that ask for what fanin does anyway, or that horovodrun sets.
@@ -70,8 +71,8 @@ def _warn_of_ignored() -> None:
     )
     if ignored and world.rank() == 0:
         warnings.warn(
-            f"fanin.horovod ignores {', '.join(ignored)}: unset them; docs/horovod.md says which of "
-            "Horovod's variables it reads, and what fanin has instead of the others",
+            f"fanin.horovod ignores {', '.join(ignored)}: unset them; docs/horovod.md says which "
+            "variables of Horovod it reads, and what fanin has instead of the others",
             stacklevel=3,
         )
 
