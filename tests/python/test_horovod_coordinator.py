@@ -252,6 +252,13 @@ def test_who_joined_adds_zeros_on_the_device_that_it_named() -> None:
     assert groups.zeros(form(2)).device == torch.device("cpu")
 
 
+def test_of_what_is_ready_the_largest_priority_goes_first() -> None:
+    coordinator = Coordinator(1)
+    for name, priority in (("a", 0), ("b", -3), ("c", 7), ("d", 0)):
+        coordinator.hear(asks(0, name, 4, priority=priority))
+    assert list(map(names, coordinator.decide())) == [["c", "a", "d", "b"]]
+
+
 class Follower:
     """A rank: what it has agreed on, and what it has not told yet."""
 

@@ -268,7 +268,9 @@ class Coordinator:
         return next((n for n, of in self._sets.items() if of == ranks and n), None)
 
     def _fused(self) -> list[Batch]:
-        batches = fuse(self._ready, self._settings.fused_bytes_max)
+        # In the order in which they are ready, where priorities are equal.
+        ordered = sorted(self._ready, key=lambda operation: -operation.request.priority)
+        batches = fuse(ordered, self._settings.fused_bytes_max)
         self._ready = []
         return batches
 

@@ -100,6 +100,22 @@ def allreduce_(
     return result
 
 
+def reduce_async(
+    tensor: Tensor, op: ReduceOp, name: str | None, priority: int, *, in_place: bool
+) -> Handle:
+    """Reduce a tensor; of what is ready, the largest priority goes first. For `fanin.byteps`."""
+    return _submit(
+        Kind.ALLREDUCE,
+        [tensor],
+        name,
+        global_process_set,
+        _first,
+        op=op,
+        in_place=in_place,
+        priority=priority,
+    )
+
+
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -347,6 +363,7 @@ def _submit(
     splits: tuple[int, ...] = (),
     sparse: bool = False,
     in_place: bool = False,
+    priority: int = 0,
 ) -> Handle:
     engine = world().engine
     number = _number(process_set)
@@ -378,6 +395,7 @@ def _submit(
         splits=splits,
         sparse=sparse,
         layer=current(),
+        priority=priority,
     )
     return engine.submit(request, tensors, in_place=in_place, result=result)
 

@@ -89,6 +89,8 @@ class Request:
     """Whether what is gathered is a sparse tensor: an allreduce, which others ask for as one."""
     layer: Layer | None = None
     """The layer of the gradients that are summed."""
+    priority: int = 0
+    """Of what is ready, the largest goes first."""
 
     @property
     def key(self) -> Key:
