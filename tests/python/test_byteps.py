@@ -45,9 +45,8 @@ def calls(me: Me) -> None:
     assert halves.dtype == torch.float32
     assert halves.tolist() == [0.5, 1.5, 2.5, 3.5]
     weight = torch.ones(3, requires_grad=True)
-    (
-        bps.push_pull(weight * (rank + 1), average=False, name="through") * (rank + 1)
-    ).sum().backward()
+    through: Any = bps.push_pull(weight * (rank + 1), average=False, name="through")
+    (through * (rank + 1)).sum().backward()
     assert weight.grad is not None
     # Both ranks' losses, 1 and 2 times the sum, by this rank's factor.
     assert weight.grad.tolist() == [3 * (rank + 1)] * 3
