@@ -3,9 +3,9 @@
     fanin run --nproc-per-node 4 examples/gpt_jax.py
     python examples/gpt_jax.py --batch 32     # one process, all ranks' sequences, the same curve
 
-Two lines know of fanin: one joins the ranks, the other has optax average the gradients. All of a
-step is one program of XLA, and the ranks' gradients are summed within it. Seeds are fixed, as in
-gpt.py. It needs: pip install "fanin[jax]" equinox
+Three lines know of fanin: one joins the ranks, one has optax average the gradients, one averages
+the loss that is shown. A step is one program of XLA, and the ranks' gradients are summed within it.
+Seeds are fixed, as in gpt.py. It needs: pip install "fanin[jax]" equinox
 """
 
 from __future__ import annotations

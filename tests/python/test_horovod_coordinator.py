@@ -307,7 +307,7 @@ def test_numbers_decide_what_full_words_decide(seed: int) -> None:
     under_way: list[set[str]] = [set() for _ in followers]
     joined: set[int] = set()
     numbers_told = 0
-    for _ in range(120):
+    for _ in range(300):
         rank = draw.randrange(ranks)
         name = draw.choice(list(of_name))
         if draw.random() < 0.03:
@@ -345,9 +345,10 @@ def test_what_is_asked_by_number_and_waited_for_is_told_and_ends_the_job() -> No
     now = 0.0
     settings = EngineSettings(stall_seconds=10, shutdown_seconds=20)
     coordinator = Coordinator(2, lambda: now, settings=settings)
-    for rank in (0, 1):
-        coordinator.hear(asks(rank, "a", 4))
-    coordinator.decide()
+    for _ in range(2):
+        for rank in (0, 1):
+            coordinator.hear(asks(rank, "a", 4))
+        coordinator.decide()
     coordinator.hear_again(1, 1)
     assert coordinator.waiting
     assert coordinator.stalled() == []
@@ -360,12 +361,51 @@ def test_what_is_asked_by_number_and_waited_for_is_told_and_ends_the_job() -> No
     (over,) = coordinator.decide()
     assert isinstance(over, Over)
     assert "waits for rank 0" in over.reason
-    # Not the one that is over, but another: the number is still good.
-    coordinator = Coordinator(2)
-    for _ in range(3):
+
+
+def test_a_number_that_was_waited_for_is_still_good() -> None:
+    now = 0.0
+    coordinator = Coordinator(2, lambda: now)
+    for _ in range(2):
         for rank in (0, 1):
             coordinator.hear(asks(rank, "a", 4))
-        assert list(map(names, coordinator.decide())) == [["a"]]
+        coordinator.decide()
+    coordinator.hear_again(1, 1)
+    now = 100.0
+    assert len(coordinator.stalled()) == 1
+    coordinator.hear_again(0, 1)
+    assert list(map(names, coordinator.decide())) == [["a"]]
+    for rank in (0, 1):
+        coordinator.hear_again(rank, 1)
+    assert list(map(names, coordinator.decide())) == [["a"]]
+    assert coordinator.shortened == [Repeat((0,))]
+    assert not coordinator.waiting
+
+
+@pytest.mark.parametrize("stall", [60.0, float("inf")])
+def test_the_job_ends_in_time_also_by_numbers(stall: float) -> None:
+    now = 0.0
+    settings = EngineSettings(stall_seconds=stall, shutdown_seconds=30)
+    coordinator = Coordinator(2, lambda: now, settings=settings)
+    for _ in range(2):
+        for rank in (0, 1):
+            coordinator.hear(asks(rank, "a", 4))
+        coordinator.decide()
+    coordinator.hear_again(1, 1)
+    now = 31.0
+    assert coordinator.stalled() == []
+    (over,) = coordinator.decide()
+    assert isinstance(over, Over)
+
+
+def test_names_that_never_come_again_take_no_numbers() -> None:
+    coordinator = Coordinator(1)
+    for step in range(3000):
+        coordinator.hear(asks(0, f"loss.{step}", 1))
+        coordinator.hear(asks(0, "gradient", 4))
+        coordinator.decide()
+    coordinator.hear_again(0, 1)
+    assert list(map(names, coordinator.decide())) == [["gradient"]]
 
 
 def test_the_engine_takes_horovods_variables() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -281,10 +283,96 @@ def refused(me: Me, meet: str) -> None:
             (lambda: fj.all_reduce(jnp.ones(2), group, MEAN), "op is 'mean'"),
             (lambda: fj.broadcast(jnp.ones(2), group, 2), "rank 2 is not in a group of 2"),
             (lambda: jax.jit(lambda x: fj.reduce_scatter(x, group))(jnp.ones(3)), "2 equal parts"),
+            (lambda: fj.average_gradients(group, error_feedback=True), "is for a group of wire"),
+            (lambda: fj.all_reduce(jnp.ones(2), group, "band"), "for integers and booleans"),
+            (lambda: fj.all_reduce(jnp.array([True]), group, "avg"), "cannot combine booleans"),
+            (lambda: fj.all_gather(jnp.ones(2, jnp.float8_e5m2), group), "cannot sum or send"),
         ):
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises((TypeError, ValueError), match=told):
                 wrong()
         assert fj.all_reduce(jnp.ones(2), group).tolist() == [2, 2]
+
+
+def misfits(me: Me, meet: str) -> None:
+    with joined(me, "memory", meet, wire_dtype="int8") as group:
+        import fanin.jax as fj
+        import jax
+        import jax.numpy as jnp
+
+        average = fj.average_gradients(group, error_feedback=True)
+        # Integers have no gradient, as Equinox has it.
+        parameters = {"a": jnp.ones(5000), "n": jnp.arange(3), "z": jnp.ones(6000)}
+        gradients = {"a": jnp.ones(5000), "n": None, "z": jnp.ones(6000) * me.rank}
+        got, state = jax.jit(average.update)(gradients, average.init(parameters))
+        assert [each.size for each in state.residuals] == [11_000]
+        assert got["n"] is None
+        other = fj.average_gradients(group, error_feedback=True, bucket_bytes=20_000)
+        with pytest.raises(ValueError, match="the state does not fit the gradients"):
+            jax.jit(average.update)(gradients, other.init(parameters))
+
+
+def test_a_state_that_does_not_fit_is_refused(launch: Launch) -> None:
+    launch(misfits, 2, free_address(), at=ALONE).results()
+
+
+def of_several_devices(me: Me, meet: str) -> None:
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    with joined(me, "memory", meet) as group:
+        import fanin.jax as fj
+        import jax
+        import jax.numpy as jnp
+        from jax import sharding
+
+        mesh = jax.make_mesh((2,), ("x",))
+        of_jax: Any = sharding
+        along = of_jax.NamedSharding(mesh, of_jax.PartitionSpec("x"))
+        cut = jax.device_put(jnp.arange(4.0), along)
+        with pytest.raises(ValueError, match="ordered effects are not supported for more than 1"):
+            jax.jit(lambda x: fj.all_reduce(x, group))(cut)
+        # In a program of its own, after the sum over the devices.
+        whole = jax.device_put(jax.jit(lambda x: x.sum())(cut), jax.devices()[0])
+        assert fj.all_reduce(whole, group) == 12
+
+
+def test_a_program_with_a_collective_is_for_one_device(launch: Launch) -> None:
+    launch(of_several_devices, 2, free_address(), at=ALONE).results()
+
+
+def is_interrupted(me: Me, meet: str) -> str:
+    group = joined(me, "memory", meet)
+    import fanin.jax as fj
+    import jax.numpy as jnp
+
+    fj.all_reduce(jnp.ones(10), group).block_until_ready()
+    me.say("ready")
+    told = "not interrupted"
+    if me.rank == 1:
+        me.hear()
+    try:
+        # So short that XLA runs it on this thread.
+        got = fj.all_reduce(jnp.ones(10), group)
+        if me.rank == 0:
+            time.sleep(5)
+    except KeyboardInterrupt:
+        told = "interrupted"
+    assert fj.all_reduce(jnp.ones(3), group).tolist() == [2, 2, 2]
+    if me.rank == 1:
+        assert got.tolist() == [2] * 10
+    group.close()
+    return told
+
+
+def test_an_interrupted_collective_ends_first(launch: Launch) -> None:
+    ranks = launch(is_interrupted, 2, free_address(), at=ALONE)
+    for rank in range(2):
+        assert ranks.hear(rank) == "ready"
+    time.sleep(0.5)
+    pid = ranks.processes[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.5)
+    ranks.tell(1, "go on")
+    assert ranks.results() == ["interrupted", "not interrupted"]
 
 
 def test_what_cannot_be_done_is_refused_as_it_is_traced(launch: Launch) -> None:

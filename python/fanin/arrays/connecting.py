@@ -132,6 +132,7 @@ def connect(
                 None,
                 why_no_peers=f"the switches of this protocol sum and average {summed} alone, and "
                 "the ranks do not know each other: say rendezvous=HOST:PORT of rank 0",
+                wire_dtype=taken.wire_dtype,
             )
         switches = taken.switch.split(",")
         return _met(taken, switches, taken.job, rank, world_size, timeout, deadline)
@@ -342,7 +343,7 @@ def _with_peers(
             "it goes over TCP from rank to rank, neither encrypted nor authenticated, and the job "
             f'has security="{settings.security}": leave that out if nobody else is on the network'
         )
-        return Group(connected, None, why_no_peers=why)
+        return Group(connected, None, why_no_peers=why, wire_dtype=settings.wire_dtype)
     address = connected.address or ranks.address
     try:
         peers = Peers(ranks.rank, ranks.world_size, address, connected.client)
@@ -351,7 +352,7 @@ def _with_peers(
         connected.close()
         raise
     within = partial(_within, settings, ranks.job, ranks.who, address, ranks.cure, timeout)
-    return Group(connected, peers, within)
+    return Group(connected, peers, within, wire_dtype=settings.wire_dtype)
 
 
 def _within(

@@ -96,11 +96,14 @@ class Group:
         peers: Peers | None,
         new: NewGroup | None = None,
         why_no_peers: str = "",
+        wire_dtype: str | None = None,
     ) -> None:
         self._client = connected.client
         self._peers = peers
         self._why_no_peers = why_no_peers
         self._new = new
+        self.wire_dtype = wire_dtype
+        """How large floats travel; None where nothing was said."""
         self._groups = 0
         # Also at exit: who hosts a service leaves before that waits for the others to leave.
         self._close = weakref.finalize(self, connected.close) if connected.hosted else None
@@ -293,7 +296,7 @@ class Group:
         """As `reduce_scatter`, but returns at once."""
         given = operators.read(array)
         op = operators.checked(op, given.dtype)
-        rows = operators.rows_of(given, self.world_size, "reduce_scatter")
+        rows = operators.rows_of(given.shape, self.world_size, "reduce_scatter")
         result = _out(out, given, rows)
         # The array stays as it is: this rank's part is a copy, and the others are only read.
         slices = [given[rows * rank :][:rows] for rank in range(self.world_size)]
@@ -330,7 +333,9 @@ class Group:
         """As `all_to_all`, but returns at once."""
         given = operators.read(array)
         if rows is None:
-            counts = [operators.rows_of(given, self.world_size, "all_to_all")] * self.world_size
+            counts = [
+                operators.rows_of(given.shape, self.world_size, "all_to_all")
+            ] * self.world_size
         else:
             counts = [int(count) for count in rows]
             length = given.shape[0] if given.ndim else 0
@@ -391,7 +396,7 @@ class Group:
         parts: list[Array] = []
         if self._checked(root) == self.rank:
             given = operators.read(array)
-            rows = operators.rows_of(given, self.world_size, "scatter")
+            rows = operators.rows_of(given.shape, self.world_size, "scatter")
             parts = [_whole(given[rows * rank :][:rows]) for rank in range(self.world_size)]
 
         async def body(exchange: Exchange) -> Array:

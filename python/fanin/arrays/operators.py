@@ -126,11 +126,11 @@ def in_one_piece(array: Array) -> bool:
     return array.flags.c_contiguous and array.flags.aligned
 
 
-def rows_of(array: Array, world_size: int, name: str) -> int:
+def rows_of(shape: Sequence[int], world_size: int, name: str) -> int:
     """Return the rows of the first axis for each rank. Raises `ValueError` if they are uneven."""
-    if array.ndim == 0 or array.shape[0] % world_size:
+    if not shape or shape[0] % world_size:
         raise ValueError(
             f"{name} cuts the first axis into {world_size} equal parts, one a rank, and the array "
-            f"has shape {array.shape}"
+            f"has shape {tuple(shape)}"
         )
-    return int(array.shape[0]) // world_size
+    return shape[0] // world_size

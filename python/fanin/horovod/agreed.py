@@ -1,4 +1,4 @@
-"""What all ranks have agreed on before: a number says it again, in place of a request."""
+"""Operations on which all ranks have agreed before: a number stands for a request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 from fanin.horovod.requests import Batch, Decision, Kind, Operation, Repeat, Request
 
 AGREED_MAX: Final = 1024
-"""So many operations are remembered, the first ones."""
+"""So many operations have numbers, the first ones that came twice."""
 UNNAMED: Final = "noname."
-"""Names begin so that the program did not give: no two operations have one."""
+"""The beginning of a name that an operation gets if the program gives none."""
 
 
 class Agreed:
@@ -20,6 +20,8 @@ class Agreed:
     def __init__(self) -> None:
         self._requests: list[Request] = []
         self._numbers: dict[Request, int] = {}
+        # The latest that came once: a name may have a step in it, and never come again.
+        self._once: dict[Request, None] = {}
 
     def __getitem__(self, number: int) -> Request:
         return self._requests[number]
@@ -34,7 +36,14 @@ class Agreed:
         for decision in decisions:
             for operation in decision.operations if isinstance(decision, Batch) else ():
                 one = replace(operation.request, rank=0)
-                if len(self._requests) < AGREED_MAX and _recurs(one) and one not in self._numbers:
+                if one in self._numbers or not _recurs(one):
+                    continue
+                if one not in self._once:
+                    self._once[one] = None
+                    if len(self._once) > AGREED_MAX:
+                        del self._once[next(iter(self._once))]
+                elif len(self._requests) < AGREED_MAX:
+                    del self._once[one]
                     self._numbers[one] = len(self._requests)
                     self._requests.append(one)
         return list(range(first, len(self._requests)))

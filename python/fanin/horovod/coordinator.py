@@ -65,7 +65,7 @@ class Coordinator:
         self._decided: list[Decision] = []
         self._told: set[Key] = set()
         self.shortened: list[Decision] = []
-        """What was decided last, for those who know what was agreed on before."""
+        """The last decisions, for those who know what was agreed on before."""
 
     @property
     def waiting(self) -> bool:
@@ -157,8 +157,9 @@ class Coordinator:
         After `shutdown_seconds` the next decision is that all is over.
         """
         told = []
+        shutdown = self._settings.shutdown_seconds or float("inf")
         for number, since in list(self._since_numbers.items()):
-            if self._now() - since > self._settings.stall_seconds:
+            if self._now() - since > min(self._settings.stall_seconds, shutdown):
                 self._in_words(number)
         for key, asked in self._asked.items():
             waited = self._now() - self._since[key]

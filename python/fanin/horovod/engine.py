@@ -102,7 +102,7 @@ class Handle:
 
 
 class Outbox:
-    """What this rank asks for, and has not told rank 0: a bit for each number, and full words."""
+    """Requests of this rank that rank 0 was not told: a bit for each number, and full words."""
 
     def __init__(self) -> None:
         self._mask = 0
@@ -131,6 +131,9 @@ class _Begun:
     batch: Batch
     handles: list[Handle | None]
     end: Callable[[], None]
+    began: float
+    memory: frozenset[int]
+    """The addresses of the program's memory that is read or written."""
 
 
 class Engine:
@@ -165,7 +168,9 @@ class Engine:
         )
         self._outbox = Outbox()
         # Batches under way, which a thread of their own ends in their order; none ends it.
-        self._begun: queue.Queue[_Begun | None] = queue.Queue(UNDER_WAY_MAX)
+        self._begun: queue.Queue[_Begun | None] = queue.Queue()
+        self._places = threading.Semaphore(UNDER_WAY_MAX)
+        self._memory: frozenset[int] = frozenset()
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self._handles: dict[Key, Handle] = {}
@@ -216,7 +221,7 @@ class Engine:
             if is_first:
                 self._words.wake()
         elif is_first:
-            # What is submitted within the next moment goes with it.
+            # Requests of the next moment go with it.
             self._speaks.set()
         return handle
 
@@ -245,6 +250,8 @@ class Engine:
         with contextlib.suppress(HorovodInternalError, ValueError):
             self.submit(Request(self._rank, Kind.END if ends else Kind.SHUTDOWN))
         self._thread.join()
+        # It writes into the program's tensors.
+        self._ender.join()
 
     def _run(self) -> None:
         turn = self._lead if isinstance(self._words, Followers) else self._follow
@@ -337,20 +344,27 @@ class Engine:
         if not self._groups.has(one.process_set):
             return
         handles = [self._taken(operation.request.key) for operation in batch.operations]
-        began = time.monotonic()
+        owns = [None if handle is None else handle.own for handle in handles]
+        memory = frozenset(
+            tensor.untyped_storage().data_ptr()
+            for own in owns
+            if own is not None
+            for tensor in own.inputs
+        )
         with self._failing(handles):
-            if one.kind is not Kind.ALLREDUCE:
-                # The others are over when they return, and follow what was begun before.
+            if one.kind is not Kind.ALLREDUCE or not self._memory.isdisjoint(memory):
+                # A sum under way may be read here. And the others are over when they return.
                 self._begun.join()
             self._sets(batch.operations[0])
             for handle in handles:
                 if handle is not None:
                     handle.begin()
-            end = execute(batch, [None if h is None else h.own for h in handles], self._groups)
-        if self._coordinator is not None:
-            for operation in batch.operations:
-                self.timeline.add(operation.request.key, operation.since, began)
-        begun = _Begun(batch, handles, end or _nothing)
+            self._places.acquire()
+            began = time.monotonic()
+            with self._lock:
+                self._memory |= memory
+            end = execute(batch, owns, self._groups)
+        begun = _Begun(batch, handles, end or _nothing, began, memory)
         if end is None:
             self._complete(begun)
         else:
@@ -374,10 +388,18 @@ class Engine:
     def _complete(self, begun: _Begun) -> None:
         """End a batch, and let who waits have the results."""
         with self._failing(begun.handles):
-            begun.end()
-            owns = [handle.own for handle in begun.handles if handle is not None]
-            for device in {t.device for own in owns for t in own.inputs if t.is_cuda}:
-                torch.cuda.current_stream(device).synchronize()
+            try:
+                begun.end()
+                owns = [handle.own for handle in begun.handles if handle is not None]
+                for device in {t.device for own in owns for t in own.inputs if t.is_cuda}:
+                    torch.cuda.current_stream(device).synchronize()
+            finally:
+                with self._lock:
+                    self._memory -= begun.memory
+                self._places.release()
+            if self._coordinator is not None:
+                for operation in begun.batch.operations:
+                    self.timeline.add(operation.request.key, operation.since, begun.began)
         for operation, handle in zip(begun.batch.operations, begun.handles, strict=True):
             if handle is not None:
                 handle.complete(operation.number)
@@ -414,8 +436,6 @@ class Engine:
         for handle in handles.values():
             handle.fail(error)
         self._speaks.set()
-        if cause is None:
-            self._begun.join()
         with contextlib.ExitStack() as parts:  # from the last one to the first
             parts.callback(self._begun.put, None)
             parts.callback(self._leave, world=cause is not None)

@@ -32,7 +32,7 @@ class EngineSettings:
     def of(cls, environment: Mapping[str, str]) -> EngineSettings:
         """Return what the environment says. Raises `ValueError` for what is no such number."""
         stall = _number(environment, STALL, cls.stall_seconds)
-        if environment.get(NO_STALL, "0") not in ("", "0"):
+        if _number(environment, NO_STALL, 0) > 0:
             stall = float("inf")
         fused = _number(environment, FUSION, cls.fused_bytes_max)
         milliseconds = _number(environment, CYCLE, 1000 * cls.cycle)

@@ -76,9 +76,9 @@ class Groups:
         self._rooms: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
 
     def room(self, like: Tensor, elements: int) -> Tensor:
-        """Return memory that is used again and again: what is new, the kernel fills with zeros.
+        """Return memory for so many elements, until it is `returned`.
 
-        It is whoever's asked until it is `returned`.
+        It is used again and again, as the kernel would fill new memory with zeros.
         """
         kept = self._rooms.setdefault((like.dtype, like.device), [])
         if elements > (usual := self._room_bytes // like.element_size()):

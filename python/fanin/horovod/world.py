@@ -71,6 +71,8 @@ class World:
                 "a rank of the program's own group is gone: to go on without it, leave "
                 "init_process_group to hvd.init(), or call destroy_process_group() first"
             )
+        # Before others are met: a value may be wrong on this rank alone.
+        settings = EngineSettings.of(os.environ)
         self._process = os.getpid()
         self._ours = not distributed.is_initialized()
         self._group: ProcessGroup | None = None
@@ -91,7 +93,7 @@ class World:
                 size,
                 self.timeline,
                 meeting.announce,
-                EngineSettings.of(os.environ),
+                settings,
             )
         except BaseException:
             if connected is not None:

@@ -4,8 +4,8 @@ A group is joined by `connect`, and its collectives are functions here. Inside o
 calls of XLA's foreign function interface: XLA hands over its memory, and the services sum in it.
 They are ordered effects, so every process submits alike, also what does not depend on each other.
 
-Each process computes on devices of its own, as with `jax.distributed` or without it. If it has
-several, the program adds their arrays first (`jax.lax.psum`).
+A program with a collective is for one device. If a process has several, another program adds their
+arrays first.
 """
 
 from __future__ import annotations

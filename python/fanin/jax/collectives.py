@@ -15,17 +15,17 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from fanin.arrays.group import Group, Handle
-from fanin.arrays.operators import OPS, Array, Op, rows_of
+from fanin.arrays.operators import OPS, Array, Op, checked, rows_of
 from fanin.jax import foreign
 
 Tree = TypeVar("Tree")
 
 
 class _Ordered(effects.Effect):
-    """What calls have on each other: all of a process are in the order of the program."""
+    """The calls of a process are in the order of the program."""
 
-    def __str__(self) -> str:
-        return "fanin"
+    def __repr__(self) -> str:
+        return "fanin's collectives"
 
 
 _ordered = _Ordered()
@@ -82,6 +82,12 @@ def all_reduce_with_residuals(
     Each has a residual of its shape in float32: what rounding took before is added first. Returns
     the averages, and the residuals for the next time.
     """
+    wanted = [(leaf.size, "float32") for leaf in leaves]
+    if [(each.size, each.dtype.name) for each in residuals] != wanted:
+        raise ValueError(
+            "the state does not fit the gradients: it was made of other parameters, or with "
+            "another bucket_bytes; make it anew with init"
+        )
     made = _bind(
         group,
         ("all_reduce", "avg"),
@@ -135,7 +141,15 @@ def _reduce_scatter_of(op: Op) -> foreign.Begin:
     return begin
 
 
+def _checked(op: Op, leaves: list[Any]) -> Op:
+    """Return the operator. Raises as the group's own methods do, before anything runs."""
+    for leaf in leaves:
+        op = checked(op, np.dtype(leaf.dtype))
+    return op
+
+
 def _all_reduced(group: Group, op: Op, leaves: list[Any]) -> list[Any]:
+    op = _checked(op, leaves)
     likes = [*map(jax.typeof, leaves)]
     key, begin = ("all_reduce", op), _all_reduce_of(op)
     return _bind(group, key, begin, leaves, likes, in_place=True)
@@ -155,10 +169,9 @@ def _all_gathered(group: Group, leaves: list[Any]) -> list[Any]:
 
 
 def _reduce_scattered(group: Group, op: Op, leaves: list[Any]) -> list[Any]:
-    likes = [
-        _like(leaf, rows_of(np.empty(leaf.shape, np.bool_), group.world_size, "reduce_scatter"))
-        for leaf in leaves
-    ]
+    op = _checked(op, leaves)
+    size = group.world_size
+    likes = [_like(leaf, rows_of(leaf.shape, size, "reduce_scatter")) for leaf in leaves]
     return _bind(group, ("reduce_scatter", op), _reduce_scatter_of(op), leaves, likes)
 
 
@@ -248,6 +261,9 @@ def _bind(
     residuals: int = 0,
     in_place: bool = False,
 ) -> list[Any]:
+    for leaf in leaves:
+        if leaf.dtype.name not in foreign.DTYPES:
+            raise TypeError(f"cannot sum or send dtype {leaf.dtype}: convert it first")
     return list(
         _collective.bind(
             *leaves,
@@ -265,8 +281,11 @@ def _abstract(*leaves: Any, shapes: Any, **_: Any) -> Any:
     return made, {_ordered}
 
 
-def _run(*leaves: Any, **said: Any) -> Any:
-    return jax.jit(partial(_collective.bind, **said))(*leaves)
+# Outside of `jit` a call is a program of its own, which is compiled once.
+_run = jax.jit(
+    _collective.bind,
+    static_argnames=("group", "call", "shapes", "residuals", "in_place"),
+)
 
 
 _collective.def_effectful_abstract_eval(_abstract)

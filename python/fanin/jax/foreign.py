@@ -1,17 +1,20 @@
 """XLA's calls of a group's collectives, by its foreign function interface (xla/ffi/api/c_api.h).
 
-XLA calls `_handle` on a thread of its own, with the memory of operands and results. Nothing is
-copied here: NumPy arrays are made of that memory, and XLA itself lets a result take its operand's
-place where nobody needs the operand any more.
+XLA calls `_handle` with the memory of operands and results, on a thread of its own or on the one
+that runs the program. NumPy arrays are made of that memory. XLA lets the result of an all-reduce or
+a broadcast take its operand's place if nobody needs the operand any more; else it is copied.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import ctypes
 import itertools
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import jax
@@ -23,12 +26,14 @@ from fanin.arrays.group import Group, Handle
 from fanin.arrays.operators import Array
 
 TARGET: Final = "fanin_collective"
+# When an interruption comes that was held back, in seconds.
+AFTERWARDS: Final = 0.05
 
 _EXECUTE: Final = 3
 _METADATA: Final = 1
 _INTERNAL: Final = 13
 _VERSION: Final = (0, 1)
-"""Of the interface: older ones than XLA's own are understood."""
+"""The interface's; XLA understands older ones than its own."""
 _TOKEN: Final = 17
 _DTYPES: Final[dict[int, Any]] = {
     1: np.bool_,
@@ -47,6 +52,8 @@ _DTYPES: Final[dict[int, Any]] = {
     16: ml_dtypes.bfloat16,
     18: np.complex128,
 }
+DTYPES: Final = frozenset(np.dtype(each).name for each in _DTYPES.values())
+"""The names of those that can be handed over."""
 
 _pointer = ctypes.c_void_p
 _size = ctypes.c_size_t
@@ -196,7 +203,8 @@ def _handle(frame: Any) -> int | None:
     if call.stage != _EXECUTE:
         return None
     try:
-        _execute(call)
+        with _uninterrupted():
+            _execute(call)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}".encode()
         made = _ErrorToMake(ctypes.sizeof(_ErrorToMake), None, text, _INTERNAL)
@@ -241,6 +249,26 @@ def _execute(call: Any) -> None:
         failures = [error for error in map(_failure, handles) if error is not None]
     if failures:
         raise failures[0]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let no Ctrl-C leave memory to XLA that is still written to: it comes afterwards.
+
+    XLA runs short programs on the thread that calls them, which may be the main one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            # Once XLA has returned: it would make an error of its own of it.
+            threading.Timer(AFTERWARDS, _thread.interrupt_main).start()
 
 
 def _failure(handle: Handle) -> Exception | None:

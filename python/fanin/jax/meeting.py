@@ -1,4 +1,4 @@
-"""Where the processes of a JAX program meet: in the store of `jax.distributed`, if it has one."""
+"""The processes of a JAX program meet: in the store of `jax.distributed`, if it has one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def connect(
 ) -> Group:
     """As `fanin.connect`, of the processes of `jax.distributed.initialize` if that was called.
 
-    They then have the ranks of `jax.process_index`, and meet in jax's own store.
+    They then have the ranks of `jax.process_index`, and meet in jax's own store. Keep the group
+    until the results of all programs are there: a group that nobody holds leaves.
     """
     if rank is None and world_size is None and global_state.client is not None:
         rank, world_size = jax.process_index(), jax.process_count()

@@ -23,7 +23,7 @@ _ROUNDED: Final = ("float32", "float16", "bfloat16")
 
 
 class ErrorFeedbackState(NamedTuple):
-    """What rounding has taken of this rank's gradients, for each bucket that is rounded."""
+    """The parts of this rank's gradients that rounding has taken, by bucket."""
 
     residuals: tuple[Any, ...]
 
@@ -39,6 +39,12 @@ def average_gradients(
     what rounding takes of a rank's gradients is added to its next ones. Needs optax.
     """
     import optax
+
+    if error_feedback and group.wire_dtype != "int8":
+        raise ValueError(
+            f'error_feedback is for a group of wire_dtype="int8", and this one\'s is '
+            f"{group.wire_dtype}: nothing else takes so much of gradients that it has to be kept"
+        )
 
     def init(params: Any) -> optax.OptState:
         if not error_feedback:
@@ -83,15 +89,17 @@ def average_gradients(
 def _buckets(leaves: Sequence[Any], most: int) -> list[list[int]]:
     """Return which leaves travel together, the last ones first."""
     buckets: list[list[int]] = []
-    held, dtype = 0, None
+    # For each dtype, so that leaves of others change nothing: some have no gradient.
+    last: dict[Any, tuple[list[int], int]] = {}
     for index in reversed(range(len(leaves))):
         leaf = leaves[index]
         size = leaf.size * leaf.dtype.itemsize
-        if not buckets or leaf.dtype != dtype or held + size > most:
-            buckets.append([])
-            held, dtype = 0, leaf.dtype
-        buckets[-1].append(index)
-        held += size
+        bucket, held = last.get(leaf.dtype, ([], most))
+        if held + size > most:
+            bucket, held = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        last[leaf.dtype] = bucket, held + size
     return buckets
 
 

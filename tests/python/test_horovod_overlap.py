@@ -1,0 +1,132 @@
+"""Horovod's sums overlap: tensors in two of them, errors at their ends, their times."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import fanin.horovod as hvd
+import pytest
+import torch
+from conftest import Launch
+from fanin.horovod import execution
+from fanin.horovod.world import world
+from ranks import Me
+
+ALONE = ""  # for `launch`: no switch is named
+
+
+def values_of(tensor: torch.Tensor) -> list[float]:
+    return sorted(set(tensor.tolist()))
+
+
+def one_tensor_in_two_sums(_: Me) -> None:
+    hvd.init()
+    for _step in range(30):
+        there, other = torch.ones(50_000), torch.ones(200_000)
+        handles = [
+            hvd.allreduce_async_(there, name="first", op=hvd.Sum),
+            hvd.allreduce_async_(other, name="other", op=hvd.Sum),
+        ]
+        time.sleep(0.003)
+        handles.append(hvd.allreduce_async_(there, name="second", op=hvd.Sum))
+        for handle in handles:
+            hvd.synchronize(handle)
+        assert values_of(there) == [4]
+        assert values_of(other) == [2]
+    hvd.shutdown()
+
+
+def test_a_tensor_that_is_summed_twice_is_summed_one_after_the_other(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is fused: what is in one sum is read at once.
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    launch(one_tensor_in_two_sums, 2, at=ALONE).results()
+
+
+def many_at_once(me: Me) -> None:
+    hvd.init()
+    for step in range(15):
+        tensors = [torch.full((1 + 7919 * k,), float(me.rank + k + step)) for k in range(40)]
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(me.rank)).tolist()
+        handles = {k: hvd.allreduce_async_(tensors[k], name=f"t{k}", op=hvd.Sum) for k in order}
+        for k in range(40):
+            hvd.synchronize(handles[k])
+            assert values_of(tensors[k]) == [3 * (k + step) + 3]
+    hvd.shutdown()
+
+
+def test_sums_that_overlap_do_not_meet(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small batches: many are under way.
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1000000")
+    launch(many_at_once, 3, at=ALONE).results()
+
+
+def fails_at_its_end(me: Me) -> str:
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="good")
+    ended = execution._Sum.end
+    if me.rank == 1:
+
+        def end(self: Any, size: int) -> None:
+            ended(self, size)
+            raise RuntimeError("the memory is gone")
+
+        execution._Sum.end = end  # type: ignore[method-assign]
+    began = time.monotonic()
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        _ = [hvd.allreduce(torch.ones(3), name=f"step {step}") for step in range(1000)]
+    assert time.monotonic() - began < 20
+    engine = world().engine
+    hvd.shutdown()
+    # Nothing writes into the program's tensors any more.
+    assert not engine._ender.is_alive()
+    execution._Sum.end = ended  # type: ignore[method-assign]
+    return str(caught.value)
+
+
+def test_an_error_at_the_end_of_a_sum_ends_all_engines(launch: Launch) -> None:
+    _, told = launch(fails_at_its_end, 2, at=ALONE).results()
+    assert "the memory is gone" in told
+
+
+def with_times(_: Me, path: str) -> None:
+    hvd.init()
+    hvd.start_timeline(path)
+    for _step in range(3):
+        hvd.allreduce(torch.ones(4_000_000), name="large")
+    hvd.stop_timeline()
+    hvd.shutdown()
+
+
+def test_the_timeline_has_the_whole_time_of_a_sum(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    launch(with_times, 2, str(path), at=ALONE).results()
+    events = json.loads(path.read_text())
+    sums = [event["dur"] for event in events if event["name"] == "ALLREDUCE"]
+    assert len(sums) == 3
+    # 16 MB are copied and added in no less than a millisecond.
+    assert min(sums) > 1000
+
+
+def cannot_write(me: Me, path: str) -> str:
+    hvd.init()
+    hvd.start_timeline(path)
+
+    def add(*_: Any) -> None:
+        raise OSError("no space left")
+
+    if me.rank == 0:
+        world().timeline.add = add  # type: ignore[assignment, method-assign]
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        _ = [hvd.allreduce(torch.ones(3), name=f"step {step}") for step in range(100)]
+    hvd.shutdown()
+    return str(caught.value)
+
+
+def test_a_timeline_that_cannot_be_written_is_an_error(launch: Launch, tmp_path: Path) -> None:
+    first, _ = launch(cannot_write, 2, str(tmp_path / "timeline.json"), at=ALONE).results()
+    assert "no space left" in first
