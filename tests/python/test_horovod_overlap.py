@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ def values_of(tensor: torch.Tensor) -> list[float]:
 
 
 def one_tensor_in_two_sums(_: Me) -> None:
+    # Nothing is fused: what is in one sum is read at once.
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "1"
     hvd.init()
     for _step in range(30):
         there, other = torch.ones(50_000), torch.ones(200_000)
@@ -39,15 +42,13 @@ def one_tensor_in_two_sums(_: Me) -> None:
     hvd.shutdown()
 
 
-def test_a_tensor_that_is_summed_twice_is_summed_one_after_the_other(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Nothing is fused: what is in one sum is read at once.
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+def test_a_tensor_that_is_summed_twice_is_summed_one_after_the_other(launch: Launch) -> None:
     launch(one_tensor_in_two_sums, 2, at=ALONE).results()
 
 
 def many_at_once(me: Me) -> None:
+    # Small batches: many are under way.
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = "1000000"
     hvd.init()
     for step in range(15):
         tensors = [torch.full((1 + 7919 * k,), float(me.rank + k + step)) for k in range(40)]
@@ -59,9 +60,7 @@ def many_at_once(me: Me) -> None:
     hvd.shutdown()
 
 
-def test_sums_that_overlap_do_not_meet(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Small batches: many are under way.
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1000000")
+def test_sums_that_overlap_do_not_meet(launch: Launch) -> None:
     launch(many_at_once, 3, at=ALONE).results()
 
 

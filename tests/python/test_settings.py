@@ -314,10 +314,12 @@ def test_the_manual_lists_every_setting_with_its_default_and_its_meaning() -> No
 def test_a_missing_switch_names_every_place_where_it_can_be_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
     for _ in range(2):
         with pytest.raises(fanin.errors.SwitchUnreachable) as caught:
-            fanin.connect(job="nowhere", rank=0, world_size=1)
+            fanin.connect(job="nowhere", rank=0, world_size=2)
         for place in (
+            "rendezvous=HOST:PORT",
             "fanin run",
             "FANIN_SWITCH=HOST:PORT",
             'switch="HOST:PORT"',
