@@ -91,4 +91,5 @@ class Failures:
         deadline = time.monotonic() + PARTING
         keys = [f"{OVER}/{other}" for other in range(self.world_size)]
         while not self.store.check(keys) and time.monotonic() < deadline:
+            # Between two looks: a store's own wait takes no other end.
             time.sleep(_handshake.PAUSE_MAX)

@@ -15,8 +15,8 @@ from fanin.errors import LaunchIncomplete
 
 MEETING: Final = ("MASTER_ADDR", "MASTER_PORT")
 """The place where ranks meet: a host of rank 0, and a port that is free there."""
-# Steps from here on are none that a user starts by srun, but the shell of an allocation or a batch
-# script (SLURM_MAX_NORMAL_STEP_ID in slurm.h).
+# A step that a user starts by srun has a lower number. The shell of an allocation has one from here
+# on, and so has a batch script (SLURM_MAX_NORMAL_STEP_ID in slurm.h).
 _SLURM_STEPS: Final = 0xFFFFFFF0
 
 

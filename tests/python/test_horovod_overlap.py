@@ -33,6 +33,7 @@ def one_tensor_in_two_sums(_: Me) -> None:
             hvd.allreduce_async_(there, name="first", op=hvd.Sum),
             hvd.allreduce_async_(other, name="other", op=hvd.Sum),
         ]
+        # The first two are to be under way, and mostly are by then; the sums are right in any case.
         time.sleep(0.003)
         handles.append(hvd.allreduce_async_(there, name="second", op=hvd.Sum))
         for handle in handles:

@@ -159,6 +159,7 @@ def gradients(me: Me, meet: str) -> None:
         assert pair(jnp.float32(1)) == 2 * n
         lines: Any = jax.vmap(lambda x: fj.reduce_scatter(fj.all_gather(x, group), group), 1, 1)
         np.testing.assert_allclose(lines(rows[rank].reshape(2, 2)), n * rows[rank].reshape(2, 2))
+        # JAX's own error for a function without a derivative.
         with pytest.raises(NotImplementedError, match="Differentiation rule for 'fanin'"):
             jax.grad(lambda x: fj.all_reduce(x, group, "max"))(1.0)
 
@@ -352,6 +353,7 @@ def is_interrupted(me: Me, meet: str) -> str:
         # So short that XLA runs it on this thread.
         got = fj.all_reduce(jnp.ones(10), group)
         if me.rank == 0:
+            # The interruption was held back, and comes in here at the latest.
             time.sleep(5)
     except KeyboardInterrupt:
         told = "interrupted"
@@ -366,10 +368,12 @@ def test_an_interrupted_collective_ends_first(launch: Launch) -> None:
     ranks = launch(is_interrupted, 2, free_address(), at=ALONE)
     for rank in range(2):
         assert ranks.hear(rank) == "ready"
+    # It is to be within the collective by now, which nothing tells.
     time.sleep(0.5)
     pid = ranks.processes[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGINT)
+    # The other rank comes after it.
     time.sleep(0.5)
     ranks.tell(1, "go on")
     assert ranks.results() == ["interrupted", "not interrupted"]

@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Unpack, cast
 from urllib.parse import urlsplit
@@ -39,6 +40,28 @@ UNNAMED: Final = "arrays"
 JOB_BYTES_MAX: Final = 100
 
 Rendezvous = str | Shared
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A rank that wants to join."""
+
+    settings: Settings
+    rank: int
+    world_size: int
+    timeout: float
+    """The seconds that each collective may take, and the joining."""
+    deadline: float
+    """When the joining is to be over (`time.monotonic`)."""
+
+    @classmethod
+    def now(cls, settings: Settings, rank: int, world_size: int, timeout: float) -> _Asked:
+        """Return one whose time begins."""
+        return cls(settings, rank, world_size, timeout, time.monotonic() + timeout)
+
+    def left(self) -> float:
+        """Return how many seconds are left."""
+        return max(self.deadline - time.monotonic(), 0.0)
 
 
 def connect(
@@ -112,7 +135,7 @@ def connect(
     taken = Settings.of(switch, **settings)
     rank, world_size = _placed(rank, world_size)
     check_rank(rank, world_size)
-    deadline = time.monotonic() + timeout
+    asked = _Asked.now(taken, rank, world_size, timeout)
     if taken.trace is not None:
         # As where nobody is to be met: told before anything is waited for.
         check_timeline(taken.trace, rank)
@@ -125,7 +148,7 @@ def connect(
             # There is nothing to agree on: sums are where the switches are.
             connected = Connected(join(taken, taken.job, rank, world_size, timeout))
             if world_size == 1:
-                return _with_peers(taken, _lonely(taken, taken.job), connected, timeout, deadline)
+                return _with_peers(asked, _lonely(taken, taken.job), connected)
             summed = ", ".join(connected.client.dtypes)
             return Group(
                 connected,
@@ -134,20 +157,19 @@ def connect(
                 "the ranks do not know each other: say rendezvous=HOST:PORT of rank 0",
                 wire_dtype=taken.wire_dtype,
             )
-        switches = taken.switch.split(",")
-        return _met(taken, switches, taken.job, rank, world_size, timeout, deadline)
+        return _met(asked, taken.switch.split(","), taken.job)
     if world_size == 1:
-        return _grouped(taken, _lonely(taken, taken.job or UNNAMED), timeout, deadline)
+        return _grouped(asked, _lonely(taken, taken.job or UNNAMED))
     if rendezvous is None:
         rendezvous = _environment(rank, world_size)
     if not isinstance(rendezvous, str):
-        return _stored(taken, rendezvous, taken.job or UNNAMED, rank, world_size, timeout, deadline)
+        return _stored(asked, rendezvous, taken.job or UNNAMED)
     address = _fanin.switch_address(rendezvous)
     if rank == 0:
         _listen(address, taken)
     else:
-        _await(address, deadline)
-    return _met(taken, [address], taken.job, rank, world_size, timeout, deadline)
+        _await(address, asked.deadline)
+    return _met(asked, [address], taken.job)
 
 
 def _placed(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -199,6 +221,7 @@ def _await(address: str, deadline: float) -> None:
         with contextlib.suppress(OSError):
             socket.create_connection((parts.hostname, parts.port), QUIET).close()
             return
+        # Nothing tells when somebody begins to listen.
         time.sleep(AGAIN)
 
 
@@ -221,39 +244,23 @@ def _lonely(settings: Settings, job: str) -> Ranks:
     )
 
 
-def _met(
-    settings: Settings,
-    switches: list[str],
-    name: str | None,
-    rank: int,
-    world_size: int,
-    timeout: float,
-    deadline: float,
-) -> Group:
+def _met(asked: _Asked, switches: list[str], name: str | None) -> Group:
     """Meet at the first of the switches that rank 0 names, as often as a rank begins anew."""
     while True:
         try:
-            return _met_once(settings, switches, name, rank, world_size, timeout, deadline)
+            return _met_once(asked, switches, name)
         except BeganAnew:
             # All that this rank made for the others is gone again.
-            if time.monotonic() >= deadline:
+            if asked.left() <= 0:
                 raise
+            # The rank that began anew may do so again at once.
             time.sleep(AGAIN)
 
 
-def _met_once(
-    settings: Settings,
-    switches: list[str],
-    name: str | None,
-    rank: int,
-    world_size: int,
-    timeout: float,
-    deadline: float,
-) -> Group:
-    left = max(deadline - time.monotonic(), 0.0)
-    trust = trusted(settings)
+def _met_once(asked: _Asked, switches: list[str], name: str | None) -> Group:
+    rank, world_size, trust = asked.rank, asked.world_size, trusted(asked.settings)
     meeting = _fanin.Meeting(
-        switches, "switchml", name or UNNAMED, rank, world_size, timeout=left, trust=trust
+        switches, "switchml", name or UNNAMED, rank, world_size, timeout=asked.left(), trust=trust
     )
     job = name or f"{UNNAMED}-{meeting.attempt:016x}"
 
@@ -274,39 +281,29 @@ def _met_once(
             trust=trust,
             meeting=meeting,
         )
-        return _grouped(settings, ranks, timeout, deadline)
+        return _grouped(asked, ranks)
     finally:
         meeting.close()
 
 
-def _stored(
-    settings: Settings,
-    shared: Shared,
-    job: str,
-    rank: int,
-    world_size: int,
-    timeout: float,
-    deadline: float,
-) -> Group:
+def _stored(asked: _Asked, shared: Shared, job: str) -> Group:
     """Meet in a store, which may hold what ranks wrote that have died since."""
+    settings, rank, world_size = asked.settings, asked.rank, asked.world_size
     store = Below(f"fanin/{job}/", store_of(shared))
-
-    def left() -> float:
-        return max(deadline - time.monotonic(), 0.0)
-
-    with _naming_absent(job, timeout):
+    with _naming_absent(job, asked.timeout):
         terms = _handshake.agree(
-            store, rank, world_size, lambda: (_unique(job), settings.switch), left()
+            store, rank, world_size, lambda: (_unique(job), settings.switch), asked.left()
         )
     attempt = Below(f"{terms.token}/", store)
     failures = Failures(attempt, rank, world_size)
 
     def pause(seconds: float) -> None:
         failures.look()
+        # A store's own wait would look at nothing else meanwhile.
         time.sleep(seconds)
 
     def gather(name: str, text: str, left: float) -> list[str]:
-        with _naming_absent(job, timeout):
+        with _naming_absent(job, asked.timeout):
             return _handshake.gather(attempt, rank, world_size, name, text, left, pause)
 
     with failures.shared():
@@ -325,19 +322,16 @@ def _stored(
         )
         # A rank's own switch first: it may reach it by another address than rank 0.
         own = settings.at(settings.switch or terms.switch)
-        return _grouped(own, ranks, timeout, deadline)
+        return _grouped(replace(asked, settings=own), ranks)
 
 
-def _grouped(settings: Settings, ranks: Ranks, timeout: float, deadline: float) -> Group:
+def _grouped(asked: _Asked, ranks: Ranks) -> Group:
     """Join, and tell each other where to connect to for what no service does."""
-    return _with_peers(
-        settings, ranks, ranks.connect(settings, timeout, deadline), timeout, deadline
-    )
+    return _with_peers(asked, ranks, ranks.connect(asked.settings, asked.timeout, asked.deadline))
 
 
-def _with_peers(
-    settings: Settings, ranks: Ranks, connected: Connected, timeout: float, deadline: float
-) -> Group:
+def _with_peers(asked: _Asked, ranks: Ranks, connected: Connected) -> Group:
+    settings = asked.settings
     if settings.security not in (None, "tag"):
         why = (
             "it goes over TCP from rank to rank, neither encrypted nor authenticated, and the job "
@@ -347,11 +341,11 @@ def _with_peers(
     address = connected.address or ranks.address
     try:
         peers = Peers(ranks.rank, ranks.world_size, address, connected.client)
-        peers.heard(ranks.gather("peers", peers.said, deadline - time.monotonic()))
+        peers.heard(ranks.gather("peers", peers.said, asked.left()))
     except BaseException:
         connected.close()
         raise
-    within = partial(_within, settings, ranks.job, ranks.who, address, ranks.cure, timeout)
+    within = partial(_within, settings, ranks.job, ranks.who, address, ranks.cure, asked.timeout)
     return Group(connected, peers, within, wire_dtype=settings.wire_dtype)
 
 
@@ -368,7 +362,7 @@ def _within(
     world_size: int,
 ) -> Group:
     """Join with some of the ranks of a group, by what they say to each other there."""
-    deadline = time.monotonic() + timeout
+    asked = _Asked.now(settings, rank, world_size, timeout)
     job = gather("job", _unique(f"{of}/{name}"), timeout)[0]
     ranks = Ranks(
         job=job,
@@ -381,7 +375,7 @@ def _within(
         gather=gather,
         trust=trusted(settings),
     )
-    return _grouped(settings, ranks, timeout, deadline)
+    return _grouped(asked, ranks)
 
 
 @contextlib.contextmanager

@@ -72,18 +72,20 @@ class Group:
     """A job's ranks, as seen by one of them. Made by `connect`; a context manager.
 
     Every rank calls the same collectives in the same order, each with arrays of one shape and
-    dtype. An array is NumPy's, or whatever hands its memory over by DLPack or as a buffer: an array
-    of JAX, a tensor of torch, a list of numbers. Results are NumPy arrays, which DLPack hands on.
-    `out` is the NumPy array for the result. Without it a NumPy array that was given and can be
-    written to takes the result of `all_reduce`, `reduce` and `broadcast`. Everything else that was
-    given stays as it is, and the result is a new array.
+    dtype (docs/arrays.md says how much of that is compared). An array is NumPy's, or whatever hands
+    its memory over by DLPack or as a buffer: an array of JAX, a tensor of torch, a list of numbers.
+    Results are NumPy arrays, which DLPack hands on. `out` is the NumPy array for the result.
+    Without it a NumPy array that was given and can be written to takes the result of `all_reduce`,
+    `reduce` and `broadcast`. Everything else that was given stays as it is, and the result is a new
+    array.
 
     Each collective has a form that returns at once: `all_reduce_async` and so on, which return a
     `Handle`. Several may be under way.
 
     The services sum, and do the other collectives where they can. The rest goes over TCP from rank
-    to rank: other operators and dtypes, `all_to_all`, `gather`, `scatter`, `send`, `receive`. It is
-    not encrypted, so a job with ``security="encrypt"`` has none of it.
+    to rank: other operators and dtypes, `all_to_all`, `gather`, `scatter`, `send`, `receive`. Those
+    bytes are neither encrypted nor authenticated, so a job whose `security` asks for that has none
+    of it. A rank may leave once the others have what it sent (`barrier`).
 
     Raised are `TypeError` for a dtype, `ValueError` for an operator, a root or a shape, and
     `fanin.errors`. After a `KeyboardInterrupt` a collective is still under way and writes into its
@@ -298,7 +300,7 @@ class Group:
         op = operators.checked(op, given.dtype)
         rows = operators.rows_of(given.shape, self.world_size, "reduce_scatter")
         result = _out(out, given, rows)
-        # The array stays as it is: this rank's part is a copy, and the others are only read.
+        # The array stays as it is. This rank's part is a copy; the others are only read.
         slices = [given[rows * rank :][:rows] for rank in range(self.world_size)]
         mine = slices[self.rank].copy()
         slices[self.rank] = mine
@@ -333,9 +335,8 @@ class Group:
         """As `all_to_all`, but returns at once."""
         given = operators.read(array)
         if rows is None:
-            counts = [
-                operators.rows_of(given.shape, self.world_size, "all_to_all")
-            ] * self.world_size
+            each = operators.rows_of(given.shape, self.world_size, "all_to_all")
+            counts = [each] * self.world_size
         else:
             counts = [int(count) for count in rows]
             length = given.shape[0] if given.ndim else 0

@@ -421,10 +421,8 @@ class _Lanes:
             return
         # Without the frames that it was raised in: they hold arrays, and the group.
         self._over = _again(error)
-        this = asyncio.current_task()
         for task in self._held_tasks:
-            if task is not this:
-                task.cancel()
+            task.cancel()
         if tells:
             said = _header(type(error).__name__, str(error), _fields(error))
             others = [rank for rank in range(self.world_size) if rank != self.rank]

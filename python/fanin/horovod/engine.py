@@ -48,7 +48,7 @@ from fanin.torch.rendezvous.connections import Followers, Gone, Leader
 PULSE = 1.0
 """Seconds without an operation after which a sum of nothing shows that all ranks are there."""
 UNDER_WAY_MAX = 2
-"""Batches whose sums are under way while the next one is put together."""
+"""So many batches are under way at once, at most."""
 
 _logger = logging.getLogger(__name__)
 
@@ -158,16 +158,10 @@ class Engine:
         self._settings = settings
         self._agreed = Agreed()
         self._coordinator = (
-            Coordinator(
-                size,
-                agreed=self._agreed,
-                settings=settings,
-            )
-            if rank == 0
-            else None
+            Coordinator(size, agreed=self._agreed, settings=settings) if rank == 0 else None
         )
         self._outbox = Outbox()
-        # Batches under way, which a thread of their own ends in their order; none ends it.
+        # Batches under way, which a thread of their own ends in their order. None ends the thread.
         self._begun: queue.Queue[_Begun | None] = queue.Queue()
         self._places = threading.Semaphore(UNDER_WAY_MAX)
         self._memory: frozenset[int] = frozenset()
@@ -232,12 +226,13 @@ class Engine:
             self._speaks.wait()
             self._speaks.clear()
             with self._lock:
+                if self._over is not None:
+                    return
                 said = self._outbox.take()
             # Not under the lock: it may wait until rank 0 reads.
             with contextlib.suppress(Gone, OSError, ValueError):  # the engine sees it, too
                 self._words.say((self._rank, *said))
-            if self._over is not None:
-                return
+            # Requests of one backward pass come within a moment: one message has many of them.
             time.sleep(self._settings.cycle)
 
     def join(self, device: int) -> Handle:
