@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import torch
 from fanin.horovod.coordinator import Coordinator
+from fanin.horovod.execution import reduces
 from fanin.horovod.requests import Batch, Form, Kind, Request
 from horovod_steps import shapes
 
@@ -29,7 +30,7 @@ def main() -> int:
         Request(0, Kind.ALLREDUCE, f"{index}", tensors=(Form(shape, torch.float32, "cpu"),))
         for index, shape in enumerate(shapes())
     ]
-    coordinator = Coordinator(args.ranks)
+    coordinator = Coordinator(args.ranks, reduces)
     took = []
     for step in range(args.steps + 2):
         began = time.perf_counter()

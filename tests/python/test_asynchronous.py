@@ -14,9 +14,9 @@ import pytest
 import torch
 from conftest import Launch
 from fanin import errors
+from fanin._connections import Followers
 from fanin.torch import AsynchronousOptimizer
 from fanin.torch.optimizers.coordinator import Noise
-from fanin.torch.rendezvous.connections import Followers
 from ranks import Failure, Me, sums_on_switch, wait_until
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
@@ -402,7 +402,7 @@ def test_a_state_that_cannot_be_sent_is_told_to_all(launch: Launch) -> None:
 
 
 def test_closed_connections_write_into_no_file_of_others_and_close_none(tmp_path: Path) -> None:
-    words = Followers(HashStore(), 1)
+    words = Followers(HashStore(), 1, lambda: "127.0.0.1")
     words.wake()
     words.close()
     # They get the numbers that are free now.

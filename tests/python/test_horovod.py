@@ -13,9 +13,10 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch, free_address
+from fanin import _connections as connections
 from fanin import errors
+from fanin.horovod.execution import TorchExecutor
 from fanin.horovod.world import world
-from fanin.torch.rendezvous import connections
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
@@ -47,7 +48,7 @@ class Engines(Thread):
         self.start()
 
     def run(self) -> None:
-        self.followers = connections.Followers(self._store, self._size)
+        self.followers = connections.Followers(self._store, self._size, lambda: "127.0.0.1")
 
     def all(self) -> connections.Followers:
         self.join(DEADLINE)
@@ -102,6 +103,12 @@ def test_an_init_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # Several.
+
+
+def group_of_engine() -> Any:
+    executor = world().engine.executor
+    assert isinstance(executor, TorchExecutor)
+    return executor.world
 
 
 def with_a_group_of_its_own(me: Me, address: str) -> float:
@@ -176,7 +183,7 @@ def in_any_order(me: Me) -> dict[str, Any]:
         "short": hvd.allreduce(torch.tensor([me.rank], dtype=torch.int16), op=hvd.Sum),
         "object": hvd.broadcast_object({"rank": me.rank}, me.world_size - 1),
         "objects": hvd.allgather_object("x" * me.rank),
-        "on the switch": sums_on_switch(world()._group),
+        "on the switch": sums_on_switch(group_of_engine()),
     }
     hvd.shutdown()
     return result

@@ -13,7 +13,7 @@ from fanin.horovod.agreed import Agreed
 from fanin.horovod.coordinator import Coordinator
 from fanin.horovod.engine import Handle, Outbox
 from fanin.horovod.engine_settings import EngineSettings
-from fanin.horovod.execution import Groups, Own
+from fanin.horovod.execution import Groups, Own, reduces
 from fanin.horovod.requests import (
     Batch,
     Decision,
@@ -45,7 +45,7 @@ def names(batch: object) -> list[str]:
 
 
 def test_what_all_ranks_have_asked_for_is_decided_in_the_order_in_which_it_is_complete() -> None:
-    coordinator = Coordinator(2)
+    coordinator = Coordinator(2, reduces)
     for name in ("a", "b", "c"):
         coordinator.hear(asks(0, name, 4, root=ord(name), kind=Kind.BROADCAST))
     assert coordinator.decide() == []
@@ -61,7 +61,7 @@ def test_what_all_ranks_have_asked_for_is_decided_in_the_order_in_which_it_is_co
 
 
 def test_what_is_alike_is_fused_up_to_a_size() -> None:
-    coordinator = Coordinator(1)
+    coordinator = Coordinator(1, reduces)
     half = EngineSettings.fused_bytes_max // 8
     for name, elements in (("a", 3), ("b", half), ("c", half), ("d", 1)):
         coordinator.hear(asks(0, name, elements))
@@ -84,7 +84,7 @@ def test_what_is_alike_is_fused_up_to_a_size() -> None:
     ],
 )
 def test_a_disagreement_names_the_ranks_and_what_they_have(theirs: Request, aspect: str) -> None:
-    coordinator = Coordinator(2)
+    coordinator = Coordinator(2, reduces)
     coordinator.hear(asks(0, "x", 4))
     coordinator.hear(theirs)
     (refused,) = coordinator.decide()
@@ -98,7 +98,7 @@ def test_a_disagreement_names_the_ranks_and_what_they_have(theirs: Request, aspe
 
 
 def test_who_joined_is_not_waited_for_and_the_last_one_is_told() -> None:
-    coordinator = Coordinator(3)
+    coordinator = Coordinator(3, reduces)
     coordinator.hear(asks(0, "x", 4))
     coordinator.hear(asks(1, "x", 4))
     coordinator.hear(Request(2, Kind.JOIN))
@@ -118,7 +118,7 @@ def test_who_joined_is_not_waited_for_and_the_last_one_is_told() -> None:
 
 
 def test_process_sets_are_known_by_their_ranks() -> None:
-    coordinator = Coordinator(3)
+    coordinator = Coordinator(3, reduces)
 
     def all_ask(kind: Kind, ranks: tuple[int, ...], name: str) -> Any:
         for rank in range(3):
@@ -142,7 +142,7 @@ def test_process_sets_are_known_by_their_ranks() -> None:
 
 def test_what_waits_for_a_process_set_is_refused_when_the_set_is_removed() -> None:
     now = 0.0
-    coordinator = Coordinator(3, lambda: now)
+    coordinator = Coordinator(3, reduces, lambda: now)
     for rank in range(3):
         coordinator.hear(Request(rank, Kind.ADD_PROCESS_SET, "1", ranks=(0, 2)))
     coordinator.decide()
@@ -161,7 +161,7 @@ def test_what_waits_for_a_process_set_is_refused_when_the_set_is_removed() -> No
 
 def test_who_is_waited_for_long_is_named_once() -> None:
     now = 0.0
-    coordinator = Coordinator(3, lambda: now)
+    coordinator = Coordinator(3, reduces, lambda: now)
     coordinator.hear(asks(1, "x", 4))
     now = EngineSettings.stall_seconds + 1.0
     (told,) = coordinator.stalled()
@@ -171,7 +171,7 @@ def test_who_is_waited_for_long_is_named_once() -> None:
 
 
 def test_the_end_comes_after_what_all_have_asked_for() -> None:
-    coordinator = Coordinator(1)
+    coordinator = Coordinator(1, reduces)
     coordinator.hear(asks(0, "x", 4))
     coordinator.hear(Request(0, Kind.SHUTDOWN))
     batch, over = coordinator.decide()
@@ -253,7 +253,7 @@ def test_who_joined_adds_zeros_on_the_device_that_it_named() -> None:
 
 
 def test_of_what_is_ready_the_largest_priority_goes_first() -> None:
-    coordinator = Coordinator(1)
+    coordinator = Coordinator(1, reduces)
     for name, priority in (("a", 0), ("b", -3), ("c", 7), ("d", 0)):
         coordinator.hear(asks(0, name, 4, priority=priority))
     assert list(map(names, coordinator.decide())) == [["c", "a", "d", "b"]]
@@ -300,7 +300,7 @@ def test_numbers_decide_what_full_words_decide(seed: int) -> None:
     draw = random.Random(seed)
     ranks = draw.randrange(1, 5)
     agreed = Agreed()
-    by_numbers, in_full = Coordinator(ranks, agreed=agreed), Coordinator(ranks)
+    by_numbers, in_full = Coordinator(ranks, reduces, agreed=agreed), Coordinator(ranks, reduces)
     followers = [Follower(rank) for rank in range(ranks)]
     followers[0].agreed = agreed  # rank 0 has the coordinator's
     of_name = dict.fromkeys("abcdefgh", 4)
@@ -344,7 +344,7 @@ def test_numbers_decide_what_full_words_decide(seed: int) -> None:
 def test_what_is_asked_by_number_and_waited_for_is_told_and_ends_the_job() -> None:
     now = 0.0
     settings = EngineSettings(stall_seconds=10, shutdown_seconds=20)
-    coordinator = Coordinator(2, lambda: now, settings=settings)
+    coordinator = Coordinator(2, reduces, lambda: now, settings=settings)
     for _ in range(2):
         for rank in (0, 1):
             coordinator.hear(asks(rank, "a", 4))
@@ -365,7 +365,7 @@ def test_what_is_asked_by_number_and_waited_for_is_told_and_ends_the_job() -> No
 
 def test_a_number_that_was_waited_for_is_still_good() -> None:
     now = 0.0
-    coordinator = Coordinator(2, lambda: now)
+    coordinator = Coordinator(2, reduces, lambda: now)
     for _ in range(2):
         for rank in (0, 1):
             coordinator.hear(asks(rank, "a", 4))
@@ -386,7 +386,7 @@ def test_a_number_that_was_waited_for_is_still_good() -> None:
 def test_the_job_ends_in_time_also_by_numbers(stall: float) -> None:
     now = 0.0
     settings = EngineSettings(stall_seconds=stall, shutdown_seconds=30)
-    coordinator = Coordinator(2, lambda: now, settings=settings)
+    coordinator = Coordinator(2, reduces, lambda: now, settings=settings)
     for _ in range(2):
         for rank in (0, 1):
             coordinator.hear(asks(rank, "a", 4))
@@ -399,7 +399,7 @@ def test_the_job_ends_in_time_also_by_numbers(stall: float) -> None:
 
 
 def test_names_that_never_come_again_take_no_numbers() -> None:
-    coordinator = Coordinator(1)
+    coordinator = Coordinator(1, reduces)
     for step in range(3000):
         coordinator.hear(asks(0, f"loss.{step}", 1))
         coordinator.hear(asks(0, "gradient", 4))

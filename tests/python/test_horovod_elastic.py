@@ -10,9 +10,9 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch, free_address
+from fanin import _connections as connections
 from fanin.horovod.errors import HostsUpdatedInterrupt
 from fanin.horovod.world import end
-from fanin.torch.rendezvous import connections
 from ranks import Me
 from test_horovod import flat, network
 from torch import nn, optim

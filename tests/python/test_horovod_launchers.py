@@ -70,7 +70,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for variables in (*LAUNCHERS.values(), MEETING):
         for name in variables:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("fanin.horovod.world._launched", None)  # of a test before
+    monkeypatch.setattr("fanin.horovod.torch_job._launched", None)  # of a test before
     return monkeypatch
 
 

@@ -8,7 +8,7 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch
-from fanin.horovod import engine
+from fanin.horovod.world import world
 from ranks import Me
 from torch import nn, optim
 
@@ -92,7 +92,7 @@ def with_an_error_that_stays_where_it_is(me: Me, which: str) -> list[str]:
     hvd.init()
     pending = hvd.allreduce_async(torch.ones(3), name=f"of rank {me.rank} alone")
     if me.rank == 0:
-        vars(engine)["execute"] = fail
+        vars(world().engine.executor)["execute"] = fail
         with pytest.raises(hvd.HorovodInternalError, match="the disk is full"):
             hvd.barrier()
     else:

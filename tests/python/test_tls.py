@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from conftest import Launch, SwitchProcess, switch_here
 from fanin import _fanin, errors
+from fanin._connections import Followers, Leader
 from fanin._membership import Connected, Ranks
 from fanin._services import is_own, place
 from fanin._settings import Settings
-from fanin.torch.rendezvous.connections import Followers, Leader
 from ranks import DEADLINE, Failure, Me
 from torch._C._distributed_c10d import HashStore
 
@@ -222,7 +222,7 @@ def test_a_switch_that_comes_back_with_another_key_is_another_one(
 def test_who_reads_the_store_speaks_for_no_rank() -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as pool:
-        leading = pool.submit(Followers, store, 2)
+        leading = pool.submit(Followers, store, 2, lambda: "127.0.0.1")
         # As rank 1 does, before it connects.
         store.set("words/1", _fanin.Exchange().public)
         family, address, port, *said = json.loads(store.get("words"))

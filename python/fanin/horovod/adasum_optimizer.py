@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fanin.horovod import operations
 from fanin.horovod.compression import Compressor
-from fanin.horovod.operations import Adasum, synchronize
 from fanin.horovod.parameters import Passes, all_of, name_added, when_ready
+from fanin.horovod.submission import Adasum, synchronize
 
 
 class AdasumSteps(torch.optim.Optimizer):

@@ -14,10 +14,10 @@ from typing import Final
 
 from fanin.horovod.agreed import Agreed, numbers_in
 from fanin.horovod.engine_settings import SHUTDOWN, EngineSettings
-from fanin.horovod.execution import reduces
 from fanin.horovod.requests import (
     Batch,
     Decision,
+    DType,
     Joined,
     Key,
     Kind,
@@ -36,15 +36,20 @@ _SUMS: Final = {ReduceOp.Sum, ReduceOp.Average}
 
 
 class Coordinator:
-    """Hears requests, and decides. Process sets are known here by number and ranks."""
+    """Hears requests, and decides. Process sets are known here by number and ranks.
+
+    `reduces` says of a dtype and an operator whether ranks' tensors can be reduced so.
+    """
 
     def __init__(
         self,
         size: int,
+        reduces: Callable[[DType, ReduceOp], bool],
         now: Callable[[], float] = time.monotonic,
         agreed: Agreed | None = None,
         settings: EngineSettings | None = None,
     ) -> None:
+        self._reduces = reduces
         self._now = now
         self._settings = settings or EngineSettings()
         self._agreed = Agreed() if agreed is None else agreed
@@ -218,7 +223,7 @@ class Coordinator:
                 return f"{joined} joined, and takes part in dense allreduce and barrier only"
         if one.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
             for form in one.tensors:
-                if not reduces(form.dtype, one.op):
+                if not self._reduces(form.dtype, one.op):
                     return f"there is no {one.op.name} of {form.dtype}: convert the tensor first"
         if one.kind is Kind.BROADCAST and one.root not in ranks:
             return f"the root is rank {one.root}, which is not among {_named(list(ranks))}"

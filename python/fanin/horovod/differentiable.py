@@ -13,9 +13,9 @@ from torch.autograd import Function
 
 from fanin.horovod import operations
 from fanin.horovod.compression import Compression, Compressor
-from fanin.horovod.operations import Average, Sum, reduce_op, synchronize
 from fanin.horovod.process_sets import ProcessSet, global_process_set, set_ranks
 from fanin.horovod.requests import ReduceOp
+from fanin.horovod.submission import Average, Sum, reduce_op, synchronize
 from fanin.horovod.world import rank
 
 

@@ -16,23 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
-import torch
-from torch import Tensor, distributed
-from torch._C._distributed_c10d import ProcessGroup
-
-from fanin.errors import AllReduceTimeout, FaninError, RankLost
+from fanin._connections import Followers, Gone, Leader
+from fanin.errors import RankLost
 from fanin.horovod.agreed import UNNAMED, Agreed
 from fanin.horovod.coordinator import Coordinator
 from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.errors import Disagreement, HorovodInternalError
-from fanin.horovod.execution import Groups, Own, execute
+from fanin.horovod.executor import Executor, Own
 from fanin.horovod.requests import (
     Batch,
     Decision,
-    Form,
     Joined,
     Key,
     Kind,
@@ -42,8 +37,6 @@ from fanin.horovod.requests import (
     Request,
 )
 from fanin.horovod.timeline import Timeline
-from fanin.torch.backend.channel import LOSS_TIMEOUT
-from fanin.torch.rendezvous.connections import Followers, Gone, Leader
 
 PULSE = 1.0
 """Seconds without an operation after which a sum of nothing shows that all ranks are there."""
@@ -63,17 +56,6 @@ class Handle:
         self._done = threading.Event()
         self._said: Any = None
         self._error: HorovodInternalError | None = None
-        # Work that the program has queued on the device comes before.
-        self._queued = [
-            torch.cuda.current_stream(tensor.device).record_event()
-            for tensor in own.inputs
-            if tensor.is_cuda
-        ]
-
-    def begin(self) -> None:
-        """Wait for what the program has queued on devices before it submitted."""
-        for event in self._queued:
-            event.synchronize()
 
     def complete(self, said: Any = None) -> None:
         """Let who waits have the result."""
@@ -94,10 +76,7 @@ class Handle:
         self._done.wait()
         if self._error is not None:
             raise type(self._error)(str(self._error)) from self._error.__cause__
-        for tensor in self.own.results:
-            if tensor.is_cuda and not self.own.in_place:
-                # The engine's stream owns the memory, and keeps it until this thread's has used it.
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        self.own.taken()
         return self._result(self.own, self._said)
 
 
@@ -137,11 +116,11 @@ class _Begun:
 
 
 class Engine:
-    """One rank's engine; made by all ranks of `world`, with connected `words`."""
+    """One rank's engine; made by all ranks, whose executors know each other, with their `words`."""
 
     def __init__(
         self,
-        world: ProcessGroup,
+        executor: Executor,
         words: Followers | Leader,
         rank: int,
         size: int,
@@ -150,15 +129,16 @@ class Engine:
         settings: EngineSettings,
     ) -> None:
         self._rank = rank
-        self._world = world
         self._words = words
         self._failed = failed
         self.timeline = timeline
-        self._groups = Groups(world, rank, size, settings.fused_bytes_max)
+        self.executor = executor
         self._settings = settings
         self._agreed = Agreed()
         self._coordinator = (
-            Coordinator(size, agreed=self._agreed, settings=settings) if rank == 0 else None
+            Coordinator(size, executor.reduces, agreed=self._agreed, settings=settings)
+            if rank == 0
+            else None
         )
         self._outbox = Outbox()
         # Batches under way, which a thread of their own ends in their order. None ends the thread.
@@ -189,7 +169,7 @@ class Engine:
     def submit(
         self,
         request: Request,
-        inputs: Sequence[Tensor] = (),
+        inputs: Sequence[Any] = (),
         *,
         in_place: bool = False,
         result: Callable[[Own, Any], Any] = lambda _own, said: said,
@@ -199,8 +179,9 @@ class Engine:
         Raises `ValueError` if one of the same kind and name is under way, and
         `HorovodInternalError` once the engine is over.
         """
-        request = replace(request, rank=self._rank, tensors=tuple(map(Form.of, inputs)))
-        handle = Handle(request, Own(inputs, in_place), result)
+        forms = tuple(map(self.executor.form, inputs))
+        request = replace(request, rank=self._rank, tensors=forms)
+        handle = Handle(request, self.executor.own(inputs, in_place), result)
         with self._lock:
             if self._over is not None:
                 raise HorovodInternalError(str(self._over)) from self._over.__cause__
@@ -237,7 +218,7 @@ class Engine:
 
     def join(self, device: int) -> Handle:
         """Submit a join; zeros for the others' CUDA tensors are on that device, -1 is any."""
-        self._groups.joined_on = device
+        self.executor.join_on(device)
         return self.submit(Request(self._rank, Kind.JOIN))
 
     def stop(self, *, ends: bool) -> None:
@@ -305,7 +286,7 @@ class Engine:
 
     def _do(self, decisions: list[Decision]) -> bool:
         if not decisions:
-            distributed.all_reduce(torch.zeros(1, device="cpu"), group=self._world)
+            self.executor.pulse()
         for decision in decisions:
             match decision:
                 case Batch():
@@ -336,15 +317,12 @@ class Engine:
 
     def _execute(self, batch: Batch) -> None:
         one = batch.operations[0].request
-        if not self._groups.has(one.process_set):
+        if not self.executor.has(one.process_set):
             return
         handles = [self._taken(operation.request.key) for operation in batch.operations]
         owns = [None if handle is None else handle.own for handle in handles]
-        memory = frozenset(
-            tensor.untyped_storage().data_ptr()
-            for own in owns
-            if own is not None
-            for tensor in own.inputs
+        memory = frozenset[int]().union(
+            *(self.executor.memory(own) for own in owns if own is not None)
         )
         with self._failing(handles):
             if one.kind is not Kind.ALLREDUCE or not self._memory.isdisjoint(memory):
@@ -353,12 +331,12 @@ class Engine:
             self._sets(batch.operations[0])
             for handle in handles:
                 if handle is not None:
-                    handle.begin()
+                    handle.own.begin()
             self._places.acquire()
             began = time.monotonic()
             with self._lock:
                 self._memory |= memory
-            end = execute(batch, owns, self._groups)
+            end = self.executor.execute(batch, owns)
         begun = _Begun(batch, handles, end or _nothing, began, memory)
         if end is None:
             self._complete(begun)
@@ -385,9 +363,7 @@ class Engine:
         with self._failing(begun.handles):
             try:
                 begun.end()
-                owns = [handle.own for handle in begun.handles if handle is not None]
-                for device in {t.device for own in owns for t in own.inputs if t.is_cuda}:
-                    torch.cuda.current_stream(device).synchronize()
+                self.executor.settle([each.own for each in begun.handles if each is not None])
             finally:
                 with self._lock:
                     self._memory -= begun.memory
@@ -415,9 +391,9 @@ class Engine:
         """Make or leave the group of a process set, if that is what was agreed on."""
         match operation.request.kind:
             case Kind.ADD_PROCESS_SET:
-                self._groups.add(operation.number, operation.request.ranks)
+                self.executor.add(operation.number, operation.request.ranks)
             case Kind.REMOVE_PROCESS_SET:
-                self._groups.remove(operation.number)
+                self.executor.remove(operation.number)
 
     def _end(self, reason: str, cause: Exception | None) -> None:
         """Fail whatever waits, let all ranks know, and leave the groups: others wait there.
@@ -447,23 +423,12 @@ class Engine:
 
     def _leave(self, *, world: bool) -> None:
         with contextlib.suppress(ValueError):  # the program has destroyed them
-            self._groups.close(world=world)
+            self.executor.close(world=world)
 
     def _explained(self, error: Exception) -> tuple[str, Exception]:
         """Return what happened and why, as fanin knows it: a connection alone says little."""
         if isinstance(error, Gone):
-            try:
-                work = distributed.all_reduce(
-                    torch.zeros(1, device="cpu"), group=self._world, async_op=True
-                )
-                assert work is not None
-                work.wait(timedelta(seconds=LOSS_TIMEOUT))
-            except AllReduceTimeout:
-                pass  # fanin does not know either
-            except FaninError as cause:
-                error = cause
-            except (RuntimeError, ValueError):
-                pass
+            error = self.executor.why() or error
         if isinstance(error, Gone):
             error = RankLost(f"rank {error.rank} has ended, or its engine has", rank=error.rank)
         return str(error) or type(error).__name__, error

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from fanin._layers import foremost, of_layer
+from fanin.errors import AllReduceTimeout, FaninError
+from fanin.horovod import executor
 from fanin.horovod.adasum import adasum
-from fanin.horovod.requests import Batch, Form, Kind, Operation, ReduceOp
+from fanin.horovod.requests import Batch, DType, Form, Kind, Operation, ReduceOp
+from fanin.torch.backend.channel import LOSS_TIMEOUT
 from fanin.torch.works.collectives import DTYPES
 
 # A dtype that Gloo and fanin cannot add is added as one that has room for it.
@@ -36,20 +40,38 @@ _OPS: Final = {
 }
 
 
-def reduces(dtype: torch.dtype, op: ReduceOp) -> bool:
-    """Whether fanin's services or Gloo can make one tensor of several."""
-    return dtype in _ADDED or op in _ADDED_IN_PAIRS.get(dtype, ())
+def reduces(dtype: DType, op: ReduceOp) -> bool:
+    """Return whether fanin's services or Gloo can make one tensor of several."""
+    known = cast("torch.dtype", dtype)
+    return known in _ADDED or op in _ADDED_IN_PAIRS.get(known, ())
 
 
-class Own:
-    """What this rank has for an operation: its tensors, and where results go."""
+class Own(executor.Own):
+    """The tensors of this rank for an operation, and where results go."""
+
+    inputs: list[Tensor]
+    results: list[Tensor]
 
     def __init__(self, inputs: Sequence[Tensor], in_place: bool) -> None:
-        self.inputs = [tensor.detach() for tensor in inputs]
-        self.in_place = in_place
-        self.results: list[Tensor] = []
-        self.received: tuple[int, ...] = ()
-        """Of an alltoall: the rows that came from each rank."""
+        super().__init__([tensor.detach() for tensor in inputs], in_place)
+        # Work that the program has queued on the device comes before.
+        self._queued = [
+            torch.cuda.current_stream(tensor.device).record_event()
+            for tensor in self.inputs
+            if tensor.is_cuda
+        ]
+
+    def begin(self) -> None:
+        """Wait for what the program has queued on devices before it submitted."""
+        for event in self._queued:
+            event.synchronize()
+
+    def taken(self) -> None:
+        """Let the thread that waited use the results."""
+        for tensor in self.results:
+            if tensor.is_cuda and not self.in_place:
+                # The engine's stream owns the memory, and keeps it until this thread's has used it.
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def give(self, position: int, values: Tensor) -> None:
         """Take the values of one result, which may be in a memory that others share."""
@@ -57,9 +79,9 @@ class Own:
             target = self.inputs[position]
             if target.data_ptr() != values.data_ptr():
                 target.copy_(values.reshape(target.shape))
-            self.results.append(target)
+            self.results[position] = target
         else:
-            self.results.append(values)
+            self.results[position] = values
 
 
 class Groups:
@@ -92,7 +114,7 @@ class Groups:
 
     def zeros(self, form: Form) -> Tensor:
         """Return what a rank that has joined adds."""
-        return torch.zeros(form.shape, dtype=form.dtype, device=self.device_of(form))
+        return torch.zeros(form.shape, dtype=dtype_of(form), device=self.device_of(form))
 
     def device_of(self, form: Form) -> torch.device:
         """Return where this rank has tensors of its own for others' of a form."""
@@ -137,17 +159,103 @@ class Groups:
                 distributed.destroy_process_group(group)
 
 
-def execute(batch: Batch, mine: Sequence[Own | None], groups: Groups) -> Callable[[], None] | None:
-    """Execute operations of one kind; of one that this rank has joined past, `mine` has None.
+class TorchExecutor(executor.Executor):
+    """Executes on a group of fanin's backend, and on groups of some of its ranks."""
 
-    Those that are only begun are ended by what is returned, from any thread, in the same order.
-    """
-    kind = batch.operations[0].request.kind
-    execution = _EXECUTIONS.get(kind)
-    if execution is None:
+    def __init__(self, world: ProcessGroup, rank: int, size: int, room_bytes: int) -> None:
+        self.world = world
+        self._groups = Groups(world, rank, size, room_bytes)
+
+    def reduces(self, dtype: DType, op: ReduceOp) -> bool:
+        """Return whether fanin's services or Gloo can make one tensor of several."""
+        return reduces(dtype, op)
+
+    def own(self, inputs: Sequence[Any], in_place: bool) -> Own:
+        """Return this rank's part of an operation that is submitted now."""
+        return Own(inputs, in_place)
+
+    def form(self, tensor: Any) -> Form:
+        """Return a tensor's form."""
+        return form_of(tensor)
+
+    def memory(self, own: executor.Own) -> set[int]:
+        """Return the addresses of the tensors' storages."""
+        return {tensor.untyped_storage().data_ptr() for tensor in own.inputs}
+
+    def of_words(self, words: bytes) -> Tensor:
+        """Return bytes as a tensor of uint8."""
+        if not words:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        return torch.frombuffer(bytearray(words), dtype=torch.uint8)
+
+    def to_words(self, tensor: Any) -> bytes:
+        """Return the bytes of a tensor of uint8."""
+        return bytes(tensor.numpy().tobytes())
+
+    def execute(
+        self, batch: Batch, mine: Sequence[executor.Own | None]
+    ) -> Callable[[], None] | None:
+        """Execute operations of one kind. See `executor.Executor`."""
+        execution = _EXECUTIONS.get(batch.operations[0].request.kind)
+        if execution is None:
+            return None
+        with torch.no_grad():
+            return execution(batch.operations, cast("Sequence[Own | None]", mine), self._groups)
+
+    def join_on(self, device: int) -> None:
+        """Add zeros on that CUDA device once this rank has joined; -1 is any."""
+        self._groups.joined_on = device
+
+    def settle(self, owns: Sequence[executor.Own]) -> None:
+        """Wait for what this thread has queued on devices."""
+        for device in {t.device for own in owns for t in own.inputs if t.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+
+    def has(self, process_set: int) -> bool:
+        """Return whether this rank is in a process set."""
+        return self._groups.has(process_set)
+
+    def add(self, process_set: int, ranks: tuple[int, ...]) -> None:
+        """Make a process set's group; all ranks of the job call it."""
+        self._groups.add(process_set, ranks)
+
+    def remove(self, process_set: int) -> None:
+        """Leave a process set's group."""
+        self._groups.remove(process_set)
+
+    def close(self, *, world: bool) -> None:
+        """Leave all groups, but for the world's unless asked."""
+        self._groups.close(world=world)
+
+    def pulse(self) -> None:
+        """Make a sum of nothing with all ranks."""
+        distributed.all_reduce(torch.zeros(1, device="cpu"), group=self.world)
+
+    def why(self) -> Exception | None:
+        """Return the error of a rank that is gone, if a service knows of one soon."""
+        try:
+            work = distributed.all_reduce(
+                torch.zeros(1, device="cpu"), group=self.world, async_op=True
+            )
+            assert work is not None
+            work.wait(timedelta(seconds=LOSS_TIMEOUT))
+        except AllReduceTimeout:
+            pass  # fanin does not know either
+        except FaninError as cause:
+            return cause
+        except (RuntimeError, ValueError):
+            pass
         return None
-    with torch.no_grad():
-        return execution(batch.operations, mine, groups)
+
+
+def form_of(tensor: Tensor) -> Form:
+    """Return a tensor's form."""
+    return Form(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+
+def dtype_of(form: Form) -> torch.dtype:
+    """Return the dtype of a tensor of torch's."""
+    return cast("torch.dtype", form.dtype)
 
 
 _Execution = Callable[
@@ -182,7 +290,7 @@ def _pieces(
     alike: dict[torch.dtype, list[_Piece]] = {}
     for operation, own in zip(operations, mine, strict=True):
         for position, form in enumerate(operation.request.tensors):
-            alike.setdefault(form.dtype, []).append(_Piece(operation, own, position, groups))
+            alike.setdefault(dtype_of(form), []).append(_Piece(operation, own, position, groups))
     return alike.items()
 
 
@@ -199,7 +307,7 @@ class _Sum:
     def end(self, size: int) -> None:
         self.work.wait()
         pieces = self.pieces
-        dtype, postscales = pieces[0].form.dtype, {piece.request.scales[1] for piece in pieces}
+        dtype, postscales = dtype_of(pieces[0].form), {piece.request.scales[1] for piece in pieces}
         is_average = pieces[0].request.op is ReduceOp.Average
         is_divided = is_average and postscales == {1.0} and self.summed.is_floating_point()
         if is_divided:
@@ -358,7 +466,7 @@ def _broadcast(operations: Sequence[Operation], mine: Sequence[Own | None], grou
     parts = iter(torch.split(flat, [tensor.nbytes for tensor in inputs]))
     for operation, own in zip(operations, owns, strict=True):
         for position, form in enumerate(operation.request.tensors):
-            own.give(position, next(parts).clone().view(form.dtype).view(form.shape))
+            own.give(position, next(parts).clone().view(dtype_of(form)).view(form.shape))
 
 
 def _alltoall(operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups) -> None:
@@ -412,7 +520,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _values(flat: Tensor, form: Form, first: int) -> Tensor:
     """Return bytes as what they are of, with another first dimension."""
-    return flat.view(form.dtype).view(first, *form.shape[1:])
+    return flat.view(dtype_of(form)).view(first, *form.shape[1:])
 
 
 _EXECUTIONS: Final[dict[Kind, _Execution]] = {

@@ -1,18 +1,18 @@
-"""Objects, parameters and optimizers' states to all ranks."""
+"""Parameters and optimizers' states to all ranks."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fanin.horovod.errors import Disagreement
-from fanin.horovod.operations import allgather_async, broadcast_, broadcast_async_, synchronize
-from fanin.horovod.process_sets import ProcessSet, global_process_set, set_ranks
+from fanin.horovod.execution import dtype_of, form_of
+from fanin.horovod.objects import broadcast_object
+from fanin.horovod.operations import broadcast_async_
 from fanin.horovod.requests import Form
+from fanin.horovod.submission import synchronize
 from fanin.horovod.world import rank
 
 Parameters = Mapping[str, Any] | Iterable[Any]
@@ -52,10 +52,10 @@ def broadcast_optimizer_state(
 
     def form(tensor: Tensor) -> Form:
         tensors.append(tensor.detach())
-        return Form.of(tensor)
+        return form_of(tensor)
 
     def empty(form: Form) -> Tensor:
-        tensors.append(torch.empty(form.shape, dtype=form.dtype, device=form.device))
+        tensors.append(torch.empty(form.shape, dtype=dtype_of(form), device=form.device))
         return tensors[-1]
 
     ours = rank() == root_rank
@@ -71,66 +71,6 @@ def broadcast_optimizer_state(
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the root's object, which must be one that `pickle` takes.
-
-    Raises `HorovodInternalError` on all ranks if `pickle` does not take it.
-    """
-    words, fails = torch.empty(0, dtype=torch.uint8, device="cpu"), None
-    if rank() == root_rank:
-        words, fails = _pickled(obj)
-    head = torch.tensor([words.numel(), fails is not None], device="cpu")
-    broadcast_(head, root_rank, name and f"{name}.length", process_set)
-    length, failed = head.tolist()
-    if rank() != root_rank:
-        words = torch.empty(length, dtype=torch.uint8, device="cpu")
-    broadcast_(words, root_rank, name and f"{name}.bytes", process_set)
-    if failed:
-        raise Disagreement(f"rank {root_rank}'s object {_unpickled(words)}") from fails
-    return obj if rank() == root_rank else _unpickled(words)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Return the objects of all ranks, in the ranks' order.
-
-    Raises `HorovodInternalError` on all ranks if `pickle` does not take the object of one.
-    """
-    words, fails = _pickled(obj)
-    head = torch.tensor([[words.numel(), fails is not None]], device="cpu")
-    of_heads = allgather_async(head, name and f"{name}.length", process_set)
-    of_words = allgather_async(words, name and f"{name}.bytes", process_set)
-    lengths, failed = synchronize(of_heads).unbind(1)
-    ranks = set_ranks(process_set)
-    assert len(lengths) == len(ranks)
-    of_ranks = torch.split(synchronize(of_words), lengths.tolist())
-    for each, of_rank, words in zip(ranks, failed.tolist(), of_ranks, strict=True):
-        if of_rank:
-            raise Disagreement(f"rank {each}'s object {_unpickled(words)}") from fails
-    return [_unpickled(words) for words in of_ranks]
-
-
-def _pickled(obj: Any) -> tuple[Tensor, Exception | None]:
-    """Return an object's bytes; those of a text, and the error, if it has none."""
-    fails = None
-    try:
-        words = pickle.dumps(obj)
-    except Exception as error:
-        fails = error
-        words = pickle.dumps(f"cannot be pickled: {type(error).__name__}: {error}")
-    return torch.frombuffer(bytearray(words), dtype=torch.uint8), fails
-
-
-def _unpickled(words: Tensor) -> Any:
-    return pickle.loads(words.numpy().tobytes())
 
 
 def _mapped(tree: Any, leaf: type, replace: Callable[[Any], Any]) -> Any:

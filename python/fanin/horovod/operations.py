@@ -5,53 +5,33 @@ The tensors of an operation may be changed by the program only after `synchroniz
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from fanin._bounds import current as bound
-from fanin._layers import current
 from fanin.horovod.engine import Handle
-from fanin.horovod.execution import Own
+from fanin.horovod.executor import Own
 from fanin.horovod.process_sets import ProcessSet, global_process_set, set_ranks
-from fanin.horovod.requests import Kind, ReduceOp, Request
+from fanin.horovod.requests import Kind, ReduceOp
+from fanin.horovod.submission import (
+    Average,
+    Result,
+    Sum,
+    every,
+    first,
+    named,
+    reduce_op,
+    reducible,
+    rows,
+    scatterable,
+    submit,
+    synchronize,
+)
 from fanin.horovod.world import world
 
-Average: Final = ReduceOp.Average
-Sum: Final = ReduceOp.Sum
-Adasum: Final = ReduceOp.Adasum
-Min: Final = ReduceOp.Min
-Max: Final = ReduceOp.Max
-Product: Final = ReduceOp.Product
-
 _SPLITS: Final = (torch.int32, torch.int64)
-
-
-def reduce_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """Return the operation that is meant: `average` is what `op` was called in old programs."""
-    if average is None:
-        return Average if op is None else ReduceOp(op)
-    if op is not None:
-        raise ValueError("op and average are given: give op alone")
-    warnings.warn("average is deprecated: give op=hvd.Average or op=hvd.Sum", DeprecationWarning, 3)
-    return Average if average else Sum
-
-
-def poll(handle: Handle) -> bool:
-    """Whether an operation is over, so that `synchronize` returns at once."""
-    return handle.done()
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for an operation, and return its result.
-
-    Raises `HorovodInternalError` where the ranks disagree about the operation, and where one of
-    them, or what sums for them, is gone.
-    """
-    return handle.wait()
 
 
 def allreduce_async(
@@ -65,7 +45,7 @@ def allreduce_async(
 ) -> Handle:
     """Reduce a tensor over the ranks of a process set. See `allreduce`."""
     scales = float(prescale_factor), float(postscale_factor)
-    return _reduce([tensor], name, reduce_op(op, average), scales, process_set, _first)
+    return _reduce([tensor], name, reduce_op(op, average), scales, process_set, first)
 
 
 def allreduce_async_(
@@ -80,7 +60,7 @@ def allreduce_async_(
     """Reduce a tensor in place."""
     scales = float(prescale_factor), float(postscale_factor)
     chosen = reduce_op(op, average)
-    return _reduce([tensor], name, chosen, scales, process_set, _first, in_place=True)
+    return _reduce([tensor], name, chosen, scales, process_set, first, in_place=True)
 
 
 def allreduce_(
@@ -95,7 +75,7 @@ def allreduce_(
     """Reduce a tensor in place, and return it."""
     chosen = reduce_op(op, average)
     scales = float(prescale_factor), float(postscale_factor)
-    handle = _reduce([tensor], name, chosen, scales, process_set, _first, in_place=True)
+    handle = _reduce([tensor], name, chosen, scales, process_set, first, in_place=True)
     result: Tensor = synchronize(handle)
     return result
 
@@ -109,7 +89,7 @@ def reduce_async(
         [tensor],
         name,
         global_process_set,
-        _first,
+        first,
         op=op,
         in_place=in_place,
         priority=priority,
@@ -127,7 +107,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Reduce several tensors, all at once, under one name."""
     scales = float(prescale_factor), float(postscale_factor)
-    return _reduce(tensors, name, reduce_op(op, average), scales, process_set, _all)
+    return _reduce(tensors, name, reduce_op(op, average), scales, process_set, every)
 
 
 def grouped_allreduce_async_(
@@ -142,7 +122,7 @@ def grouped_allreduce_async_(
     """Reduce several tensors in place, all at once, under one name."""
     scales = float(prescale_factor), float(postscale_factor)
     chosen = reduce_op(op, average)
-    return _reduce(tensors, name, chosen, scales, process_set, _all, in_place=True)
+    return _reduce(tensors, name, chosen, scales, process_set, every, in_place=True)
 
 
 def grouped_allreduce_(
@@ -157,7 +137,7 @@ def grouped_allreduce_(
     """Reduce several tensors in place, and return them."""
     scales = float(prescale_factor), float(postscale_factor)
     chosen = reduce_op(op, average)
-    handle = _reduce(tensors, name, chosen, scales, process_set, _all, in_place=True)
+    handle = _reduce(tensors, name, chosen, scales, process_set, every, in_place=True)
     result: list[Tensor] = synchronize(handle)
     return result
 
@@ -176,8 +156,8 @@ def sparse_allreduce_async(
     if op not in (Sum, Average):
         raise ValueError(f"sparse tensors are summed or averaged, and op is {op.name}")
     parts = [tensor._indices().t().contiguous(), tensor._values()]
-    name = name or world().engine.name(_number(process_set), Kind.ALLREDUCE)
-    handle = _submit(Kind.ALLGATHER, parts, name, process_set, _all, sparse=True)
+    name = named(name, Kind.ALLREDUCE, process_set)
+    handle = _submit(Kind.ALLGATHER, parts, name, process_set, every, sparse=True)
 
     def result() -> Tensor:
         indices, values = synchronize(handle)
@@ -192,7 +172,7 @@ def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Join the tensors of all ranks at their first dimension. See `allgather`."""
-    return _submit(Kind.ALLGATHER, [tensor], name, process_set, _first)
+    return _submit(Kind.ALLGATHER, [tensor], name, process_set, first)
 
 
 def grouped_allgather_async(
@@ -201,7 +181,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Join several tensors with those of all ranks, all at once, under one name."""
-    return _submit(Kind.ALLGATHER, tensors, name, process_set, _all)
+    return _submit(Kind.ALLGATHER, tensors, name, process_set, every)
 
 
 def broadcast_async(
@@ -211,7 +191,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Give all ranks a tensor like the root's. See `broadcast`."""
-    return _submit(Kind.BROADCAST, [tensor], name, process_set, _first, root=root_rank)
+    return _submit(Kind.BROADCAST, [tensor], name, process_set, first, root=root_rank)
 
 
 def broadcast_async_(
@@ -222,7 +202,7 @@ def broadcast_async_(
 ) -> Handle:
     """Make a tensor what the root's is."""
     return _submit(
-        Kind.BROADCAST, [tensor], name, process_set, _first, root=root_rank, in_place=True
+        Kind.BROADCAST, [tensor], name, process_set, first, root=root_rank, in_place=True
     )
 
 
@@ -247,9 +227,11 @@ def alltoall_async(
 
     The result is the pair of what this rank got, and of how many rows came from each.
     """
-    name = name or world().engine.name(_number(process_set), Kind.ALLTOALL)
+    name = named(name, Kind.ALLTOALL, process_set)
     kind = splits if isinstance(splits, Tensor) else torch.empty(0, dtype=torch.int32, device="cpu")
-    sent = _rows(tensor, splits, len(set_ranks(process_set)))
+    if isinstance(splits, Tensor) and splits.dtype not in _SPLITS:
+        raise ValueError(f"splits are {splits.dtype}, and must be int32 or int64")
+    sent = rows(tensor.shape, None if splits is None else list(map(int, splits)), process_set)
 
     def result(own: Own, _: object) -> tuple[Tensor, Tensor]:
         received = torch.tensor(own.received, dtype=kind.dtype, device=kind.device)
@@ -268,7 +250,7 @@ def reducescatter_async(
 ) -> Handle:
     """Sum or average tensors, and give each rank a part of the rows. See `reducescatter`."""
     scales = float(prescale_factor), float(postscale_factor)
-    return _scatter([tensor], name, op, process_set, scales, _first)
+    return _scatter([tensor], name, op, process_set, scales, first)
 
 
 def grouped_reducescatter_async(
@@ -281,7 +263,7 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Sum or average several tensors, all at once, and give each rank a part of each."""
     scales = float(prescale_factor), float(postscale_factor)
-    return _scatter(tensors, name, op, process_set, scales, _all)
+    return _scatter(tensors, name, op, process_set, scales, every)
 
 
 def join(device: int = -1) -> int:
@@ -296,41 +278,17 @@ def join(device: int = -1) -> int:
     return last
 
 
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all ranks of a process set wait here."""
-    synchronize(_submit(Kind.BARRIER, [], None, process_set, _all))
-
-
-def _first(own: Own, _: object) -> Tensor:
-    return own.results[0]
-
-
-def _all(own: Own, _: object) -> list[Tensor]:
-    return own.results
-
-
-def _number(process_set: ProcessSet) -> int:
-    set_ranks(process_set)
-    assert process_set.process_set_id is not None
-    return process_set.process_set_id
-
-
 def _reduce(
     tensors: Sequence[Tensor],
     name: str | None,
     op: ReduceOp,
     scales: tuple[float, float],
     process_set: ProcessSet,
-    result: Callable[[Own, Any], Any],
+    result: Result,
     *,
     in_place: bool = False,
 ) -> Handle:
-    if op is Adasum:
-        if process_set is not global_process_set:
-            raise NotImplementedError("Adasum is for all ranks: leave process_set out")
-        size = world().position.size
-        if size & (size - 1):
-            raise NotImplementedError(f"Adasum needs a power of two of ranks, and there are {size}")
+    op = reducible(op, process_set)
     return _submit(
         Kind.ALLREDUCE, tensors, name, process_set, result, op=op, scales=scales, in_place=in_place
     )
@@ -342,11 +300,9 @@ def _scatter(
     op: ReduceOp,
     process_set: ProcessSet,
     scales: tuple[float, float],
-    result: Callable[[Own, Any], Any],
+    result: Result,
 ) -> Handle:
-    op = ReduceOp(op)
-    if op not in (Sum, Average):
-        raise NotImplementedError(f"reducescatter is for op Sum and Average, and not {op.name}")
+    op = scatterable(op)
     return _submit(Kind.REDUCESCATTER, tensors, name, process_set, result, op=op, scales=scales)
 
 
@@ -355,7 +311,7 @@ def _submit(
     tensors: Sequence[Tensor],
     name: str | None,
     process_set: ProcessSet,
-    result: Callable[[Own, Any], Any],
+    result: Result,
     *,
     op: ReduceOp = Sum,
     scales: tuple[float, float] = (1.0, 1.0),
@@ -365,10 +321,8 @@ def _submit(
     in_place: bool = False,
     priority: int = 0,
 ) -> Handle:
-    engine = world().engine
-    number = _number(process_set)
     # Also where it is refused here: the others' next one without a name is to be the same.
-    name = name or engine.name(number, kind)
+    name = named(name, kind, process_set)
     if any(tensor.layout != torch.strided for tensor in tensors):
         raise ValueError("a tensor is sparse: use sparse_allreduce_async, or to_dense() first")
     if any(tensor.is_quantized for tensor in tensors):
@@ -377,48 +331,22 @@ def _submit(
         raise ValueError("a tensor is expanded, and cannot be written to: clone() it first")
     if len({tensor.device for tensor in tensors}) > 1:
         raise RuntimeError("tensors of a group are on one device")  # as Horovod does
-    if not tensors and kind is not Kind.BARRIER:
-        raise ValueError("a group has one tensor at least")
-    if bound() is not None:
-        raise ValueError(
-            "fanin.torch.loss_bound is not for Horovod's collectives, which are fused with others: "
-            "sum what may lose less by torch.distributed, in a group of fanin's"
-        )
-    request = Request(
-        0,
+    return submit(
         kind,
+        tensors,
         name,
-        number,
+        process_set,
+        result,
         op=op,
         scales=scales,
-        root=int(root),
+        root=root,
         splits=splits,
         sparse=sparse,
-        layer=current(),
+        in_place=in_place,
         priority=priority,
     )
-    return engine.submit(request, tensors, in_place=in_place, result=result)
 
 
 def _overlaps(tensor: Tensor) -> bool:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and step == 0 for size, step in steps)
-
-
-def _rows(tensor: Tensor, splits: Tensor | Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """Return how many rows each rank gets; raises `ValueError` where they are not there."""
-    if not tensor.dim():
-        raise ValueError("alltoall cuts the first dimension, and the tensor has none")
-    there = tensor.shape[0]
-    if splits is None:
-        if there % size:
-            raise ValueError(f"{there} rows cannot be cut for {size} ranks alike: give splits")
-        return (there // size,) * size
-    if isinstance(splits, Tensor) and splits.dtype not in _SPLITS:
-        raise ValueError(f"splits are {splits.dtype}, and must be int32 or int64")
-    rows = tuple(map(int, splits))
-    if len(rows) != size or min(rows) < 0 or sum(rows) > there:
-        raise ValueError(
-            f"splits are {list(rows)}: {size} numbers, whose sum is not above the {there} rows"
-        )
-    return rows

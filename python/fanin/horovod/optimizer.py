@@ -16,11 +16,11 @@ from fanin._layers import Layer, of_layer
 from fanin.horovod import operations
 from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
-from fanin.horovod.functions import broadcast_object
-from fanin.horovod.operations import Adasum, Average, synchronize
+from fanin.horovod.objects import broadcast_object
 from fanin.horovod.parameters import Passes, all_of, name_added, named, when_ready
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
+from fanin.horovod.submission import Adasum, Average, synchronize
 from fanin.horovod.world import size
 from fanin.torch.optimizers.wrapper import with_steps
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-
-import torch
+from typing import Protocol
 
 from fanin._layers import Layer
 
@@ -39,19 +38,23 @@ class Kind(Enum):
     """A shutdown of a process that ends: it will not begin anew with the others."""
 
 
+class DType(Protocol):
+    """A framework's dtype: it can be hashed and pickled, and its text names it."""
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        ...
+
+
 @dataclass(frozen=True)
 class Form:
     """A tensor without its values."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: DType
     device: str
     """Its type: "cpu" or "cuda"."""
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Form:
-        """Return a tensor's form."""
-        return Form(tuple(tensor.shape), tensor.dtype, tensor.device.type)
 
     @property
     def size_bytes(self) -> int:

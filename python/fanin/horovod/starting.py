@@ -1,4 +1,4 @@
-"""`init`."""
+"""How `init` begins a job, for each framework."""
 
 from __future__ import annotations
 
@@ -32,32 +32,21 @@ _HEEDED = {
 }
 
 
-def init(
-    comm: Sequence[int] | None = None,
-    process_sets: Iterable[sets.ProcessSet] | str | None = None,
+def start(
+    framework: world.Framework,
+    comm: Sequence[int] | None,
+    process_sets: Iterable[sets.ProcessSet] | str | None,
 ) -> None:
-    """Join the job of all ranks, and return once all have; nothing if this process is in it.
+    """Join the job of all ranks; nothing if this process is in it. See `torch_job.init`.
 
-    Ranks are what the launcher says: RANK and WORLD_SIZE (`fanin run`, torchrun), or the variables
-    of `mpirun`, `mpiexec`, `srun` and `jsrun` (`launchers.py`). Several ranks meet at MASTER_ADDR
-    and MASTER_PORT. A process that nobody launched is a job of one. Where the program has called
-    `torch.distributed.init_process_group`, the ranks are that group's.
-
-    Raises `LaunchIncomplete`, a `ValueError`, if the launcher says that there are several ranks and
-    nothing says where they meet; the message says how to tell them under that launcher.
-
-    Raises `HorovodInternalError` if a rank is gone or does not come
-    (`__cause__` says which). What was made until then is undone, and `init` may be called again.
-
-    `comm` are ranks of the launcher's: those alone make the job, counted anew in that order.
-    `process_sets` are added; "dynamic" is accepted, and says nothing, as sets can always be added.
+    Raises `ValueError` also if another framework has a job in this process.
     """
     listed = list(process_sets) if not isinstance(process_sets, str | None) else []
     if isinstance(process_sets, str) and process_sets.lower() != sets.DYNAMIC:
         raise ValueError(f'process_sets is {process_sets!r}: a list of them, or "{sets.DYNAMIC}"')
     if comm is not None and not isinstance(comm, Sequence):
         raise ValueError(f"comm is {comm!r}: a list of ranks, as there is no MPI")
-    if world.begin(comm or []):
+    if world.begin(framework, comm or []):
         _warn_of_ignored()
         _begun(listed)
 
@@ -73,7 +62,7 @@ def _warn_of_ignored() -> None:
         warnings.warn(
             f"fanin.horovod ignores {', '.join(ignored)}: unset them; docs/horovod.md says which "
             "variables of Horovod it reads, and what fanin has instead of the others",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fanin.horovod.operations import Sum, allgather_async, allreduce_async, synchronize
+from fanin.horovod.operations import allgather_async, allreduce_async
+from fanin.horovod.submission import Sum, synchronize
 from fanin.horovod.world import size
 
 

@@ -6,25 +6,29 @@ import contextlib
 import os
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, Protocol
 
-from torch import distributed
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
-from torch.distributed import DistError
-from torch.distributed.distributed_c10d import _get_default_store
-
-import fanin.torch  # noqa: F401 - makes its backend known to torch
+from fanin import _connections as connections
+from fanin._handshake import Store
 from fanin.errors import JoinTimeout, RankLost
 from fanin.horovod.engine import Engine
 from fanin.horovod.engine_settings import EngineSettings
-from fanin.horovod.errors import Apart, HorovodInternalError
-from fanin.horovod.rendezvous import Rendezvous
+from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.executor import Executor
 from fanin.horovod.timeline import Timeline
-from fanin.torch.rendezvous import connections
 
 # The variable in which a launcher says which of its machines this is: hosts may share a name.
 _MACHINE = "GROUP_RANK"
+LOST: Final[tuple[type[Exception], ...]] = (
+    JoinTimeout,
+    RankLost,
+    connections.Gone,
+    OSError,
+    EOFError,
+)
+"""The errors of `init` when a rank is gone, or does not come; frameworks have more of them."""
 
 
 @dataclass(frozen=True)
@@ -58,66 +62,93 @@ class Position:
         )
 
 
+class Meeting(Protocol):
+    """Where the processes of a job meet, as often as they begin anew."""
+
+    failed: bool
+    """Whether the last job ended by an error."""
+    place: int
+    """The rank of this process among all that were launched."""
+    job: list[int]
+    """The place of each rank of the last job."""
+
+    def announce(self, lost: list[int]) -> None:
+        """Say that a job has failed, in which these ranks were lost, and that this one lives."""
+        ...
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A job that this process has joined."""
+
+    executor: Executor
+    rank: int
+    size: int
+    store: Callable[[str], Store]
+    """Returns a store of all ranks, in which the name stands for a part; all ranks call it."""
+    address: Callable[[], str]
+    """Returns where other ranks reach this machine."""
+    leave: Callable[[], None]
+
+
+class Framework(Protocol):
+    """How the processes of a framework meet, and which tensors their engines take."""
+
+    @property
+    def name(self) -> str:
+        """The module that programs import as hvd."""
+        ...
+
+    @property
+    def lost(self) -> tuple[type[Exception], ...]:
+        """The errors of `join` when a rank is gone, or does not come: `LOST`, and its own."""
+        ...
+
+    def meeting(self) -> Meeting:
+        """Return where this process and the others meet."""
+        ...
+
+    def join(
+        self, meeting: Meeting, ranks: Sequence[int], settings: EngineSettings, *, again: bool
+    ) -> Joined:
+        """Join the others; blocks until all are there. What fails leaves nothing behind."""
+        ...
+
+
 class World:
     """An `init` of this process. All ranks make it; it blocks until all are there."""
 
-    _engine: Engine
-
-    def __init__(self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> None:
-        if ranks and distributed.is_initialized():
-            raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
-        if meeting.failed and distributed.is_initialized():
-            raise Apart(
-                "a rank of the program's own group is gone: to go on without it, leave "
-                "init_process_group to hvd.init(), or call destroy_process_group() first"
-            )
+    def __init__(
+        self, framework: Framework, meeting: Meeting, ranks: Sequence[int], *, again: bool
+    ) -> None:
         # Before others are met: a value may be wrong on this rank alone.
         settings = EngineSettings.of(os.environ)
+        self.framework = framework
         self._process = os.getpid()
-        self._ours = not distributed.is_initialized()
-        self._group: ProcessGroup | None = None
-        connected: connections.Followers | connections.Leader | None = None
-        try:
-            store, rank, size = self._join(meeting, ranks, again=again)
-            machines = PrefixStore("machines", store)
-            machines.set(f"{rank}", f"{os.environ.get(_MACHINE, '')}/{socket.gethostname()}")
-            named = [machines.get(f"{other}").decode() for other in range(size)]
-            self.position = Position.of(rank, named)
+        joined = framework.join(meeting, ranks, settings, again=again)
+        self._leave = joined.leave
+        with contextlib.ExitStack() as undo:
+            undo.callback(joined.leave)
+            machines = joined.store("machines")
+            ours = f"{os.environ.get(_MACHINE, '')}/{socket.gethostname()}"
+            machines.set(f"{joined.rank}", ours)
+            named = [machines.get(f"{other}").decode() for other in range(joined.size)]
+            self.position = Position.of(joined.rank, named)
             self.timeline = Timeline()
-            connected = connections.connect(PrefixStore("engine", store), rank, size)
-            assert self._group is not None
+            connected = connections.connect(
+                joined.store("engine"), joined.rank, joined.size, joined.address
+            )
+            undo.callback(connected.close)
             self._engine = Engine(
-                self._group,
+                joined.executor,
                 connected,
-                rank,
-                size,
+                joined.rank,
+                joined.size,
                 self.timeline,
                 meeting.announce,
                 settings,
             )
-        except BaseException:
-            if connected is not None:
-                connected.close()
-            self._leave()
-            raise
-
-    def _join(
-        self, meeting: Rendezvous, ranks: Sequence[int], *, again: bool
-    ) -> tuple[Store, int, int]:
-        """Make the engine's group; return a store of all, this rank and the number of ranks."""
-        if self._ours:
-            store, rank, size = _seat(meeting, ranks, again=again)
-            distributed.init_process_group(
-                "fanin", store=PrefixStore("world", store), rank=rank, world_size=size
-            )
-        else:
-            store, _ = meeting.meet()
-            rank, size = distributed.get_rank(), distributed.get_world_size()
-        # Not the default one: what the program calls there comes in no order with the engine's.
-        group = distributed.new_group(backend="fanin")
-        assert isinstance(group, ProcessGroup)
-        self._group = group
-        return store, rank, size
+            undo.pop_all()
 
     @property
     def engine(self) -> Engine:
@@ -139,39 +170,30 @@ class World:
         self.timeline.stop()
         self._leave()
 
-    def _leave(self) -> None:
-        if self._ours or self._group is not None:
-            # Left already, if the engine had failed.
-            with contextlib.suppress(ValueError, AssertionError):
-                distributed.destroy_process_group(None if self._ours else self._group)
 
+def chosen(meeting: Meeting, places: list[int], ranks: Sequence[int], *, again: bool) -> list[int]:
+    """Return the places of a job's processes: of those that are there, the named ones.
 
-def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[Store, int, int]:
-    """Return where this process and others meet, its rank there, and how many they are."""
-    store, places = meeting.meet()
+    If it is made `again`, named ones that are lost are left out. Raises `ValueError` if this
+    process is not among them, or if one that is named is not there.
+    """
     if again:
         ranks = [rank for rank in ranks if rank in places]
     if not ranks:
         meeting.job = places
-        return store, places.index(meeting.place), len(places)
-    if meeting.place not in ranks or not set(ranks) <= set(places):
+    elif meeting.place in ranks and set(ranks) <= set(places):
+        meeting.job = list(ranks)
+    else:
         raise ValueError(
             f"init(comm={list(ranks)}) is for processes that are in it, and of those that there "
             f"are; this is rank {meeting.place} of {len(places)}"
         )
-    meeting.job = list(ranks)
-    name = ",".join(map(str, ranks))
-    return PrefixStore(f"of/{name}", store), list(ranks).index(meeting.place), len(ranks)
+    return meeting.job
 
 
 _world: World | None = None
-_comm: list[int] = []
-# The meeting of the launcher's processes. It counts how often they met, so it is kept.
-_launched: Rendezvous | None = None
-# The store of the program's own group, and where its ranks meet; of the last such group alone.
-_grouped: tuple[Store, Rendezvous] | None = None
-_LOST = (JoinTimeout, RankLost, connections.Gone, DistError, OSError, EOFError)
-"""The error of `init` when a rank is gone, or does not come."""
+# The last `init`: its framework, and the ranks that it named.
+_begun: tuple[Framework, list[int]] | None = None
 
 
 def world() -> World:
@@ -181,39 +203,37 @@ def world() -> World:
     return _world
 
 
-def begin(ranks: Sequence[int]) -> bool:
-    """Make this process's job; false if there is one."""
-    return _begin(list(ranks), again=False)
+def begin(framework: Framework, ranks: Sequence[int]) -> bool:
+    """Make this process's job; false if there is one.
+
+    Raises `ValueError` if that is another framework's.
+    """
+    if _world is not None and _world.framework is not framework:
+        raise ValueError(
+            f"{_world.framework.name} is initialized in this process, and has the tensors of its "
+            f"framework alone: call its shutdown() before {framework.name}.init()"
+        )
+    return _begin(framework, list(ranks), again=False)
 
 
 def begin_again() -> bool:
     """Make the job of the same ranks as before, but for those that are lost."""
-    return _begin(_comm, again=True)
+    assert _begun is not None
+    return _begin(*_begun, again=True)
 
 
-def _begin(comm: list[int], *, again: bool) -> bool:
-    global _world, _comm
+def _begin(framework: Framework, ranks: list[int], *, again: bool) -> bool:
+    global _world, _begun
     if _world is not None:
         return False
-    meeting = _meeting()
+    meeting = framework.meeting()
     try:
-        _world = World(meeting, comm, again=again)
-    except _LOST as error:
+        _world = World(framework, meeting, ranks, again=again)
+    except framework.lost as error:
         meeting.announce([])
         raise HorovodInternalError(f"hvd.init(): {error}") from error
-    _comm = comm
+    _begun = framework, ranks
     return True
-
-
-def _meeting() -> Rendezvous:
-    global _launched, _grouped
-    if not distributed.is_initialized():
-        _launched = _launched or Rendezvous()
-        return _launched
-    store = _get_default_store()
-    if _grouped is None or _grouped[0] is not store:
-        _grouped = store, Rendezvous()
-    return _grouped[1]
 
 
 def shutdown() -> None:

@@ -15,13 +15,14 @@ from torch import Tensor
 from fanin.horovod import operations
 from fanin.horovod.compression import Compression, Compressor
 from fanin.horovod.engine import Handle
-from fanin.horovod.functions import Parameters, broadcast_object
+from fanin.horovod.functions import Parameters
 from fanin.horovod.functions import broadcast_optimizer_state as _broadcast_optimizer_state
 from fanin.horovod.functions import broadcast_parameters as _broadcast_parameters
-from fanin.horovod.operations import poll, synchronize
+from fanin.horovod.objects import broadcast_object
 from fanin.horovod.optimizer import DistributedOptimizer as _DistributedOptimizer
 from fanin.horovod.requests import ReduceOp
-from fanin.horovod.starting import init as _init
+from fanin.horovod.submission import poll, synchronize
+from fanin.horovod.torch_job import init as _init
 from fanin.horovod.world import local_rank, local_size, rank, shutdown, size
 
 __all__ = [
@@ -205,7 +206,7 @@ def DistributedOptimizer(  # noqa: N802 - BytePS' name
 
 
 def _op(average: bool) -> ReduceOp:
-    return operations.Average if average else operations.Sum
+    return ReduceOp.Average if average else ReduceOp.Sum
 
 
 def _named(name: str | None, version: int) -> str | None:

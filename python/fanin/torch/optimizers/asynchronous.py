@@ -23,6 +23,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store
 
+from fanin._connections import Followers, Gone, Leader, Silent, connect
 from fanin._participants import among
 from fanin.errors import AllReduceTimeout, FaninError, RankLost
 from fanin.torch.backend import same_ranks
@@ -48,7 +50,7 @@ from fanin.torch.optimizers.coordinator import (
 from fanin.torch.optimizers.left_out import Carrier, Gradient, Model, packed, unpacked
 from fanin.torch.optimizers.wrapper import Steps, all_but_step, with_steps
 from fanin.torch.patches import splitting
-from fanin.torch.rendezvous.connections import Followers, Gone, Leader, Silent, connect
+from fanin.torch.rendezvous.interface import own_address
 
 
 def AsynchronousOptimizer(  # noqa: N802 - a class, to who calls it
@@ -143,7 +145,9 @@ class AsynchronousSteps(Steps):
         self._stepping = threading.Lock()
         self._load(self._behind.state_dict())
         name = f"epochs/{self._sums.group_name}"
-        words = connect(PrefixStore(name, _get_default_store()), self._rank, size)
+        store = _get_default_store()
+        address = partial(own_address, store)
+        words = connect(PrefixStore(name, store), self._rank, size, address)
         model_bytes = sum(flat.values.nbytes for flat in self._flats)
         self._words: Coordinator | Leader = (
             Coordinator(size, words, wait_for, gradient_square, self._timeout, model_bytes)
@@ -155,9 +159,7 @@ class AsynchronousSteps(Steps):
         self._is_left_out = False
         machines = _machines(self._sums, self._flats) if size > 1 else None
         if machines is not None:
-            carried = connect(
-                PrefixStore(f"{name}/left-out", _get_default_store()), self._rank, size
-            )
+            carried = connect(PrefixStore(f"{name}/left-out", store), self._rank, size, address)
             if isinstance(carried, Followers) and isinstance(self._words, Coordinator):
                 self._carried = Carrier(carried, self._words.say)
                 self._words.leave_out_by(self._carried, machines)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from fanin import _fanin
+from fanin._connections import Followers, Gone, Silent
 from fanin.errors import AllReduceTimeout, FaninError
 from fanin.torch.optimizers.left_out import Carrier, Gradient
 from fanin.torch.optimizers.wrapper import settings_of
-from fanin.torch.rendezvous.connections import Followers, Gone, Silent
 
 PULSE = 1.0
 """Seconds after which an epoch of nobody shows that all ranks are still there."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fanin.torch.rendezvous.connections import Followers, Gone
+from fanin._connections import Followers, Gone
 
 SAMPLE_BYTES = 1 << 20
 """Of what a link's rate is measured with, at most."""

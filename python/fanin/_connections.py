@@ -1,6 +1,6 @@
 """Connections of rank 0 to all other ranks, on which words and decisions travel.
 
-Beside torch's groups, as those serve collectives: here a rank speaks when it has something to
+Beside the groups of collectives: here a rank speaks when it has something to
 say, and rank 0 sees at once whose process has ended.
 """
 
@@ -14,16 +14,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-
 from fanin import _fanin
+from fanin._handshake import Store
 from fanin.errors import JoinTimeout
-from fanin.torch.rendezvous.interface import own_address
 
 MEET_SECONDS = 60.0
 """How long rank 0 waits for each rank to connect, when all have joined the job already; and a rank
@@ -55,9 +53,12 @@ class Silent(Gone):
 
 
 class Followers:
-    """Rank 0's end."""
+    """Rank 0's end.
 
-    def __init__(self, store: Store, size: int) -> None:
+    `address` returns where the other ranks reach this machine; it is called if there are any.
+    """
+
+    def __init__(self, store: Store, size: int, address: Callable[[], str]) -> None:
         self._connections: dict[Connection, int] = {}
         # Another thread of this process says that there is something to decide. It may do so while
         # this one closes: the numbers of closed files may be those of others.
@@ -68,14 +69,13 @@ class Followers:
         if size == 1:
             return
         try:
-            self._meet_all(store, size)
+            self._meet_all(store, size, address())
         except BaseException:
             self.close()
             raise
 
-    def _meet_all(self, store: Store, size: int) -> None:
+    def _meet_all(self, store: Store, size: int, address: str) -> None:
         exchange = _fanin.Exchange()
-        address = own_address(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=size) as server:
             port = server.getsockname()[1]
@@ -267,9 +267,9 @@ class Leader:
             self._connection.close()
 
 
-def connect(store: Store, rank: int, size: int) -> Followers | Leader:
+def connect(store: Store, rank: int, size: int, address: Callable[[], str]) -> Followers | Leader:
     """Connect this rank; blocks until all others have come, too."""
-    return Followers(store, size) if rank == 0 else Leader(store, rank)
+    return Followers(store, size, address) if rank == 0 else Leader(store, rank)
 
 
 def _public(rank: int) -> str:
