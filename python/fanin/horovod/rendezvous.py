@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from typing import Final
 
 from torch import distributed
@@ -19,11 +18,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from fanin._launchers import MEETING, launched
 from fanin.horovod.errors import Apart
+from fanin.torch.rendezvous.survivors import SURVIVORS_SECONDS, agree_on_survivors, announce
 
-SURVIVORS_SECONDS: Final = 10.0
-"""How long the survivors of a failure wait for one that no error has named as lost."""
-_PAUSE: Final = 0.01
-"""Between two looks at the store, which waits for all of several keys, and not for one of them."""
 _PREFIX: Final = "fanin/horovod"
 
 
@@ -54,7 +50,7 @@ class Rendezvous:
         self.failed = True
         self.lost.update(self.job[rank] for rank in lost)
         with contextlib.suppress(RuntimeError):  # gone, too: `meet` says so
-            self._store().set(f"survives/{self.place}", "yes")
+            announce(self._of_job(), self.place, self.lost)
 
     def meet(self) -> tuple[Store, list[int]]:
         """Return a store for the next job, and the places in it: one for each rank."""
@@ -76,18 +72,13 @@ class Rendezvous:
     def _store(self) -> Store:
         return PrefixStore(f"{_PREFIX}/{self._generation}", self._base)
 
-    def _survivors(self) -> list[int]:
-        """Agree on who is left. The first who has heard of all, or waited long enough, says it."""
+    def _of_job(self) -> Store:
         # Other processes of the launcher's may have a job of their own.
-        store = PrefixStore(f"of/{self.job}", self._store())
-        end = time.monotonic() + SURVIVORS_SECONDS
-        while not store.check(["survivors"]):
-            here = [place for place in self.job if self._store().check([f"survives/{place}"])]
-            if set(self.job) - self.lost <= set(here) or time.monotonic() > end:
-                store.compare_set("survivors", "", ",".join(map(str, here)))
-            else:
-                time.sleep(_PAUSE)
-        places = [int(place) for place in store.get("survivors").decode().split(",")]
+        return PrefixStore(f"of/{self.job}", self._store())
+
+    def _survivors(self) -> list[int]:
+        """Agree on who is left."""
+        places = agree_on_survivors(self._of_job(), self.job, SURVIVORS_SECONDS)
         if self.place not in places:
             raise Apart(
                 f"the other processes went on without this one, which came back more than "

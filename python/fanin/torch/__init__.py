@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from fanin.torch.backend import plan as plan
     from fanin.torch.backend import priority as priority
     from fanin.torch.backend import replan as replan
+    from fanin.torch.backend import shrink as shrink
     from fanin.torch.backend.options import Options as Options
     from fanin.torch.backend.sub_models import sub_models as sub_models
     from fanin.torch.compression import CompressionState as CompressionState
@@ -94,6 +95,7 @@ __all__ = [
     "plan",
     "priority",
     "replan",
+    "shrink",
     "sub_models",
 ]
 
@@ -113,6 +115,7 @@ _MODULES = {
     "plan": "backend",
     "priority": "backend",
     "replan": "backend",
+    "shrink": "backend",
     "sub_models": "backend.sub_models",
 }
 """Where each is; loaded when it is asked for, as `import torch` imports this one."""

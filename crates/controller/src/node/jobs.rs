@@ -129,7 +129,7 @@ pub(super) struct Jobs {
 impl Jobs {
     /// Whether nobody is in any job, nor waits for one.
     pub fn is_idle(&self) -> bool {
-        self.meetings.is_empty() && self.lock().registry.jobs().next().is_none()
+        self.meetings.is_empty() && self.lock().registry.is_idle()
     }
 
     /// # Errors

@@ -15,6 +15,7 @@ from fanin.torch.backend.groups import (
     plan,
     replan,
     same_ranks,
+    shrink,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "priority",
     "replan",
     "same_ranks",
+    "shrink",
 ]

@@ -44,10 +44,11 @@ from fanin.torch.backend.delegated_work import DelegatedWork
 from fanin.torch.backend.delegating import ANYONE, LAZY, DelegatingBackend, TensorLists, untraced
 from fanin.torch.backend.gloo_watch import Watch
 from fanin.torch.backend.options import Options, settings_of
-from fanin.torch.patches import callbacks, splitting, work_methods
+from fanin.torch.patches import callbacks, shrinking, splitting, work_methods
 from fanin.torch.rendezvous.interface import gloo_address
 from fanin.torch.rendezvous.membership import Patience, agree, naming_absent
 from fanin.torch.rendezvous.rank_list import Listed
+from fanin.torch.rendezvous.survivors import agree_on_survivors, announce
 from fanin.torch.works import collectives
 from fanin.torch.works.under_way import with_message
 from fanin.torch.works.work import Part, seconds
@@ -106,14 +107,17 @@ class FaninBackend(DelegatingBackend):
         settings: Settings,
         ranks: Sequence[int] = (),
         outer: FaninBackend | None = None,
+        listed_under: str | None = None,
     ) -> None:
         """Join. `ranks` are the default group's, where `new_group` was given them.
 
-        `outer` is the backend whose collectives' callbacks this one is for.
+        `outer` is the backend whose collectives' callbacks this one is for. `ranks` are those of
+        the group with the attempt `listed_under`, where that is said.
         """
         waits = timeout.total_seconds()
         look = None if outer is None else outer._look
-        listed = Listed(store, ranks, rank, group, _attempt()) if ranks else None
+        under = listed_under or _attempt()
+        listed = Listed(store, ranks, rank, group, under) if ranks else None
         membership = agree(store, rank, size, group, settings, Patience.of(waits, look), listed)
         connected: Connected | None = None
         if size > 1:
@@ -154,6 +158,7 @@ class FaninBackend(DelegatingBackend):
         self._left = False
         work_methods.install()
         splitting.install(FaninBackend)
+        shrinking.install(FaninBackend)
 
     def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
         work = self._sum(tensors, opts)
@@ -521,6 +526,48 @@ class FaninBackend(DelegatingBackend):
         return FaninBackend(
             store, rank, size, opts._timeout, opts.group_name, settings_of(opts) or self.settings
         )
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return True
+
+    def shrink(
+        self,
+        ranks_to_exclude: Sequence[int],
+        shrink_flags: int = 0,
+        opts_override: c10d.Backend.Options | None = None,
+    ) -> FaninBackend:
+        """Make a backend for the other ranks, all of which call it: a job of its own.
+
+        This one is over then. It is left at once with `SHRINK_ABORT`, and else once what is under
+        way is done. Raises `GroupMismatch` where a rank was given another list.
+        """
+        left = [rank for rank in range(self.size()) if rank not in ranks_to_exclude]
+        if shrink_flags:
+            self.abort()
+        else:
+            self.shutdown()
+        own = None if opts_override is None else settings_of(opts_override)
+        return FaninBackend(
+            PrefixStore("shrunk/", self._store),
+            left.index(self.rank()),
+            len(left),
+            self._timeout,
+            self._group,
+            own or self.settings,
+            # Whoever was given another list is told of it.
+            left,
+            listed_under=self.attempt,
+        )
+
+    def survivors(self, seconds: float) -> list[int]:
+        """Return the ranks that call this within some seconds of each other: see `shrink`."""
+        failure, lost = self._channel.failure(), set(self._channel.left())
+        if isinstance(failure, RankLost | RankLeft):
+            lost.add(failure.rank)
+        store = PrefixStore("survivors/", self._store)
+        announce(store, self.rank(), lost)
+        return agree_on_survivors(store, range(self.size()), seconds)
 
     @property
     def options(self) -> c10d.Backend.Options:

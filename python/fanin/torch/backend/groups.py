@@ -9,10 +9,14 @@ from typing import cast
 
 from torch import distributed
 from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import SHRINK_ABORT
 
 from fanin import _fanin
+from fanin.errors import FaninError
 from fanin.torch.backend.fanin_backend import FaninBackend
 from fanin.torch.patches import splitting
+from fanin.torch.rendezvous.survivors import SURVIVORS_SECONDS
 
 
 def plan(group: ProcessGroup | None = None) -> _fanin.JobPlan | None:
@@ -68,6 +72,50 @@ def replan(switch: str | None = None, group: ProcessGroup | None = None) -> None
     Raises `ValueError` for a group that is not fanin's.
     """
     backend_of(group).replan(switch)
+
+
+def shrink(group: ProcessGroup | None = None, seconds: float = SURVIVORS_SECONDS) -> ProcessGroup:
+    """Go on without the ranks that are gone: all that are left of a group call it, and get another.
+
+        try:
+            loss.backward()
+        except fanin.errors.FaninError:
+            group = fanin.torch.shrink()
+            model = DistributedDataParallel(network)  # of the ranks that are left
+
+    They agree on who is left, and wait `seconds` for a rank that no error names as lost. Then it is
+    torch's `shrink_group`: ranks are counted anew, the default group is replaced if it is the one,
+    and all other groups are destroyed then. The store must have outlived the lost ranks: it is a
+    launcher's, or a file. A launcher that ends all ranks with the first, as torchrun does, leaves
+    nobody who could call it.
+
+    The last collective may have been done on some ranks and not on others, and a tensor whose sum
+    failed may hold anything: let all ranks take the model, the optimizer's state and the number of
+    the step from rank 0, as `fanin.horovod.elastic` does by itself.
+
+    Raises `FaninError` where nobody is gone, or this rank came too late: the others are then
+    another group. Raises `JoinTimeout` where a rank that was left did not come.
+    """
+    backend = backend_of(group)
+    try:
+        left = backend.survivors(seconds)
+    except DistError as error:
+        raise FaninError(
+            "shrink: the store where the ranks meet is gone with the process that had it: let the "
+            "launcher have it (docs/operations.md)"
+        ) from error
+    if backend.rank() not in left:
+        raise FaninError(
+            f"shrink: ranks {left} went on without this one, which called it more than "
+            f"{seconds:g} s after them"
+        )
+    gone = [rank for rank in range(backend.size()) if rank not in left]
+    if not gone:
+        raise FaninError(
+            "shrink: no rank is gone. Make the group anew: destroy_process_group(), and then "
+            "init_process_group()"
+        )
+    return distributed.shrink_group(gone, group, SHRINK_ABORT)
 
 
 def backend_of(group: ProcessGroup | None) -> FaninBackend:

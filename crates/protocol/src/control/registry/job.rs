@@ -156,8 +156,23 @@ impl Job {
 
     /// Whether the reason of its abort has no one left to tell.
     pub fn is_spent(&self, now: Instant, memory: Duration) -> bool {
-        let Life::Aborted { since, heard, .. } = &self.life else { return false };
-        now.since(*since) > memory
-            || Ranks::all(self.admission.world_size).without(heard).without(&self.left).is_empty()
+        let Life::Aborted { since, .. } = &self.life else { return false };
+        now.since(*since) > memory || self.untold_of_abort().is_some_and(|ranks| ranks.is_empty())
+    }
+
+    /// Whether nobody is in it but a rank that was taken for dead. That one is told if it asks, and need not be waited for.
+    pub fn is_over(&self) -> bool {
+        let Life::Aborted { reason, .. } = &self.life else { return false };
+        let mut untold = self.untold_of_abort().unwrap_or_default();
+        if let AbortReason::Expelled(dead) = reason {
+            untold.remove(*dead);
+        }
+        untold.is_empty()
+    }
+
+    /// Who has not heard why the job was aborted; `None` while it runs.
+    fn untold_of_abort(&self) -> Option<Ranks> {
+        let Life::Aborted { heard, .. } = &self.life else { return None };
+        Some(Ranks::all(self.admission.world_size).without(heard).without(&self.left))
     }
 }

@@ -478,8 +478,10 @@ fn a_silent_rank_is_expelled_and_every_other_hears_of_it_once() {
     assert_eq!(registry.tick(at(5) + Duration::from_nanos(1)), vec![Command::Abort { job, reason }]);
     assert_eq!(registry.pool().free, 2048);
     assert_eq!(beat(&mut registry, at(6), 0), HeartbeatReply::Aborted(reason));
+    assert!(!registry.is_idle(), "rank 2 has not heard");
     assert_eq!(beat(&mut registry, at(6), 2), HeartbeatReply::Aborted(reason));
     assert_eq!(registry.tick(at(7)), vec![], "rank 1 has not heard");
+    assert!(registry.is_idle(), "nobody waits for a dead rank");
     assert_eq!(beat(&mut registry, at(8), 1), HeartbeatReply::Aborted(reason));
     assert_eq!(registry.tick(at(8)), vec![Command::Remove { job }]);
     assert_eq!(beat(&mut registry, at(9), 1), HeartbeatReply::Unknown);

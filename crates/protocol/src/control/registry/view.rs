@@ -3,8 +3,8 @@
 use fanin_wire::{AbortReason, Generation, JobId, LossBound, Security, WireDtype};
 
 use super::super::Ranks;
-use super::Registry;
 use super::job::Life;
+use super::{Job, Registry};
 
 /// A job as it looks from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +56,12 @@ pub enum JobState {
 }
 
 impl Registry {
+    /// Whether nobody is in any job, nor gathers for one.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.gatherings.is_empty() && self.jobs.values().all(Job::is_over)
+    }
+
     /// All jobs: those that gather by name, then those that were admitted by id.
     pub fn jobs(&self) -> impl Iterator<Item = JobView<'_>> {
         let gathering = self.gatherings.iter().map(|((name, _), gathering)| JobView {
