@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fanin import _signals
+from fanin import _fanin, _signals
 
 LOOPBACK = ("localhost", "127.0.0.1")
 PORTS = range(20_000, 30_000)
@@ -62,21 +62,21 @@ class Host:
         return socket.gethostname() if self.name in LOOPBACK else self.name.rpartition("@")[2]
 
 
-def hosts(text: str) -> list[Host]:
-    """Parse "HOST:SLOTS,..."; raises `ValueError` for what is no such list."""
+def hosts(text: str, source: str = "-H") -> list[Host]:
+    """Parse "HOST:SLOTS,..." of a source; raises `ValueError` for what is no such list."""
     found: list[Host] = []
     for part in text.split(","):
         name, _, count = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "1")
         # ssh would take a name that begins with a dash for an option.
         if not count.isdecimal() or not int(count) or not name or name.startswith("-"):
-            raise ValueError(f"-H has {part!r}: HOST:SLOTS, with commas between")
+            raise ValueError(f"{source} has {part!r}: HOST:SLOTS, with commas between")
         if ":" in name or name.startswith("["):
             raise ValueError(
-                f"-H has {part!r}, an IPv6 address: give the machine's name (HOST:SLOTS), "
+                f"{source} has {part!r}, an IPv6 address: give the machine's name (HOST:SLOTS), "
                 "which ~/.ssh/config or /etc/hosts may have for it"
             )
         if name in {host.name for host in found}:
-            raise ValueError(f"-H has {name!r} twice: give its slots at once")
+            raise ValueError(f"{source} has {name!r} twice: give its slots at once")
         found.append(Host(name, int(count)))
     return found
 
@@ -107,10 +107,9 @@ def run(machines: Sequence[Host], arguments: Sequence[str], ranks_end_s: float) 
                 node += ["--nproc-per-node", str(host.slots)]
                 node += ["--master-addr", first.address, "--master-port", str(port)]
                 command = [sys.executable, "-m", "fanin", "run", *node, *arguments]
-                line = _here(command) if host.is_here else _there(host.name, command, os.environ)
                 # Ctrl-C is for this process, which ends the others.
                 running[host.name] = subprocess.Popen(
-                    line, stdin=subprocess.PIPE, start_new_session=True
+                    line_for(host, command), stdin=subprocess.PIPE, start_new_session=True
                 )
             return _first_failure(running)
         except FileNotFoundError:
@@ -159,6 +158,11 @@ def end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
             process.wait()
 
 
+def line_for(host: Host, command: Sequence[str]) -> list[str]:
+    """Return what runs a command on a machine, until its input ends."""
+    return _here(command) if host.is_here else _there(host.name, command, os.environ)
+
+
 def _here(command: Sequence[str]) -> list[str]:
     return ["sh", "-c", _WATCHED.format(command=shlex.join(command))]
 
@@ -169,6 +173,15 @@ def _there(host: str, command: Sequence[str], environment: Mapping[str, str]) ->
     line = f"cd {shlex.quote(str(Path.cwd()))} && {{ {watched}; }}"
     # By a shell of its own, as the user's may be none of POSIX's.
     return [*SSH, host, shlex.join(["sh", "-c", line])]
+
+
+def own_address(other: str) -> str:
+    """Return where another machine finds this one: the address that leads to it, else the name."""
+    with contextlib.suppress(OSError):
+        route = _fanin.route_to(f"{socket.gethostbyname(other)}:9")
+        if route is not None:
+            return route[0]
+    return socket.gethostname()
 
 
 def free_port() -> int:

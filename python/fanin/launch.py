@@ -10,12 +10,13 @@ import ast
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from fanin import _fanin
+from fanin import _elastic, _fanin
 from fanin._cures import nearest
 from fanin._hosts import Host, hosts, taken
 from fanin._hosts import run as run_on
@@ -106,6 +107,42 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         help="with -np: on which machines, as horovodrun has it; on others over ssh, which "
         "must log in without a password, and find the same program and Python at the same paths",
     )
+    _add_elastic(made)
+
+
+def _add_elastic(made: argparse.ArgumentParser) -> None:
+    elastic = made.add_argument_group(
+        "elastic",
+        "With any of these and -np, a rank that dies ends nobody else, and ranks may come. The "
+        "program is one of fanin.horovod.elastic (docs/horovod.md). Flags are horovodrun's.",
+    )
+    for flag, meaning in (
+        ("--min-np", "the fewest ranks that train (default: that of -np)"),
+        ("--max-np", "the most ranks (default: that of -np)"),
+        ("--reset-limit", "how often ranks may meet anew (default: without a limit)"),
+    ):
+        elastic.add_argument(flag, type=int, metavar="N", help=meaning)
+    elastic.add_argument(
+        "--elastic-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        default=600.0,
+        help="how long there may be fewer than --min-np ranks, and how long a rank may take to "
+        "meet the others after a failure (default: 600)",
+    )
+    elastic.add_argument(
+        "--host-discovery-script",
+        metavar="SCRIPT",
+        help="a program that names the machines that there are now, a line each: HOST:SLOTS, or "
+        "HOST; it runs every second",
+    )
+    elastic.add_argument(
+        "--slots-per-host",
+        type=int,
+        metavar="N",
+        default=1,
+        help="the slots of a HOST that the script names without (default: 1)",
+    )
 
 
 def _unknown(argv: Sequence[str]) -> str | None:
@@ -185,7 +222,8 @@ def run(argv: list[str]) -> int:
     parsed = parser()
     args = parsed.parse_args(argv)
     try:
-        machines = _as_horovodrun(args)
+        elastic = _elastic_limits(args)
+        machines = _as_horovodrun(args, elastic)
         settings = Settings.of_flags(args)
         stands_in = as_backend(args.stands_in)
     except ValueError as error:
@@ -218,10 +256,14 @@ def run(argv: list[str]) -> int:
     os.environ.update(exported(args))  # the ranks inherit it
     if stands_in:
         os.environ[AS_VARIABLE] = stands_in
-    if machines:
+    if elastic is not None:
+        launched = partial(_launch_elastic, args, elastic)
+    elif machines:
         return run_on(machines, _without_hosts(argv, args), _ranks_end_s(args))
+    else:
+        launched = partial(_launch, args)
     if not starts_switch:
-        return _launch(args)
+        return launched()
 
     try:
         switch = _fanin.Switch(
@@ -241,12 +283,45 @@ def run(argv: list[str]) -> int:
         os.environ[variable("switch")] = switch.address
         # Nobody vouches for a switch of the launcher's own.
         os.environ.pop(variable("tls_ca"), None)
-        return _launch(args)
+        return launched()
     finally:
         switch.stop()
 
 
-def _as_horovodrun(args: argparse.Namespace) -> list[Host]:
+def _elastic_limits(args: argparse.Namespace) -> _elastic.Limits | None:
+    """Return how many ranks an elastic job has; None for any other job.
+
+    Raises `ValueError` for what cannot be.
+    """
+    flags = {
+        "--min-np": args.min_np,
+        "--max-np": args.max_np,
+        "--host-discovery-script": args.host_discovery_script,
+    }
+    asked = [flag for flag, value in flags.items() if value is not None]
+    if not asked:
+        if args.reset_limit is not None:
+            raise ValueError("--reset-limit is for elastic jobs: give --min-np or --max-np, too")
+        return None
+    if args.ranks is None:
+        raise ValueError(f"{asked[0]} is for -np: say how many ranks")
+    if args.host_discovery_script is not None and args.hosts is not None:
+        raise ValueError("--host-discovery-script says what -H says: leave one of them out")
+    least = args.ranks if args.min_np is None else args.min_np
+    most = args.ranks if args.max_np is None else args.max_np
+    if not 0 < least <= args.ranks <= most:
+        raise ValueError(
+            f"--min-np is {least}, -np {args.ranks} and --max-np {most}: they must be in this "
+            "order, and 1 at least"
+        )
+    if args.reset_limit is not None and args.reset_limit < 0:
+        raise ValueError(f"--reset-limit is {args.reset_limit}: 0 at least")
+    if args.slots_per_host < 1:
+        raise ValueError(f"--slots-per-host is {args.slots_per_host}: 1 at least")
+    return _elastic.Limits(least, most, args.elastic_timeout, args.reset_limit)
+
+
+def _as_horovodrun(args: argparse.Namespace, elastic: _elastic.Limits | None) -> list[Host]:
     """Make of -np what torchrun knows, or return the machines of -H if some is another one.
 
     Raises `ValueError` for what cannot be.
@@ -255,17 +330,20 @@ def _as_horovodrun(args: argparse.Namespace) -> list[Host]:
         if args.hosts is not None:
             raise ValueError("-H is for -np: say how many ranks")
         return []
-    named = hosts(args.hosts) if args.hosts is not None else [Host("localhost", args.ranks)]
+    args.no_python |= not args.module and not args.training_script.endswith(".py")
+    if args.host_discovery_script is not None:
+        return [Host(args.host_discovery_script, args.ranks)]  # it may name any machine
+    most = args.ranks if elastic is None else elastic.ranks_max
+    named = hosts(args.hosts) if args.hosts is not None else [Host("localhost", most)]
     slots = sum(host.slots for host in named)
     if not 0 < args.ranks <= slots:
         raise ValueError(f"-np is {args.ranks}, and must be from 1 to the {max(slots, 1)} slots")
     args.nproc_per_node = str(args.ranks)
-    args.no_python |= not args.module and not args.training_script.endswith(".py")
     if all(host.is_here for host in named):
         return []
     if args.machine is not None:
         raise ValueError("--machine is the name of one machine, and -H has several: leave it out")
-    return taken(named, args.ranks)
+    return named if elastic is not None else taken(named, args.ranks)
 
 
 def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:
@@ -306,6 +384,19 @@ def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:
         return int(nnodes.rpartition(":")[2])
     except ValueError:
         parsed.error(f"--nnodes is {nnodes!r}: a number, or MIN:MAX")
+
+
+def _launch_elastic(args: argparse.Namespace, limits: _elastic.Limits) -> int:
+    program, words = args.training_script, args.training_script_args
+    python = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
+    named: Callable[[], Sequence[Host]]
+    if args.host_discovery_script is not None:
+        named = _elastic.Discovery(args.host_discovery_script, args.slots_per_host).named
+    elif args.hosts is not None:
+        named = partial(list, hosts(args.hosts))
+    else:
+        named = partial(list, [Host("localhost", limits.ranks_max)])
+    return _elastic.run([*python, program, *words], named, limits, _ranks_end_s(args))
 
 
 def _launch(args: argparse.Namespace) -> int:

@@ -48,6 +48,13 @@ class Addressed:
         del lost
         self.failed = True
 
+    def has_state(self) -> None:
+        """Do nothing: nobody comes later, who would need the state."""
+
+    def change(self) -> tuple[bool, bool]:
+        """Return that nobody is to leave, or comes: there is no launcher that says so."""
+        return False, False
+
     def address(self) -> str | None:
         """Return HOST:PORT of rank 0; None for a job of one rank."""
         if self.failed:

@@ -52,6 +52,13 @@ class Rendezvous:
         with contextlib.suppress(RuntimeError):  # gone, too: `meet` says so
             announce(self._of_job(), self.place, self.lost)
 
+    def has_state(self) -> None:
+        """Do nothing: nobody comes later, who would need the state."""
+
+    def change(self) -> tuple[bool, bool]:
+        """Return that nobody is to leave, or comes: there is no launcher that says so."""
+        return False, False
+
     def meet(self) -> tuple[Store, list[int]]:
         """Return a store for the next job, and the places in it: one for each rank."""
         if self.failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -12,6 +13,8 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 
 import fanin.torch  # noqa: F401 - makes its backend known to torch
+from fanin._elastic_members import ELASTIC
+from fanin.horovod.elastic_rendezvous import ElasticRendezvous, Gone
 from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.errors import Apart
 from fanin.horovod.execution import TorchExecutor
@@ -22,7 +25,7 @@ from fanin.horovod.world import LOST, Joined, Meeting, chosen
 from fanin.torch.rendezvous.interface import own_address
 
 # The meeting of the launcher's processes. It counts how often they met, so it is kept.
-_launched: Rendezvous | None = None
+_launched: Rendezvous | ElasticRendezvous | None = None
 # The store of the program's own group, and where its ranks meet; of the last such group alone.
 _grouped: tuple[Store, Rendezvous] | None = None
 
@@ -31,13 +34,14 @@ class Torch:
     """PyTorch, as `world.Framework`."""
 
     name = "fanin.horovod"
-    lost = (*LOST, DistError)
+    lost = (*LOST, DistError, Gone)
 
-    def meeting(self) -> Rendezvous:
+    def meeting(self) -> Rendezvous | ElasticRendezvous:
         """Return the launcher's, or that of the program's own group."""
         global _launched, _grouped
         if not distributed.is_initialized():
-            _launched = _launched or Rendezvous()
+            if _launched is None:
+                _launched = ElasticRendezvous() if os.environ.get(ELASTIC) else Rendezvous()
             return _launched
         store = _get_default_store()
         if _grouped is None or _grouped[0] is not store:
@@ -48,7 +52,7 @@ class Torch:
         self, meeting: Meeting, ranks: Sequence[int], settings: EngineSettings, *, again: bool
     ) -> Joined:
         """Join the others; the default group is made unless the program has one."""
-        assert isinstance(meeting, Rendezvous)
+        assert isinstance(meeting, Rendezvous | ElasticRendezvous)
         if ranks and distributed.is_initialized():
             raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
         if meeting.failed and distributed.is_initialized():
@@ -94,7 +98,9 @@ def _joined(
     )
 
 
-def _seat(meeting: Rendezvous, ranks: Sequence[int], *, again: bool) -> tuple[Store, int, int]:
+def _seat(
+    meeting: Rendezvous | ElasticRendezvous, ranks: Sequence[int], *, again: bool
+) -> tuple[Store, int, int]:
     """Return where this process and others meet, its rank there, and how many they are."""
     store, places = meeting.meet()
     job = chosen(meeting, places, ranks, again=again)

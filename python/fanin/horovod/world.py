@@ -76,6 +76,14 @@ class Meeting(Protocol):
         """Say that a job has failed, in which these ranks were lost, and that this one lives."""
         ...
 
+    def has_state(self) -> None:
+        """Note that this process has the state of the training, and could give it to others."""
+        ...
+
+    def change(self) -> tuple[bool, bool]:
+        """Return whether some of the job are to leave, and whether others have come to join it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -118,12 +126,16 @@ class Framework(Protocol):
 class World:
     """An `init` of this process. All ranks make it; it blocks until all are there."""
 
+    sets: dict[int, Sequence[int]]
+    """The ranks of each process set, by its number."""
+
     def __init__(
         self, framework: Framework, meeting: Meeting, ranks: Sequence[int], *, again: bool
     ) -> None:
         # Before others are met: a value may be wrong on this rank alone.
         settings = EngineSettings.of(os.environ)
         self.framework = framework
+        self.meeting = meeting
         self._process = os.getpid()
         joined = framework.join(meeting, ranks, settings, again=again)
         self._leave = joined.leave
@@ -134,6 +146,7 @@ class World:
             machines.set(f"{joined.rank}", ours)
             named = [machines.get(f"{other}").decode() for other in range(joined.size)]
             self.position = Position.of(joined.rank, named)
+            self.sets = {0: range(joined.size)}
             self.timeline = Timeline()
             connected = connections.connect(
                 joined.store("engine"), joined.rank, joined.size, joined.address

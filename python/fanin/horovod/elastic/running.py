@@ -14,7 +14,7 @@ from fanin.horovod.errors import (
     HostsUpdatedInterrupt,
 )
 from fanin.horovod.starting import init_again
-from fanin.horovod.world import shutdown
+from fanin.horovod.world import shutdown, world
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,6 +35,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 while before:
                     before[0]()
                     del before[0]
+                world().meeting.has_state()
                 return func(state, *args, **keywords)
             except (Apart, Disagreement):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import IntFlag
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fanin.horovod.errors import HostsUpdatedInterrupt
 from fanin.horovod.objects import broadcast_object
-from fanin.horovod.world import rank
+from fanin.horovod.world import is_initialized, rank, world
 
 
 class HostUpdateResult(IntFlag):
@@ -66,7 +67,15 @@ class State(ABC):
         self._changes[timestamp] = known | update_res
 
     def check_host_updates(self) -> None:
-        """Raise `HostsUpdatedInterrupt` on all ranks if rank 0 was told that machines changed."""
+        """Raise `HostsUpdatedInterrupt` on all ranks if rank 0 was told that machines changed.
+
+        Rank 0 asks the launcher, too, if that is one that lets ranks come and go.
+        """
+        if is_initialized() and rank() == 0:
+            removed, added = world().meeting.change()
+            if removed or added:
+                result = HostUpdateResult.removed * removed | HostUpdateResult.added * added
+                self.on_hosts_updated(time.time(), HostUpdateResult(result))
         known = self._changes.copy()  # another thread may add to them
         fresh: dict[float, HostUpdateResult] = self._of_rank_0(
             {at: change for at, change in known.items() if at > self._heeded_until}

@@ -41,4 +41,4 @@ def install(ours: type[c10d.Backend]) -> None:
             distributed_c10d._world.pg_group_ranks[group] = counted
         return group
 
-    distributed_c10d._finalize_shrunk_group = finalize
+    distributed_c10d._finalize_shrunk_group = finalize  # type: ignore[assignment]
