@@ -109,10 +109,10 @@ class Job:
         self._failures: Counter[str] = Counter()
         self._barred: set[str] = set()
         self._short_since: float | None = None
-        # Whether some rank ever had the state of the training, and whether some is through with it;
-        # what failed last, and what failed after the latter.
+        # Whether some rank ever had the state of the training, and whether some is through with it.
         self._has_begun = False
         self._is_finished = False
+        # How a rank ended that failed last: ever, and since some rank was through.
         self._failed = self._failed_late = 0
 
     @property
@@ -167,7 +167,7 @@ class Job:
         """Return the places of the next list: those that can give the state to others first."""
         ready = [rank for rank in self._staying() if rank.is_ready]
         if self._has_begun and not any(rank.has_state for rank in ready):
-            # One that is to leave stays until it has given the state to another.
+            # A rank that is to leave stays until it has given the state to another.
             ready += [rank for rank in self._ranks.values() if rank.has_state][:1]
         ready.sort(key=lambda rank: (not rank.has_state, rank.place))
         return [rank.place for rank in ready]

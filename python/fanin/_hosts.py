@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fanin import _fanin, _signals
+from fanin._settings import variable
 
 LOOPBACK = ("localhost", "127.0.0.1")
 PORTS = range(20_000, 30_000)
@@ -46,7 +47,7 @@ _WATCHED = (
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, and how many ranks it takes."""
+    """A machine, and how many ranks it takes: none if it only sums."""
 
     name: str
     slots: int
@@ -68,7 +69,7 @@ def hosts(text: str, source: str = "-H") -> list[Host]:
     for part in text.split(","):
         name, _, count = part.strip().rpartition(":") if ":" in part else (part.strip(), "", "1")
         # ssh would take a name that begins with a dash for an option.
-        if not count.isdecimal() or not int(count) or not name or name.startswith("-"):
+        if not count.isdecimal() or not name or name.startswith("-"):
             raise ValueError(f"{source} has {part!r}: HOST:SLOTS, with commas between")
         if ":" in name or name.startswith("["):
             raise ValueError(
@@ -85,33 +86,46 @@ def taken(named: Sequence[Host], ranks: int) -> list[Host]:
     """Return the machines that so many ranks are on, the first ones full."""
     found: list[Host] = []
     for host in named:
-        if ranks > 0:
+        if ranks > 0 and host.slots > 0:
             found.append(Host(host.name, min(host.slots, ranks)))
             ranks -= host.slots
     return found
 
 
-def run(machines: Sequence[Host], arguments: Sequence[str], ranks_end_s: float) -> int:
+def run(
+    machines: Sequence[Host],
+    arguments: Sequence[str],
+    ranks_end_s: float,
+    spares: Sequence[Host] = (),
+    protocol: str = "switchml",
+) -> int:
     """Run `fanin run` with these arguments on each machine; returns the first failure's status.
 
     Where one ends before all others have, with an error or by a signal here, all are ended. Each
-    `fanin run` gives its ranks `ranks_end_s` seconds for that before it kills them.
+    `fanin run` gives its ranks `ranks_end_s` seconds for that before it kills them. On `spares` a
+    `fanin switch` of the protocol runs meanwhile, which the ranks are told of.
     """
     first = machines[0]
-    port = free_port() if first.is_here else random.choice(PORTS)
+    port = _port(first)
     running: dict[str, subprocess.Popen[bytes]] = {}
     with _signals.as_exit():
         try:
+            switches = []
+            for host in spares:
+                switches.append(f"{host.address}:{_port(host)}")
+                listen = f"0.0.0.0:{switches[-1].rpartition(':')[2]}"
+                command = [sys.executable, "-m", "fanin", "switch", "--listen", listen]
+                running[host.name] = _start(host, [*command, "--protocol", protocol])
+            if switches:
+                os.environ[variable("switch")] = ",".join(switches)
+                print(f"fanin run: switches are at {', '.join(switches)}", file=sys.stderr)
             for number, host in enumerate(machines):
                 node = ["--nnodes", str(len(machines)), "--node-rank", str(number)]
                 node += ["--nproc-per-node", str(host.slots)]
                 node += ["--master-addr", first.address, "--master-port", str(port)]
                 command = [sys.executable, "-m", "fanin", "run", *node, *arguments]
-                # Ctrl-C is for this process, which ends the others.
-                running[host.name] = subprocess.Popen(
-                    line_for(host, command), stdin=subprocess.PIPE, start_new_session=True
-                )
-            return _first_failure(running)
+                running[host.name] = _start(host, command)
+            return _first_failure(running, {host.name for host in machines})
         except FileNotFoundError:
             print("fanin run: there is no ssh here, which -H needs", file=sys.stderr)
             return 1
@@ -123,9 +137,20 @@ def run(machines: Sequence[Host], arguments: Sequence[str], ranks_end_s: float) 
                 end(left, ranks_end_s + END_S)
 
 
-def _first_failure(running: Mapping[str, subprocess.Popen[bytes]]) -> int:
+def _port(host: Host) -> int:
+    return free_port() if host.is_here else random.choice(PORTS)
+
+
+def _start(host: Host, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    # Ctrl-C is for this process, which ends the others.
+    line = line_for(host, command)
+    return subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _first_failure(running: Mapping[str, subprocess.Popen[bytes]], machines: set[str]) -> int:
+    """Wait until all machines' ranks have ended, or something has failed; returns its status."""
     left = dict(running)
-    while left:
+    while machines & left.keys():
         for name, process in list(left.items()):
             status = process.poll()
             if status is None:

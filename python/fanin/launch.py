@@ -49,9 +49,11 @@ examples:
         --rdzv-backend c10d --rdzv-endpoint 10.0.0.1:29500 train.py
   a program that has "gloo" written in it, unchanged:
     fanin run --as gloo --nproc-per-node 4 train.py
-  as horovodrun is called, on this machine and over ssh on several:
+  as horovodrun is called, on this machine and over ssh on several; c is a machine that only sums:
     fanin run -np 4 python train.py
-    fanin run -np 4 -H a:2,b:2 python train.py
+    fanin run -np 4 -H a:2,b:2,c:0 python train.py
+  ranks that die end nobody else, and new ones join:
+    fanin run -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train.py
 """
 
 
@@ -105,7 +107,8 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         dest="hosts",
         metavar="HOST:SLOTS,...",
         help="with -np: on which machines, as horovodrun has it; on others over ssh, which "
-        "must log in without a password, and find the same program and Python at the same paths",
+        "must log in without a password, and find the same program and Python at the same paths; "
+        "with 0 slots a machine has a `fanin switch` and no ranks",
     )
     _add_elastic(made)
 
@@ -225,6 +228,7 @@ def run(argv: list[str]) -> int:
         elastic = _elastic_limits(args)
         machines = _as_horovodrun(args, elastic)
         settings = Settings.of_flags(args)
+        spares = _spares(args, machines, settings, elastic)
         stands_in = as_backend(args.stands_in)
     except ValueError as error:
         parsed.error(str(error))
@@ -237,7 +241,7 @@ def run(argv: list[str]) -> int:
     of_several = bool(machines) or _nodes_max(parsed, args.nnodes) > 1
     # Else ranks of one machine sum in its memory, and machines by services of their own.
     needs_switch = settings.protocol != "switchml" or settings.plan == "switch"
-    if of_several and not named and needs_switch:
+    if of_several and not named and not spares and needs_switch:
         # Else the ranks say it; there will be none.
         _fanin.warn_of_unknown_variables()
         parsed.error(
@@ -259,7 +263,8 @@ def run(argv: list[str]) -> int:
     if elastic is not None:
         launched = partial(_launch_elastic, args, elastic)
     elif machines:
-        return run_on(machines, _without_hosts(argv, args), _ranks_end_s(args))
+        arguments = _without_hosts(argv, args)
+        return run_on(machines, arguments, _ranks_end_s(args), spares, settings.protocol)
     else:
         launched = partial(_launch, args)
     if not starts_switch:
@@ -344,6 +349,34 @@ def _as_horovodrun(args: argparse.Namespace, elastic: _elastic.Limits | None) ->
     if args.machine is not None:
         raise ValueError("--machine is the name of one machine, and -H has several: leave it out")
     return named if elastic is not None else taken(named, args.ranks)
+
+
+def _spares(
+    args: argparse.Namespace,
+    machines: Sequence[Host],
+    settings: Settings,
+    elastic: _elastic.Limits | None,
+) -> list[Host]:
+    """Return the machines of -H that only sum: those without slots.
+
+    Raises `ValueError` where they could not.
+    """
+    found = [host for host in hosts(args.hosts or "localhost") if host.slots == 0]
+    if not found:
+        return []
+    name = found[0].name
+    if elastic is not None:
+        raise ValueError(f"{name}:0 in -H is to sum only, which elastic jobs do not start")
+    if settings.switch:
+        raise ValueError(f"{name}:0 in -H is a switch, and --switch names others: leave one out")
+    if len(machines) < 2:
+        raise ValueError(
+            f"{name}:0 in -H is to sum for several machines, and all ranks are on one, where they "
+            "sum in memory: leave it out"
+        )
+    if settings.protocol != "switchml" and len(found) > 1:
+        raise ValueError(f"--protocol {settings.protocol} has one root, and -H names {len(found)}")
+    return found
 
 
 def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -25,7 +26,11 @@ from test_run import clean_environment, fanin
     [
         (["-np", "2", "-H", "a:1,a:1"], "-H has 'a' twice"),
         (["-np", "2", "-H", "-oProxyCommand=x:2"], "-H: expected one argument"),
-        (["-np", "2", "-H", "a:0,b:2"], "HOST:SLOTS"),
+        (["-np", "2", "-H", "a:x,b:2"], "HOST:SLOTS"),
+        (["-np", "2", "-H", "a:0,b:2"], "all ranks are on one"),
+        (["-np", "2", "-H", "a:1,b:1,c:0", "--switch", "d:4800"], "--switch names others"),
+        (["-np", "2", "-H", "a:1,b:1,c:0", "--min-np", "1"], "elastic jobs do not start"),
+        (["-np", "2", "-H", "a:1,b:1,c:0,d:0", "--protocol", "atp"], "has one root"),
         (["-np", "2", "-H", "::1"], "give the machine's name"),
         (["-np", "2", "-H", "[::1]:2"], "give the machine's name"),
         (["-np", "2", "-H", "a:2", "--protocol", "atp"], "the ranks need a switch"),
@@ -155,18 +160,23 @@ if len(sys.argv) > 2:
 
 
 def over_ssh(
-    tmp_path: Path, hosts: str, *arguments: str, flags: Sequence[str] = ()
+    tmp_path: Path,
+    hosts: str,
+    *arguments: str,
+    flags: Sequence[str] = (),
+    ranks: int = 3,
+    source: str = ON_TWO,
 ) -> subprocess.Popen[str]:
-    """`fanin run -H` of three ranks, with what takes ssh's place."""
+    """`fanin run -H`, with what takes ssh's place."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ssh").write_text(SSH.replace("PYTHON", sys.executable))
     (tmp_path / "bin" / "ssh").chmod(0o755)
-    (tmp_path / "train.py").write_text(ON_TWO)
+    (tmp_path / "train.py").write_text(source)
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     environment = {**clean_environment(), "PATH": path, "SSH_LOG": str(tmp_path / "log")}
     environment |= {"FANIN_RATE": "1gbit", "FANIN_WIRE_DTYPE": "native"}
     program = [sys.executable, str(tmp_path / "train.py"), str(tmp_path), *arguments]
-    command = fanin("run", "-np", "3", "-H", hosts, *flags, *program)
+    command = fanin("run", "-np", f"{ranks}", "-H", hosts, *flags, *program)
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -178,6 +188,38 @@ def test_ranks_are_started_on_several_machines_as_by_horovodrun(tmp_path: Path) 
     # In no order: both are started at once.
     lines = sorted((tmp_path / "log").read_text().splitlines())
     assert lines == [f"127.0.0.3 {options}", f"me@127.0.0.2 {options}"]
+
+
+ON_A_SWITCH = """
+import sys, torch
+import torch.distributed as dist
+from fanin.torch import plan
+
+dist.init_process_group("fanin")
+tensor = torch.full((1000,), dist.get_rank() + 1.0)
+dist.all_reduce(tensor)
+assert (tensor == 3.0).all()
+hosts = {service["host"] for service in plan()["services"]}
+assert None in hosts, hosts  # the switch has a share
+"""
+
+
+def test_machines_without_slots_sum(tmp_path: Path) -> None:
+    flags = ("--plan", "switch")
+    with over_ssh(
+        tmp_path, "127.0.0.2:1,127.0.0.3:1,127.0.0.1:0", flags=flags, ranks=2, source=ON_A_SWITCH
+    ) as launched:
+        _, said = launched.communicate(timeout=DEADLINE)
+    assert launched.returncode == 0, said
+    assert f"switches are at {socket.gethostname()}:" in said
+    mine = [each for each in psutil.process_iter() if str(tmp_path) in " ".join(_words(each))]
+    assert not mine, "the switch ends with the ranks"
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return [*process.cmdline(), *process.environ().values()]
+    return []
 
 
 # Longer than the launcher once gave all that it had started.
