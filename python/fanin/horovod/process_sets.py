@@ -92,7 +92,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    process_set._added = world(), _agree(Kind.ADD_PROCESS_SET, process_set)
+    number = _agree(Kind.ADD_PROCESS_SET, process_set)
+    process_set._added = world(), number
+    world().sets[number] = process_set.all_ranks()
     return process_set
 
 
@@ -100,7 +102,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set; all ranks of the world call it. False for one that is not added."""
     if not process_set.process_set_id:
         return False
-    _agree(Kind.REMOVE_PROCESS_SET, process_set)
+    del world().sets[_agree(Kind.REMOVE_PROCESS_SET, process_set)]
     process_set._added = None
     return True
 

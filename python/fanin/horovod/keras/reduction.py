@@ -1,0 +1,125 @@
+"""The gradients of a step, reduced over all ranks, on Keras's backends other than TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from fanin.horovod import array_operations as arrays
+from fanin.horovod.gradient_groups import Groups, grouped
+from fanin.horovod.keras.compression import Compressor
+from fanin.horovod.keras.tensors import of_array, to_array
+from fanin.horovod.process_sets import ProcessSet, set_ranks
+from fanin.horovod.requests import ReduceOp
+from fanin.horovod.submission import Average, synchronize
+
+
+class Reduction:
+    """Reduces lists of gradients that belong to the same variables each time."""
+
+    def __init__(
+        self,
+        name: str,
+        compression: Compressor,
+        op: ReduceOp,
+        predivide: float,
+        groups: Groups | None,
+        process_set: ProcessSet,
+    ) -> None:
+        self._name = name
+        self._compression = compression
+        self._op = op
+        self._scales = (1.0 / predivide, predivide) if op is Average else (1.0, 1.0)
+        self._groups = groups
+        self.process_set = process_set
+
+    def size(self) -> Any:
+        """Return the number of ranks that reduce."""
+        return len(self.process_set.all_ranks())
+
+    def divided(self, gradient: Any, size: Any) -> Any:
+        """Return a gradient that ranks keep for themselves in the place of an average."""
+        return gradient / size
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients of all ranks; None stays None.
+
+        A rank that is not in the process set gets its own. Raises `keras.tensors.NotInJit` for
+        gradients that JAX traces.
+        """
+        results = list(gradients)
+        if not self.process_set.included() or len(set_ranks(self.process_set)) == 1:
+            return results
+        there = [i for i, gradient in enumerate(results) if gradient is not None]
+        begun = []
+        for places in grouped(there, variables, self._groups):
+            sent = [self._compression.compress(results[i]) for i in places]
+            handle = arrays.allreduce(
+                [to_array(tensor) for tensor, _ in sent],
+                f"{self._name}.{places[0]}",
+                self._op,
+                self._scales,
+                self.process_set,
+            )
+            begun.append((places, sent, handle))
+        for places, sent, handle in begun:
+            summed = synchronize(handle)
+            for i, (tensor, context), result in zip(places, sent, summed, strict=True):
+                results[i] = self._compression.decompress(of_array(result, tensor), context)
+        return results
+
+
+class Sums:
+    """Gradients of several passes, added up in memory."""
+
+    def __init__(self, passes: int, averages: bool) -> None:
+        self._passes = passes
+        self._divisor = passes if averages else 1
+        self._added: list[Any] = []
+        self._count = 0
+
+    def add(
+        self, gradients: list[Any], step: Callable[[list[Any]], None], wait: Callable[[], None]
+    ) -> None:
+        """Add a pass; after the last one `step` gets the sums, else `wait` is called."""
+        pairs = zip(self._added or gradients, gradients, strict=True)
+        first = not self._added
+        self._added = [
+            one if first or one is None or other is None else one + other for one, other in pairs
+        ]
+        self._count += 1
+        if self._count < self._passes:
+            wait()
+            return
+        added, self._added, self._count = self._added, [], 0
+        step([None if each is None else each / self._divisor for each in added])
+
+
+def sums(passes: int, averages: bool) -> Any:
+    """Return how gradients of Keras's backend are added up: `Sums`, or TensorFlow's."""
+    if keras.backend.backend() == "tensorflow":
+        from fanin.horovod.tensorflow.passes import Sums as OfTensorFlow
+
+        return OfTensorFlow(passes, averages)
+    return Sums(passes, averages)
+
+
+def reduction(
+    name: str,
+    compression: Compressor,
+    sparse_as_dense: bool,
+    op: ReduceOp,
+    predivide: float,
+    groups: Groups | None,
+    process_set: ProcessSet,
+) -> Any:
+    """Return how gradients of Keras's backend are reduced: a `Reduction`, or TensorFlow's."""
+    if keras.backend.backend() == "tensorflow":
+        from fanin.horovod.tensorflow import reduction as tensorflow
+
+        return tensorflow.Reduction(
+            name, compression, sparse_as_dense, op, predivide, groups, process_set
+        )
+    return Reduction(name, compression, op, predivide, groups, process_set)

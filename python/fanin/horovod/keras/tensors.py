@@ -1,0 +1,39 @@
+"""Tensors of Keras's backend as NumPy arrays, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+
+class NotInJit(TypeError):  # noqa: N818 - what is wrong
+    """A value is traced by `jax.jit`, and no Python can see it: the message says how to train."""
+
+
+def to_array(tensor: Any) -> Any:
+    """Return a tensor of the backend, a variable of Keras or a number as an array.
+
+    Raises `NotInJit` for a tensor that JAX traces.
+    """
+    value = tensor.value if isinstance(tensor, keras.Variable) else tensor
+    if keras.backend.backend() == "jax":
+        import jax
+
+        if isinstance(value, jax.core.Tracer):
+            raise NotInJit(
+                "gradients are reduced by Python, and jax.jit traces this training step: compile "
+                "the model with run_eagerly=True, or reduce gradients inside of the program with "
+                "fanin.jax.average_gradients (docs/jax.md)"
+            )
+    return np.asarray(ops.convert_to_numpy(value))
+
+
+def of_array(array: Any, like: Any) -> Any:
+    """Return an array as a tensor of the backend, on the device of another one."""
+    tensor = ops.convert_to_tensor(array)
+    if keras.backend.backend() == "torch":
+        return tensor.to(like.device)
+    return tensor

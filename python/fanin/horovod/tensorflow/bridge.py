@@ -1,0 +1,162 @@
+"""The way of tensors to the engine and back, outside and inside of `tf.function`.
+
+Outside, tensors are read where they are. Inside, an operation of the graph calls Python. It is a
+stateful one, so TensorFlow makes such operations in the order of the program, on all ranks alike.
+
+A sum may be one operation, which waits. Gradients have two. The first one submits, and ends at
+once: so sums begin while backward goes on. The second one waits, after all have been submitted: so
+no thread of TensorFlow waits for a sum that another rank submits later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+import tensorflow as tf
+
+from fanin.horovod.engine import Handle
+from fanin.horovod.errors import Disagreement, HorovodInternalError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Submit = Callable[..., Handle]
+"""Submits NumPy arrays; the handle has a list of arrays."""
+
+_begun: Final[dict[int, Handle]] = {}
+_tokens: Final = itertools.count()
+# The last error of an operation in a graph, of which TensorFlow keeps the text alone.
+_failed: HorovodInternalError | None = None
+
+
+class RanksDisagree(Disagreement, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """The ranks asked for something impossible, and all can go on; TensorFlow's name for it."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+class WrongRows(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc] # noqa: N818
+    """The rows of an alltoall are not there; TensorFlow's name for it."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def as_written(function: Function) -> Function:
+    """Keep AutoGraph from rewriting a function: that takes seconds, and ours need it not."""
+    return cast("Function", tf.autograph.experimental.do_not_convert(function))
+
+
+def call(
+    submit: Submit, tensors: Sequence[tf.Tensor], dtypes: Sequence[tf.DType], shapes: Sequence[Any]
+) -> list[tf.Tensor]:
+    """Submit tensors, wait, and return the results, whose dtypes and static shapes are given."""
+    if tf.executing_eagerly():
+        return end(begin(submit, tensors), dtypes, shapes)
+
+    def waited(*arrays: Any) -> list[Any]:
+        with _noting():
+            return _results(submit(*arrays), dtypes)
+
+    return _of_graph(waited, tensors, dtypes, shapes)
+
+
+def begin(submit: Submit, tensors: Sequence[tf.Tensor]) -> Any:
+    """Submit tensors, and return what `end` takes."""
+    if tf.executing_eagerly():
+        with _told():
+            return submit(*map(_array, tensors))
+
+    def noted(*arrays: Any) -> Any:
+        token = next(_tokens)
+        with _noting():
+            _begun[token] = submit(*arrays)
+        return np.int64(token)
+
+    return tf.numpy_function(noted, tensors, tf.int64, stateful=True)
+
+
+def end(begun: Any, dtypes: Sequence[tf.DType], shapes: Sequence[Any]) -> list[tf.Tensor]:
+    """Wait, and return the results, whose dtypes and static shapes are given."""
+    if isinstance(begun, Handle):
+        with _told():
+            results = _results(begun, dtypes)
+        pairs = zip(results, dtypes, strict=True)
+        return [tf.convert_to_tensor(result, dtype) for result, dtype in pairs]
+
+    def waited(token: Any) -> list[Any]:
+        with _noting():
+            return _results(_begun.pop(int(token)), dtypes)
+
+    return _of_graph(waited, [begun], dtypes, shapes)
+
+
+def number(value: Callable[[], int], name: str | None) -> tf.Tensor:
+    """Return a number as an int32 tensor; a graph asks for it each time that it runs."""
+    if tf.executing_eagerly():
+        return tf.constant(value(), tf.int32)
+    result = tf.numpy_function(lambda: np.int32(value()), [], tf.int32, name=name)
+    result.set_shape([])
+    return result
+
+
+@contextlib.contextmanager
+def as_horovods() -> Iterator[None]:
+    """Raise an error of a graph's operation as the `HorovodInternalError` that it was."""
+    global _failed
+    _failed = None
+    try:
+        yield
+    except HorovodInternalError:
+        raise
+    except tf.errors.OpError as error:
+        failed, _failed = _failed, None
+        if failed is None:
+            raise
+        raise failed from error
+
+
+def _of_graph(
+    function: Callable[..., Any],
+    tensors: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    shapes: Sequence[Any],
+) -> list[tf.Tensor]:
+    results = tf.numpy_function(function, tensors, list(dtypes), stateful=True)
+    for result, shape in zip(results, shapes, strict=True):
+        result.set_shape(shape)
+    return list(results)
+
+
+def _array(tensor: tf.Tensor) -> Any:
+    """Return a tensor's memory; its `numpy()` would be a copy."""
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
+
+
+def _results(handle: Handle, dtypes: Sequence[tf.DType]) -> list[Any]:
+    results = handle.wait()
+    pairs = zip(results, dtypes, strict=True)
+    return [np.asarray(result, dtype.as_numpy_dtype) for result, dtype in pairs]
+
+
+@contextlib.contextmanager
+def _noting() -> Iterator[None]:
+    """Keep an error for `as_horovods`."""
+    global _failed
+    try:
+        yield
+    except HorovodInternalError as error:
+        _failed = error
+        raise
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raise a disagreement under TensorFlow's name, too."""
+    try:
+        yield
+    except Disagreement as error:
+        raise RanksDisagree(str(error)) from error.__cause__
