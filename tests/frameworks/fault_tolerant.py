@@ -1,7 +1,6 @@
 """Two replica groups under torchft: fault_tolerant.py gloo | fanin.
 
-Torchft makes its groups by torch's classes and not by name, so FANIN_AS does not reach them: a
-group on fanin is the six lines of `ProcessGroupFanin`.
+Torchft makes its groups by classes and not by name, so FANIN_AS does not reach them.
 """
 
 from __future__ import annotations
@@ -14,39 +13,13 @@ from typing import Any
 
 import results
 import torch
-import torch.distributed as dist
-from fanin.torch.backend import create
-from torch._C._distributed_c10d import (
-    Store,
-    TCPStore,
-    _DistributedBackendOptions,
-)
-from torch.distributed.distributed_c10d import GroupName
+from fanin.torch import ProcessGroupFanin
+from torch._C._distributed_c10d import TCPStore
 from torchft.coordination import LighthouseServer
 from torchft.ddp import DistributedDataParallel
 from torchft.manager import Manager
 from torchft.optim import OptimizerWrapper
-from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper
-
-CPU = torch.device("cpu")
-CUSTOM = dist.ProcessGroup.BackendType.CUSTOM
-
-
-class ProcessGroupFanin(ProcessGroupWrapper):  # type: ignore[misc]
-    """What torchft makes anew whenever a replica group comes or goes."""
-
-    def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        options = _DistributedBackendOptions()
-        options.store, options.group_id = store, GroupName("torchft")
-        options.group_rank, options.group_size = rank, world_size
-        options.timeout = self._timeout
-        group = dist.ProcessGroup(store, rank, world_size)
-        group._set_default_backend(CUSTOM)
-        group._register_backend(CPU, CUSTOM, create(options, None))
-        return group
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return "torchft-fanin"
+from torchft.process_group import ProcessGroupGloo
 
 
 def replica(number: int, backend: str, lighthouse: str) -> None:

@@ -225,6 +225,12 @@ def test_torchft(tmp_path: Path, switch: str) -> None:
     named(tmp_path, switch, ["fault_tolerant.py", "gloo"], ["fault_tolerant.py", "fanin"])
 
 
+@pytest.mark.parametrize("backend", ["gloo", "fanin"])
+def test_torchfts_own_tests_of_groups(tmp_path: Path, switch: str, backend: str) -> None:
+    status, said = run(tmp_path, "torchft_suite.py", backend, FANIN_SWITCH=switch)
+    assert status == 0, said
+
+
 def test_torchft_makes_gloo_groups_by_their_class(tmp_path: Path, switch: str) -> None:
     before = summed(switch)
     command = ["fault_tolerant.py", "gloo"]

@@ -75,6 +75,14 @@ def averages_of_integers(me: Me) -> None:
         dist.reduce_scatter_single(part, tensor[:n].clone(), op=dist.ReduceOp.AVG)
         assert part.item() == means[rank]
 
+    # Gloo's own work of it has no future.
+    part = torch.empty(1, dtype=torch.int64)
+    low = torch.arange(n, dtype=torch.int64) + rank
+    work = dist.reduce_scatter(part, list(low.chunk(n)), dist.ReduceOp.MIN, async_op=True)
+    assert work is not None
+    assert work.get_future().wait() == []
+    assert part.item() == rank
+
     # However its end is learned, and once only.
     for learn in ("poll", "future", "barrier", "synchronize", "region"):
         tensor = torch.tensor([rank + 4, -rank - 4])

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from fanin.torch.backend.sub_models import sub_models as sub_models
     from fanin.torch.compression import CompressionState as CompressionState
     from fanin.torch.compression import compression_hook as compression_hook
+    from fanin.torch.fault_tolerance import ProcessGroupFanin as ProcessGroupFanin
     from fanin.torch.hooks.all_reduce import HookState as HookState
     from fanin.torch.hooks.all_reduce import allreduce_hook as allreduce_hook
     from fanin.torch.hooks.machine import MachineState as MachineState
@@ -107,6 +108,7 @@ _MODULES = {
     "HookState": "hooks.all_reduce",
     "MachineState": "hooks.machine",
     "Options": "backend.options",
+    "ProcessGroupFanin": "fault_tolerance",
     "allreduce_hook": "hooks.all_reduce",
     "compression_hook": "compression",
     "loss_bound": "backend",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from fanin.torch.patches.work_methods import FindableWork
 
 # How torch says that a wait ran out of its own time, and the work goes on.
 WAITED_TOO_LONG = "Operation timed out!"
+# How it says that a work of Gloo's has none: that of a reduce_scatter, a send or a receive.
+NO_FUTURE = "getFuture not implemented"
 
 
 class Owner(Protocol):
@@ -69,7 +72,24 @@ class DelegatedWork(FindableWork):
         return done
 
     def _make_future(self) -> torch.futures.Future[Any]:
-        return self._inner.get_future().then(self._outcome)
+        try:
+            return self._inner.get_future().then(self._outcome)
+        except RuntimeError as error:
+            if NO_FUTURE not in str(error):
+                raise
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        threading.Thread(target=self._complete, args=(future,), daemon=True).start()
+        return future
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        try:
+            self.wait()
+        except Exception as error:
+            if isinstance(error, FaninError):
+                lose_type(error)
+            future.set_exception(error)
+        else:
+            future.set_result([])
 
     def _outcome(self, future: torch.futures.Future[Any]) -> Any:
         try:
