@@ -122,6 +122,47 @@ def test_groups_shrink_more_than_once_and_ranks_are_counted_anew(launch: Launch)
     assert (first["pair"], second["pair"]) == (3.0, 3.0)
 
 
+def overlapped(me: Me) -> dict[str, Any]:
+    """Train with momentum; rank 2 dies with a step under way."""
+    init(me, "machine {}")
+    model = nn.Linear(50_000, 1, bias=False)
+    given = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    optimizer = fanin.torch.DistributedOptimizer(given, model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.full((1, 50_000), me.rank + 1.0)).sum().backward()
+        optimizer.step()
+
+    step()
+    optimizer.synchronize()
+    before = model.weight[0, :3].tolist()
+    me.say("there")
+    if me.rank == 2:
+        me.hear()
+    with contextlib.suppress(errors.FaninError):
+        for _ in range(100_000):
+            step()
+    fanin.torch.shrink()
+    optimizer.go_on_in()
+    start = model.weight.detach().clone()
+    momentum = optimizer.state[model.weight]["momentum_buffer"].clone()
+    step()
+    optimizer.synchronize()
+    expected = start - 0.5 * (0.5 * momentum + 1.5)
+    torch.testing.assert_close(model.weight.detach(), expected)
+    return {"before": before, "start": start[0, :3].tolist(), "momentum": momentum[0, 0].item()}
+
+
+def test_an_overlapped_optimizer_goes_on_with_those_that_are_left(launch: Launch) -> None:
+    ranks = launch(overlapped, 3)
+    for rank in range(3):
+        assert ranks.hear(rank) == "there"
+    ranks.kill(2)
+    first, second = ranks.result(0), ranks.result(1)
+    assert first == second
+
+
 def with_other_lists(me: Me) -> str:
     init(me, "machine {}")
     total()

@@ -207,6 +207,29 @@ class OverlappedSteps(Steps):
             hook.remove()
         distributed.destroy_process_group(self._sums)
 
+    def go_on_in(self, process_group: distributed.ProcessGroup | None = None) -> None:
+        """Go on with the ranks of another group, as `fanin.torch.shrink` makes one.
+
+        All its ranks call it (None: the default group). What is under way is given up: where sums
+        have failed, parameters do not step. Afterwards all have the parameters, the buffers and the
+        optimizer's state of the group's rank 0. Raises `ValueError` as `DistributedOptimizer` does.
+        """
+        backend_of(process_group)  # raises where that is no group, or another backend's
+        group = cast(distributed.ProcessGroup, process_group or distributed.group.WORLD)
+        with self._lock:
+            self._bring_back(self._pending)
+            self._pending.clear()
+            for parameter in self._sender.places:
+                make_plain(parameter)
+            for hook in self._hooks:
+                hook.remove()
+            with contextlib.suppress(ValueError):  # it went with the default group
+                distributed.destroy_process_group(self._sums)
+            self.prepare(self._few, self._model, group)
+            told = [super().state_dict()]
+            distributed.broadcast_object_list(told, group=group, group_src=0)
+            super().load_state_dict(told[0])
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let backward passes in here add to gradients, for a later pass that sends them."""
