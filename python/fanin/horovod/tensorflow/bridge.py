@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, Final, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +28,8 @@ Submit = Callable[..., Handle]
 
 _begun: Final[dict[int, Handle]] = {}
 _tokens: Final = itertools.count()
+# For each graph, the operations that it has so far.
+_sites: Final[MutableMapping[Any, Iterator[int]]] = WeakKeyDictionary()
 # The last error of an operation in a graph, of which TensorFlow keeps the text alone.
 _failed: HorovodInternalError | None = None
 
@@ -48,6 +51,18 @@ class WrongRows(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[mis
 def as_written(function: Function) -> Function:
     """Keep AutoGraph from rewriting a function: that takes seconds, and ours need it not."""
     return cast("Function", tf.autograph.experimental.do_not_convert(function))
+
+
+def site(name: str | None, kind: str) -> str | None:
+    """Return the name of an operation; one without a name is called as its place in the graph.
+
+    So it has the same name each time, and engines agree on it in few words. TensorFlow's own names
+    may have numbers in them that ranks have counted differently.
+    """
+    if name or tf.executing_eagerly():
+        return name
+    numbers = _sites.setdefault(tf.compat.v1.get_default_graph(), itertools.count())
+    return f"graph.{kind}.{next(numbers)}"
 
 
 def call(

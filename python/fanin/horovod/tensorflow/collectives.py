@@ -92,6 +92,8 @@ def grouped_allgather(
     del ignore_name_scope
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]
 
+    name = bridge.site(name, "allgather")
+
     def gathered(*given: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         shapes = [_of_some_rows(each.shape) for each in given]
         results = bridge.call(
@@ -124,6 +126,8 @@ def broadcast(
 ) -> Any:
     """Return the tensor of one rank, which is counted among all, also in a process set."""
     del ignore_name_scope
+
+    name = bridge.site(name, "broadcast")
 
     def sent(given: tf.Tensor) -> tuple[tf.Tensor, Any]:
         (result,) = bridge.call(
@@ -214,6 +218,8 @@ def grouped_reducescatter(
     size = len(set_ranks(process_set)) if op is Sum else 1
     factor = size * prescale_factor * postscale_factor
 
+    name = bridge.site(name, "reducescatter")
+
     def scattered(*given: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         results = bridge.call(
             lambda *each: arrays.reducescatter(each, name, op, scales, process_set),
@@ -294,6 +300,8 @@ def _allreduce(
     scales: tuple[float, float],
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
+    name = bridge.site(name, "allreduce")
+
     def summed(*given: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
         results = bridge.call(
             lambda *each: arrays.allreduce(each, name, op, scales, process_set),
@@ -315,6 +323,8 @@ def _exchanged(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     dtype = tf.int32 if splits is None else splits.dtype
     size = len(set_ranks(process_set))
+
+    name = bridge.site(name, "alltoall")
 
     def exchanged(given: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
         cut = [] if splits is None else [splits]

@@ -42,15 +42,11 @@ def broadcast_(
     values = [tf.convert_to_tensor(variable) for variable in listed]
     if not values:
         return []
-    if tf.executing_eagerly():
-        name = named(name, Kind.BROADCAST, process_set)
-        names: list[str | None] = [f"{name}.{i}" for i in range(len(values))]
-    else:
-        names = [name and f"{name}.{i}" for i in range(len(values))]
+    name = named(bridge.site(name, "broadcast"), Kind.BROADCAST, process_set)
     # All are under way together.
     begun = [
-        bridge.begin(partial(_broadcast, root_rank, each, process_set), [value])
-        for each, value in zip(names, values, strict=True)
+        bridge.begin(partial(_broadcast, root_rank, f"{name}.{i}", process_set), [value])
+        for i, value in enumerate(values)
     ]
     results = []
     for variable, value, pending in zip(listed, values, begun, strict=True):
