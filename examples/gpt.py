@@ -1,11 +1,12 @@
 """A small GPT that learns Python's standard library, character by character, with plain DDP.
 
     fanin run --nproc-per-node 4 examples/gpt.py
+    fanin run --nproc-per-node 4 examples/gpt.py --fsdp
     torchrun --nproc-per-node 4 examples/gpt.py --backend gloo
 
-The only line that knows of fanin is the one that says `init_process_group`. Seeds are fixed: two
-runs
-with the same arguments see the same data and start from the same parameters.
+The only line that knows of fanin is the one that says `init_process_group`. With --fsdp each rank
+keeps a part of the parameters (FSDP2), and gradients are summed by reduce-scatters. Seeds are
+fixed: two runs with the same arguments see the same data and start from the same parameters.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -98,6 +101,7 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--backend", choices=["fanin", "gloo"], default="fanin")
+    parser.add_argument("--fsdp", action="store_true", help="shard the parameters (FSDP2)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=8, help="sequences a rank and step")
     parser.add_argument("--context", type=int, default=64, help="characters a sequence")
@@ -120,7 +124,16 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(SEED)
-    model = DistributedDataParallel(Gpt(args.context, args.width, args.heads, args.layers))
+    gpt = Gpt(args.context, args.width, args.heads, args.layers)
+    model: nn.Module
+    if args.fsdp:
+        mesh = init_device_mesh("cpu", (world_size,))
+        for block in gpt.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(gpt, mesh=mesh)
+        model = gpt
+    else:
+        model = DistributedDataParallel(gpt)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
     text = standard_library()
     dice = torch.Generator().manual_seed(SEED + 1 + rank)  # every rank draws data of its own

@@ -36,6 +36,33 @@ def test_digits_learns() -> None:
     assert float(found[1]) > 0.8
 
 
+def test_resnet_learns() -> None:
+    launcher = ["-m", "fanin", "run", "--nproc-per-node", "2", str(EXAMPLES / "resnet.py")]
+    printed = output_of(*launcher, "--images", "600", "--epochs", "2", "--blocks", "1")
+    found = re.search(r"accuracy (\S+) on 120 images", printed)
+    assert found
+    assert float(found[1]) > 0.3, "of ten classes"
+
+
+def test_a_sharded_gpt_learns_as_a_whole_one() -> None:
+    launcher = ["-m", "fanin", "run", "--nproc-per-node", "2", str(EXAMPLES / "gpt.py")]
+    losses = []
+    for flags in ([], ["--fsdp"]):
+        printed = output_of(*launcher, "--steps", "10", *flags)
+        found = re.search(r"step    10  loss (\S+)", printed)
+        assert found
+        losses.append(float(found[1]))
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+
+
+def test_digits_learns_with_horovods_interface() -> None:
+    launcher = ["-m", "fanin", "run", "-np", "2", "--min-np", "1"]
+    printed = output_of(*launcher, str(EXAMPLES / "digits_horovod.py"), "--epochs", "3")
+    found = re.search(r"accuracy (\S+) on", printed)
+    assert found
+    assert float(found[1]) > 0.8
+
+
 def test_compare_finds_that_the_curves_of_gpt_agree() -> None:
     printed = output_of(str(EXAMPLES / "compare.py"), "--ranks", "2", "--steps", "5")
     assert "the curves agree" in printed
