@@ -102,6 +102,21 @@ def test_an_init_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert not torch.distributed.is_initialized()
 
 
+def test_a_group_of_several_dtypes_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    hvd.init()
+    given = [torch.ones(1), torch.ones(2, dtype=torch.int64), torch.ones(3)]
+    for got in (
+        hvd.grouped_allreduce(given, op=hvd.Sum),
+        hvd.grouped_allreduce_([each.clone() for each in given], op=hvd.Sum),
+    ):
+        assert [(each.dtype, len(each)) for each in got] == [
+            (each.dtype, len(each)) for each in given
+        ]
+    hvd.shutdown()
+
+
 # Several.
 
 
