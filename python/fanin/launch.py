@@ -56,6 +56,17 @@ examples:
     fanin run -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train.py
 """
 
+HOW = ("-m", "--module", "--no-python", "--no_python")
+"""torchrun's flags that say how a program is started."""
+NAMING = (
+    "sh",
+    "-c",
+    "export HOROVOD_RANK=$RANK HOROVOD_SIZE=$WORLD_SIZE "
+    "HOROVOD_LOCAL_RANK=$LOCAL_RANK HOROVOD_LOCAL_SIZE=$LOCAL_WORLD_SIZE "
+    'HOROVOD_CROSS_RANK=$GROUP_RANK HOROVOD_CROSS_SIZE=$GROUP_WORLD_SIZE; exec "$0" "$@"',
+)
+"""Starts a command with the variables that horovodrun sets, of those that torchrun has set."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Return torchrun's parser with our group of arguments."""
@@ -386,11 +397,15 @@ def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:
     for flag in flags:
         if flag in ("-np", "-H"):
             next(flags)
-        elif not flag.startswith(("-np=", "-H")):
+        elif not flag.startswith(("-np=", "-H")) and flag not in HOW:
             kept.append(flag)
-    if args.no_python and "--no-python" not in kept and "--no_python" not in kept:
-        kept.append("--no-python")
-    return [*kept, *argv[ours:]]
+    return [*kept, "--no-python", *NAMING, *_command(args)]
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    """Return the words that start a rank."""
+    python = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
+    return [*python, args.training_script, *args.training_script_args]
 
 
 def _ranks_end_s(args: argparse.Namespace) -> float:
@@ -420,8 +435,6 @@ def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:
 
 
 def _launch_elastic(args: argparse.Namespace, limits: _elastic.Limits) -> int:
-    program, words = args.training_script, args.training_script_args
-    python = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
     named: Callable[[], Sequence[Host]]
     if args.host_discovery_script is not None:
         named = _elastic.Discovery(args.host_discovery_script, args.slots_per_host).named
@@ -429,7 +442,7 @@ def _launch_elastic(args: argparse.Namespace, limits: _elastic.Limits) -> int:
         named = partial(list, hosts(args.hosts))
     else:
         named = partial(list, [Host("localhost", limits.ranks_max)])
-    return _elastic.run([*python, program, *words], named, limits, _ranks_end_s(args))
+    return _elastic.run(_command(args), named, limits, _ranks_end_s(args))
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -437,6 +450,9 @@ def _launch(args: argparse.Namespace) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
+    if args.ranks is not None:
+        args.training_script, *args.training_script_args = [*NAMING, *_command(args)]
+        args.no_python, args.module = True, False
     try:
         record(torchrun.run)(args)
     except ChildFailedError as failed:

@@ -149,6 +149,9 @@ assert where == [(0, 2, 2), (1, 2, 1), (0, 1, 2)][hvd.rank()], where
 assert (hvd.size(), total) == (3, 3.0)
 assert os.environ.get("FANIN_RATE") == ("1gbit" if len(sys.argv) > 2 and hvd.rank() < 2 else None)
 assert os.environ["FANIN_WIRE_DTYPE"] == "native"
+said = [int(os.environ[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+assert said == [hvd.rank(), 3, hvd.local_rank(), hvd.local_size()], said
+assert os.environ["HOROVOD_CROSS_SIZE"] == "2"
 if len(sys.argv) > 2 and sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 pathlib.Path(sys.argv[1], f"{hvd.rank()}").write_text(f"{os.getpid()} {os.getppid()}")
