@@ -137,6 +137,16 @@ impl JobConfig {
         ReceiverConfig { finish: Finish::Stopped, ..self.receiver() }
     }
 
+    /// Whether a worker's stop rides on the last block of a round.
+    ///
+    /// The last blocks of a stretch are those that queues may drop. A stop that is lost with its block
+    /// is said a millisecond later, and most flows of a fast network take less than that. A job whose
+    /// flows end as soon as their bound is met expects such losses. So its workers say stop at once,
+    /// as in the paper (§3.2.1).
+    pub(super) const fn stops_ride(&self) -> bool {
+        matches!(self.finish, Finish::Stopped)
+    }
+
     /// Bytes of a full block.
     pub(super) const fn block_bytes(&self) -> usize {
         4 * self.elements as usize

@@ -33,6 +33,9 @@ pub struct RateConfig {
     /// Whether all flows to a peer together are sent no faster than the way there carries. The paper
     /// has only Figure 7, for each flow.
     pub follows: bool,
+    /// Whether the important blocks of a stretch go first. Trains are treated alike as a whole, so
+    /// that they need it. In the paper, blocks go in their order.
+    pub sorts: bool,
 }
 
 impl RateConfig {
@@ -42,7 +45,16 @@ impl RateConfig {
         let period = Duration::from_micros(200);
         // A constant of whole microseconds.
         let ahead = Duration::from_micros(period.as_micros() as u64 / TRAINS_IN_PERIOD);
-        Self { line_rate_bps, packet_bytes, period, ahead, delta: 2.0, calm_periods: 1, follows: false }
+        Self {
+            line_rate_bps,
+            packet_bytes,
+            period,
+            ahead,
+            delta: 2.0,
+            calm_periods: 1,
+            follows: false,
+            sorts: true,
+        }
     }
 
     pub(super) fn check(self) -> Result<Self, ()> {
@@ -72,6 +84,9 @@ impl RateConfig {
     /// are enough: workers find other blocks important, and a sum waits for the worker that sends
     /// its block last.
     pub(super) fn stretch(&self) -> u32 {
+        if !self.sorts {
+            return 1;
+        }
         let [least, most] = STRETCH;
         let trains_ns = 2 * self.ahead.as_nanos();
         let bits = trains_ns.saturating_mul(self.line_rate_bps.into()) / 1_000_000_000;

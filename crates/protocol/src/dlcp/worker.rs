@@ -467,7 +467,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                     Held::Sum(count) => (count, true),
                     Held::Own | Held::Nothing => (1, false),
                 };
-                let (round, last) = (push.round(), push.is_last());
+                let (round, last) = (push.round(), config.stops_ride() && push.is_last());
                 let header = BlockHeader { flow: id, block, round, tag, contributions, last, restored };
                 let packet_bytes =
                     block_packet_bytes(config.bytes_of_sum(&start.collective, start.elements, &header));

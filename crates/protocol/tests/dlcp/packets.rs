@@ -1,6 +1,6 @@
 //! Packets that are not what they should be: dropped with their reason, counted, and without effect.
 
-use fanin_protocol::dlcp::{ConfigError, JobConfig, Ring, RingPlan, Server, ServerJob, Worker};
+use fanin_protocol::dlcp::{ConfigError, Finish, JobConfig, Ring, RingPlan, Server, ServerJob, Worker};
 use std::time::Duration;
 
 use fanin_protocol::{
@@ -531,6 +531,41 @@ fn a_tensor_may_have_a_loss_bound_of_its_own_and_integers_lose_nothing_all_the_s
     for own in [LossBound::RELIABLE, crate::percent(3), crate::percent(90)] {
         assert_eq!(announced(of(Some(own), Dtype::Float32)), own);
         assert_eq!(announced(of(Some(own), Dtype::Int32)), LossBound::RELIABLE);
+    }
+}
+
+/// Where queues drop packets, the last block of a round is often among them. A stop that waited for
+/// the answer to it took longer than most flows of DLCP's Figure 14.
+#[test]
+fn a_receiver_that_ends_when_its_bound_is_met_hears_the_stop_at_once_and_others_by_the_last_block() {
+    for (finish, at_once) in [
+        (Finish::Stopped, vec!["start", "block", "last"]),
+        (Finish::BoundMet, vec!["start", "block", "block", "stop"]),
+    ] {
+        let mut worker = Worker::new(JobConfig { finish, ..config() }, WorkerId(0), 1);
+        worker.submit(tensor(64), Op::Sum);
+        let mut train = vec![0; 65536];
+        // Nobody answers for a millisecond.
+        let said = [0, 1_000_000].map(|now| {
+            let mut said = vec![];
+            while let Some(sent) = worker.poll_transmit(Instant(now), &mut train) {
+                let packets = train[..sent.bytes].chunks(sent.segment_bytes);
+                said.extend(packets.map(|packet| {
+                    let preamble = Preamble::parse(packet).expect("a packet of DLCP");
+                    match BlockPacket::parse(preamble, packet) {
+                        Ok(block) if block.header.last => "last",
+                        Ok(_) => "block",
+                        Err(_) => match SignalPacket::parse(preamble, packet).expect("a signal").signal {
+                            Signal::Start(_) => "start",
+                            Signal::Stop => "stop",
+                            signal => panic!("{signal:?}"),
+                        },
+                    }
+                }));
+            }
+            said
+        });
+        assert_eq!(said, [at_once, vec!["start", "stop"]], "{finish:?}");
     }
 }
 

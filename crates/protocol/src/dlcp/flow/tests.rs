@@ -501,6 +501,17 @@ fn a_peer_that_says_nothing_is_silent_at_some_time_and_a_clock_that_jumps_does_n
 }
 
 #[test]
+fn blocks_go_in_their_order_where_nobody_sorts_them_and_each_has_its_own_importance() {
+    let config = RateConfig { sorts: false, ..RateConfig::of_link(1_000_000_000, 125) };
+    let mut sender = Sender::announcing(start(LossBound::RELIABLE, true), 10, config);
+    for expected in (0..10).map(|block| (block, block % 3 == 0)) {
+        assert_eq!(sender.peek(|block| Some(block % 3 == 0)), Some(expected));
+        sender.sent(us(0), LINE);
+    }
+    assert_eq!(sender.peek(|_| Some(true)), None);
+}
+
+#[test]
 fn important_blocks_of_a_stretch_go_first_and_what_is_not_needed_not_at_all() {
     let mut ends = Ends::new(10);
     let mut sent = vec![];

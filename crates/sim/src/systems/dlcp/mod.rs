@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_protocol::dlcp::{JobConfig, RateConfig, Ring, Worker};
+use fanin_protocol::dlcp::{Finish, JobConfig, RateConfig, Ring, Worker};
 use fanin_protocol::{Loss, Verdict, WorkerEvent, WorkerMachine};
 use fanin_wire::{
     BlockPacket, Generation, Kind, LossBound, Op, Preamble, SAMPLE_ELEMENTS, ShardId, Signal, SignalPacket,
@@ -212,6 +212,7 @@ impl Dlcp {
                 ahead: self.sends.period / 10,
                 calm_periods: 1,
                 follows: self.sends.follows,
+                sorts: self.sends.finish == Finish::Stopped,
             },
             finish: self.sends.finish,
             quiet: self.sends.quiet,

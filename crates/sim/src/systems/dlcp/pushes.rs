@@ -138,6 +138,7 @@ impl Pushes {
                 ahead: self.plan.period / 10,
                 calm_periods: 1,
                 follows: self.plan.follows,
+                sorts: self.plan.finish == Finish::Stopped,
             },
             finish: self.plan.finish,
             quiet: self.plan.quiet,
