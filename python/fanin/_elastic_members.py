@@ -10,13 +10,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from fanin._handshake import Store
+from fanin import _handshake
 
 ELASTIC: Final = "HOROVOD_ELASTIC"
 """The variable by which a launcher says that it publishes lists."""
 _PREFIX: Final = "fanin/elastic"
+# What becomes of a list: all who are in it go on by it, or some go on to a newer one.
+MET: Final = "met"
+LEFT: Final = "left"
+
+
+class Store(_handshake.Store, Protocol):
+    """What is asked of the launcher's store."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Put a value in an expected one's place; "" is none. Return what is there then."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,10 @@ class Members:
         """Return whether all of a list have come."""
         return all(self.has_arrived(listed.version, place) for place in listed.places)
 
+    def decide(self, version: int, fate: str) -> str:
+        """Return what becomes of a version, once and for all: the first word about it counts."""
+        return self._store.compare_set(f"{_PREFIX}/fate/{version}", "", fate).decode()
+
     def _set(self, key: str, text: str) -> None:
         self._store.set(f"{_PREFIX}/{key}", text)
 
@@ -111,7 +125,7 @@ class Arrival:
         self._members = members
         self._place = place
         self._met = met
-        self._arrived = 0
+        self._arrived = met
         members.say_ready(place)
 
     def look(self) -> Listed | None:
@@ -120,6 +134,11 @@ class Arrival:
         Raises `TakenOut` where a process that was in a list is in no newer one.
         """
         listed = self._members.newest()
+        if self._arrived not in (self._met, listed):
+            # Others may have seen that all had come, before there was a newer one: they go on.
+            if self._members.decide(self._arrived.version, LEFT) == MET:
+                return self._arrived
+            self._arrived = self._met
         if listed is None or self._place not in listed.places:
             if self._met.version:
                 raise TakenOut
@@ -127,7 +146,9 @@ class Arrival:
         if listed.version == self._met.version:
             self._members.ask_anew(listed.version)
             return None
-        if self._arrived != listed.version:
-            self._arrived = listed.version
+        if self._arrived != listed:
+            self._arrived = listed
             self._members.arrive(listed.version, self._place)
-        return listed if self._members.have_arrived(listed) else None
+        if not self._members.have_arrived(listed):
+            return None
+        return listed if self._members.decide(listed.version, MET) == MET else None

@@ -36,6 +36,11 @@ class InMemory:
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
         return [self.get(key) for key in keys]
 
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        if self.values.get(key, "") == expected:
+            self.values[key] = desired
+        return self.values[key].encode()
+
     def check(self, keys: Sequence[str], /) -> bool:
         return all(key in self.values for key in keys)
 
@@ -76,7 +81,11 @@ class Played:
         somebody_gone = self.members.gone() & set(self.met.places)
         if self.arrival is not None or not self.met.version:
             self.meets()
-        elif somebody_gone or self.members.newest() != self.met:
+        elif somebody_gone:
+            self.arrival = Arrival(self.members, self.start.place, self.met)
+        elif any(all_of_them[place].met.version < self.met.version for place in self.met.places):
+            pass  # it joins those who met, and looks at nothing else meanwhile
+        elif self.members.newest() != self.met:
             self.arrival = Arrival(self.members, self.start.place, self.met)
         else:
             # As all have met by this list, rank 0 gives it to each.
