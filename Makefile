@@ -174,10 +174,11 @@ test-torch: build
 	    target/torch_suite/gloo-$$size.json || status=1; \
 	done; exit $$status
 
-# Horovod's own tests for PyTorch, from a copy of it: make test-horovod HOROVOD=folder. Five minutes.
+# Horovod's own tests for PyTorch and TensorFlow, from a copy of it: make test-horovod HOROVOD=folder.
 test-horovod: build
 	@[ -f "$(HOROVOD)/test/parallel/test_torch.py" ] || { echo "git clone https://github.com/horovod/horovod; make test-horovod HOROVOD=horovod"; exit 2; }
-	for size in 2 4; do $(BIN)/python tests/horovod_suite/run.py --horovod $(HOROVOD) --world-size $$size || exit 1; done
+	for suite in torch tensorflow tensorflow_process_sets tensorflow2_keras; do for size in 2 4; do \
+	  $(BIN)/python tests/horovod_suite/run.py --horovod $(HOROVOD) --suite $$suite --world-size $$size || exit 1; done; done
 
 # Programs of frameworks beside Gloo, in an environment of their own: what they bring is large.
 FRAMEWORKS := .venv-frameworks

@@ -1,10 +1,12 @@
-"""Runs Horovod's own tests for PyTorch against fanin.horovod, from a fetched copy of Horovod.
+"""Runs Horovod's own tests against fanin.horovod, from a fetched copy of Horovod.
 
     git clone https://github.com/horovod/horovod
     python tests/horovod_suite/run.py --horovod horovod --world-size 2
+    python tests/horovod_suite/run.py --horovod horovod --world-size 2 --suite tensorflow
 
-They import `horovod.torch`, and `shim/` gives them fanin's. Each test has processes of its own, one
-for each rank, which are killed when the test's time is up; it passes if it does on all of them.
+They import `horovod.torch` or `horovod.tensorflow`, and `shim/` gives them fanin's. Each test has
+processes of its own, one for each rank, which are killed when the test's time is up; it passes if
+it does on all of them.
 Ends with status 1 if a test fails that `exceptions.toml` does not name with its reason, and if one
 is named there that passes: the file says what is, not what was.
 """
@@ -30,10 +32,18 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
 import torch
 
 HERE = Path(__file__).parent
-FILE = Path("test/parallel/test_torch.py")
+FOLDER = Path("test/parallel")
+# The file and the class of each suite.
+SUITES = {
+    "torch": ("test_torch", "TorchTests"),
+    "tensorflow": ("test_tensorflow", "TensorFlowTests"),
+    "tensorflow_process_sets": ("test_tensorflow_process_sets", "TensorFlowProcessSetsTests"),
+    "tensorflow2_keras": ("test_tensorflow2_keras", "Tf2KerasTests"),
+}
 EXCEPTIONS = HERE / "exceptions.toml"
 OUTPUT_MAX = 4000
 # Optimizers that torch has got since, and that do not take the parameters that the tests give to
@@ -53,15 +63,23 @@ class Outcome:
     reason: str = ""
 
 
-def load(horovod: Path) -> Case:
+def load(horovod: Path, suite: str) -> Case:
     """The tests' class. The process is left without further threads, so that it can be forked."""
     sys.path.insert(0, str(HERE / "shim"))
-    sys.path.insert(0, str((horovod / FILE).parent))
+    sys.path.insert(0, str(horovod / FOLDER))
+    file, name = SUITES[suite]
+    if suite != "torch":
+        os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
+        once: Any = importlib.import_module("tensorflow.python.framework.test_util")
+        # Eagerly, and not in sessions of TensorFlow 1, too.
+        once.run_all_in_graph_and_eager_modes = lambda case: case
+        loaded: Case = getattr(importlib.import_module(file), name)
+        return loaded
     importlib.import_module("torch._dynamo")  # optimizers import it when they step
     optimizers: Any = importlib.import_module("torch.optim")
     for name in SINCE:
         getattr(optimizers, name).__module__ = "since"
-    case: Case = importlib.import_module(FILE.stem).TorchTests
+    case: Case = getattr(importlib.import_module(file), name)
     return case
 
 
@@ -157,7 +175,10 @@ def _rank(
         if getattr(getattr(case, name), "pytestmark", None):
             # `pytest.mark.skip` is pytest's: played all the same.
             print("marked:", getattr(case, name).pytestmark)
-        case(name).run(result)
+        # As a suite: it sets the class up first.
+        unittest.TestSuite([case(name)]).run(result)
+    except pytest.skip.Exception as skipped:
+        result.addSkip(case(name), str(skipped))
     except BaseException:
         traceback.print_exc()
     problems = [text for _, text in result.failures + result.errors]
@@ -170,12 +191,13 @@ def _rank(
     else:
         verdict.send(Outcome("passed"))
     # The job's end is a part of the test.
-    sys.modules["fanin.horovod"].shutdown()
+    sys.modules["fanin.horovod.world"].shutdown()
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--horovod", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--suite", choices=SUITES, default="torch")
     parser.add_argument("--world-size", type=int, default=2)
     parser.add_argument(
         "--only", action="append", metavar="PATTERN", help="of names, as in a shell; repeatable"
@@ -187,7 +209,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    case = load(given.horovod)
+    case = load(given.horovod, given.suite)
     names = [
         name
         for name in unittest.defaultTestLoader.getTestCaseNames(case)
@@ -196,7 +218,9 @@ def main() -> int:
     if not names:
         print(f"no test has a name like {' or '.join(given.only)}", file=sys.stderr)
         return 2
-    known: dict[str, Any] = tomllib.loads(EXCEPTIONS.read_text())
+    listed: dict[str, Any] = tomllib.loads(EXCEPTIONS.read_text()).get(given.suite, {})
+    size = given.world_size
+    known = {name for name, entry in listed.items() if entry.get("ranks", size) == size}
     outcomes: dict[str, Outcome] = {}
     for number, name in enumerate(names, 1):
         began = time.monotonic()
@@ -213,12 +237,12 @@ def main() -> int:
         + ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped"))
     )
     failed = {name for name, outcome in outcomes.items() if outcome.outcome == "failed"}
-    for name in sorted(failed - known.keys()):
+    for name in sorted(failed - known):
         print(f"failed, and no exception: {name}")
     stale = [name for name in known if name in outcomes and name not in failed]
     for name in stale:
         print(f"named in exceptions.toml, and did not fail: {name}")
-    return 1 if failed - known.keys() or stale else 0
+    return 1 if failed - known or stale else 0
 
 
 if __name__ == "__main__":

@@ -181,6 +181,24 @@ def calls_back(me: Me) -> None:
     np.testing.assert_allclose(rates, expected, 1e-5)
     np.testing.assert_allclose(told.history["lr"], expected[1::2], 1e-5)
 
+    # Slices of several passes are added up as a dense gradient.
+    import tensorflow as tf
+
+    table = keras.Variable(np.zeros((3, 1), np.float32))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    for index in (0, 2):
+        slices = tf.IndexedSlices(tf.fill([1, 1], rank + 1.0), tf.constant([index]), [3, 1])
+        optimizer.apply([slices], [table])
+        if not index:
+            assert not np.asarray(table).any()
+    np.testing.assert_allclose(np.asarray(table).reshape(-1), [-(n + 1) / 2, 0, -(n + 1) / 2])
+
+    # A step that scales its loss: the gradients are reduced as they are, and unscaled then.
+    weight = keras.Variable([1.0])
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
+    hvd.DistributedOptimizer(scaled).apply([tf.constant([8.0 * (rank + 1)])], [weight])
+    np.testing.assert_allclose(np.asarray(weight), [1.0 - 0.5 * (n + 1) / 2], 1e-6)
+
     # The weights of a local layer are each rank's own.
     model = made("sgd", seed=rank)
     local = model.layers[0]

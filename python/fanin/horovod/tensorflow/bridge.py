@@ -41,8 +41,8 @@ class RanksDisagree(Disagreement, tf.errors.FailedPreconditionError):  # type: i
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
 
-class WrongRows(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc] # noqa: N818
-    """The rows of an alltoall are not there; TensorFlow's name for it."""
+class WrongArgument(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc] # noqa: N818
+    """A rank made a mistake that it alone hears of; TensorFlow's name for it."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
@@ -170,8 +170,10 @@ def _noting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Raise a disagreement under TensorFlow's name, too."""
+    """Raise a mistake under TensorFlow's name, too."""
     try:
         yield
+    except ValueError as error:
+        raise WrongArgument(str(error)) from None
     except Disagreement as error:
         raise RanksDisagree(str(error)) from error.__cause__

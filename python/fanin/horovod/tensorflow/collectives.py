@@ -349,10 +349,7 @@ def _exchanged(
 
 
 def _alltoall(name: str | None, process_set: ProcessSet, array: Any, splits: Any = None) -> Any:
-    try:
-        return arrays.alltoall(array, splits, name, process_set)
-    except ValueError as error:
-        raise bridge.WrongRows(str(error)) from None
+    return arrays.alltoall(array, splits, name, process_set)
 
 
 def _of_some_rows(shape: tf.TensorShape) -> tf.TensorShape:

@@ -1,0 +1,1 @@
+from fanin.horovod.keras import *  # noqa: F403

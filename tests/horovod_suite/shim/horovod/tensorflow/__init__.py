@@ -1,0 +1,6 @@
+import tensorflow as tf
+from fanin.horovod.tensorflow import *  # noqa: F403
+
+from horovod.tensorflow import util as util
+
+_executing_eagerly = tf.executing_eagerly

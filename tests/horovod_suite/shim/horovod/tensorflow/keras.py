@@ -1,0 +1,1 @@
+from fanin.horovod.tensorflow.keras import *  # noqa: F403

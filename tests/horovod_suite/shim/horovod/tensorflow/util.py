@@ -1,0 +1,3 @@
+import tensorflow as tf
+
+_executing_eagerly = tf.executing_eagerly
