@@ -82,6 +82,26 @@ def hosts(text: str, source: str = "-H") -> list[Host]:
     return found
 
 
+def of_file(text: str, source: str) -> str:
+    """Return a host file's machines as `hosts` takes them.
+
+    A line has HOST, HOST:SLOTS or "HOST slots=SLOTS"; what follows a # is a comment. Raises
+    `ValueError` for another one.
+    """
+    found = []
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, *more = words
+        if len(more) > 1 or (more and not more[0].startswith("slots=")):
+            raise ValueError(f'{source} has the line {line.strip()!r}: "HOST slots=SLOTS"')
+        found.append(":".join([name, *(word.removeprefix("slots=") for word in more)]))
+    if not found:
+        raise ValueError(f"{source} names no machine")
+    return ",".join(found)
+
+
 def taken(named: Sequence[Host], ranks: int) -> list[Host]:
     """Return the machines that so many ranks are on, the first ones full."""
     found: list[Host] = []

@@ -15,10 +15,11 @@ from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 from fanin import _elastic, _fanin
 from fanin._cures import nearest
-from fanin._hosts import Host, hosts, taken
+from fanin._hosts import Host, hosts, of_file, taken
 from fanin._hosts import run as run_on
 from fanin._settings import (
     AS_VARIABLE,
@@ -120,6 +121,12 @@ def _add_ours(made: argparse.ArgumentParser) -> None:
         help="with -np: on which machines, as horovodrun has it; on others over ssh, which "
         "must log in without a password, and find the same program and Python at the same paths; "
         "with 0 slots a machine has a `fanin switch` and no ranks",
+    )
+    ours.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        help='in place of -H: a line for each machine, "HOST slots=SLOTS", as horovodrun and '
+        "mpirun have it",
     )
     _add_elastic(made)
 
@@ -236,6 +243,7 @@ def run(argv: list[str]) -> int:
     parsed = parser()
     args = parsed.parse_args(argv)
     try:
+        args.hosts = _hosts_flag(args)
         elastic = _elastic_limits(args)
         machines = _as_horovodrun(args, elastic)
         settings = Settings.of_flags(args)
@@ -302,6 +310,18 @@ def run(argv: list[str]) -> int:
         return launched()
     finally:
         switch.stop()
+
+
+def _hosts_flag(args: argparse.Namespace) -> str | None:
+    """Return what -H says, or what --hostfile says in its place; raises `ValueError`."""
+    if args.hostfile is None:
+        return cast("str | None", args.hosts)
+    if args.hosts is not None:
+        raise ValueError("--hostfile says what -H says: leave one of them out")
+    try:
+        return of_file(Path(args.hostfile).read_text(encoding="utf-8"), args.hostfile)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--hostfile {args.hostfile} cannot be read: {error}") from error
 
 
 def _elastic_limits(args: argparse.Namespace) -> _elastic.Limits | None:
@@ -395,9 +415,9 @@ def _without_hosts(argv: list[str], args: argparse.Namespace) -> list[str]:
     ours = len(argv) - len(args.training_script_args) - 1
     kept, flags = [], iter(argv[:ours])
     for flag in flags:
-        if flag in ("-np", "-H"):
+        if flag in ("-np", "-H", "--hostfile"):
             next(flags)
-        elif not flag.startswith(("-np=", "-H")) and flag not in HOW:
+        elif not flag.startswith(("-np=", "-H", "--hostfile=")) and flag not in HOW:
             kept.append(flag)
     return [*kept, "--no-python", *NAMING, *_command(args)]
 

@@ -51,6 +51,26 @@ def test_hosts_and_slots_that_cannot_be_are_told(
     assert error in capsys.readouterr().err
 
 
+def test_a_host_file_says_what_a_list_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "# machines", "a slots=2", "me@b:4  # two cores", "", "c", "d slots=0"
+    assert _hosts.of_file("\n".join(lines), "hosts") == "a:2,me@b:4,c,d:0"
+    for wrong, error in (("a max_slots=2", "HOST slots=SLOTS"), ("# none", "names no machine")):
+        with pytest.raises(ValueError, match=error):
+            _hosts.of_file(wrong, "hosts")
+    (tmp_path / "hosts").write_text("a slots=x")
+    there, none = (["--hostfile", str(tmp_path / name)] for name in ("hosts", "none"))
+    for flags, error in (
+        (there, "HOST:SLOTS"),
+        ([*there, "-H", "a:1"], "leave one of them out"),
+        (none, "cannot be read"),
+    ):
+        with pytest.raises(SystemExit):
+            launch.run(["-np", "1", *flags, "train.py"])
+        assert error in capsys.readouterr().err
+
+
 class Started:
     """What is started in the place of `fanin run`: it ends at once."""
 
