@@ -104,7 +104,8 @@ class Job:
         self._next = 0
         self._numbers: dict[str, int] = {}
         self._listed = Listed(0, [])
-        self._published: float | None = None
+        # Since when those of a job that has failed are waited for, to meet the others.
+        self._waits_since: float | None = None
         self._gone: list[int] = []
         self._failures: Counter[str] = Counter()
         self._barred: set[str] = set()
@@ -134,8 +135,8 @@ class Job:
         if not self._is_finished:
             self._let_leave(now, named)
             self._fill(now, named)
-        if not self._ranks and self._barred:
-            return self._failed
+        if not self._ranks and (self._is_finished or self._barred):
+            return self._failed_late if self._is_finished else self._failed
         for rank in self._ranks.values():
             rank.is_ready = rank.is_ready or self._members.is_ready(rank.place)
             rank.has_state = rank.has_state or self._members.has_state(rank.place)
@@ -146,8 +147,9 @@ class Job:
             if self._listed.version > self._resets_max():
                 self._say(f"ranks met anew {self._listed.version - 1} times (--reset-limit)")
                 return self._failed or 1
+            if self._waits_since is None and self._has_failed():
+                self._waits_since = now
             self._listed = Listed(self._listed.version + 1, self._ready())
-            self._published = now
             self._members.publish(self._listed)
         self._end_those_that_hang(now)
         return self._out_of_patience(now)
@@ -239,14 +241,28 @@ class Job:
         changed = set(ready) != set(listed.places) and not self._is_finished
         return changed or self._members.is_asked_anew(listed.version)
 
+    def _has_failed(self) -> bool:
+        """Return whether the job of the list cannot go on: its ranks know it, or soon will."""
+        listed = self._listed
+        lost = not set(listed.places) <= set(self._ranks)
+        return lost or self._members.is_asked_anew(listed.version)
+
     def _end_those_that_hang(self, now: float) -> None:
-        if self._published is None or now - self._published < self._limits.seconds:
+        if self._waits_since is None:
             return
-        self._published = None
-        for place in self._listed.places:
-            rank = self._ranks.get(place)
-            if rank is not None and not self._members.has_arrived(self._listed.version, place):
-                self._say(f"process {place} on {rank.host} does not meet the others: it is ended")
+        absent = [
+            rank
+            for place, rank in self._ranks.items()
+            if place in self._listed.places
+            and not self._members.has_arrived(self._listed.version, place)
+        ]
+        if not absent:
+            self._waits_since = None
+        elif now - self._waits_since > self._limits.seconds:
+            self._waits_since = now
+            for rank in absent:
+                who = f"process {rank.place} on {rank.host}"
+                self._say(f"{who} does not meet the others: it is ended")
                 rank.process.kill()
 
     def _out_of_patience(self, now: float) -> int | None:

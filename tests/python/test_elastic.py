@@ -283,6 +283,26 @@ def test_a_rank_that_meets_nobody_is_ended() -> None:
     assert play.lists() == [[1, 2], [1, 2]]
 
 
+def test_a_rank_that_seldom_commits_is_not_ended() -> None:
+    play = Play(Limits(1, 4, 600.0))
+    play.settle([Host("localhost", 2)])
+    for each in play.alive:
+        each.hangs = True  # in a step that takes longer than all limits
+    play.settle([Host("localhost", 3)])
+    for _ in range(3):
+        assert play.look([Host("localhost", 3)], 601.0) is None
+    assert play.members.newest() == Listed(2, [0, 1, 2])
+    assert [each.status for each in play.all] == [None] * 3
+
+
+def test_a_program_that_does_nothing_ends_well() -> None:
+    play = Play(Limits(2, 2, 600.0))
+    assert play.look(HERE) is None
+    for each in play.all:
+        each.status = 0
+    assert play.look(HERE) == 0
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_all_meet_whatever_dies_and_comes(block: int) -> None:
     for seed in range(block * 75, block * 75 + 75):
