@@ -67,7 +67,7 @@ def load(horovod: Path, suite: str) -> Case:
     """The tests' class. The process is left without further threads, so that it can be forked."""
     sys.path.insert(0, str(HERE / "shim"))
     sys.path.insert(0, str(horovod / FOLDER))
-    file, name = SUITES[suite]
+    file, tests = SUITES[suite]
     if suite != "torch":
         os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"}
         once: Any = importlib.import_module("tensorflow.python.framework.test_util")
@@ -75,13 +75,13 @@ def load(horovod: Path, suite: str) -> Case:
         once.run_all_in_graph_and_eager_modes = lambda case: case
         # As unittest knows it: pytest does not run these tests.
         pytest.skip = _skip  # type: ignore[assignment]
-        loaded: Case = getattr(importlib.import_module(file), name)
+        loaded: Case = getattr(importlib.import_module(file), tests)
         return loaded
     importlib.import_module("torch._dynamo")  # optimizers import it when they step
     optimizers: Any = importlib.import_module("torch.optim")
     for name in SINCE:
         getattr(optimizers, name).__module__ = "since"
-    case: Case = getattr(importlib.import_module(file), name)
+    case: Case = getattr(importlib.import_module(file), tests)
     return case
 
 
