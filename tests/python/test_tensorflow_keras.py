@@ -79,11 +79,13 @@ def trains(me: Me, folder: str) -> None:
         )
         return model, told.history["loss"]
 
-    for keywords, tolerance in (
+    ways: list[tuple[dict[str, Any], float]] = [
         ({}, 1e-5),
         ({"groups": 2, "gradient_predivide_factor": 2.0}, 1e-5),
         ({"compression": hvd.Compression.fp16}, 1e-2),
-    ):
+    ]
+    # JAX compiles each operation by itself, which takes long; the arrays' way is torch's.
+    for keywords, tolerance in ways[:1] if keras.backend.backend() == "jax" else ways:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.05), **keywords)
         model, losses = fitted(optimizer)
         np.testing.assert_allclose(weights(model), expected, tolerance, tolerance)
