@@ -65,6 +65,8 @@ def test_the_wheel_is_for_every_python_and_leaves_the_laboratory_out(
 ) -> None:
     assert "-cp311-abi3-" in wheels["fanin"].name
     assert "fanin/torch" in packages(wheels["fanin"])
+    with zipfile.ZipFile(wheels["fanin"]) as archive:
+        assert "fanin/jax/mpi.c" in archive.namelist()
     assert {package.partition("/")[0] for package in packages(wheels["fanin"])} == {"fanin"}
     laboratory = ("bench", "netlab", "papers", "profiler", "sweep")
     rooms = {f"fanin_lab/{room}" for room in laboratory}

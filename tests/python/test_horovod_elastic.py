@@ -199,6 +199,20 @@ def test_a_meeting_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     hvd.shutdown()
 
 
+def after_a_failed_one(me: Me) -> float:
+    if me.rank == 0:
+        # As an init_process_group that failed on this rank alone has left it.
+        torch.distributed.distributed_c10d._world.group_count = 1
+    hvd.init()
+    total = hvd.allreduce(torch.ones(1), op=hvd.Sum).item()
+    hvd.shutdown()
+    return total
+
+
+def test_ranks_meet_though_some_have_failed_to_meet_before(launch: Launch) -> None:
+    assert launch(after_a_failed_one, 2).results() == [2.0, 2.0]
+
+
 def disagreeing(me: Me) -> tuple[int, str]:
     hvd.init()
     calls = 0

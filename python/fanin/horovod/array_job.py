@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from fanin.horovod.starting import start
 from fanin.horovod.world import LOST, Joined, Meeting, chosen
 
 if TYPE_CHECKING:
-    from fanin.horovod.rendezvous import Rendezvous
+    from fanin.horovod.rendezvous import Stored
 
 
 class Addressed:
@@ -108,9 +108,9 @@ class Arrays:
 
     def __init__(self) -> None:
         # It counts how often processes met, so it is kept.
-        self._meeting: Addressed | Rendezvous | None = None
+        self._meeting: Addressed | Stored | None = None
 
-    def meeting(self) -> Addressed | Rendezvous:
+    def meeting(self) -> Addressed | Stored:
         """Return the launcher's store, or else rank 0's address."""
         if self._meeting is None:
             self._meeting = _met()
@@ -132,10 +132,7 @@ class Arrays:
         else:
             from torch._C._distributed_c10d import PrefixStore
 
-            from fanin.horovod.rendezvous import Rendezvous
-
-            assert isinstance(meeting, Rendezvous)
-            store, places = meeting.meet()
+            store, places = cast("Stored", meeting).meet()
             job = chosen(meeting, places, ranks, again=again)
             if job is not places:
                 store = PrefixStore(f"of/{','.join(map(str, job))}", store)
@@ -150,13 +147,13 @@ class Arrays:
         )
 
 
-def _met() -> Addressed | Rendezvous:
+def _met() -> Addressed | Stored:
     if os.environ.get(AGENT_STORE) != "True":
         return Addressed()
-    # The store is torchrun's, so torch is there.
-    from fanin.horovod.rendezvous import Rendezvous
+    # The store is a launcher's of torch, so torch is there.
+    from fanin.horovod.rendezvous import of_launcher
 
-    return Rendezvous()
+    return of_launcher()
 
 
 def _own_address() -> str:

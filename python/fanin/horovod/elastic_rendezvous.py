@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from importlib import import_module
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
@@ -52,8 +51,6 @@ class ElasticRendezvous:
         Waits until all of the newest list are there. Ends the process where its machine was taken
         out of the job.
         """
-        # The first optimizer loads it, for seconds in which others would wait for this process.
-        import_module("torch._dynamo")
         try:
             arrival = Arrival(self._members, self.place, self._met)
             while (listed := arrival.look()) is None:

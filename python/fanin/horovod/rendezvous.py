@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Final
+from typing import Final, Protocol
 
 from torch import distributed
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
@@ -16,11 +16,27 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from fanin._elastic_members import ELASTIC
 from fanin._launchers import MEETING, launched
+from fanin.horovod.elastic_rendezvous import ElasticRendezvous
 from fanin.horovod.errors import Apart
+from fanin.horovod.world import Meeting
 from fanin.torch.rendezvous.survivors import SURVIVORS_SECONDS, agree_on_survivors, announce
 
 _PREFIX: Final = "fanin/horovod"
+
+
+class Stored(Meeting, Protocol):
+    """A meeting in a store that outlives the processes."""
+
+    def meet(self) -> tuple[Store, list[int]]:
+        """Return a store for the next job, and the places in it: one for each rank."""
+        ...
+
+
+def of_launcher() -> Stored:
+    """Return where the processes meet that a launcher has started."""
+    return ElasticRendezvous() if os.environ.get(ELASTIC) else Rendezvous()
 
 
 class Rendezvous:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib import import_module
+from typing import cast
 
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
@@ -13,19 +14,18 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 
 import fanin.torch  # noqa: F401 - makes its backend known to torch
-from fanin._elastic_members import ELASTIC
-from fanin.horovod.elastic_rendezvous import ElasticRendezvous, Gone
+from fanin.horovod.elastic_rendezvous import Gone
 from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.errors import Apart
 from fanin.horovod.execution import TorchExecutor
 from fanin.horovod.process_sets import ProcessSet
-from fanin.horovod.rendezvous import Rendezvous
+from fanin.horovod.rendezvous import Rendezvous, Stored, of_launcher
 from fanin.horovod.starting import start
 from fanin.horovod.world import LOST, Joined, Meeting, chosen
 from fanin.torch.rendezvous.interface import own_address
 
 # The meeting of the launcher's processes. It counts how often they met, so it is kept.
-_launched: Rendezvous | ElasticRendezvous | None = None
+_launched: Stored | None = None
 # The store of the program's own group, and where its ranks meet; of the last such group alone.
 _grouped: tuple[Store, Rendezvous] | None = None
 
@@ -36,12 +36,11 @@ class Torch:
     name = "fanin.horovod"
     lost = (*LOST, DistError, Gone)
 
-    def meeting(self) -> Rendezvous | ElasticRendezvous:
+    def meeting(self) -> Stored:
         """Return the launcher's, or that of the program's own group."""
         global _launched, _grouped
         if not distributed.is_initialized():
-            if _launched is None:
-                _launched = ElasticRendezvous() if os.environ.get(ELASTIC) else Rendezvous()
+            _launched = _launched or of_launcher()
             return _launched
         store = _get_default_store()
         if _grouped is None or _grouped[0] is not store:
@@ -52,7 +51,7 @@ class Torch:
         self, meeting: Meeting, ranks: Sequence[int], settings: EngineSettings, *, again: bool
     ) -> Joined:
         """Join the others; the default group is made unless the program has one."""
-        assert isinstance(meeting, Rendezvous | ElasticRendezvous)
+        stored = cast(Stored, meeting)
         if ranks and distributed.is_initialized():
             raise ValueError("init(comm) names ranks, and there is a group already: leave it out")
         if meeting.failed and distributed.is_initialized():
@@ -61,11 +60,15 @@ class Torch:
                 "init_process_group to hvd.init(), or call destroy_process_group() first"
             )
         if distributed.is_initialized():
-            store, _ = meeting.meet()
+            store, _ = stored.meet()
             rank, size = distributed.get_rank(), distributed.get_world_size()
             return _joined(store, rank, size, settings, None)
-        store, rank, size = _seat(meeting, ranks, again=again)
+        # The first optimizer loads it, for seconds in which others would wait for this process.
+        import_module("torch._dynamo")
+        store, rank, size = _seat(stored, ranks, again=again)
         leave = partial(distributed.destroy_process_group, None)
+        # Torch names groups by their number, and an `init` that failed has counted its own.
+        distributed.distributed_c10d._world.group_count = 0
         distributed.init_process_group(
             "fanin", store=PrefixStore("world", store), rank=rank, world_size=size
         )
@@ -98,9 +101,7 @@ def _joined(
     )
 
 
-def _seat(
-    meeting: Rendezvous | ElasticRendezvous, ranks: Sequence[int], *, again: bool
-) -> tuple[Store, int, int]:
+def _seat(meeting: Stored, ranks: Sequence[int], *, again: bool) -> tuple[Store, int, int]:
     """Return where this process and others meet, its rank there, and how many they are."""
     store, places = meeting.meet()
     job = chosen(meeting, places, ranks, again=again)
