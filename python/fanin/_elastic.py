@@ -128,10 +128,7 @@ class Job:
         """
         self._note_ends(now)
         if self._listed.version and not set(self._listed.places) & set(self._ranks):
-            # Those who came too late to take part are ended with the launcher.
-            if self._is_finished:
-                return self._failed_late
-            return self._state_lost()
+            return self._without_state()
         if not self._is_finished:
             self._let_leave(now, named)
             self._fill(now, named)
@@ -142,7 +139,7 @@ class Job:
             rank.has_state = rank.has_state or self._members.has_state(rank.place)
             self._has_begun |= rank.has_state
         if self._has_begun and not any(rank.has_state for rank in self._ranks.values()):
-            return self._state_lost()
+            return self._without_state()
         if self._is_due(now):
             if self._listed.version > self._resets_max():
                 self._say(f"ranks met anew {self._listed.version - 1} times (--reset-limit)")
@@ -158,7 +155,10 @@ class Job:
         most = self._limits.resets_max
         return float("inf") if most is None else most
 
-    def _state_lost(self) -> int:
+    def _without_state(self) -> int:
+        """Return the status of a job of which nobody is left who could go on with it."""
+        if self._is_finished:
+            return self._failed_late  # who came too late to take part is ended with the launcher
         self._say("all ranks have ended that had the state of the training")
         return self._failed or 1
 

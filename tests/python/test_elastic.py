@@ -258,6 +258,18 @@ def test_a_job_ends_well_with_those_who_took_part() -> None:
     assert play.look(HERE) == 0, "nobody waits for the one that still loads"
 
 
+def test_a_job_ends_well_though_a_rank_was_about_to_join() -> None:
+    play = Play(Limits(1, 2, 600.0))
+    play.settle(HERE)
+    play.all[1].status = -9
+    play.look(HERE)
+    play.all[2].steps(play.all)
+    play.look(HERE)
+    assert play.members.newest() == Listed(3, [0, 2])
+    play.all[0].status = 0
+    assert play.look(HERE) == 0
+
+
 def test_a_failure_after_the_first_end_is_the_jobs() -> None:
     play = Play(Limits(1, 2, 600.0))
     play.settle(HERE[:1])
@@ -507,5 +519,5 @@ def test_a_hundred_kills_and_joins(launched: Launched, tmp_path: Path) -> None:
             os.kill(victim, signal.SIGKILL)
         assert program.process.poll() is None, program.text()
     enough.touch()
-    assert program.wait() == 0
+    assert program.wait() == 0, program.text()
     assert program.text().count("is through after") >= 1
