@@ -392,6 +392,13 @@ impl<B: Bits> AggregatorTable<B> {
         serving.is_some()
     }
 
+    /// Frees the fragment's aggregator if any of these contributors is in it. Returns whether one
+    /// was.
+    pub(super) fn discard_with(&mut self, index: u32, identifier: &Identifier, contributors: B) -> bool {
+        let is_in = |(sum, _): (Aggregate<'_, B>, bool)| sum.bitmap & contributors != B::default();
+        self.held(index, identifier).is_some_and(is_in) && self.discard(index, identifier)
+    }
+
     /// Frees an aggregator for a parameter packet: its fragment's (Figure 7, box 8). If the
     /// fragment's set has no free one, it frees one of the set to which nothing was added for
     /// longer than `stale`, if that is given (§3.7, memory leaks).

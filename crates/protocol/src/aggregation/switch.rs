@@ -111,6 +111,8 @@ pub enum Treatment<B> {
     Forward,
     /// The same, and what this aggregator has of it is given up.
     Discard(u32),
+    /// The same, if any of these contributors is in it. A sum of others alone stays.
+    DiscardWith(u32, B),
     /// It is added, and sent on when all are in.
     Add(Part<B>),
     /// It was sent again. It completes a sum that lacks it alone. Otherwise what there is of it goes
@@ -328,7 +330,9 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             Treatment::Flush(_) | Treatment::Add(_) | Treatment::Show(_) => {
                 &halves.widen(*packet, job.route.workers())?
             }
-            Treatment::Relay(_) | Treatment::Forward | Treatment::Discard(_) => packet,
+            Treatment::Relay(_) | Treatment::Forward | Treatment::Discard(_) | Treatment::DiscardWith(..) => {
+                packet
+            }
         };
         let (part, shows, mended) = match treatment {
             Treatment::Relay(to) => {
@@ -342,6 +346,12 @@ impl<A: Copy + PartialEq, R: Route<A>> Switch<A, R> {
             // not for adding anywhere.
             Treatment::Discard(index) => {
                 if self.table.discard(index, &identifier) {
+                    self.statistics.freed_by_resend += 1;
+                }
+                return job.forward(&self.config, &mut self.passing, packet, Flags::default());
+            }
+            Treatment::DiscardWith(index, contributors) => {
+                if self.table.discard_with(index, &identifier, contributors) {
                     self.statistics.freed_by_resend += 1;
                 }
                 return job.forward(&self.config, &mut self.passing, packet, Flags::default());

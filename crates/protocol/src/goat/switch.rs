@@ -122,11 +122,10 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
         let PlannedDirections { passed, aggregation_node, workers, participants, .. } = header.directions;
         let Flags { resend, overflow, restore, .. } = header.flags;
         if passed || aggregation_node == AggregationNode::SERVER {
-            // Of no use any more is a sum of sums that has a worker in it whose original values, or
-            // parameters, come by.
+            // A sum of sums that the worker is planned for may have the worker in it.
             let summed = if overflow || restore { self.aggregator(header) } else { None };
             let given_up = summed.filter(|(_, sum)| sum.all() & workers != 0);
-            return given_up.map_or(Treatment::Forward, |(index, _)| Treatment::Discard(index));
+            return given_up.map_or(Treatment::Forward, |(index, _)| given_up_by(header, index));
         }
         if aggregation_node != self.node {
             // If nobody knows the way, the server sums: a table further on might send it back here.
@@ -139,7 +138,7 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
             return Treatment::Forward;
         }
         if overflow || restore {
-            return Treatment::Discard(index);
+            return given_up_by(header, index);
         }
         let window = Some(u64::from(self.window_max).min(self.sub_models.fragments().into()));
         let fan_in_degree = sum.fan_in(participants);
@@ -169,5 +168,20 @@ impl<A: Copy + PartialEq + core::fmt::Debug> Route<A> for GoatRoute<A> {
             AggregationNode::SERVER => PlannedDirections { passed: true, workers, ..directions },
             aggregation_node => PlannedDirections { aggregation_node, workers, ..directions },
         }
+    }
+}
+
+/// The treatment of original values, or of parameters that are handed back, at a switch where their
+/// worker is summed.
+///
+/// Parameters that are handed back make the sum needless, whoever is in it. Original values take the
+/// place of their worker's scaled values, so a sum with these is given up. A sum without them stays:
+/// the server may have original values of some workers and wait for the sum of the others.
+/// Meanwhile the former send theirs again, and would end that sum each time before it is whole.
+fn given_up_by(header: &PlannedHeader, index: u32) -> Treatment<u128> {
+    if header.flags.restore {
+        Treatment::Discard(index)
+    } else {
+        Treatment::DiscardWith(index, header.directions.workers)
     }
 }

@@ -18,6 +18,8 @@ fn check(case: Case) -> World<Goat> {
 
 #[test]
 fn every_worker_gets_the_exact_sum() {
+    // Some workers send original values again and again beside others that send scaled ones.
+    each_seed([14_238_321_624_817_332_715], |seed| drop(check(Case::from_seed(seed))));
     each_seed(fresh_seeds(256), |seed| drop(check(Case::from_seed(seed))));
 }
 

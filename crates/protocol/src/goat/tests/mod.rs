@@ -1,6 +1,7 @@
 //! Switch and server on their own, as timelines. Whole networks with real workers are in
 //! `tests/goat`.
 
+mod originals;
 mod participants;
 mod strangers;
 mod worker;
@@ -111,37 +112,45 @@ impl Packet {
     }
 }
 
-/// All that a machine sends, a line each: to whom, number, node, workers, flags, the first value.
-fn sent<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<String> {
-    let mut lines = Vec::new();
+/// Hands each packet that a machine sends to `take`, with its recipients.
+fn each_sent<E: Endpoint<Address = u16>>(machine: &mut E, mut take: impl FnMut(&[u16], &[u8])) {
     let mut train = vec![0; 65536];
     while let Some(transmit) = machine.poll_transmit(Instant(0), &mut train) {
         let (to, bytes, segment_bytes) = (transmit.to.to_vec(), transmit.bytes, transmit.segment_bytes);
-        for packet in train[..bytes].chunks(segment_bytes) {
-            let parsed = PlannedPacket::parse(Preamble::parse(packet).unwrap(), packet).unwrap();
-            let PlannedHeader { flags, directions, sequence, .. } = parsed.header;
-            let value = parsed.payload.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
-            let what = match flags.is_ack {
-                true => format!("parameters{}: {value}", if flags.resend { " lost" } else { "" }),
-                false => {
-                    let node = directions.aggregation_node.0;
-                    let passed = if directions.passed { " passed" } else { "" };
-                    let mut flag = String::new();
-                    for (set, name) in [
-                        (flags.resend, " resend"),
-                        (flags.collision, " collision"),
-                        (flags.stalled, " stalled"),
-                        (flags.overflow, " overflow"),
-                    ] {
-                        flag.push_str(if set { name } else { "" });
-                    }
-                    format!("S{node} {:b}{passed}{flag}: {value}", directions.workers)
-                }
-            };
-            lines.push(format!("{to:?} #{sequence} {what}"));
-        }
+        train[..bytes].chunks(segment_bytes).for_each(|packet| take(&to, packet));
     }
+}
+
+/// All that a machine sends, a line each.
+fn sent<E: Endpoint<Address = u16>>(machine: &mut E) -> Vec<String> {
+    let mut lines = Vec::new();
+    each_sent(machine, |to, packet| lines.push(line(to, packet)));
     lines
+}
+
+/// A packet as a line: to whom, number, node, workers, flags, the first value.
+fn line(to: &[u16], packet: &[u8]) -> String {
+    let parsed = PlannedPacket::parse(Preamble::parse(packet).unwrap(), packet).unwrap();
+    let PlannedHeader { flags, directions, sequence, .. } = parsed.header;
+    let value = parsed.payload.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
+    let what = match flags.is_ack {
+        true => format!("parameters{}: {value}", if flags.resend { " lost" } else { "" }),
+        false => {
+            let node = directions.aggregation_node.0;
+            let passed = if directions.passed { " passed" } else { "" };
+            let mut flag = String::new();
+            for (set, name) in [
+                (flags.resend, " resend"),
+                (flags.collision, " collision"),
+                (flags.stalled, " stalled"),
+                (flags.overflow, " overflow"),
+            ] {
+                flag.push_str(if set { name } else { "" });
+            }
+            format!("S{node} {:b}{passed}{flag}: {value}", directions.workers)
+        }
+    };
+    format!("{to:?} #{sequence} {what}")
 }
 
 /// S1, which sums the first sub-model of workers 0 to 2 in its aggregators 1 and 2, and knows the
@@ -276,22 +285,6 @@ fn a_whole_sum_that_is_shown_again_goes_its_way_and_less_goes_to_the_server() {
 }
 
 #[test]
-fn original_values_that_come_by_take_the_place_of_a_sum_that_has_their_worker_in_it() {
-    let mut switch = switch_of_sums();
-    fragment(S1, 0b110, 0, 6).to(&mut switch, 11);
-    let originals =
-        |workers| fragment(S2, workers, 0, 5).passed().with(|header| header.flags.overflow = true);
-    originals(0b10_0000).to(&mut switch, 11);
-    assert_eq!(switch.statistics().in_use, 1, "worker 5 is in no sum here");
-    originals(0b10).to(&mut switch, 11);
-    assert_eq!(switch.statistics().in_use, 0);
-    assert_eq!(
-        sent(&mut switch),
-        ["[100] #0 S2 100000 passed overflow: 5", "[100] #0 S2 10 passed overflow: 5"]
-    );
-}
-
-#[test]
 fn parameters_free_an_aggregator_and_go_to_all_below() {
     let mut switch = switch();
     fragment(S1, 1, 0, 5).to(&mut switch, 10);
@@ -334,16 +327,6 @@ fn where_two_fragments_share_an_aggregator_the_second_goes_to_the_server() {
     fragment(S1, 1, 0, 5).to(&mut switch, 10);
     assert_eq!(fragment(S1, 1, 1, 6).to(&mut switch, 10), Verdict::Forward);
     assert_eq!(sent(&mut switch), ["[100] #1 S1 1 passed resend collision: 6"]);
-}
-
-#[test]
-fn original_values_are_not_added_and_take_the_place_of_what_was() {
-    let mut switch = switch();
-    fragment(S1, 1, 0, 5).to(&mut switch, 10);
-    let originals = fragment(S1, 1, 0, 5).resent().with(|header| header.flags.overflow = true);
-    assert_eq!(originals.to(&mut switch, 10), Verdict::Forward);
-    assert_eq!(sent(&mut switch), ["[100] #0 S1 1 passed resend overflow: 5"]);
-    assert_eq!(switch.statistics().in_use, 0);
 }
 
 #[test]
