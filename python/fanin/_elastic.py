@@ -7,6 +7,7 @@ when machines come. The launcher says who is in the job (`_elastic_members`); it
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +31,9 @@ LIVED_S: Final = 60.0
 """A rank that lived so long shows that its machine works."""
 SIGNALLED: Final = 128
 """A shell adds it to the number of a signal."""
+LOOPBACK: Final = "127.0.0.1"
+ANYWHERE: Final = "192.0.2.1"
+"""An address that nobody has (RFC 5737): the way there is that to all others."""
 LEAVING_S: Final = 60.0
 """How long a rank may take to leave by itself when its slot is gone."""
 
@@ -58,7 +62,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """What a process is told that is started."""
+    """The place of a process that is to be started, and what it is told."""
 
     place: int
     host: Host
@@ -104,7 +108,8 @@ class Job:
         self._next = 0
         self._numbers: dict[str, int] = {}
         self._listed = Listed(0, [])
-        # Since when those of a job that has failed are waited for, to meet the others.
+        # The last list of which all have come, and since when some are waited for.
+        self._met = self._listed
         self._waits_since: float | None = None
         self._gone: list[int] = []
         self._failures: Counter[str] = Counter()
@@ -144,8 +149,6 @@ class Job:
             if self._listed.version > self._resets_max():
                 self._say(f"ranks met anew {self._listed.version - 1} times (--reset-limit)")
                 return self._failed or 1
-            if self._waits_since is None and self._has_failed():
-                self._waits_since = now
             self._listed = Listed(self._listed.version + 1, self._ready())
             self._members.publish(self._listed)
         self._end_those_that_hang(now)
@@ -208,11 +211,14 @@ class Job:
     def _let_leave(self, now: float, named: Sequence[Host]) -> None:
         """Take ranks out whose machines are no longer named, or have fewer slots."""
         slots = {host.name: host.slots for host in named}
+        given = any(rank.has_state for rank in self._staying())
         for rank in self._ranks.values():
             if rank.left is None and rank.start.slot >= slots.get(rank.host, 0):
                 rank.left = now
                 self._say(f"process {rank.place} leaves {rank.host}: its slot is gone")
-            if rank.left is not None and (not rank.is_ready or now - rank.left > LEAVING_S):
+            # Who has the state alone may give it to those that still load.
+            patience = self._limits.seconds if rank.has_state and not given else LEAVING_S
+            if rank.left is not None and (not rank.is_ready or now - rank.left > patience):
                 rank.process.kill()
 
     def _fill(self, now: float, named: Sequence[Host]) -> None:
@@ -239,25 +245,31 @@ class Job:
             return len(ready) == len(self._staying()) or waited > self._limits.seconds
         # Who is through needs nobody, and the others need not know.
         changed = set(ready) != set(listed.places) and not self._is_finished
-        return changed or self._members.is_asked_anew(listed.version)
+        return changed or self._members.is_asked_anew(listed.version) or self._waits_for_the_gone()
 
-    def _has_failed(self) -> bool:
-        """Return whether the job of the list cannot go on: its ranks know it, or soon will."""
-        listed = self._listed
-        lost = not set(listed.places) <= set(self._ranks)
-        return lost or self._members.is_asked_anew(listed.version)
+    def _waits_for_the_gone(self) -> bool:
+        """Return whether somebody has ended before he came to meet the others of the list."""
+        return self._met != self._listed and any(
+            place not in self._ranks and not self._members.has_arrived(self._listed.version, place)
+            for place in self._listed.places
+        )
 
     def _end_those_that_hang(self, now: float) -> None:
-        if self._waits_since is None:
+        """End those that others wait for: these have left their job, or it never began."""
+        if self._met == self._listed:
             return
-        absent = [
-            rank
-            for place, rank in self._ranks.items()
-            if place in self._listed.places
-            and not self._members.has_arrived(self._listed.version, place)
-        ]
+        came, absent = list[_Rank](), list[_Rank]()
+        for place in self._listed.places:
+            rank = self._ranks.get(place)
+            if rank is not None:
+                there = self._members.has_arrived(self._listed.version, place)
+                (came if there else absent).append(rank)
         if not absent:
+            self._met = self._listed
+        if not absent or not any(rank.has_state or not self._has_begun for rank in came):
             self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
         elif now - self._waits_since > self._limits.seconds:
             self._waits_since = now
             for rank in absent:
@@ -330,16 +342,32 @@ class _Started:
 
 
 def run(
-    command: Sequence[str], named: Callable[[], Sequence[Host]], limits: Limits, ranks_end_s: float
+    command: Sequence[str],
+    named: Callable[[], Sequence[Host]],
+    limits: Limits,
+    ranks_end_s: float,
+    of_several: bool,
 ) -> int:
     """Run a command's processes to the end of their job; returns its status.
 
-    `named` returns the machines that there are now. Each process has `ranks_end_s` seconds to end
-    when this one does, before it is killed.
+    `named` returns the machines that there are now, of which some may be others if the job is
+    `of_several`. Each process has `ranks_end_s` seconds to end when this one does, before it is
+    killed.
     """
     from torch._C._distributed_c10d import TCPStore
 
-    store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+    others = [host.address for host in named() if not host.is_here]
+    address = own_address([*others, ANYWHERE]) if of_several else LOOPBACK
+    # On one machine nobody else is to reach it.
+    with socket.create_server(("" if of_several else LOOPBACK, 0)) as listener:
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
     def start(one: Start) -> _Started:
         said = {
@@ -348,8 +376,8 @@ def run(
             "LOCAL_RANK": one.slot,
             "LOCAL_WORLD_SIZE": one.host.slots,
             "GROUP_RANK": one.number,
-            "MASTER_ADDR": "127.0.0.1" if one.host.is_here else own_address(one.host.address),
-            "MASTER_PORT": store.port,
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
             "TORCHELASTIC_USE_AGENT_STORE": True,
             ELASTIC: 1,
         }
@@ -362,6 +390,9 @@ def run(
             while (status := job.look(time.monotonic(), named())) is None:
                 time.sleep(LOOK_S)
             return status
+        except FileNotFoundError:
+            _say("there is no ssh here, which machines of -H need")
+            return 1
         except KeyboardInterrupt:
             return 130
         finally:

@@ -1,4 +1,4 @@
-"""Who is in an elastic job: the launcher says it in a store, and its ranks meet by what it says.
+"""The members of an elastic job: the launcher says them in a store, and its ranks meet by that.
 
 A *place* is a process that the launcher started; no other ever has its number. The launcher
 publishes lists of places, each under a version. A process is in a list once it has come to where
@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 from fanin import _handshake
 
-ELASTIC: Final = "HOROVOD_ELASTIC"
-"""The variable by which a launcher says that it publishes lists."""
+ELASTIC: Final = "_FANIN_ELASTIC_LAUNCHER"
+"""The variable by which the launcher says to its ranks that it publishes lists."""
 _PREFIX: Final = "fanin/elastic"
 # What becomes of a list: all who are in it go on by it, or some go on to a newer one.
 MET: Final = "met"
@@ -51,7 +51,7 @@ class Members:
         self._set("listed", json.dumps([listed.version, listed.places]))
 
     def say_gone(self, places: Iterable[int]) -> None:
-        """Say which processes have ended, in all."""
+        """Say which processes have ended so far."""
         self._set("gone", json.dumps(sorted(places)))
 
     def is_ready(self, place: int) -> bool:
@@ -59,7 +59,7 @@ class Members:
         return self._has(f"ready/{place}")
 
     def is_asked_anew(self, version: int) -> bool:
-        """Return whether some rank cannot go on with this version, or one before it."""
+        """Return whether some rank that met by this version cannot go on."""
         return self._has(f"anew/{version}")
 
     def has_state(self, place: int) -> bool:

@@ -220,12 +220,13 @@ def _there(host: str, command: Sequence[str], environment: Mapping[str, str]) ->
     return [*SSH, host, shlex.join(["sh", "-c", line])]
 
 
-def own_address(other: str) -> str:
-    """Return where another machine finds this one: the address that leads to it, else the name."""
-    with contextlib.suppress(OSError):
-        route = _fanin.route_to(f"{socket.gethostbyname(other)}:9")
-        if route is not None:
-            return route[0]
+def own_address(others: Sequence[str]) -> str:
+    """Return where other machines find this one: the address that leads to one of them."""
+    for other in others:
+        with contextlib.suppress(OSError):
+            route = _fanin.route_to(f"{socket.gethostbyname(other)}:9")
+            if route is not None:
+                return route[0]
     return socket.gethostname()
 
 

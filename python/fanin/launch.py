@@ -280,7 +280,7 @@ def run(argv: list[str]) -> int:
     if stands_in:
         os.environ[AS_VARIABLE] = stands_in
     if elastic is not None:
-        launched = partial(_launch_elastic, args, elastic)
+        launched = partial(_launch_elastic, args, elastic, of_several)
     elif machines:
         arguments = _without_hosts(argv, args)
         return run_on(machines, arguments, _ranks_end_s(args), spares, settings.protocol)
@@ -454,7 +454,7 @@ def _nodes_max(parsed: argparse.ArgumentParser, nnodes: str) -> int:
         parsed.error(f"--nnodes is {nnodes!r}: a number, or MIN:MAX")
 
 
-def _launch_elastic(args: argparse.Namespace, limits: _elastic.Limits) -> int:
+def _launch_elastic(args: argparse.Namespace, limits: _elastic.Limits, of_several: bool) -> int:
     named: Callable[[], Sequence[Host]]
     if args.host_discovery_script is not None:
         named = _elastic.Discovery(args.host_discovery_script, args.slots_per_host).named
@@ -462,7 +462,7 @@ def _launch_elastic(args: argparse.Namespace, limits: _elastic.Limits) -> int:
         named = partial(list, hosts(args.hosts))
     else:
         named = partial(list, [Host("localhost", limits.ranks_max)])
-    return _elastic.run(_command(args), named, limits, _ranks_end_s(args))
+    return _elastic.run(_command(args), named, limits, _ranks_end_s(args), of_several)
 
 
 def _launch(args: argparse.Namespace) -> int:

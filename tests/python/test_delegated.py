@@ -83,6 +83,18 @@ def averages_of_integers(me: Me) -> None:
     assert work.get_future().wait() == []
     assert part.item() == rank
 
+    # Nor has a receive, of which Gloo tells a single thread.
+    part = torch.empty(1)
+    for _ in range(10):
+        if rank == 1:
+            dist.send(torch.ones(1), dst=0)
+        elif rank == 0:
+            work = dist.irecv(part, src=1)
+            assert work is not None
+            future = work.get_future()
+            work.wait()
+            assert future.wait() == []
+
     # However its end is learned, and once only.
     for learn in ("poll", "future", "barrier", "synchronize", "region"):
         tensor = torch.tensor([rank + 4, -rank - 4])

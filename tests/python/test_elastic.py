@@ -51,6 +51,7 @@ class Played:
 
     start: Start
     members: Members
+    all_of_them: list[Played]
     status: int | None = None
     arrival: Arrival | None = None
     met: Listed = field(default_factory=lambda: Listed(0, []))
@@ -61,8 +62,11 @@ class Played:
         return self.status
 
     def kill(self) -> None:
+        """The launcher ends it."""
         if self.status is None:
             self.status = -9
+            others = [each for each in self.all_of_them if each.status is None]
+            assert not self.has_state or any(each.has_state for each in others), "state is lost"
 
     def meets(self) -> None:
         """Come to where ranks meet, and go on if all are there."""
@@ -74,7 +78,7 @@ class Played:
         except TakenOut:
             self.status = 0
 
-    def steps(self, all_of_them: Sequence[Played]) -> None:
+    def steps(self) -> None:
         """Take the state, or train: or meet anew, if others are gone or there is another list."""
         if self.hangs:
             return
@@ -83,20 +87,19 @@ class Played:
             self.meets()
         elif somebody_gone:
             self.arrival = Arrival(self.members, self.start.place, self.met)
-        elif any(all_of_them[place].met.version < self.met.version for place in self.met.places):
+        elif any(
+            self.all_of_them[place].met.version < self.met.version for place in self.met.places
+        ):
             pass  # it joins those who met, and looks at nothing else meanwhile
         elif self.members.newest() != self.met:
             self.arrival = Arrival(self.members, self.start.place, self.met)
         else:
             # As all have met by this list, rank 0 gives it to each.
-            first = all_of_them[self.met.places[0]]
-            assert first.has_state or self.met.version == 1 or not any_state(all_of_them)
+            first = self.all_of_them[self.met.places[0]]
+            somebody = any(each.has_state for each in self.all_of_them)
+            assert first.has_state or self.met.version == 1 or not somebody
             self.has_state = True
             self.members.say_state(self.start.place)
-
-
-def any_state(played: Sequence[Played]) -> bool:
-    return any(each.has_state for each in played)
 
 
 class Play:
@@ -110,7 +113,7 @@ class Play:
         self.now = 0.0
 
     def _start(self, start: Start) -> Played:
-        self.all.append(Played(start, self.members))
+        self.all.append(Played(start, self.members, self.all))
         return self.all[-1]
 
     @property
@@ -128,7 +131,7 @@ class Play:
             if status is not None:
                 return status
             for each in self.alive:
-                each.steps(self.all)
+                each.steps()
         return None
 
     def lists(self) -> list[list[int]]:
@@ -147,7 +150,7 @@ def test_others_go_on_and_a_rank_is_started_in_the_place_of_one_that_died() -> N
     assert "process 1 on localhost ended by signal 9" in play.said
     for _ in range(3):
         for each in play.alive[:3]:
-            each.steps(play.all)
+            each.steps()
     assert play.lists()[:3] == [[0, 2, 3]] * 3, "before the new one has loaded"
     play.settle(HERE)
     assert play.lists() == [[0, 2, 3, 4]] * 4
@@ -263,7 +266,7 @@ def test_a_job_ends_well_though_a_rank_was_about_to_join() -> None:
     play.settle(HERE)
     play.all[1].status = -9
     play.look(HERE)
-    play.all[2].steps(play.all)
+    play.all[2].steps()
     play.look(HERE)
     assert play.members.newest() == Listed(3, [0, 2])
     play.all[0].status = 0
@@ -295,6 +298,42 @@ def test_a_rank_that_meets_nobody_is_ended() -> None:
     assert play.lists() == [[1, 2], [1, 2]]
 
 
+def test_a_rank_that_hangs_while_another_waits_to_join_is_ended() -> None:
+    play = Play(Limits(1, 3, 600.0))
+    play.settle([Host("localhost", 2)])
+    play.all[0].hangs = True
+    play.settle([Host("localhost", 3)])
+    assert play.members.newest() == Listed(2, [0, 1, 2])
+    for _ in range(2):
+        play.look(HERE, 601.0)
+    play.settle(HERE)
+    assert play.all[0].status == -9
+    assert play.lists() == [[1, 2, 3]] * 3
+
+
+def test_others_end_though_a_list_was_not_met_when_the_first_was_through() -> None:
+    play = Play(Limits(1, 3, 600.0))
+    play.settle([Host("localhost", 2)])
+    play.look([Host("localhost", 3)])
+    play.all[2].steps()
+    play.look(HERE)
+    assert play.members.newest() == Listed(2, [0, 1, 2])
+    play.all[0].status = 0
+    play.settle(HERE)
+    assert play.lists() == [[1, 2]] * 2
+
+
+def test_the_last_rank_with_the_state_is_waited_for_though_its_machine_goes() -> None:
+    play = Play(Limits(1, 1, 600.0))
+    play.settle([Host("a", 1)])
+    play.look([Host("b", 1)])
+    for _ in range(4):  # the new one loads for longer than a rank may take to leave
+        play.look([Host("b", 1)], LEAVING_S + 1)
+    play.settle([Host("b", 1)])
+    assert play.lists() == [[1]]
+    assert play.all[1].has_state
+
+
 def test_a_rank_that_seldom_commits_is_not_ended() -> None:
     play = Play(Limits(1, 4, 600.0))
     play.settle([Host("localhost", 2)])
@@ -319,20 +358,20 @@ def test_a_program_that_does_nothing_ends_well() -> None:
 def test_all_meet_whatever_dies_and_comes(block: int) -> None:
     for seed in range(block * 75, block * 75 + 75):
         rng = random.Random(seed)
-        play = Play(Limits(rng.randint(1, 2), rng.randint(4, 6), 600.0))
+        play = Play(Limits(rng.randint(1, 2), rng.randint(4, 6), 60_000.0))
         named = [Host("a", 2), Host("b", rng.randint(1, 3))]
         status = play.settle(named)
         for _ in range(200):
             chance = rng.random()
             if chance < 0.02 and len(play.alive) > 1:
-                rng.choice(play.alive).kill()
+                rng.choice(play.alive).status = -9
             elif chance < 0.04:
                 named[1] = Host("b", rng.randint(0, 3))
             # A minute each, or machines would get no more ranks.
             status = play.look(named, LIVED_S) if status is None else status
             for each in play.alive if status is None else []:
                 if rng.random() < 0.4:
-                    each.steps(play.all)
+                    each.steps()
         if status is None:
             status = play.settle(named)
         if status is None:

@@ -143,7 +143,7 @@ def test_what_cannot_be_pickled_is_told_to_all_ranks(launch: Launch) -> None:
     assert first[3] == first[0]
 
 
-def test_hosts_interrupt_once_and_only_lost_ones_need_no_sync() -> None:
+def test_hosts_interrupt_once_and_say_if_some_are_only_lost() -> None:
     told = hvd.elastic.HostUpdateResult
     state = hvd.elastic.ObjectState(bcast_object=lambda value: value, get_rank=lambda: 0, x=1)
     state.commit()

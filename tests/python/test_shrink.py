@@ -206,10 +206,20 @@ def nobody(me: Me) -> str:
     init(me, "machine {}")
     with pytest.raises(errors.FaninError) as told:
         fanin.torch.shrink()
-    assert total() == 3.0, "the group is as it was"
-    return str(told.value)
+    assert total() == 6.0, "the group is as it was"
+    me.say(str(told.value))
+    me.hear()
+    with pytest.raises(errors.RankLost):
+        total()
+    fanin.torch.shrink()
+    return str(total())
 
 
-def test_a_group_of_which_nobody_is_gone_stays(launch: Launch) -> None:
-    for told in launch(nobody, 2).results():
-        assert "no rank is gone" in told
+def test_a_group_of_which_nobody_is_gone_stays_and_shrinks_later(launch: Launch) -> None:
+    ranks = launch(nobody, 3)
+    for rank in range(3):
+        assert "no rank is gone" in ranks.hear(rank)
+    ranks.kill(2)
+    for rank in range(2):
+        ranks.tell(rank, "go")
+    assert [ranks.result(rank) for rank in range(2)] == ["3.0", "3.0"]

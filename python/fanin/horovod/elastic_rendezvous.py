@@ -31,7 +31,7 @@ class ElasticRendezvous:
         host, port = (os.environ[name] for name in MEETING)
         self._store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
         self._members = Members(self._store)
-        # C++ keeps the C++ half of a store alone alive.
+        # Kept here, as C++ keeps only the C++ half of a store.
         self._watched: list[_Watched] = []
         self._met = Listed(0, [])
         self.place = int(os.environ["RANK"])
@@ -78,6 +78,8 @@ class ElasticRendezvous:
         gone = self._members.gone() & set(self._met.places)
         if gone:
             raise Gone(f"process {min(gone)} of the job's {len(self._met.places)} has ended")
+        if self._members.is_asked_anew(self._met.version):
+            raise Gone("another process of the job has failed, and meets anew")
 
 
 class _Watched(Store):

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 
-from fanin._elastic_members import ELASTIC
 from fanin.horovod import process_sets as sets
 from fanin.horovod import world
 from fanin.horovod.engine_settings import VARIABLES
@@ -29,7 +28,6 @@ _HEEDED = {
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_GLOO_IFACE",
     "HOROVOD_CONTROLLER",
-    ELASTIC,
     "HOROVOD_CPU_OPERATIONS",
 }
 

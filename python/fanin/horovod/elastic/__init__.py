@@ -9,9 +9,9 @@
 
     train(hvd.elastic.TorchState(model, optimizer, epoch=0))
 
-Under a launcher that ends all ranks with the first that fails, as torchrun and `fanin run` do,
-nobody is left: there a training begins anew, from what it wrote to a disk. docs/horovod.md says
-what a launcher must do.
+`fanin run --min-np` starts ranks for it. Under a launcher that ends all ranks with the first that
+fails, as torchrun does, nobody is left: there a training begins anew, from what it wrote to a disk.
+docs/horovod.md says what a launcher must do.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from fanin.horovod.errors import (
 )
 from fanin.horovod.starting import init_again
 from fanin.horovod.world import shutdown, world
+
+log = logging.getLogger(__name__)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,11 +42,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 return func(state, *args, **keywords)
             except (Apart, Disagreement):
                 raise
-            except HorovodInternalError:
+            except HorovodInternalError as error:
+                log.warning("[fanin] ranks meet anew, from the last commit: %s", error)
                 before = [state.restore, shutdown, init_again, state.on_reset, state.sync]
-            except HostsUpdatedInterrupt as interrupt:
-                before = [shutdown, init_again, state.on_reset]
-                if not interrupt.skip_sync:
-                    before.append(state.sync)
+            except HostsUpdatedInterrupt:
+                # Also where some only leave: others may have come before all have met.
+                before = [shutdown, init_again, state.on_reset, state.sync]
 
     return training

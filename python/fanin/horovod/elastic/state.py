@@ -92,6 +92,7 @@ class State(ABC):
     def on_reset(self) -> None:
         """Adapt to the ranks that have met anew; what was said of machines before is past."""
         self._changes.clear()
+        self._heeded_until = 0.0
         for call in (self.reset, *self._after_reset):
             call()
 

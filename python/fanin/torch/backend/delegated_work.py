@@ -53,10 +53,21 @@ class DelegatedWork(FindableWork):
         # Gloo's works of a reduce_scatter, a send or a receive never say so.
         self._is_over = False
         self._is_done = False
+        self._asking = threading.RLock()
+        self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        # Gloo tells of a receive once: only one thread may ask it.
+        if not self._asking.acquire(timeout=timeout.total_seconds() or -1):
+            raise RuntimeError(WAITED_TOO_LONG)
+        try:
+            return self._wait(timeout)
+        finally:
+            self._asking.release()
+
+    def _wait(self, timeout: timedelta) -> bool:
         if self._is_done:
-            return True  # Gloo tells of a receive once
+            return True
         try:
             done = self._owner.wait(self._inner, timeout, self._peer)
         except RuntimeError as error:
@@ -77,9 +88,10 @@ class DelegatedWork(FindableWork):
         except RuntimeError as error:
             if NO_FUTURE not in str(error):
                 raise
-        future: torch.futures.Future[Any] = torch.futures.Future()
-        threading.Thread(target=self._complete, args=(future,), daemon=True).start()
-        return future
+        if self._future is None:
+            self._future = torch.futures.Future()
+            threading.Thread(target=self._complete, args=(self._future,), daemon=True).start()
+        return self._future
 
     def _complete(self, future: torch.futures.Future[Any]) -> None:
         try:

@@ -144,7 +144,7 @@ class FaninBackend(DelegatingBackend):
         self._is_lazy = bool(os.environ.get(LAZY))
         self._channel = Channel(None) if connected is None else self._joins(connected)
         self.attempt = membership.attempt
-        self._replanned = 0
+        self._replanned = self._shrunk = self._asked = 0
         self._timeout = timeout
         self._group = group
         self.settings = settings
@@ -548,8 +548,9 @@ class FaninBackend(DelegatingBackend):
         else:
             self.shutdown()
         own = None if opts_override is None else settings_of(opts_override)
+        self._shrunk += 1
         return FaninBackend(
-            PrefixStore("shrunk/", self._store),
+            PrefixStore(f"shrunk-{self._shrunk}/", self._store),
             left.index(self.rank()),
             len(left),
             self._timeout,
@@ -557,7 +558,7 @@ class FaninBackend(DelegatingBackend):
             own or self.settings,
             # Whoever was given another list is told of it.
             left,
-            listed_under=self.attempt,
+            listed_under=f"{self.attempt}/{self._shrunk}",
         )
 
     def survivors(self, seconds: float) -> list[int]:
@@ -565,7 +566,8 @@ class FaninBackend(DelegatingBackend):
         failure, lost = self._channel.failure(), set(self._channel.left())
         if isinstance(failure, RankLost | RankLeft):
             lost.add(failure.rank)
-        store = PrefixStore("survivors/", self._store)
+        self._asked += 1
+        store = PrefixStore(f"survivors-{self._asked}/", self._store)
         announce(store, self.rank(), lost)
         return agree_on_survivors(store, range(self.size()), seconds)
 

@@ -111,6 +111,7 @@ class OverlappedSteps(Steps):
 
     # To torch's gradient scaler: `step` gets its `grad_scale` and `found_inf`.
     _step_supports_amp_scaling = True
+    _is_known_to_compilers = False
 
     def prepare(self, few: StepsOfFew, model: nn.Module, group: distributed.ProcessGroup) -> None:
         """Send each gradient when it is there, from now on."""
@@ -135,7 +136,9 @@ class OverlappedSteps(Steps):
         self._unread: set[Piece] = set()
         # Pieces that compiled programs read, which were compiled while the pieces were to step.
         self._compiled: set[Piece] = set()
-        _step_before_compiling(self)
+        if not self._is_known_to_compilers:
+            self._is_known_to_compilers = True
+            _step_before_compiling(self)
         trained = {parameter for each in self.param_groups for parameter in each["params"]}
         others = [
             parameter

@@ -3,7 +3,8 @@
 Torch 2.15's `_finalize_shrunk_group` does three things that are wrong for it:
 
 - It registers whatever backend has shrunk as Gloo's, and `DistributedDataParallel` then reads it as
-  a C++ object that it is not: the process ends. It has it for one device alone.
+  a C++ object that it is not: the process ends.
+- The new group has a backend for a single device.
 - It takes the ranks that are gone, which are counted in the group, for ranks of the default group.
 - A default group that has shrunk is said to have the ranks of before, and counts anew.
 """

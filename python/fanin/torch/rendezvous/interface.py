@@ -6,7 +6,7 @@ import os
 import socket
 from urllib.parse import urlsplit
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 
 from fanin import _fanin
 from fanin._planes import GLOO_VARIABLE, first_address, named, named_address
@@ -37,8 +37,8 @@ def own_address(store: Store) -> str:
     """
     if interfaces := named():
         return first_address(interfaces)
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
+    while (behind := getattr(store, "underlying_store", None)) is not None:
+        store = behind  # that of a part, or of an elastic launcher
     if isinstance(store, TCPStore):
         route = _fanin.route_to(f"{bracketed(store.host)}:{store.port}")
         if route is not None:

@@ -1,4 +1,4 @@
-"""Who is left of a group of processes, agreed on through a store that outlives the lost ones."""
+"""The survivors of a group of processes, agreed on in a store that outlives the lost ones."""
 
 from __future__ import annotations
 
