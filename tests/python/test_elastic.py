@@ -391,6 +391,10 @@ import torch
 import fanin.horovod as hvd
 
 enough, place = sys.argv[2], os.environ["RANK"]
+
+def say(line):
+    sys.stdout.write(line + "\\n")  # at once, as others write there, too
+
 hvd.init()
 model = torch.nn.Linear(1000, 1, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -401,7 +405,7 @@ with torch.no_grad():
 
 @hvd.elastic.run
 def train(state):
-    print(f"process {place} pid {os.getpid()} is rank {hvd.rank()} of {hvd.size()}", flush=True)
+    say(f"process {place} pid {os.getpid()} is rank {hvd.rank()} of {hvd.size()}")
     while not hvd.broadcast_object(os.path.exists(enough)):
         gradient = float(state.step % 7 + 1)
         optimizer.zero_grad()
@@ -417,7 +421,7 @@ def train(state):
         state.commit()
 
 train(state)
-print(f"process {place} is through after {state.step} steps", flush=True)
+say(f"process {place} is through after {state.step} steps")
 """
 SERVICES = {
     "memory": ("one", []),
