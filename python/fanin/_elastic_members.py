@@ -17,7 +17,7 @@ from fanin import _handshake
 ELASTIC: Final = "_FANIN_ELASTIC_LAUNCHER"
 """The variable by which the launcher says to its ranks that it publishes lists."""
 _PREFIX: Final = "fanin/elastic"
-# What becomes of a list: all who are in it go on by it, or some go on to a newer one.
+# The fate of a list: all who are in it go on by it, or some go on to a newer one.
 MET: Final = "met"
 LEFT: Final = "left"
 

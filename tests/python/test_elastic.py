@@ -554,7 +554,7 @@ def test_a_hundred_kills_and_joins(launched: Launched, tmp_path: Path) -> None:
     rng, killed = random.Random(36), set[int]()
     while len(killed) < 100:
         time.sleep(rng.random() * 4)  # at any moment, also while others meet
-        # Those that have the state of the training, of which one is spared.
+        # All that have the state of the training; one of them is spared.
         there = {int(pid) for pid in re.findall(r"pid (\d+) is rank", program.text())} - killed
         if len(there) > 1:
             victim = rng.choice(sorted(there))
