@@ -6,6 +6,7 @@ The programs are functions here, and import nothing of fanin. A process of a tes
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -233,9 +234,32 @@ def test_the_library_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = mpi.library()
     assert [*made.parent.iterdir()] == [made]
+    # Other machines may share the folder.
+    assert f"-{platform.machine()}-" in made.name
+    assert made.parent.stat().st_mode & 0o777 == 0o700
     before = made.stat()
     assert mpi.environment()["MPITRAMPOLINE_LIB"] == str(made)
     assert made.stat() == before
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_a_library_that_others_can_write_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, which: str
+) -> None:
+    from fanin.jax import mpi
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = mpi.library()
+    chosen = made if which == "file" else made.parent
+    chosen.chmod(0o720)
+    with pytest.raises(mpi.UnsafeLibrary, match=r"mode 720.*chmod go-w") as caught:
+        mpi.library()
+    assert caught.value.path == chosen
+    chosen.chmod(0o700)
+    assert mpi.library() == made
+    monkeypatch.setattr(os, "geteuid", lambda: made.stat().st_uid + 1)
+    with pytest.raises(mpi.UnsafeLibrary, match=r"belongs to user.*chown"):
+        mpi.library()
 
 
 def test_a_machine_without_a_compiler_is_told_so(
@@ -252,15 +276,23 @@ def test_a_machine_without_a_compiler_is_told_so(
         mpi.library()
 
 
-def test_a_function_that_xla_does_not_call_ends_the_process_with_a_text() -> None:
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Bcast", "MPIABI_Bcast was called. fanin's MPI has the calls of XLA's collectives alone"),
+        ("Allreduce", "MPI_Allreduce was called before MPI_Init_thread"),
+    ],
+    ids=["absent", "early"],
+)
+def test_a_call_that_cannot_be_done_ends_the_process_with_a_text(name: str, told: str) -> None:
     from fanin.jax import mpi
 
-    text = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).MPIABI_Bcast()"
+    text = f"import ctypes, sys; ctypes.CDLL(sys.argv[1]).MPIABI_{name}()"
     ended = subprocess.run(
         [sys.executable, "-c", text, str(mpi.library())], capture_output=True, text=True
     )
     assert ended.returncode < 0
-    assert "MPIABI_Bcast was called" in ended.stderr
+    assert told in ended.stderr
 
 
 if __name__ == "__main__":

@@ -280,6 +280,18 @@ def makes_mistakes(me: Me) -> None:
     of_torch.shutdown()
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("int8", 128), ("uint8", 256), ("int32", 3)])
+def test_an_integer_average_may_be_of_more_ranks_than_its_dtype_holds(
+    dtype: str, size: int
+) -> None:
+    from fanin.horovod.array_execution import truncated_average
+
+    summed = np.array([np.iinfo(dtype).min, 7, np.iinfo(dtype).max], dtype)
+    got = truncated_average(summed, size)
+    assert got.dtype == dtype
+    assert got.tolist() == [int(each / size) for each in summed.tolist()]
+
+
 def test_mistakes_are_told_to_all_ranks_of_tensorflow_and_all_go_on(launch: Launch) -> None:
     launch(makes_mistakes, 2, at=ALONE).results()
 
@@ -409,9 +421,23 @@ def test_sums_begin_while_backward_goes_on(launch: Launch) -> None:
     launch(begins_early, 2, at=ALONE).results()
 
 
+def of_collectives(x: Any) -> list[Any]:
+    """Gradients of collectives, in which ranks and their number count, and of the ranks of rows."""
+    import fanin.horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        results = [hvd.allgather(x) ** 2, hvd.broadcast(x, 1), hvd.reducescatter(x, op=hvd.Sum)]
+    number = hvd.size_op()
+    _, received = hvd.alltoall(x, tf.fill([number], 6 // number))
+    return [*(tape.gradient(result, x) for result in results), tf.shape(received)[0]]
+
+
 def goes_on(me: Me, in_graph: bool) -> tuple[int, float, str]:
     import fanin.horovod.tensorflow as hvd
     import tensorflow as tf
+    from fanin.horovod.tensorflow import bridge
 
     hvd.init()
     weight = tf.Variable([float(me.rank)])
@@ -422,9 +448,22 @@ def goes_on(me: Me, in_graph: bool) -> tuple[int, float, str]:
         return hvd.allreduce(x, op=hvd.Sum)
 
     step = tf.function(sum_of) if in_graph else sum_of
+    differentiated = tf.function(of_collectives) if in_graph else of_collectives
+    first, last = tf.Variable([2.0]), tf.Variable([3.0])
+
+    def of_two() -> Any:
+        with tf.GradientTape() as tape:
+            loss = first * last
+        return hvd.DistributedGradientTape(tape).gradient(loss, [first, last])
+
+    reduced = tf.function(of_two) if in_graph else of_two
 
     @hvd.elastic.run
     def train(state: Any) -> int:
+        # Traced once, with three ranks.
+        number, rank = hvd.size(), hvd.rank()
+        got = [int(tf.reduce_max(each)) for each in differentiated(tf.fill([6, 1], rank + 1.0))]
+        assert got == [2 * (rank + 1), int(rank == 1), number, number]
         while state.step < 6:
             try:
                 weight.assign_add(step(tf.ones(1)))
@@ -433,7 +472,7 @@ def goes_on(me: Me, in_graph: bool) -> tuple[int, float, str]:
                     me.say("there")  # two steps after the commit
                     if me.rank == 1:
                         me.hear()
-                step(tf.zeros(1))
+                reduced()
             except (hvd.HorovodInternalError, tf.errors.OpError) as error:
                 caught.append(f"{type(error).__name__}: {error}")
                 raise
@@ -444,6 +483,7 @@ def goes_on(me: Me, in_graph: bool) -> tuple[int, float, str]:
     size = train(state)
     hvd.shutdown()
     assert len(caught) == 1
+    assert not bridge._begun
     return size, float(weight[0]), caught[0]
 
 
@@ -495,6 +535,7 @@ def test_ranks_meet_at_an_address_and_name_one_that_is_lost(launch: Launch) -> N
 
 
 WITHOUT_TORCH = """
+import os
 import sys
 
 class Blocked:
@@ -512,6 +553,23 @@ import tensorflow as tf
 
 hvd.init()
 assert hvd.allreduce(tf.ones(2)).numpy().tolist() == [1.0, 1.0]
+
+# The graph of one rank: other ranks may join an elastic job later.
+from fanin._elastic_members import ELASTIC
+
+def reduced(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = x * x
+    return hvd.DistributedGradientTape(tape).gradient(loss, x)
+
+for said, calls in (("", 0), ("1", 2)):
+    os.environ[ELASTIC] = said
+    traced = tf.function(reduced).get_concrete_function(tf.TensorSpec([1]))
+    operations = [each.type for each in traced.graph.get_operations()]
+    assert operations.count("PyFunc") == calls, operations
+    assert traced(tf.constant([3.0])).numpy().tolist() == [6.0]
+del os.environ[ELASTIC]
 assert hvd.elastic.TensorFlowKerasState is fanin.horovod.keras.elastic.KerasState
 hvd.shutdown()
 assert not [name for name in sys.modules if name.split(".")[0] == "torch"]

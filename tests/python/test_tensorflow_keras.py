@@ -129,10 +129,10 @@ def trains(me: Me, folder: str) -> None:
 def test_a_model_learns_as_in_one_process(launch: Launch, backend: str, tmp_path: Path) -> None:
     launch(trains, 2, str(tmp_path), at=ALONE).results()
     if backend == "jax":
-        launch(is_traced, 1, at=ALONE).results()
+        launch(alone_on_jax, 1, at=ALONE).results()
 
 
-def is_traced(me: Me) -> None:
+def alone_on_jax(me: Me) -> None:
     import fanin.horovod.keras as hvd
     import keras
     from fanin.horovod.keras.tensors import to_array
@@ -142,6 +142,49 @@ def is_traced(me: Me) -> None:
 
     with pytest.raises(hvd.NotInJit, match="run_eagerly=True"):
         jax.jit(to_array)(keras.ops.ones(3))
+
+    # Keras has no values in its variables within an epoch.
+    hvd.init()
+    forgets_a_pass(hvd)
+    model = made(keras.optimizers.SGD(0.1))
+    state = hvd.elastic.KerasState(model)
+    kept: list[Any] = []
+
+    class Undone(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            del logs
+            if batch == 1:
+                kept.append((weights(model), float(model.optimizer.learning_rate)))
+            if batch == 2:
+                state.restore()
+
+    rate = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda at: 1.0 - at, staircase=False)
+    committed = hvd.elastic.CommitStateCallback(state, batches_per_commit=2)
+    model.fit(*digits(), batch_size=ROWS // 3, verbose=0, callbacks=[rate, committed, Undone()])
+    (before, lowered), *_ = kept
+    assert lowered == pytest.approx(0.1 * 2 / 3)
+    assert int(model.optimizer.iterations) == 2
+    np.testing.assert_array_equal(weights(model), before)
+    sent = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(*digits(), batch_size=ROWS // 3, verbose=0, callbacks=[sent])
+    assert int(model.optimizer.iterations) == 2 + 3
+    hvd.shutdown()
+
+
+def forgets_a_pass(hvd: Any) -> None:
+    """A state drops the passes that no step has applied when ranks meet anew."""
+    import keras
+
+    optimizer = keras.optimizers.SGD(1.0)
+    model = made(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2))
+    state = hvd.elastic.KerasState(model)
+    before = weights(model)
+    for value in (100.0, 1.0, 2.0):
+        gradients = [keras.ops.full(each.shape, value) for each in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+        if value == 100.0:
+            state.on_reset()
+    np.testing.assert_allclose(weights(model), before - 3.0, 1e-5, 1e-5)
 
 
 def calls_back(me: Me) -> None:
@@ -194,6 +237,8 @@ def calls_back(me: Me) -> None:
         if not index:
             assert not np.asarray(table).any()
     np.testing.assert_allclose(np.asarray(table).reshape(-1), [-(n + 1) / 2, 0, -(n + 1) / 2])
+
+    forgets_a_pass(hvd)
 
     # A step that scales its loss: the gradients are reduced as they are, and unscaled then.
     weight = keras.Variable([1.0])

@@ -220,11 +220,20 @@ def _after(summed: Array, piece: _Piece, size: int) -> Array:
     factor = piece.request.scales[1]
     if piece.request.op is ReduceOp.Average:
         if _kind(summed.dtype) not in "fc":
-            quotient = summed // size
-            summed = quotient + ((summed % size != 0) & (summed < 0)).astype(summed.dtype)
+            summed = truncated_average(summed, size)
         else:
             factor /= size
     return scaled(summed, factor)
+
+
+def truncated_average(summed: Array, size: int) -> Array:
+    """Return a sum of integers over the number of ranks, without the fraction."""
+    # NumPy refuses a divisor that the dtype cannot hold: 128 ranks are too many for int8.
+    is_narrow = size > np.iinfo(summed.dtype).max
+    wide = summed.astype(np.int64) if is_narrow else summed
+    quotient = wide // size
+    average: Array = quotient + ((wide % size != 0) & (wide < 0)).astype(wide.dtype)
+    return average.astype(summed.dtype, copy=False)
 
 
 def scaled(array: Array, factor: float) -> Array:

@@ -35,16 +35,24 @@ static void absent(const char *name) {
   abort();
 }
 
+static void early(const char *name) {
+  fprintf(stderr,
+          "fanin: %s was called before MPI_Init_thread, which XLA calls when it makes its CPU "
+          "client: run jax.devices() first\n",
+          name);
+  abort();
+}
+
 #define CONSTANT(name, value) const handle name = value;
 #define FUNCTION(name) \
   void name(void) { absent(#name); }
 #include FANIN_NAMES
 
-#define CALL(name, parameters, arguments)                 \
-  int(*fanin_##name) parameters;                          \
-  int MPIABI_##name parameters {                          \
-    if (!fanin_##name) absent("MPI_" #name " too early"); \
-    return fanin_##name arguments;                        \
+#define CALL(name, parameters, arguments)       \
+  int(*fanin_##name) parameters;                \
+  int MPIABI_##name parameters {                \
+    if (!fanin_##name) early("MPI_" #name);     \
+    return fanin_##name arguments;              \
   }
 
 CALL(Allgather,

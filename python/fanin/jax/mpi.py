@@ -12,8 +12,10 @@ import hashlib
 import importlib.util
 import mmap
 import os
+import platform
 import re
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,18 @@ _SOURCE: Final = Path(__file__).with_name("mpi.c")
 _NAME: Final = re.compile(rb"\0(MPIX?ABI_\w+)(?=\0)")
 
 
+class UnsafeLibrary(RuntimeError):  # noqa: N818 - what is wrong
+    """Somebody else could have written the library; the message says what to do."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(
+            f"fanin does not load an MPI from {path}, which {reason}: make it your own (chown) and "
+            "let nobody else write to it (chmod go-w), or let XDG_CACHE_HOME name a folder of yours"
+        )
+
+
 def environment() -> dict[str, str]:
     """Return the variables with which JAX takes its collectives on CPUs from fanin.
 
@@ -55,18 +69,22 @@ def environment() -> dict[str, str]:
 def library() -> Path:
     """Return the file of fanin's MPI for the jaxlib that is installed.
 
-    It is compiled at the first call, and kept in the user's cache folder. Raises `RuntimeError` if
-    there is no C compiler (`cc`, or the command in CC), if it fails, if the folder cannot be
-    written to, or if this jaxlib has no MPItrampoline.
+    It is compiled at the first call, and kept in the user's cache folder. Machines with a common
+    folder have a file each, if their architectures or their C libraries differ. Raises
+    `RuntimeError` if there is no C compiler (`cc`, or the command in CC), if it fails, if the
+    folder cannot be written to, or if this jaxlib has no MPItrampoline. Raises `UnsafeLibrary` if
+    the file or its folder belongs to another user, or if other users can write to it.
     """
     names = _declarations(_names())
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     key = hashlib.sha256("\0".join((*compiler, _SOURCE.read_text(), names)).encode()).hexdigest()
-    made = _cache() / f"mpi-{key[:16]}.so"
-    if made.exists():
-        return made
+    machine = "-".join(filter(None, (platform.machine(), *platform.libc_ver())))
+    made = _cache() / f"mpi-{machine}-{key[:16]}.so"
     try:
-        made.parent.mkdir(parents=True, exist_ok=True)
+        made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _own(made.parent)
+        if made.exists():
+            return _own(made)
         # Several ranks may come here at once, so each of them compiles in its own folder.
         with tempfile.TemporaryDirectory(dir=made.parent) as folder:
             header, result = Path(folder, "names.h"), Path(folder, "mpi.so")
@@ -74,6 +92,8 @@ def library() -> Path:
             flags = ["-shared", "-fPIC", "-O1", f'-DFANIN_NAMES="{header}"', "-o", str(result)]
             command = [*compiler, *flags, str(_SOURCE), "-ldl"]
             subprocess.run(command, check=True, capture_output=True, text=True)
+            # The umask may let a group write to it.
+            result.chmod(0o700)
             result.replace(made)
     except subprocess.CalledProcessError as error:
         raise RuntimeError(f"{compiler[0]} cannot compile {_SOURCE}: {error.stderr}") from error
@@ -82,7 +102,7 @@ def library() -> Path:
             f"cannot make {made} with {compiler[0]}: {error}; install a C compiler or name it by "
             "CC, and let XDG_CACHE_HOME name a folder that can be written to"
         ) from error
-    return made
+    return _own(made)
 
 
 def main(arguments: list[str]) -> None:
@@ -99,6 +119,16 @@ def _cache() -> Path:
     if (named := os.environ.get("XDG_CACHE_HOME", "")).startswith("/"):
         return Path(named, "fanin")
     return Path.home() / ".cache" / "fanin"
+
+
+def _own(path: Path) -> Path:
+    """Return the path. Raises `UnsafeLibrary` unless this user alone can write to it."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise UnsafeLibrary(path, f"belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UnsafeLibrary(path, f"other users can write to (mode {found.st_mode & 0o777:o})")
+    return path
 
 
 def _names() -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from fanin.horovod.keras.collectives import allreduce, broadcast_variables
+from fanin.horovod.keras.tensors import reattach
 from fanin.horovod.submission import Average
 from fanin.horovod.world import rank, size
 
@@ -38,6 +39,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         del batch, logs
         if self._done:
             return
+        reattach(self.model)
         local = set(map(id, self._local))
         everything = [*self.model.variables, *self.model.optimizer.variables]
         distinct = {id(variable): variable for variable in everything if id(variable) not in local}
@@ -123,6 +125,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
     def _adjust(self, epoch: float) -> None:
         multiplier = self._multiplier
         factor = multiplier(epoch) if callable(multiplier) else multiplier ** (epoch - self._start)
+        reattach(self.model)
         self.model.optimizer.learning_rate = self._initial * factor
 
 

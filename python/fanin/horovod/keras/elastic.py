@@ -11,7 +11,7 @@ import numpy as np
 from fanin.horovod.elastic import running
 from fanin.horovod.elastic.state import HostUpdateResult, ObjectState, State
 from fanin.horovod.keras.collectives import broadcast_variables
-from fanin.horovod.keras.tensors import to_array
+from fanin.horovod.keras.tensors import reattach, to_array
 
 __all__ = [
     "CommitStateCallback",
@@ -73,7 +73,14 @@ class KerasState(ObjectState):
         self._keep()
         super().sync()
 
+    def reset(self) -> None:
+        """Drop the gradients of passes that no step has applied: ranks that join have none."""
+        super().reset()
+        if hasattr(self.optimizer, "forget_passes"):
+            self.optimizer.forget_passes()
+
     def _variables(self) -> list[Any]:
+        reattach(self.model)
         of_optimizer = [] if self.optimizer is None else self.optimizer.variables
         distinct = {id(variable): variable for variable in [*self.model.variables, *of_optimizer]}
         return list(distinct.values())

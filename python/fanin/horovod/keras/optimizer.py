@@ -107,6 +107,11 @@ class _Distributed(keras.optimizers.Optimizer):  # type: ignore[misc]
         """Leave the gradient of a variable to each rank."""
         self._local_vars = (*self._local_vars, variable)
 
+    def forget_passes(self) -> None:
+        """Drop the gradients of passes that were added up, and that no step has applied."""
+        if self._sums is not None:
+            self._sums.forget()
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """Reduce gradients over all ranks, and apply them. See `keras.Optimizer.apply`."""
         gradients = list(grads)

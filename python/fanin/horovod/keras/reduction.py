@@ -80,6 +80,10 @@ class Sums:
         self._added: list[Any] = []
         self._count = 0
 
+    def forget(self) -> None:
+        """Begin anew, without the passes that no step has had."""
+        self._added, self._count = [], 0
+
     def add(
         self, gradients: list[Any], step: Callable[[list[Any]], None], wait: Callable[[], None]
     ) -> None:

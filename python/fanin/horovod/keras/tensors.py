@@ -13,6 +13,16 @@ class NotInJit(TypeError):  # noqa: N818 - what is wrong
     """A value is traced by `jax.jit`, and no Python can see it: the message says how to train."""
 
 
+def reattach(model: Any) -> None:
+    """Give the variables of a model their values.
+
+    Keras's trainer on JAX takes the values away within an epoch. It reads the variables again
+    before the next step, so a value that is assigned now counts.
+    """
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
 def to_array(tensor: Any) -> Any:
     """Return a tensor of the backend, a variable of Keras or a number as an array.
 

@@ -6,6 +6,9 @@ stateful one, so TensorFlow makes such operations in the order of the program, o
 A sum may be one operation, which waits. Gradients have two. The first one submits, and ends at
 once: so sums begin while backward goes on. The second one waits, after all have been submitted: so
 no thread of TensorFlow waits for a sum that another rank submits later.
+
+TensorFlow skips the second ones of a step that fails. The operation that fails therefore drops all
+that its step has submitted, and a new engine drops all that an older one was given.
 """
 
 from __future__ import annotations
@@ -13,21 +16,32 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
-from fanin.horovod.engine import Handle
+from fanin.horovod.engine import Engine, Handle
 from fanin.horovod.errors import Disagreement, HorovodInternalError
+from fanin.horovod.world import world
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Submit = Callable[..., Handle]
 """Submits NumPy arrays; the handle has a list of arrays."""
 
-_begun: Final[dict[int, Handle]] = {}
-_tokens: Final = itertools.count()
+
+@dataclass(frozen=True)
+class _Submitted:
+    """The operations that one run of a `Step` has submitted and not yet waited for."""
+
+    engine: Engine
+    handles: dict[int, Handle] = field(default_factory=dict)
+
+
+_begun: Final[dict[int, _Submitted]] = {}
+_numbers: Final = itertools.count(1)
 # For each graph, the operations that it has so far.
 _sites: Final[MutableMapping[Any, Iterator[int]]] = WeakKeyDictionary()
 # The last error of an operation in a graph, of which TensorFlow keeps the text alone.
@@ -70,7 +84,7 @@ def call(
 ) -> list[tf.Tensor]:
     """Submit tensors, wait, and return the results, whose dtypes and static shapes are given."""
     if tf.executing_eagerly():
-        return end(begin(submit, tensors), dtypes, shapes)
+        return _ended(_submitted(submit, tensors), dtypes)
 
     def waited(*arrays: Any) -> list[Any]:
         with _noting():
@@ -79,34 +93,50 @@ def call(
     return _of_graph(waited, tensors, dtypes, shapes)
 
 
-def begin(submit: Submit, tensors: Sequence[tf.Tensor]) -> Any:
-    """Submit tensors, and return what `end` takes."""
-    if tf.executing_eagerly():
-        with _told():
-            return submit(*map(_array, tensors))
+class Step:
+    """Several operations that are all submitted before one is waited for."""
 
-    def noted(*arrays: Any) -> Any:
-        token = next(_tokens)
-        with _noting():
-            _begun[token] = submit(*arrays)
-        return np.int64(token)
+    def __init__(self) -> None:
+        self._places = itertools.count()
+        # Inside of a graph: the number of a run, which the first operation gives the others.
+        self._run: Any = None
 
-    return tf.numpy_function(noted, tensors, tf.int64, stateful=True)
+    def begin(self, submit: Submit, tensors: Sequence[tf.Tensor]) -> Any:
+        """Submit tensors, and return what `end` takes."""
+        if tf.executing_eagerly():
+            return _submitted(submit, tensors)
+        place = next(self._places)
+        before = tf.constant(0, tf.int64) if self._run is None else self._run
 
+        def noted(before: Any, *arrays: Any) -> Any:
+            with _noting():
+                run = int(before) or _new_run()
+                with _dropping(run):
+                    _begun[run].handles[place] = submit(*arrays)
+            return np.int64(run)
 
-def end(begun: Any, dtypes: Sequence[tf.DType], shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Wait, and return the results, whose dtypes and static shapes are given."""
-    if isinstance(begun, Handle):
-        with _told():
-            results = _results(begun, dtypes)
-        pairs = zip(results, dtypes, strict=True)
-        return [tf.convert_to_tensor(result, dtype) for result, dtype in pairs]
+        run = tf.numpy_function(noted, [before, *tensors], tf.int64, stateful=True)
+        if self._run is None:
+            run.set_shape([])
+            self._run = run
+        return place, run
 
-    def waited(token: Any) -> list[Any]:
-        with _noting():
-            return _results(_begun.pop(int(token)), dtypes)
+    def end(self, begun: Any, dtypes: Sequence[tf.DType], shapes: Sequence[Any]) -> list[tf.Tensor]:
+        """Wait, and return the results, whose dtypes and static shapes are given."""
+        if isinstance(begun, Handle):
+            return _ended(begun, dtypes)
+        place, run = begun
 
-    return _of_graph(waited, [begun], dtypes, shapes)
+        def waited(run: Any) -> list[Any]:
+            submitted = _begun[int(run)]
+            handle = submitted.handles.pop(place)
+            with _noting(), _dropping(int(run)):
+                results = _results(handle, dtypes)
+            if not submitted.handles:
+                _begun.pop(int(run), None)
+            return results
+
+        return _of_graph(waited, [run], dtypes, shapes)
 
 
 def number(value: Callable[[], int], name: str | None) -> tf.Tensor:
@@ -144,6 +174,39 @@ def _of_graph(
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
+
+
+def _submitted(submit: Submit, tensors: Sequence[tf.Tensor]) -> Handle:
+    with _told():
+        return submit(*map(_array, tensors))
+
+
+def _ended(handle: Handle, dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
+    with _told():
+        results = _results(handle, dtypes)
+    pairs = zip(results, dtypes, strict=True)
+    return [tf.convert_to_tensor(result, dtype) for result, dtype in pairs]
+
+
+def _new_run() -> int:
+    """Return the number of a run that begins. Runs of an engine before this one have failed."""
+    engine = world().engine
+    for run, submitted in list(_begun.items()):
+        if submitted.engine is not engine:
+            _begun.pop(run, None)
+    run = next(_numbers)
+    _begun[run] = _Submitted(engine)
+    return run
+
+
+@contextlib.contextmanager
+def _dropping(run: int) -> Iterator[None]:
+    """Drop what a run has submitted if it fails: nobody will wait for it."""
+    try:
+        yield
+    except BaseException:
+        _begun.pop(run, None)
+        raise
 
 
 def _array(tensor: tf.Tensor) -> Any:

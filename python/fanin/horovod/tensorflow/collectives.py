@@ -5,6 +5,9 @@ ranks with one `name` belong together; those without a name belong together by t
 tensor must have the same shape and dtype on all ranks, unless it is said otherwise: else all ranks
 get a `HorovodInternalError`, which is a `tf.errors.FailedPreconditionError`, too. Inside of
 `tf.function` TensorFlow makes a `tf.errors.UnknownError` of it.
+
+A graph outlives the ranks of an elastic job. Ranks and their number are therefore asked for when
+an operation runs, and never when it is traced.
 """
 
 from __future__ import annotations
@@ -108,7 +111,8 @@ def grouped_allgather(
             reduced = _allreduce(cotangents, None, Average, (1.0, 1.0), process_set)
             ours = tf.stack([tf.shape(each, tf.int64)[0] for each in given])
             lengths = allgather(ours[tf.newaxis], process_set=process_set)
-            begins = tf.reduce_sum(lengths[: process_set.rank()], 0)
+            place = bridge.number(lambda: set_ranks(process_set).index(rank()), None)
+            begins = tf.reduce_sum(lengths[:place], 0)
             return [each[begins[i] : begins[i] + ours[i]] for i, each in enumerate(reduced)]
 
         return results, gradient
@@ -139,7 +143,8 @@ def broadcast(
 
         def gradient(cotangent: tf.Tensor) -> tf.Tensor:
             (reduced,) = _allreduce([cotangent], None, Average, (1.0, 1.0), process_set)
-            return reduced if rank() == root_rank else tf.zeros_like(reduced)
+            is_root = bridge.number(lambda: int(rank() == root_rank), None)
+            return tf.where(is_root == 1, reduced, tf.zeros_like(reduced))
 
         return result, gradient
 
@@ -214,10 +219,6 @@ def grouped_reducescatter(
     del device_dense, ignore_name_scope
     scales = prescale_factor, postscale_factor
     sent = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    # As Horovod has it: of a sum, each rank's gradient counts once for each rank.
-    size = len(set_ranks(process_set)) if op is Sum else 1
-    factor = size * prescale_factor * postscale_factor
-
     name = bridge.site(name, "reducescatter")
 
     def scattered(*given: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
@@ -229,6 +230,11 @@ def grouped_reducescatter(
         )
 
         def gradient(*cotangents: tf.Tensor) -> list[tf.Tensor]:
+            factor = tf.constant(prescale_factor * postscale_factor, tf.float64)
+            if op is Sum:
+                # As Horovod has it: in a sum, each rank's gradient counts once for each rank.
+                size = bridge.number(lambda: len(set_ranks(process_set)), None)
+                factor *= tf.cast(size, tf.float64)
             scaled = [each * tf.cast(factor, each.dtype) for each in cotangents]
             return grouped_allgather(scaled, process_set=process_set)
 
@@ -322,8 +328,6 @@ def _exchanged(
     tensor: tf.Tensor, splits: tf.Tensor | None, name: str | None, process_set: ProcessSet
 ) -> tuple[tf.Tensor, tf.Tensor]:
     dtype = tf.int32 if splits is None else splits.dtype
-    size = len(set_ranks(process_set))
-
     name = bridge.site(name, "alltoall")
 
     def exchanged(given: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
@@ -332,7 +336,7 @@ def _exchanged(
             partial(_alltoall, name, process_set),
             [given, *cut],
             [given.dtype, dtype],
-            [_of_some_rows(given.shape), [size]],
+            [_of_some_rows(given.shape), [None]],
         )
 
         def gradient(cotangent: tf.Tensor, _: Any) -> tf.Tensor:

@@ -19,6 +19,15 @@ class Sums:
         self._added: list[Any] | None = None
         self._count: Any = None
 
+    def forget(self) -> None:
+        """Begin anew, without the passes that no step has had."""
+        if self._added is None:
+            return
+        self._count.assign(0)
+        for total in self._added:
+            if total is not None:
+                total.assign(tf.zeros_like(total))
+
     @as_written
     def add(
         self, gradients: list[Any], step: Callable[[list[Any]], None], wait: Callable[[], None]

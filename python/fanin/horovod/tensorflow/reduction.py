@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from fanin._elastic_members import ELASTIC
 from fanin.horovod import array_operations as arrays
 from fanin.horovod.gradient_groups import Groups, grouped
 from fanin.horovod.process_sets import ProcessSet, set_ranks
@@ -57,30 +59,40 @@ class Reduction:
         that cannot be reduced.
         """
         results = [self._dense(gradient) for gradient in gradients]
-        if not self.process_set.included() or len(set_ranks(self.process_set)) == 1:
+        if not self.process_set.included() or self._is_alone():
             return results
         reducible(self._op, self.process_set)
         there = [i for i, gradient in enumerate(results) if gradient is not None]
         # Backward makes the last gradients first.
+        step = bridge.Step()
         begun = [
-            self._begin(places, results)
+            self._begin(step, places, results)
             for places in reversed(grouped(there, variables, self._groups))
         ]
         for ends in begun:
             ends()
         return results
 
+    def _is_alone(self) -> bool:
+        """Whether there are no other ranks to reduce with, now and when a graph runs later.
+
+        Ranks may join an elastic job, and its graphs stay.
+        """
+        if not tf.executing_eagerly() and os.environ.get(ELASTIC):
+            return False
+        return len(set_ranks(self.process_set)) == 1
+
     def _dense(self, gradient: Any) -> Any:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         return tf.convert_to_tensor(gradient) if is_sparse and self._sparse_as_dense else gradient
 
-    def _begin(self, places: list[int], results: list[Any]) -> Any:
+    def _begin(self, step: bridge.Step, places: list[int], results: list[Any]) -> Any:
         """Submit what is reduced together; return what waits for it, and puts it into results."""
         sparse = [i for i in places if isinstance(results[i], tf.IndexedSlices)]
-        begun = [self._begin_slices(i, results) for i in sparse]
+        begun = [self._begin_slices(step, i, results) for i in sparse]
         dense = [i for i in places if i not in sparse]
         if dense:
-            begun.append(self._begin_sum(dense, results))
+            begun.append(self._begin_sum(step, dense, results))
 
         def ends() -> None:
             for each in begun:
@@ -88,28 +100,28 @@ class Reduction:
 
         return ends
 
-    def _begin_sum(self, places: list[int], results: list[Any]) -> Any:
+    def _begin_sum(self, step: bridge.Step, places: list[int], results: list[Any]) -> Any:
         sent = [self._compression.compress(tf.convert_to_tensor(results[i])) for i in places]
         given = [tensor for tensor, _ in sent]
         name = f"{self._name}.{places[0]}"
-        begun = bridge.begin(
+        begun = step.begin(
             lambda *each: arrays.allreduce(each, name, self._op, self._scales, self.process_set),
             given,
         )
 
         def ends() -> None:
             dtypes, shapes = [each.dtype for each in given], [each.shape for each in given]
-            summed = bridge.end(begun, dtypes, shapes)
+            summed = step.end(begun, dtypes, shapes)
             for i, result, (_, context) in zip(places, summed, sent, strict=True):
                 results[i] = self._compression.decompress(result, context)
 
         return ends
 
-    def _begin_slices(self, place: int, results: list[Any]) -> Any:
+    def _begin_slices(self, step: bridge.Step, place: int, results: list[Any]) -> Any:
         slices = results[place]
         slices_can_be_reduced(self._op, self._scales)
         name = f"{self._name}.{place}"
-        begun = bridge.begin(
+        begun = step.begin(
             lambda *each: arrays.allgather(each, name, self.process_set, sparse=True),
             [slices.indices, slices.values],
         )
@@ -117,7 +129,7 @@ class Reduction:
         def ends() -> None:
             shapes = [[None], tf.TensorShape([None]).concatenate(slices.values.shape[1:])]
             dtypes = [slices.indices.dtype, slices.values.dtype]
-            indices, values = bridge.end(begun, dtypes, shapes)
+            indices, values = step.end(begun, dtypes, shapes)
             results[place] = slices_of(slices, indices, values, self._op, self.process_set)
 
         return ends

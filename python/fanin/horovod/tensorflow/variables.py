@@ -44,13 +44,14 @@ def broadcast_(
         return []
     name = named(bridge.site(name, "broadcast"), Kind.BROADCAST, process_set)
     # All are under way together.
+    step = bridge.Step()
     begun = [
-        bridge.begin(partial(_broadcast, root_rank, f"{name}.{i}", process_set), [value])
+        step.begin(partial(_broadcast, root_rank, f"{name}.{i}", process_set), [value])
         for i, value in enumerate(values)
     ]
     results = []
     for variable, value, pending in zip(listed, values, begun, strict=True):
-        (result,) = bridge.end(pending, [value.dtype], [value.shape])
+        (result,) = step.end(pending, [value.dtype], [value.shape])
         variable.assign(result)
         results.append(result)
     return results
