@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
@@ -14,6 +15,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import _get_default_store
 
 import fanin.torch  # noqa: F401 - makes its backend known to torch
+from fanin._elastic_members import ELASTIC
 from fanin.horovod.elastic_rendezvous import Gone
 from fanin.horovod.engine_settings import EngineSettings
 from fanin.horovod.errors import Apart
@@ -63,8 +65,9 @@ class Torch:
             store, _ = stored.meet()
             rank, size = distributed.get_rank(), distributed.get_world_size()
             return _joined(store, rank, size, settings, None)
-        # The first optimizer loads it, for seconds in which others would wait for this process.
-        import_module("torch._dynamo")
+        if os.environ.get(ELASTIC):
+            # The first optimizer loads it, for seconds in which others would wait for this process.
+            import_module("torch._dynamo")
         store, rank, size = _seat(stored, ranks, again=again)
         leave = partial(distributed.destroy_process_group, None)
         # Torch names groups by their number, and an `init` that failed has counted its own.
