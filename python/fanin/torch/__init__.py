@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from fanin.torch.backend import priority as priority
     from fanin.torch.backend import replan as replan
     from fanin.torch.backend import shrink as shrink
+    from fanin.torch.backend.fault_tolerant import ProcessGroupFanin as ProcessGroupFanin
     from fanin.torch.backend.options import Options as Options
     from fanin.torch.backend.sub_models import sub_models as sub_models
     from fanin.torch.compression import CompressionState as CompressionState
     from fanin.torch.compression import compression_hook as compression_hook
-    from fanin.torch.fault_tolerance import ProcessGroupFanin as ProcessGroupFanin
     from fanin.torch.hooks.all_reduce import HookState as HookState
     from fanin.torch.hooks.all_reduce import allreduce_hook as allreduce_hook
     from fanin.torch.hooks.machine import MachineState as MachineState
@@ -108,7 +108,7 @@ _MODULES = {
     "HookState": "hooks.all_reduce",
     "MachineState": "hooks.machine",
     "Options": "backend.options",
-    "ProcessGroupFanin": "fault_tolerance",
+    "ProcessGroupFanin": "backend.fault_tolerant",
     "allreduce_hook": "hooks.all_reduce",
     "compression_hook": "compression",
     "loss_bound": "backend",

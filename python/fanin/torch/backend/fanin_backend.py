@@ -145,6 +145,7 @@ class FaninBackend(DelegatingBackend):
         self._channel = Channel(None) if connected is None else self._joins(connected)
         self.attempt = membership.attempt
         self._replanned = self._shrunk = self._asked = 0
+        self._survivors = list(range(size))
         self._timeout = timeout
         self._group = group
         self.settings = settings
@@ -562,14 +563,20 @@ class FaninBackend(DelegatingBackend):
         )
 
     def survivors(self, seconds: float) -> list[int]:
-        """Return the ranks that call this within some seconds of each other: see `shrink`."""
+        """Return the ranks that call this within some seconds of each other: see `shrink`.
+
+        A rank that came too late once is not in the list, however often it asks.
+        """
+        if self.rank() not in self._survivors:
+            return self._survivors
         failure, lost = self._channel.failure(), set(self._channel.left())
         if isinstance(failure, RankLost | RankLeft):
             lost.add(failure.rank)
         self._asked += 1
         store = PrefixStore(f"survivors-{self._asked}/", self._store)
         announce(store, self.rank(), lost)
-        return agree_on_survivors(store, range(self.size()), seconds)
+        self._survivors = agree_on_survivors(store, range(self.size()), seconds)
+        return self._survivors
 
     @property
     def options(self) -> c10d.Backend.Options:

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import GroupName
 
-from fanin.torch.backend import create
+from fanin.torch.backend.fanin_backend import create
 
 try:
     from torchft.process_group import ProcessGroupWrapper
