@@ -388,7 +388,7 @@ def run(
     with _signals.as_exit():
         try:
             while (status := job.look(time.monotonic(), named())) is None:
-                time.sleep(LOOK_S)
+                time.sleep(LOOK_S)  # nothing waits for processes and the store at once
             return status
         except FileNotFoundError:
             _say("there is no ssh here, which machines of -H need")

@@ -68,6 +68,18 @@ def first_address(interfaces: Sequence[str]) -> str:
         raise ValueError(f"{GLOO_VARIABLE} is {interfaces[0]!r}: {cause}") from None
 
 
+def own_address(towards: str | None = None) -> str:
+    """Return this machine's address as other machines reach it, as far as can be known here.
+
+    That is the address of the first interface that GLOO_SOCKET_IFNAME names and that has one, else
+    of the one that leads to `towards` (HOST:PORT), else that of the machine's own name.
+    """
+    if interfaces := named():
+        return first_address(interfaces)
+    route = None if towards is None else _fanin.route_to(towards)
+    return named_address() if route is None else route[0]
+
+
 def named_address() -> str:
     """Return the first address of the machine's name that is one of its own, as Gloo chooses."""
     with contextlib.suppress(OSError):

@@ -417,7 +417,7 @@ def train(state):
         assert (model.weight == state.total).all(), (model.weight, state.total)
         summed = hvd.allreduce(torch.full((100,), float(state.step)), op=hvd.Sum, name="steps")
         assert (summed == hvd.size() * state.step).all(), "all ranks are at one step"
-        time.sleep(0.01)
+        time.sleep(0.01)  # a step's work: with none, steps would fill the log of a slow machine
         state.commit()
 
 train(state)

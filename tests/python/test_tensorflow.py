@@ -38,7 +38,7 @@ DTYPES = {
 }
 
 
-# Those that are tried inside of a function, too; each has its own graph.
+# These dtypes are tried inside of a function, too; each has its own graph.
 IN_GRAPH = ("float32", "bfloat16", "int8")
 
 

@@ -20,7 +20,7 @@ from fanin._hosting import listening
 from fanin._join import check_rank, check_timeline, join, no_switch, trusted
 from fanin._launchers import MEETING, launched
 from fanin._membership import Connected, Ranks
-from fanin._planes import GLOO_VARIABLE, first_address, named, named_address
+from fanin._planes import GLOO_VARIABLE, own_address
 from fanin._services import bracketed
 from fanin._settings import Said, Settings, variable
 from fanin.arrays.group import Gather, Group
@@ -313,7 +313,7 @@ def _stored(asked: _Asked, shared: Shared, job: str) -> Group:
             who=f"job {job!r}",
             rank=rank,
             world_size=world_size,
-            address=_own_address(),
+            address=own_address(),
             cure=f"Set {GLOO_VARIABLE} to the interface to the others",
             gather=gather,
             trust=trusted(settings),
@@ -395,7 +395,3 @@ def _unique(job: str) -> str:
     """Return a name that no other attempt at any job has."""
     kept = re.sub(r"#[0-9a-f]{8}", "", job).encode()[:JOB_BYTES_MAX].decode(errors="ignore")
     return f"{kept}#{secrets.token_hex(4)}"
-
-
-def _own_address() -> str:
-    return first_address(interfaces) if (interfaces := named()) else named_address()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fanin import _fanin
 from fanin._launchers import MEETING, launched
-from fanin._planes import first_address, named, named_address
+from fanin._planes import own_address
 from fanin._services import bracketed
 from fanin.arrays.connecting import AGENT_STORE, connect
 from fanin.arrays.group import Group
@@ -158,11 +157,8 @@ def _met() -> Addressed | Stored:
 
 def _own_address() -> str:
     """Return this machine's address as others reach it; see `interface.own_address` for torch."""
-    if interfaces := named():
-        return first_address(interfaces)
     host, port = (os.environ.get(name, "") for name in MEETING)
-    route = _fanin.route_to(f"{bracketed(host)}:{port}") if host and port else None
-    return route[0] if route else named_address()
+    return own_address(f"{bracketed(host)}:{port}" if host and port else None)
 
 
 ARRAYS = Arrays()

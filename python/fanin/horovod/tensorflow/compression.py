@@ -5,35 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
-
-class Compressor(Protocol):
-    """The type of `compression=`: a class, or an object, with two functions."""
-
-    def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Return what is sent, and what `decompress` needs to know."""
-        ...
-
-    def decompress(self, tensor: Any, ctx: Any) -> Any:
-        """Return what was sent as it was."""
-        ...
-
-
-class NoneCompressor:
-    """Sends tensors as they are."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, None]:
-        """Return the tensor."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: None) -> Any:  # noqa: ARG004
-        """Return the tensor."""
-        return tensor
+from fanin.horovod.array_compression import Compressor as Compressor
+from fanin.horovod.array_compression import NoneCompressor
 
 
 class FP16Compressor:

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import Store, TCPStore
 
-from fanin import _fanin
-from fanin._planes import GLOO_VARIABLE, first_address, named, named_address
+from fanin import _planes
+from fanin._planes import GLOO_VARIABLE, named_address
 from fanin._services import bracketed, is_loopback
 
 
@@ -32,18 +32,13 @@ def gloo_address(switches: str) -> str | None:
 def own_address(store: Store) -> str:
     """Return this machine's address as other machines reach it, as far as can be known here.
 
-    That is the address of the first interface that GLOO_SOCKET_IFNAME names and that has one, else
-    of the one that leads to the group's store, else that of the machine's own name.
+    The interface that leads to the group's store is asked (`_planes.own_address`).
     """
-    if interfaces := named():
-        return first_address(interfaces)
     while (behind := getattr(store, "underlying_store", None)) is not None:
         store = behind  # that of a part, or of an elastic launcher
     if isinstance(store, TCPStore):
-        route = _fanin.route_to(f"{bracketed(store.host)}:{store.port}")
-        if route is not None:
-            return route[0]
-    return named_address()
+        return _planes.own_address(f"{bracketed(store.host)}:{store.port}")
+    return _planes.own_address()
 
 
 def _source_address(switch: str) -> str:
