@@ -65,6 +65,50 @@ def test_sums_that_overlap_do_not_meet(launch: Launch) -> None:
     launch(many_at_once, 3, at=ALONE).results()
 
 
+LONG = execution.ALONE_BYTES // 4
+
+
+def long_beside_short(me: Me) -> None:
+    hvd.init()
+    for step in range(5):
+        given = [torch.full((n,), float(me.rank + step)) for n in (LONG, 5, LONG + 1, 7)]
+        # Long ones are summed where they are; that of rank 1 does not lie in one piece.
+        wide = torch.full((2, LONG), float(me.rank))
+        given.append(wide.t() if me.rank == 1 else wide.t().contiguous())
+        hvd.grouped_allreduce_(given, name="in place", op=hvd.Average)
+        assert [values_of(one.flatten()) for one in given] == [[1.0 + step]] * 4 + [[1.0]]
+        kept = torch.full((LONG,), float(me.rank))
+        halves = hvd.grouped_allreduce(
+            [kept, kept], name="halves", op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0
+        )
+        assert [values_of(one) for one in [kept, *halves]] == [[float(me.rank)], [4.5], [4.5]]
+        counts = hvd.allreduce(torch.full((LONG,), me.rank), name="counts", op=hvd.Average)
+        assert values_of(counts) == [1]
+    if me.rank != 2:
+        two = hvd.allreduce(torch.full((LONG,), 3.0), name="two of three", op=hvd.Average)
+        assert values_of(two) == [2.0]
+    hvd.join()
+    hvd.shutdown()
+
+
+def test_long_tensors_are_summed_where_they_are(launch: Launch) -> None:
+    launch(long_beside_short, 3, at=ALONE).results()
+
+
+def parts_of_one(me: Me) -> None:
+    hvd.init()
+    for step in range(20):
+        whole = torch.full((3 * LONG,), float(me.rank + step))
+        parts = [whole, whole[:LONG], whole[LONG : LONG + 9], whole[LONG - 1 :: 2]]
+        hvd.grouped_allreduce_(parts, name="parts", op=hvd.Sum)
+        assert values_of(whole) == [2 * step + 1]
+    hvd.shutdown()
+
+
+def test_tensors_of_one_memory_are_each_summed_as_they_were(launch: Launch) -> None:
+    launch(parts_of_one, 2, at=ALONE).results()
+
+
 def fails_at_its_end(me: Me) -> str:
     hvd.init()
     hvd.allreduce(torch.ones(3), name="good")

@@ -20,6 +20,8 @@ class Agreed:
     def __init__(self) -> None:
         self._requests: list[Request] = []
         self._numbers: dict[Request, int] = {}
+        # By identity, as those that are decided again are mostly these.
+        self._places: dict[int, int] = {}
         # The latest that came once: a name may have a step in it, and never come again.
         self._once: dict[Request, None] = {}
 
@@ -28,13 +30,16 @@ class Agreed:
 
     def number(self, request: Request) -> int | None:
         """Return the number of a request, whichever rank's it is; None if it has none."""
-        return self._numbers.get(replace(request, rank=0))
+        place = self._places.get(id(request))
+        return self._numbers.get(replace(request, rank=0)) if place is None else place
 
     def learn(self, decisions: Sequence[Decision]) -> list[int]:
         """Remember what is to be executed, and return the numbers that are new."""
         first = len(self._requests)
         for decision in decisions:
             for operation in decision.operations if isinstance(decision, Batch) else ():
+                if id(operation.request) in self._places:
+                    continue
                 one = replace(operation.request, rank=0)
                 if one in self._numbers or not _recurs(one):
                     continue
@@ -44,7 +49,7 @@ class Agreed:
                         del self._once[next(iter(self._once))]
                 elif len(self._requests) < AGREED_MAX:
                     del self._once[one]
-                    self._numbers[one] = len(self._requests)
+                    self._numbers[one] = self._places[id(one)] = len(self._requests)
                     self._requests.append(one)
         return list(range(first, len(self._requests)))
 

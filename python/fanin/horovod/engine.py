@@ -80,6 +80,16 @@ class Handle:
         return self._result(self.own, self._said)
 
 
+class Recurring:
+    """A request that a rank makes again and again: its words are made, and looked up, once."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.key = request.key
+        self.number: int | None = None
+        """Its number, once all ranks have agreed on it before; it is for good."""
+
+
 class Outbox:
     """Requests of this rank that rank 0 was not told: a bit for each number, and full words."""
 
@@ -180,18 +190,32 @@ class Engine:
         `HorovodInternalError` once the engine is over.
         """
         forms = tuple(map(self.executor.form, inputs))
-        request = replace(request, rank=self._rank, tensors=forms)
+        recurring = Recurring(replace(request, rank=self._rank, tensors=forms))
+        return self.submit_again(recurring, inputs, in_place=in_place, result=result)
+
+    def submit_again(
+        self,
+        recurring: Recurring,
+        inputs: Sequence[Any],
+        *,
+        in_place: bool,
+        result: Callable[[Own, Any], Any],
+    ) -> Handle:
+        """Submit the request of a handle of this engine again, of tensors of the same forms."""
+        request, key = recurring.request, recurring.key
         handle = Handle(request, self.executor.own(inputs, in_place), result)
         with self._lock:
             if self._over is not None:
                 raise HorovodInternalError(str(self._over)) from self._over.__cause__
-            if request.key in self._handles:
+            if key in self._handles:
                 raise ValueError(
-                    f"{request.key[1].value} {request.name!r} is under way already: wait for it "
+                    f"{key[1].value} {request.name!r} is under way already: wait for it "
                     "with synchronize(), or give this one another name"
                 )
-            self._handles[request.key] = handle
-            is_first = self._outbox.put(request, self._agreed.number(request))
+            self._handles[key] = handle
+            if recurring.number is None:
+                recurring.number = self._agreed.number(request)
+            is_first = self._outbox.put(request, recurring.number)
         if isinstance(self._words, Followers):
             if is_first:
                 self._words.wake()

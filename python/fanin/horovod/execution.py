@@ -5,7 +5,8 @@ Sums and averages are fanin's; what moves bytes, and other reductions, is as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, cast
@@ -38,6 +39,12 @@ _OPS: Final = {
     ReduceOp.Max: distributed.ReduceOp.MAX,
     ReduceOp.Product: distributed.ReduceOp.PRODUCT,
 }
+
+# Averaged by what sums them, in one pass.
+_AVERAGED: Final = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
+_DONE: Final = {**_OPS, ReduceOp.Average: distributed.ReduceOp.AVG}
+ALONE_BYTES: Final = 1 << 20
+"""Tensors from this size on are summed where they are."""
 
 
 def reduces(dtype: DType, op: ReduceOp) -> bool:
@@ -303,22 +310,20 @@ class _Sum:
     pieces: list[_Piece]
     room: Tensor | None
     """Memory in which several tensors are one."""
+    is_result: bool
+    """Whether nothing is to be done to what was summed."""
 
     def end(self, size: int) -> None:
         self.work.wait()
         pieces = self.pieces
-        dtype, postscales = dtype_of(pieces[0].form), {piece.request.scales[1] for piece in pieces}
-        is_average = pieces[0].request.op is ReduceOp.Average
-        is_divided = is_average and postscales == {1.0} and self.summed.is_floating_point()
-        if is_divided:
-            self.summed.div_(size)
+        dtype = dtype_of(pieces[0].form)
         parts: Sequence[Tensor] = torch.split(
             self.summed, [piece.tensor.numel() for piece in pieces]
         )
-        if is_divided and self.room is not None and dtype is self.summed.dtype:
+        if self.is_result and self.room is not None:
             parts = self._given(parts)
         for piece, part in zip(pieces, parts, strict=True):
-            result = part if is_divided else _after(part, piece, size)
+            result = part if self.is_result else _after(part, piece, size)
             result = result.to(dtype).view(piece.form.shape)
             # Not a view of what all others are in, nor of memory that is used again.
             kept = piece.own is not None and not piece.own.in_place
@@ -347,12 +352,14 @@ def _allreduce(
     request = operations[0].request
     group, _, size = groups.of(request.process_set)
     sums: list[_Sum] = []
-    for dtype, pieces in _pieces(operations, mine, groups):
+    alike = _pieces(operations, mine, groups)
+    shared = _shared([piece for _, pieces in alike for piece in pieces])
+    for dtype, pieces in _cut(alike, request.op):
         if request.op is ReduceOp.Adasum:
             _adasum(pieces, group, size)
             continue
         # A tensor that is alone, and its own result, is summed where it is.
-        alone = pieces[0].own if len(pieces) == 1 else None
+        alone = pieces[0].own if len(pieces) == 1 and pieces[0] not in shared else None
         tensor = pieces[0].tensor
         in_place = alone is not None and alone.in_place and tensor.is_contiguous()
         room = None
@@ -365,10 +372,13 @@ def _allreduce(
             room = groups.room(parts[0], sum(part.numel() for part in parts))
             flat = torch.cat(parts, out=room[: sum(part.numel() for part in parts)])
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
+        # What sums divides as well, unless factors come between.
+        is_result = dtype in _AVERAGED and all(piece.request.scales[1] == 1.0 for piece in pieces)
+        op = (_DONE if is_result else _OPS)[request.op]
         with of_layer(foremost(piece.request.layer for piece in pieces)):
-            work = distributed.all_reduce(summed, op=_OPS[request.op], group=group, async_op=True)
+            work = distributed.all_reduce(summed, op=op, group=group, async_op=True)
         assert work is not None
-        sums.append(_Sum(work, summed, pieces, room))
+        sums.append(_Sum(work, summed, pieces, room, is_result))
 
     def end() -> None:
         with torch.no_grad():
@@ -378,6 +388,39 @@ def _allreduce(
                     groups.returned(each.room)
 
     return end
+
+
+def _cut(
+    alike: Iterable[tuple[torch.dtype, list[_Piece]]], op: ReduceOp
+) -> Iterator[tuple[torch.dtype, list[_Piece]]]:
+    """Yield what is one sum: long tensors are alone, as to copy them takes longer than a sum."""
+    for dtype, pieces in alike:
+        most = math.inf if op is ReduceOp.Adasum else ALONE_BYTES
+        short = [piece for piece in pieces if piece.form.size_bytes < most]
+        if short:
+            yield dtype, short
+        yield from ((dtype, [piece]) for piece in pieces if piece.form.size_bytes >= most)
+
+
+def _shared(pieces: Sequence[_Piece]) -> set[_Piece]:
+    """Return the pieces whose memory has elements of others: sums begin beside each other."""
+    shared = set()
+    widest, reach = None, 0
+    for piece in sorted(pieces, key=lambda piece: piece.tensor.data_ptr()):
+        begin = piece.tensor.data_ptr()
+        if widest is not None and begin < reach:
+            shared |= {piece, widest}
+        if (end := begin + _span(piece.tensor)) > reach:
+            widest, reach = piece, end
+    return shared
+
+
+def _span(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first element to the end of its last one."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.element_size() * (1 + sum((size - 1) * step for size, step in steps))
 
 
 def _after(summed: Tensor, piece: _Piece, size: int) -> Tensor:

@@ -11,7 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fanin.horovod.engine import Handle
+from fanin._layers import Layer, of_layer
+from fanin.horovod.engine import Engine, Handle, Recurring
 from fanin.horovod.executor import Own
 from fanin.horovod.process_sets import ProcessSet, global_process_set, set_ranks
 from fanin.horovod.requests import Kind, ReduceOp
@@ -24,6 +25,7 @@ from fanin.horovod.submission import (
     named,
     reduce_op,
     reducible,
+    refuse_bound,
     rows,
     scatterable,
     submit,
@@ -140,6 +142,51 @@ def grouped_allreduce_(
     handle = _reduce(tensors, name, chosen, scales, process_set, every, in_place=True)
     result: list[Tensor] = synchronize(handle)
     return result
+
+
+class RecurringAllreduce:
+    """Reduces the tensors of one name in place, step after step, and looks at them once."""
+
+    def __init__(
+        self,
+        name: str,
+        op: ReduceOp,
+        scales: tuple[float, float],
+        process_set: ProcessSet,
+        layer: Layer,
+    ) -> None:
+        self._name = name
+        self._op = op
+        self._scales = scales
+        self._process_set = process_set
+        self._layer = layer
+        self._engine: Engine | None = None
+        self._recurring: Recurring | None = None
+
+    def start(self, tensors: Sequence[Tensor]) -> Handle:
+        """Reduce the tensors, all at once, as `grouped_allreduce_async_` does."""
+        engine, recurring = world().engine, self._recurring
+        if engine is self._engine and recurring is not None and _are_like(tensors, recurring):
+            refuse_bound()
+            return engine.submit_again(recurring, tensors, in_place=True, result=every)
+        with of_layer(self._layer):
+            handle = _reduce(
+                tensors, self._name, self._op, self._scales, self._process_set, every, in_place=True
+            )
+        self._engine, self._recurring = engine, Recurring(handle.request)
+        return handle
+
+
+def _are_like(tensors: Sequence[Tensor], recurring: Recurring) -> bool:
+    """Whether nothing is to be said of tensors that was not said of those before them."""
+    return all(
+        tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.dtype is form.dtype
+        and tensor.shape == form.shape
+        and tensor.device.type == form.device
+        for tensor, form in zip(tensors, recurring.request.tensors, strict=True)
+    )
 
 
 def sparse_allreduce_async(

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fanin._layers import Layer, of_layer
 from fanin.horovod import operations
 from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
@@ -106,6 +105,7 @@ class Reduction:
         self._predivide = predivide
         self._sparse_as_dense = sparse_as_dense
         self._places: dict[Tensor, int] = {}
+        self._recurring: dict[tuple[Tensor, ...], operations.RecurringAllreduce] = {}
         self._under_way: dict[tuple[Tensor, ...], tuple[Any, list[Any]]] = {}
 
     @property
@@ -129,14 +129,8 @@ class Reduction:
             self._under_way[parameters] = handle, []
             return
         sent = [self._compression.compress(gradient) for gradient in gradients]
-        before = after = 1.0
-        if self._op is Average:
-            before, after = 1.0 / self._predivide, self._predivide
         tensors = [tensor for tensor, _ in sent]
-        with of_layer(self._layer(parameters)):
-            handle = operations.grouped_allreduce_async_(
-                tensors, None, name, self._op, before, after, self.process_set
-            )
+        handle = self._allreduce(parameters).start(tensors)
         self._under_way[parameters] = handle, [context for _, context in sent]
 
     def finish(self) -> None:
@@ -155,11 +149,21 @@ class Reduction:
         ):
             _put(parameter, self._compression.decompress(result, context))
 
-    def _layer(self, parameters: tuple[Tensor, ...]) -> Layer:
-        """Return the layer of what is reduced together: parameters are named from the front."""
+    def _allreduce(self, parameters: tuple[Tensor, ...]) -> operations.RecurringAllreduce:
         if len(self._places) != len(self.names):  # some were added
             self._places = {parameter: place for place, parameter in enumerate(self.names)}
-        return min(self._places[parameter] for parameter in parameters), len(self._places)
+            self._recurring = {}
+        known = self._recurring.get(parameters)
+        if known is None:
+            scales = 1.0, 1.0
+            if self._op is Average:
+                scales = 1.0 / self._predivide, self._predivide
+            # Parameters are named from the front.
+            layer = min(self._places[parameter] for parameter in parameters), len(self._places)
+            known = self._recurring[parameters] = operations.RecurringAllreduce(
+                self.names[parameters[0]], self._op, scales, self.process_set, layer
+            )
+        return known
 
     def _gradient(self, parameter: Tensor) -> Tensor:
         if parameter.grad is None:

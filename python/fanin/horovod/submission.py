@@ -113,6 +113,15 @@ def rows(
     return cut
 
 
+def refuse_bound() -> None:
+    """Raise `ValueError` within `fanin.torch.loss_bound`."""
+    if bound() is not None:
+        raise ValueError(
+            "fanin.torch.loss_bound is not for Horovod's collectives, which are fused with others: "
+            "sum what may lose less by torch.distributed, in a group of fanin's"
+        )
+
+
 def submit(
     kind: Kind,
     tensors: Sequence[Any],
@@ -132,11 +141,7 @@ def submit(
     name = named(name, kind, process_set)
     if not tensors and kind is not Kind.BARRIER:
         raise ValueError("a group has one tensor at least")
-    if bound() is not None:
-        raise ValueError(
-            "fanin.torch.loss_bound is not for Horovod's collectives, which are fused with others: "
-            "sum what may lose less by torch.distributed, in a group of fanin's"
-        )
+    refuse_bound()
     request = Request(
         0,
         kind,
