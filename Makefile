@@ -222,6 +222,7 @@ $(FUZZ_PROGRAMS:%=fuzz-%): fuzz-%:
 bench: build
 	$(BIN)/python benches/performance.py
 	$(BIN)/python benches/collectives.py
+	$(BIN)/python benches/horovod_steps.py
 
 # docs/reproduction: what stands there is what these two commands write.
 reproduction: build

@@ -1,6 +1,6 @@
 """A step of ResNet-50's gradients by `fanin.horovod`, beside DDP on fanin and on Gloo, by turns.
 
-    python benches/horovod_steps.py [--ranks 4] [--steps 10]
+`python benches/horovod_steps.py` writes the table of docs/horovod.md.
 
 The 161 gradients have ResNet-50's shapes, and computing takes next to nothing: what is measured is
 how soon the ranks agree on them, and sum them. The ranks are processes of this machine.
@@ -15,8 +15,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+import document
+from fanin_lab.bench import machine
+from fanin_lab.units import shown_time
+from performance import ROOT
+
+BEGIN = "<!-- what stands from here on is written by `python benches/horovod_steps.py` -->"
+END = "<!-- written by `python benches/horovod_steps.py` to here -->"
+PATH = ROOT / "docs" / "horovod.md"
+USUAL = "DDP on fanin"
 
 
 def shapes() -> Iterator[tuple[int, ...]]:
@@ -38,7 +50,7 @@ def shapes() -> Iterator[tuple[int, ...]]:
 
 
 def be_rank(steps: int) -> None:
-    """Play one rank; rank 0 prints the milliseconds of each way's steps."""
+    """Play one rank; rank 0 prints the seconds of each way's steps."""
     import fanin.horovod as hvd
     import torch
     import torch.distributed as dist
@@ -61,7 +73,7 @@ def be_rank(steps: int) -> None:
     hvd.init()
     gloo = dist.new_group(backend="gloo")
     ways: dict[str, tuple[Any, Any]] = {}
-    for name, group in (("DDP on fanin", None), ("DDP on Gloo", gloo)):
+    for name, group in ((USUAL, None), ("DDP on Gloo", gloo)):
         ddp = DistributedDataParallel(Gradients(), process_group=group)
         ways[name] = ddp, torch.optim.SGD(ddp.parameters(), lr=0.0)
     plain = Gradients()
@@ -77,7 +89,7 @@ def be_rank(steps: int) -> None:
             optimizer.step()
             dist.barrier()
             if step >= 2:
-                took[name].append(1000 * (time.perf_counter() - began))
+                took[name].append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         print(json.dumps(took))
     hvd.shutdown()
@@ -85,29 +97,57 @@ def be_rank(steps: int) -> None:
 
 
 def main() -> int:
-    """Measure, and print a line for each way."""
+    """Measure, and write the table of docs/horovod.md."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--into", type=Path, default=PATH, metavar="FILE")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
         be_rank(args.steps)
         return 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks)]
-    command += ["--master-port", "29517", __file__, "--rank", "--steps", str(args.steps)]
+    where = {
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+    }
+    rounds = {
+        ranks: [_round(ranks, args.steps) for _ in range(args.rounds)] for ranks in args.ranks
+    }
+    lines = [
+        [name, *(cell for each in rounds.values() for cell in _cells(each, name))]
+        for name in next(iter(rounds.values()))[0]
+    ]
+    heads = ["", *(head for ranks in rounds for head in (f"{ranks} ranks", "times DDP on fanin"))]
+    text = "\n".join(
+        [
+            document.where_line("python benches/horovod_steps.py", where),
+            f"{args.rounds} runs of {args.steps} steps each, by turns: medians, and the least and "
+            "the most of the runs.\n",
+            document.table(heads, lines),
+        ]
+    )
+    args.into.write_text(document.rewritten(args.into.read_text(), text, BEGIN, END, "Horovod"))
+    return 0
+
+
+def _round(ranks: int, steps: int) -> dict[str, float]:
+    """Return the median seconds of a step by each way, in one run."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), __file__, "--rank", "--steps", str(steps)]
     said = subprocess.run(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True
     ).stdout
-    took = json.loads(said)
-    usual = statistics.median(took["DDP on fanin"])
-    for name, each in took.items():
-        median = statistics.median(each)
-        print(
-            f"{name}: {median:.0f} ms ({min(each):.0f} to {max(each):.0f}), "
-            f"{median / usual:.2f} times DDP on fanin"
-        )
-    return 0
+    return {name: statistics.median(each) for name, each in json.loads(said).items()}
+
+
+def _cells(rounds: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
+    took = [each[name] for each in rounds]
+    times = [each[name] / each[USUAL] for each in rounds]
+    return document.spread(took, shown_time), document.spread(times, "{:.2f}".format)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import fanin.horovod as hvd
 import pytest
 import torch
 from conftest import Launch
+from fanin._elastic_members import ELASTIC
 from fanin.horovod import execution
 from fanin.horovod.world import world
 from ranks import Me
+from torch import nn, optim
 
 ALONE = ""  # for `launch`: no switch is named
 
@@ -107,6 +109,79 @@ def parts_of_one(me: Me) -> None:
 
 def test_tensors_of_one_memory_are_each_summed_as_they_were(launch: Launch) -> None:
     launch(parts_of_one, 2, at=ALONE).results()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 3))
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def under_the_next_forward_pass(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
+    hvd.init()
+    ours, theirs = network(), network()
+    steps = [
+        hvd.DistributedOptimizer(optim.SGD(ours.parameters(), lr=0.1, momentum=0.9), overlap=ours),
+        hvd.DistributedOptimizer(
+            optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9), theirs.named_parameters()
+        ),
+    ]
+    generator = torch.Generator().manual_seed(me.rank)
+    for step in range(6):
+        x, y = torch.randn(5, 6, generator=generator), torch.randn(5, 3, generator=generator)
+        for model, optimizer in zip((ours, theirs), steps, strict=True):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+            if step == 3:
+                optimizer.synchronize()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+    with pytest.raises(ValueError, match="make it without overlap"):
+        hvd.elastic.TorchState(ours, steps[0])
+    done = [
+        torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (ours, theirs)
+    ]
+    hvd.shutdown()
+    return done[0], done[1]
+
+
+def test_a_step_overlaps_with_the_next_forward_pass(launch: Launch) -> None:
+    for ours, theirs in launch(under_the_next_forward_pass, 2, at=ALONE).results():
+        assert torch.equal(ours, theirs)
+
+
+def asks_for_more(_: Me) -> None:
+    model = nn.Linear(2, 2)
+    sgd = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="not initialized"):
+        hvd.DistributedOptimizer(sgd, overlap=model)
+    hvd.init()
+    unlike: dict[str, Any] = {
+        "compression": hvd.Compression.fp16,
+        "backward_passes_per_step": 2,
+        "op": hvd.Sum,
+        "gradient_predivide_factor": 2.0,
+        "groups": 1,
+        "sparse_as_dense": True,
+    }
+    for name, value in unlike.items():
+        with pytest.raises(ValueError, match=rf"leave out {name}, or overlap"):
+            hvd.DistributedOptimizer(sgd, overlap=model, **{name: value})
+    os.environ[ELASTIC] = "1"
+    with pytest.raises(ValueError, match="not for elastic jobs"):
+        hvd.DistributedOptimizer(sgd, overlap=model)
+    del os.environ[ELASTIC]
+    hvd.shutdown()
+
+
+def test_what_does_not_overlap_is_told(launch: Launch) -> None:
+    launch(asks_for_more, 1, at=ALONE).results()
 
 
 def fails_at_its_end(me: Me) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fanin._elastic_members import ELASTIC
 from fanin.horovod import operations
 from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
@@ -20,7 +22,8 @@ from fanin.horovod.parameters import Passes, all_of, name_added, named, when_rea
 from fanin.horovod.process_sets import ProcessSet, global_process_set
 from fanin.horovod.requests import ReduceOp
 from fanin.horovod.submission import Adasum, Average, synchronize
-from fanin.horovod.world import size
+from fanin.horovod.world import size, world
+from fanin.torch.optimizers import overlap as overlapped
 from fanin.torch.optimizers.wrapper import with_steps
 
 Groups = int | Sequence[Sequence[Tensor]]
@@ -37,6 +40,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: Groups | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    overlap: torch.nn.Module | None = None,
 ) -> Any:
     """Return an optimizer of the same class that reduces gradients over all ranks.
 
@@ -51,8 +55,23 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     reduced among `process_set`; other ranks step with their own.
 
     `op=hvd.Adasum` steps first, and reduces what the steps change by Adasum.
+
+    `overlap` is the model whose next forward pass overlaps with the sums, which Horovod has not:
+    the result is a `fanin.torch.DistributedOptimizer`, and `ValueError` is raised where another
+    argument asks for what that has not.
     """
     op = ReduceOp(op)
+    if overlap is not None:
+        unlike = {
+            "compression": compression is not Compression.none,
+            "backward_passes_per_step": backward_passes_per_step != 1,
+            "op": op is not Average,
+            "gradient_predivide_factor": gradient_predivide_factor != 1.0,
+            "groups": bool(groups or num_groups),
+            "sparse_as_dense": sparse_as_dense,
+            "process_set": process_set is not global_process_set,
+        }
+        return _overlapped(optimizer, overlap, [name for name, is_so in unlike.items() if is_so])
     if gradient_predivide_factor != 1.0 and op is not Average:
         raise ValueError("gradient_predivide_factor is a part of the average: op must be Average")
     if backward_passes_per_step <= 0:
@@ -81,6 +100,24 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         process_set,
     )
     made.prepare(reduction, _checked(groups))
+    return made
+
+
+def _overlapped(optimizer: torch.optim.Optimizer, model: torch.nn.Module, unlike: list[str]) -> Any:
+    world()  # raises before `init`
+    if unlike:
+        raise ValueError(
+            f"overlap sums gradients one by one, and averages those of all ranks: leave out "
+            f"{', '.join(unlike)}, or overlap"
+        )
+    if os.environ.get(ELASTIC):
+        raise ValueError(
+            "overlap is not for elastic jobs, whose ranks come and go between two steps: leave it "
+            "out"
+        )
+    made = overlapped.DistributedOptimizer(optimizer, model)
+    # Programs that clip gradients call it between `synchronize` and `step`, which knows by itself.
+    made.skip_synchronize = contextlib.nullcontext
     return made
 
 

@@ -11,6 +11,7 @@ from fanin.horovod.elastic.state import ObjectState
 from fanin.horovod.functions import broadcast_optimizer_state, broadcast_parameters
 from fanin.horovod.objects import allgather_object, broadcast_object
 from fanin.horovod.world import rank
+from fanin.torch.optimizers.overlap import OverlappedSteps
 
 _LOADING: Final = ("state_dict", "load_state_dict")
 
@@ -21,7 +22,7 @@ class TorchState(ObjectState):
     Modules, optimizers, learning rate schedulers, `ElasticSampler`s and all else that has
     `state_dict` and `load_state_dict`, also among the keywords, stay the objects that they are: a
     copy of their `state_dict` is saved, and rank 0's is loaded into them. All other objects are as
-    in `ObjectState`.
+    in `ObjectState`. Raises `ValueError` for an optimizer with `overlap`.
     """
 
     def __init__(
@@ -30,6 +31,11 @@ class TorchState(ObjectState):
         optimizer: torch.optim.Optimizer | None = None,
         **kwargs: Any,
     ) -> None:
+        if any(isinstance(value, OverlappedSteps) for value in (optimizer, *kwargs.values())):
+            raise ValueError(
+                "an optimizer with overlap has sums of one job, and elastic training makes others: "
+                "make it without overlap"
+            )
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def sync(self) -> None:
