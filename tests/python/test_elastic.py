@@ -540,14 +540,16 @@ def test_flags_that_cannot_be_are_told(
 
 
 @pytest.mark.long
-def test_a_hundred_kills_and_joins(launched: Launched, tmp_path: Path) -> None:
+@pytest.mark.parametrize("services", SERVICES)
+def test_a_hundred_kills_and_joins(launched: Launched, tmp_path: Path, services: str) -> None:
+    machine, flags = SERVICES[services]
     (tmp_path / "train.py").write_text(TRAIN)
     enough = tmp_path / "enough"
     # A machine on which ranks are killed all the time works all the same.
     patient = (
         "import sys, fanin._elastic as e; e.FAILURES_MAX = 10**6; from fanin.launch import run"
     )
-    words = ["-np", "4", "--min-np", "1", "train.py", "m{}", str(enough)]
+    words = ["-np", "4", "--min-np", "1", *flags, "train.py", machine, str(enough)]
     command = [sys.executable, "-c", f"{patient}; sys.exit(run(sys.argv[1:]))", *words]
     program = launched(command)
     program.line("is rank 0 of 4")
