@@ -156,7 +156,7 @@ test-arm: tools
 LONG ?=
 test-long: build
 	cargo test --workspace --test hostile -- --ignored --nocapture long_campaign
-	$(BIN)/python -m pytest -m long -s $(LONG)
+	$(BIN)/python -m pytest -m long -s -o faulthandler_timeout=3600 $(LONG)
 
 # PyTorch's own tests beside Gloo: all of them with 2 ranks, those of groups also with more. A quarter of an hour.
 TORCH_GROUPS := --only *group* --only *gather_object* --only *hierarchical* --only *monitored*
