@@ -39,8 +39,6 @@ def main() -> None:
     model.compile(
         hvd.DistributedOptimizer(keras.optimizers.SGD(rate, momentum=0.9)),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        # JAX compiles whole steps, in which no rank could meet another one.
-        run_eagerly=keras.backend.backend() == "jax",
     )
     model.fit(
         pixels[mine],

@@ -32,6 +32,8 @@ def loaded(backend: str) -> Iterator[None]:
             "fanin.horovod.rendezvous",
             "fanin.horovod.keras",
             *(["fanin.horovod.tensorflow"] if backend == "tensorflow" else []),
+            # Keras's trainer on JAX looks at the kind of its data, and loads it for that.
+            *(["tensorflow"] if backend == "jax" else []),
         ]
     )
     before: Any = forkserver.connect_to_new_process

@@ -36,7 +36,7 @@ def digits() -> tuple[Any, Any]:
     return x, (x @ draw.standard_normal((5, 1))).astype(np.float32)
 
 
-def made(optimizer: Any, seed: int = 1) -> Any:
+def made(optimizer: Any, seed: int = 1, *, eagerly: bool = False) -> Any:
     import keras
 
     keras.utils.set_random_seed(seed)
@@ -44,8 +44,8 @@ def made(optimizer: Any, seed: int = 1) -> Any:
     model = keras.Sequential(
         [layers.Input((5,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
     )
-    eagerly = keras.backend.backend() == "jax"
-    model.compile(optimizer, "mse", run_eagerly=eagerly, jit_compile=False)
+    compiled = keras.backend.backend() == "jax" and not eagerly
+    model.compile(optimizer, "mse", run_eagerly=eagerly, jit_compile=compiled)
     return model
 
 
@@ -65,8 +65,8 @@ def trains(me: Me, folder: str) -> None:
     expected = weights(alone)
     mine = slice(rank * ROWS // n, (rank + 1) * ROWS // n)
 
-    def fitted(optimizer: Any, parts: int = 1) -> Any:
-        model = made(optimizer, seed=1)
+    def fitted(optimizer: Any, parts: int = 1, *, eagerly: bool = False) -> Any:
+        model = made(optimizer, seed=1, eagerly=eagerly)
         step = ROWS // n // parts
         told = model.fit(
             x[mine],
@@ -79,13 +79,14 @@ def trains(me: Me, folder: str) -> None:
         )
         return model, told.history["loss"]
 
+    on_jax = keras.backend.backend() == "jax"
     ways: list[tuple[dict[str, Any], float]] = [
         ({}, 1e-5),
         ({"groups": 2, "gradient_predivide_factor": 2.0}, 1e-5),
         ({"compression": hvd.Compression.fp16}, 1e-2),
     ]
-    # JAX compiles each operation by itself, which takes long; the arrays' way is torch's.
-    for keywords, tolerance in ways[:1] if keras.backend.backend() == "jax" else ways:
+    # JAX compiles each model anew, which takes long.
+    for keywords, tolerance in ways[::2] if on_jax else ways:
         optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.05), **keywords)
         model, losses = fitted(optimizer)
         np.testing.assert_allclose(weights(model), expected, tolerance, tolerance)
@@ -101,6 +102,7 @@ def trains(me: Me, folder: str) -> None:
             both, backward_passes_per_step=2, average_aggregated_gradients=True
         ),
         parts=2,
+        eagerly=on_jax,
     )
     np.testing.assert_allclose(weights(model), weights(alone), 1e-5, 1e-5)
     assert int(model.optimizer.iterations) == 2 * EPOCHS
@@ -142,6 +144,17 @@ def alone_on_jax(me: Me) -> None:
 
     with pytest.raises(hvd.NotInJit, match="run_eagerly=True"):
         jax.jit(to_array)(keras.ops.ones(3))
+    passes = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+    with pytest.raises(hvd.NotInJit, match="gradient_accumulation_steps"):
+        made(passes).fit(*digits(), verbose=0)
+    hvd.init()
+    model = made("sgd")
+    first = model.layers[0]
+    partial = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=first)
+    model.compile(partial, "mse", jit_compile=True)
+    with pytest.raises(hvd.NotInJit, match="scale_local_gradients=False"):
+        model.fit(*digits(), verbose=0)
+    hvd.shutdown()
 
     # Keras has no values in its variables within an epoch.
     hvd.init()
@@ -329,9 +342,8 @@ def goes_on(me: Me) -> tuple[int, int, int, int, Any]:
     return state.epoch, state.batch, steps, len(seen), weights(model)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow"], indirect=True)
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"], indirect=True)
 def test_fit_goes_on_without_a_rank_that_is_lost(launch: Launch, backend: str) -> None:
-    assert backend == "tensorflow"
     ranks = launch(goes_on, 3, at=ALONE)
     for rank in range(3):
         assert ranks.hear(rank) == "there"
@@ -339,7 +351,9 @@ def test_fit_goes_on_without_a_rank_that_is_lost(launch: Launch, backend: str) -
     found = [ranks.result(rank) for rank in (0, 2)]
     for epoch, batch, steps, seen, _ in found:
         # Three epochs of three batches; the one without a commit came twice.
-        assert (epoch, batch, steps, seen) == (3, 0, 9, 10)
+        assert (epoch, batch, steps) == (3, 0, 9)
+        # A program of JAX may end by an error after Keras has told of its batch.
+        assert seen == 10 or (seen == 11 and backend == "jax")
     np.testing.assert_array_equal(found[0][4], found[1][4])
 
 

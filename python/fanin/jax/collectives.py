@@ -100,6 +100,14 @@ def all_reduce_with_residuals(
     return made[: len(leaves)], made[len(leaves) :]
 
 
+def called(of: object, key: Any, begin: foreign.Begin, leaves: Sequence[Any]) -> list[Any]:
+    """Call `begin` of each leaf, in whose place its result comes, in the order of the program.
+
+    `of` is given to it, and kept by its caller. `key` is the same for each `begin`.
+    """
+    return _bind(of, key, begin, leaves, [*map(jax.typeof, leaves)], in_place=True)
+
+
 def _of_leaves(tree: Tree, work: Callable[[list[Any]], Sequence[Any]]) -> Tree:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
@@ -115,7 +123,7 @@ def _with_axis(leaf: Any) -> Any:
 
 
 def _all_reduce_of(op: Op) -> foreign.Begin:
-    def begin(group: Group, operand: Array, result: Array) -> Handle:
+    def begin(group: Group, _: int, operand: Array, result: Array) -> Handle:
         foreign.copy(operand, result)
         return group.all_reduce_async(result, op)
 
@@ -123,19 +131,19 @@ def _all_reduce_of(op: Op) -> foreign.Begin:
 
 
 def _broadcast_of(root: int) -> foreign.Begin:
-    def begin(group: Group, operand: Array, result: Array) -> Handle:
+    def begin(group: Group, _: int, operand: Array, result: Array) -> Handle:
         foreign.copy(operand, result)
         return group.broadcast_async(result, root)
 
     return begin
 
 
-def _all_gather(group: Group, operand: Array, result: Array) -> Handle:
+def _all_gather(group: Group, _: int, operand: Array, result: Array) -> Handle:
     return group.all_gather_async(operand, out=result)
 
 
 def _reduce_scatter_of(op: Op) -> foreign.Begin:
-    def begin(group: Group, operand: Array, result: Array) -> Handle:
+    def begin(group: Group, _: int, operand: Array, result: Array) -> Handle:
         return group.reduce_scatter_async(operand, op, out=result)
 
     return begin
@@ -252,7 +260,7 @@ def _of_numbers(cotangents: Sequence[Any], work: Callable[[list[Any]], Sequence[
 
 
 def _bind(
-    group: Group,
+    group: object,
     key: Any,
     begin: foreign.Begin,
     leaves: Sequence[Any],

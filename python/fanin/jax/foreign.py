@@ -15,14 +15,13 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from fanin import _fanin
-from fanin.arrays.group import Group, Handle
 from fanin.arrays.operators import Array
 
 TARGET: Final = "fanin_collective"
@@ -161,20 +160,28 @@ class _Frame(ctypes.Structure):
     )
 
 
-Begin = Callable[[Group, Array, Array], Handle]
-"""Begins a collective of an operand, whose result goes into an array."""
+class Begun(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> Any:
+        """Block until it is over; raises its error."""
+        ...
+
+
+Begin = Callable[[Any, int, Array, Array], Begun]
+"""Begins a group's collective of an operand, by its place, whose result goes into an array."""
 
 _numbers = itertools.count()
 _lock = threading.Lock()
 # By their numbers: a program that was traced names its group and its collective so.
-_groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
-_numbers_of: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
+_groups: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+_numbers_of: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 _begins: dict[int, Begin] = {}
 _begins_of: dict[Any, int] = {}
 
 
-def group_number(group: Group) -> int:
-    """Return the number of a group, by which calls name it."""
+def group_number(group: object) -> int:
+    """Return the number of a group, or of what stands for it, by which calls name it."""
     with _lock:
         if group not in _numbers_of:
             number = _numbers_of[group] = next(_numbers)
@@ -229,7 +236,7 @@ def _execute(call: Any) -> None:
         raise RuntimeError("the group of this program is gone: keep it as long as the program runs")
     begin = _begins[said[b"call"]]
     operands, results = _arrays(call.operands), _arrays(call.results)
-    handles: list[Handle] = []
+    handles: list[Begun] = []
     residuals = said[b"residuals"]
     count = len(results) - residuals
     try:
@@ -243,7 +250,7 @@ def _execute(call: Any) -> None:
                 _fanin.feed_back(
                     result.ctypes.data, result.size, _name(result), residual.ctypes.data
                 )
-            handles.append(begin(group, operand, result))
+            handles.append(begin(group, index, operand, result))
     finally:
         # Whatever happens: XLA's memory is in use until then.
         failures = [error for error in map(_failure, handles) if error is not None]
@@ -272,7 +279,7 @@ def _uninterrupted() -> Iterator[None]:
             threading.Timer(AFTERWARDS, _thread.interrupt_main).start()
 
 
-def _failure(handle: Handle) -> Exception | None:
+def _failure(handle: Begun) -> Exception | None:
     try:
         handle.wait()
     except Exception as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -28,14 +30,29 @@ __all__ = [
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a training function, whose first argument is a `State`.
 
-    See `fanin.horovod.elastic.run`. Errors of collectives in a graph of TensorFlow are recovered
-    from, too.
+    See `fanin.horovod.elastic.run`. Errors of collectives in a graph of TensorFlow, and in a
+    program that JAX has compiled, are recovered from, too.
     """
+    if keras.backend.backend() == "jax":
+        from fanin.horovod.keras.compiled import as_horovods
+
+        return running.run(_within(as_horovods, func))
     if keras.backend.backend() != "tensorflow":
         return running.run(func)
     from fanin.horovod.tensorflow import elastic as of_tensorflow
 
     return of_tensorflow.run(func)
+
+
+def _within(
+    context: Callable[[], AbstractContextManager[None]], func: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def called(*args: Any, **keywords: Any) -> Any:
+        with context():
+            return func(*args, **keywords)
+
+    return called
 
 
 class KerasState(ObjectState):

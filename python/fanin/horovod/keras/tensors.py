@@ -10,7 +10,7 @@ from keras import ops
 
 
 class NotInJit(TypeError):  # noqa: N818 - what is wrong
-    """A value is traced by `jax.jit`, and no Python can see it: the message says how to train."""
+    """A value is traced by `jax.jit`, and no Python can see it: the message says what to do."""
 
 
 def reattach(model: Any) -> None:
@@ -23,21 +23,27 @@ def reattach(model: Any) -> None:
         model.jax_state_sync()
 
 
+def is_traced(tensor: Any) -> bool:
+    """Return whether JAX traces a tensor, whose values are there once the program runs."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return isinstance(tensor, jax.core.Tracer)
+
+
 def to_array(tensor: Any) -> Any:
     """Return a tensor of the backend, a variable of Keras or a number as an array.
 
     Raises `NotInJit` for a tensor that JAX traces.
     """
     value = tensor.value if isinstance(tensor, keras.Variable) else tensor
-    if keras.backend.backend() == "jax":
-        import jax
-
-        if isinstance(value, jax.core.Tracer):
-            raise NotInJit(
-                "gradients are reduced by Python, and jax.jit traces this training step: compile "
-                "the model with run_eagerly=True, or reduce gradients inside of the program with "
-                "fanin.jax.average_gradients (docs/jax.md)"
-            )
+    if is_traced(value):
+        raise NotInJit(
+            "jax.jit traces this value, and Python needs it: call this outside of the compiled "
+            "program, compile the model with run_eagerly=True, or take fanin.jax's collectives "
+            "(docs/jax.md)"
+        )
     return np.asarray(ops.convert_to_numpy(value))
 
 
