@@ -23,7 +23,7 @@ from fanin.jax.foreign import copy
 Submit = Callable[[int, Array], Handle | None]
 """Submits the array of a place among the gradients; None where there is nobody to reduce with."""
 
-# What a program's call raised last: XLA makes a text of it.
+# The error of a program's last call that failed: XLA makes a text of it.
 _failed: HorovodInternalError | None = None
 
 
