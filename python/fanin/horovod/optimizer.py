@@ -116,7 +116,7 @@ def _overlapped(optimizer: torch.optim.Optimizer, model: torch.nn.Module, unlike
             "out"
         )
     made = overlapped.DistributedOptimizer(optimizer, model)
-    # Programs that clip gradients ask for it. Here `step` knows by itself that all have been waited for.
+    # Programs that clip gradients ask for it; `step` knows by itself what was waited for.
     made.skip_synchronize = contextlib.nullcontext
     return made
 
