@@ -56,7 +56,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     log(&arguments.log)?;
     // Before the service starts: a signal that comes early must find us ready.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot handle signals")?;
-    let config = ServerConfig { listen: arguments.listen, snapshots: arguments.snapshots.clone() };
+    let config =
+        ServerConfig { listen: arguments.listen, snapshots: arguments.snapshots.clone(), trainings: None };
     fanin_controller::raise_descriptors();
     let server = Server::start(&config)?;
     let (address, version) = (server.address(), env!("CARGO_PKG_VERSION"));

@@ -1,6 +1,6 @@
 //! A worker's end: its parameters, at one service or cut among several.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -29,12 +29,34 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// How long a model that could not be made everywhere is tried to be taken back.
 const TAKE_BACK: Duration = Duration::from_secs(1);
 
+/// A service, and how much of the parameters it keeps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Service {
+    /// "host:port".
+    pub address: String,
+    /// Its share, of those of all services: what they sum to does not matter. A service whose share
+    /// is zero is not asked.
+    pub share: f64,
+    /// The worker in whose process it is. A process that has ended does not come back: nobody waits
+    /// for a service where the worker's machine refuses connections. `None` for `fanin parameters`,
+    /// which may be started again.
+    pub host: Option<u32>,
+}
+
+impl Service {
+    /// A service of `fanin parameters`. Those that are named so have equal shares.
+    #[must_use]
+    pub fn named(address: impl Into<String>) -> Self {
+        Self { address: address.into(), share: 1.0, host: None }
+    }
+}
+
 /// Which training, and who takes part.
 #[derive(Clone, Debug)]
 pub struct ParametersConfig {
-    /// Each as "host:port": they share the parameters in equal parts, in this order, which is the
-    /// same for all workers.
-    pub services: Vec<String>,
+    /// They share the parameters in this order, and in these shares, which are the same for all
+    /// workers.
+    pub services: Vec<Service>,
     /// The key that only the workers of this training have.
     pub key: Key,
     /// This worker, from 0.
@@ -84,6 +106,20 @@ pub enum ParametersError {
         /// Host and port.
         service: String,
         /// The service's words: why, and what to do.
+        cause: String,
+    },
+    /// The worker in whose process it is has ended, or its machine is away.
+    #[error(
+        "rank {rank} is gone, and the part of the parameters that it kept ({service}: {cause}): it died, or ended before all \
+         ranks had called close(); start all ranks again from a checkpoint, or keep the parameters where they outlive ranks \
+         (fanin parameters --snapshots FOLDER, and DeltaOptimizer's services)"
+    )]
+    Gone {
+        /// Host and port.
+        service: String,
+        /// The worker.
+        rank: u32,
+        /// What happened last.
         cause: String,
     },
     /// The given data is not this model's.
@@ -144,6 +180,8 @@ struct Answered {
 #[derive(Clone, Debug)]
 struct Part {
     service: String,
+    /// The worker in whose process it is.
+    host: Option<u32>,
     /// The training's, and which part this is: what another part's service, or its folder, has is
     /// not taken for it.
     key: Key,
@@ -155,7 +193,8 @@ impl Parameters {
     /// Connects to nobody yet.
     ///
     /// # Errors
-    /// When no service is named or an address is none, or there is no element.
+    /// When no service is named or an address is none, a share is no number, all are zero, or there
+    /// is no element.
     pub fn new(config: ParametersConfig) -> Result<Self, ParametersError> {
         let count = config.services.len();
         if count == 0 || config.elements == 0 {
@@ -164,21 +203,21 @@ impl Parameters {
                 config.elements
             )));
         }
+        let cut = cut(config.elements, &config.services)?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("fanin-deltas")
             .enable_all()
             .build()
             .map_err(|error| ParametersError::Local(error.to_string()))?;
-        let part = |(number, service): (usize, &String)| {
-            let from = |number| config.elements * number / count;
-            let endpoint = Endpoint::from_shared(format!("http://{service}"))
+        let part = |(number, Service { address, host, .. }): (usize, &Service)| {
+            let endpoint = Endpoint::from_shared(format!("http://{address}"))
                 .ok()
                 .filter(|endpoint| endpoint.uri().port_u16().is_some_and(|port| port != 0))
                 .filter(|endpoint| endpoint.uri().path_and_query().is_none_or(|path| path == "/"));
             let endpoint = endpoint
                 .ok_or_else(|| {
-                    ParametersError::Malformed(format!("{service:?} is no HOST:PORT of a parameter service"))
+                    ParametersError::Malformed(format!("{address:?} is no HOST:PORT of a parameter service"))
                 })?
                 .connect_timeout(config.patience.min(SILENCE))
                 .initial_stream_window_size(WINDOW_BYTES)
@@ -190,10 +229,11 @@ impl Parameters {
                 ParametersClient::new(endpoint.connect_with_connector_lazy(connector))
             };
             let key = key_of_part(config.key, number);
-            Ok(Part { service: service.clone(), key, elements: from(number)..from(number + 1), client })
+            let elements = cut[number].clone();
+            Ok(Part { service: address.clone(), host: *host, key, elements, client })
         };
         let mut parts = config.services.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
-        // There are more services than elements.
+        // There are more services than elements, or a share is zero.
         parts.retain(|part| !part.elements.is_empty());
         Ok(Self { parts, config, step: 0, lost: 0, runtime: Some(runtime) })
     }
@@ -344,7 +384,13 @@ async fn until_answered(part: &Part, call: &Call, patience: Duration) -> Result<
             {
                 break;
             }
-            Err(status) if is_passing(&status) => explain(&status),
+            Err(status) if is_passing(&status) => {
+                let cause = explain(&status);
+                if let Some(rank) = part.host.filter(|_| is_refused(&status)) {
+                    return Err(ParametersError::Gone { service: part.service.clone(), rank, cause });
+                }
+                cause
+            }
             Err(status) => {
                 let is_none = status.code() == Code::Unimplemented;
                 let cause = if is_none {
@@ -360,10 +406,13 @@ async fn until_answered(part: &Part, call: &Call, patience: Duration) -> Result<
                 let pieces = exchange.bytes.div_ceil(exchange.piece_bytes);
                 cause = format!("{cause}; {} of {pieces} pieces are exchanged", answered.pieces);
             }
-            return Err(ParametersError::Unreachable {
-                service: part.service.clone(),
-                waited: patience,
-                cause,
+            let (service, waited) = (part.service.clone(), patience);
+            return Err(match part.host {
+                Some(rank) => {
+                    let cause = format!("no answer for {:.0} s, {cause}", waited.as_secs_f64());
+                    ParametersError::Gone { service, rank, cause }
+                }
+                None => ParametersError::Unreachable { service, waited, cause },
             });
         }
         tokio::time::sleep(RETRY).await;
@@ -443,11 +492,52 @@ async fn connect(service: String) -> io::Result<TokioIo<TcpStream>> {
     Ok(TokioIo::new(stream))
 }
 
+/// The elements of each service, in their order: equal shares differ by one element at most.
+fn cut(elements: usize, services: &[Service]) -> Result<Vec<Range<usize>>, ParametersError> {
+    let total: f64 = services.iter().map(|service| service.share).sum();
+    if !(total > 0.0 && total.is_finite() && services.iter().all(|service| service.share >= 0.0)) {
+        let shares: Vec<f64> = services.iter().map(|service| service.share).collect();
+        let why = format!("{shares:?} are no shares: each is a number from 0 on, and one is above 0");
+        return Err(ParametersError::Malformed(why));
+    }
+    let (mut sum, mut from) = (0.0, 0);
+    let mut parts: Vec<Range<usize>> = Vec::with_capacity(services.len());
+    for service in services {
+        sum += service.share;
+        let to = (elements as f64 * sum / total) as usize;
+        parts.push(from..to.min(elements));
+        from = to.min(elements);
+    }
+    // Rounding is nobody's part.
+    if let Some(last) = parts.iter_mut().rev().find(|part| part.start < part.end) {
+        last.end = elements;
+    }
+    Ok(parts)
+}
+
 /// The number is in the first bytes; who has several models of one training tells them by the
 /// others.
 fn key_of_part(mut key: Key, number: usize) -> Key {
     key.iter_mut().zip((number as u32).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
     key
+}
+
+/// Whether this may be the key of a part of the model that has `whole`.
+pub(crate) fn is_of_part(key: &Key, whole: &Key) -> bool {
+    key[size_of::<u32>()..] == whole[size_of::<u32>()..]
+}
+
+/// Whether nobody listens there.
+fn is_refused(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Whether the connection broke, or the service is away: it may be started again.

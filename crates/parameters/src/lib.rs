@@ -25,7 +25,7 @@ mod proto {
     tonic::include_proto!("fanin.parameters.v1");
 }
 
-pub use client::{Exchanged, Parameters, ParametersConfig, ParametersError};
+pub use client::{Exchanged, Parameters, ParametersConfig, ParametersError, Service};
 pub use proto::Dtype;
 pub use server::{Server, ServerConfig, ServerError};
 pub use snapshot::SnapshotError;

@@ -20,6 +20,7 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::client::is_of_part;
 use crate::proto::parameters_server::{Parameters, ParametersServer};
 use crate::proto::{
     BeginReply, BeginRequest, Delta, Dtype, Latest, LeaveReply, LeaveRequest, Model as ModelMessage,
@@ -65,6 +66,8 @@ pub struct ServerConfig {
     /// The folder where models are kept, so that a service which is started again has them. `None`:
     /// nowhere.
     pub snapshots: Option<PathBuf>,
+    /// The keys of the models whose parts it keeps; `None`: whoever reaches it may begin a training.
+    pub trainings: Option<Vec<Key>>,
 }
 
 /// Why a service did not start.
@@ -100,6 +103,8 @@ pub struct Server {
 #[derive(Debug)]
 struct Kept {
     store: Store,
+    /// The keys of the models whose parts are kept, unless everybody's are.
+    trainings: Option<Vec<Key>>,
     /// Only one thread writes at a time: a file has one name while it is unfinished. `None` when
     /// they are kept nowhere, or it is over.
     snapshots: Mutex<Option<Snapshots>>,
@@ -126,7 +131,8 @@ impl Server {
             );
             store.restore(model);
         }
-        let kept = Arc::new(Kept { store, snapshots: Mutex::new(snapshots) });
+        let kept =
+            Arc::new(Kept { store, trainings: config.trainings.clone(), snapshots: Mutex::new(snapshots) });
         let bind = |cause| ServerError::Bind { address: config.listen, cause };
         let listener = TcpListener::bind(config.listen).map_err(bind)?;
         listener.set_nonblocking(true).map_err(bind)?;
@@ -341,6 +347,10 @@ impl Parameters for Service {
         };
         let key =
             message.key.as_slice().try_into().map_err(|_| Status::invalid_argument("a key has 16 bytes"))?;
+        let is_served = |wholes: &Vec<Key>| wholes.iter().any(|whole| is_of_part(&key, whole));
+        if !self.kept.trainings.as_ref().is_none_or(is_served) {
+            return Err(Unserved::Other.into());
+        }
         let made = self.aside(move |kept| Ok(kept.store.open(address, key, shape)?)).await?;
         Ok(Response::new(OpenReply { made }))
     }
@@ -399,6 +409,7 @@ impl From<Unserved> for Status {
         match unserved {
             Unserved::Unknown => Self::not_found(text),
             Unserved::Taken => Self::already_exists(text),
+            Unserved::Other => Self::permission_denied(text),
             Unserved::NoRoom { .. } => Self::resource_exhausted(text),
             Unserved::Malformed(_) => Self::invalid_argument(text),
         }
@@ -411,16 +422,17 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
-    use crate::client::{Parameters as Worker, ParametersConfig};
+    use crate::client::{Parameters as Worker, ParametersConfig, Service};
 
     fn serve(folder: Option<&Path>) -> Server {
         let snapshots = folder.map(Path::to_path_buf);
-        Server::start(&ServerConfig { listen: ([127, 0, 0, 1], 0).into(), snapshots }).expect("it starts")
+        Server::start(&ServerConfig { listen: ([127, 0, 0, 1], 0).into(), snapshots, trainings: None })
+            .expect("it starts")
     }
 
     fn alone(server: &Server, key: Key) -> Worker {
         let mut worker = Worker::new(ParametersConfig {
-            services: vec![server.address().to_string()],
+            services: vec![Service::named(server.address().to_string())],
             key,
             worker: 0,
             workers: 1,

@@ -90,6 +90,8 @@ pub(crate) enum Unserved {
     Unknown,
     #[error("another training has the same key")]
     Taken,
+    #[error("a rank of another training hosts it, for that alone: name a service of `fanin parameters`")]
+    Other,
     #[error(
         "{asked} bytes of parameters, and {left} of {max} are free: end another training, or name more services, which share them"
     )]
@@ -310,10 +312,17 @@ impl Values {
     }
 
     pub fn to_le_bytes(&self) -> Vec<u8> {
+        // Into places that are there, many at a time: other workers wait for the piece.
+        let mut bytes = vec![0; self.bytes()];
         match self {
-            Self::Float32(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Self::Float64(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::Float32(values) => {
+                bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, x)| *to = x.to_le_bytes());
+            }
+            Self::Float64(values) => {
+                bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(to, x)| *to = x.to_le_bytes());
+            }
         }
+        bytes
     }
 
     const fn bytes(&self) -> usize {

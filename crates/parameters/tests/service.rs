@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fanin_parameters::{
-    Dtype, Exchanged, Parameters, ParametersConfig, ParametersError, Server, ServerConfig,
+    Dtype, Exchanged, Parameters, ParametersConfig, ParametersError, Server, ServerConfig, Service,
 };
 use proptest::prelude::*;
 use proxy::Proxy;
@@ -23,7 +23,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn serve(listen: SocketAddr, folder: Option<&Path>) -> Server {
-    let config = ServerConfig { listen, snapshots: folder.map(Path::to_path_buf) };
+    let config = ServerConfig { listen, snapshots: folder.map(Path::to_path_buf), trainings: None };
     Server::start(&config).expect("it starts")
 }
 
@@ -37,7 +37,7 @@ fn config(servers: &[&Server], worker: u32, elements: usize) -> ParametersConfig
 
 fn config_at(services: &[SocketAddr], worker: u32, elements: usize) -> ParametersConfig {
     ParametersConfig {
-        services: services.iter().map(ToString::to_string).collect(),
+        services: services.iter().map(|service| Service::named(service.to_string())).collect(),
         key: *b"sixteen bytes of",
         worker,
         workers: 3,
@@ -241,7 +241,7 @@ fn services_in_another_order_or_with_anothers_folder_are_refused() {
 fn two_services_in_one_folder_are_one_too_many() {
     let folder = folder();
     let _server = serve(anywhere(), Some(folder.path()));
-    let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()) };
+    let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()), trainings: None };
     let said = Server::start(&config).expect_err("it is taken").to_string();
     assert!(said.contains("another service uses"), "{said}");
 }
@@ -350,7 +350,7 @@ fn what_is_no_part_of_a_training_is_refused_with_its_reason() {
     assert!(
         said(ParametersConfig { workers: 0, key: [3; 16], ..good.clone() }, &create).contains("0 workers")
     );
-    let services = |services: &[&str]| services.iter().map(|&service| service.to_owned()).collect();
+    let services = |services: &[&str]| services.iter().map(|&service| Service::named(service)).collect();
     for wrong in ["", "box", "box:0", "http://box:1", "box:1/x", "a b:1"] {
         let named = ParametersConfig { services: services(&[wrong]), ..good.clone() };
         assert!(said(named, &ask).contains("HOST:PORT"), "{wrong}");
@@ -394,7 +394,7 @@ fn who_cannot_keep_the_first_parameters_says_so() {
 #[test]
 fn a_damaged_snapshot_ends_the_start_and_a_file_of_others_does_not() {
     let folder = folder();
-    let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()) };
+    let config = ServerConfig { listen: anywhere(), snapshots: Some(folder.path().into()), trainings: None };
     fs::write(folder.path().join("notes.txt"), "mine").expect("written");
     fs::write(folder.path().join("x.unfinished"), "cut").expect("written");
     drop(Server::start(&config).expect("it starts"));
@@ -471,4 +471,64 @@ proptest! {
             prop_assert_eq!(told, Exchanged { latest: bytes(&[sum; 3]), lost: std::mem::take(&mut lost[number]) });
         }
     }
+}
+
+#[test]
+fn services_keep_as_much_as_their_shares_say() {
+    let servers = [serve(anywhere(), None), serve(anywhere(), None), serve(anywhere(), None)];
+    let shares = [0.25, 0.0, 0.75];
+    let made = |number: u32| {
+        let shared = servers.iter().zip(shares);
+        let services =
+            shared.map(|(server, share)| Service { share, ..Service::named(server.address().to_string()) });
+        let services = services.collect();
+        let good = config_at(&[], number, ELEMENTS);
+        Parameters::new(ParametersConfig { services, ..good }).expect("shares")
+    };
+    let (mut first, mut second) = (made(0), made(1));
+    first.create(&bytes(&delta(1, ELEMENTS))).expect("room");
+    let expected: Vec<f64> = delta(1, ELEMENTS).iter().zip(delta(2, ELEMENTS)).map(|(x, y)| x + y).collect();
+    assert_eq!(exchange(&mut second, &delta(2, ELEMENTS)), bytes(&expected));
+    // A worker of other shares has pieces of other lengths there.
+    let equal = [&servers[0], &servers[2]].map(Server::address);
+    let mut other = Parameters::new(config_at(&equal, 2, ELEMENTS)).expect("addresses");
+    assert!(other.exchange(None).is_err(), "ranks with other shares are refused");
+    for shares in [[0.0, 0.0], [f64::NAN, 1.0], [-1.0, 2.0], [f64::INFINITY, 1.0]] {
+        let services = equal.iter().zip(shares);
+        let services = services
+            .map(|(address, share)| Service { share, ..Service::named(address.to_string()) })
+            .collect();
+        let wrong = Parameters::new(ParametersConfig { services, ..config_at(&equal, 0, 2) });
+        assert!(matches!(wrong, Err(ParametersError::Malformed(_))), "{shares:?}");
+    }
+}
+
+#[test]
+fn a_service_of_a_worker_that_has_ended_is_not_waited_for() {
+    let (hosted, other) = (serve(anywhere(), None), serve(anywhere(), None));
+    let services = vec![
+        Service { host: Some(2), ..Service::named(hosted.address().to_string()) },
+        Service { host: Some(0), ..Service::named(other.address().to_string()) },
+    ];
+    let mut worker = Parameters::new(ParametersConfig { services, ..config_at(&[], 1, 2) }).expect("shares");
+    worker.create(&bytes(&[1.0, 2.0])).expect("room");
+    hosted.stop().expect("nothing to save");
+    // Patience is a minute.
+    let gone = worker.exchange(Some(&bytes(&[1.0, 1.0]))).expect_err("it is gone");
+    assert!(matches!(gone, ParametersError::Gone { rank: 2, .. }), "{gone}");
+}
+
+#[test]
+fn a_hosted_service_serves_its_own_training_alone() {
+    let good = config_at(&[], 0, 4);
+    let trainings = vec![good.key, *b"sixteen bytes on"];
+    let [first, second] = [0, 1].map(|_| {
+        let config = ServerConfig { listen: anywhere(), snapshots: None, trainings: Some(trainings.clone()) };
+        Server::start(&config).expect("it starts")
+    });
+    let with = |key| ParametersConfig { key, ..config(&[&first, &second], 0, 4) };
+    let made = |key| Parameters::new(with(key)).expect("addresses").create(&bytes(&[0.0; 4]));
+    trainings.iter().for_each(|&key| made(key).expect("its own, whatever part"));
+    let refused = made(*b"sixteen bytes ov").expect_err("another training's");
+    assert!(refused.to_string().contains("a rank of another training hosts it"), "{refused}");
 }

@@ -18,6 +18,7 @@ mod ledger;
 mod local;
 mod meeting;
 mod membership;
+mod parameter_service;
 mod parameters;
 mod pending;
 mod plan;
@@ -51,7 +52,9 @@ mod _fanin {
     #[pymodule_export]
     use crate::meeting::Meeting;
     #[pymodule_export]
-    use crate::parameters::Parameters;
+    use crate::parameter_service::ParameterService;
+    #[pymodule_export]
+    use crate::parameters::{Exchanging, Parameters};
     #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]
