@@ -35,18 +35,20 @@ class LocalRanks:
         """Give the memory back, if no client has taken it."""
 
 class Parameters:
-    """A worker's parameters at services (`fanin parameters`) that share them in equal parts.
+    """A worker's parameters at the services that share them.
 
-    `services` are host:port, in an order that is the same for all workers; `key` is 16 bytes that
-    the workers of this training have alone; each service has a key made of it and of its place in
-    the order. Every call waits for a service that is away, `timeout` seconds at most since it
-    answered last, and then raises `SwitchUnreachable`; `ParametersRefused` where one does not serve
-    this training. Bytes of parameters are little-endian.
+    A service is its host:port, its share, and the rank in whose process it is (None: it is `fanin
+    parameters`). Their order is the same for all workers. `key` is 16 bytes that the workers of
+    this training have alone; each service has a key made of it and of its place in the order. Every
+    call waits for a service that is away, `timeout` seconds at most since it answered last, and
+    then raises `SwitchUnreachable`; `ParametersRefused` where one does not serve this training. For
+    a service of a rank it raises `RankLost` in place of `SwitchUnreachable`, and at once if the
+    rank's process has ended. Bytes of parameters are little-endian.
     """
 
     def __new__(
         cls,
-        services: Sequence[str],
+        services: Sequence[tuple[str, float, int | None]],
         key: bytes,
         worker: int,
         workers: int,
@@ -65,8 +67,37 @@ class Parameters:
         has told before. Without a delta, asks alone.
         """
 
+    def begin_exchange(self, delta: bytes) -> Exchanging:
+        """Begin an exchange in the background. Its end is waited for before the next call."""
+
     def leave(self) -> None:
         """Be done. Once all are, the services forget the model."""
+
+class Exchanging:
+    """An exchange that is under way. It goes on if nobody waits for it."""
+
+    def wait(self) -> tuple[bytes, int]:
+        """Wait for its end; return what `Parameters.exchange` returns, or raise its errors.
+
+        A signal handler that raises ends the waiting alone, and the exchange may be waited for
+        again; else it is waited for once.
+        """
+
+class ParameterService:
+    """A parameter service inside this process, which keeps nothing on a disk.
+
+    `listen` is an address and a port, TCP; port 0 takes a free one. It serves only the trainings of
+    these `keys`, each of 16 bytes. Raises `OSError` when the address cannot be listened on, and
+    `ValueError` when it is none.
+    """
+
+    def __new__(cls, listen: str, keys: Sequence[bytes]) -> ParameterService: ...
+    @property
+    def address(self) -> str:
+        """The address at which it listens, as host:port."""
+
+    def stop(self) -> None:
+        """End it, and forget what it has. Idempotent. In a forked process it does nothing."""
 
 class Exchange:
     """An end of an exchange of keys through a place that others read, such as torch's store."""

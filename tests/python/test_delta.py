@@ -17,7 +17,8 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin import errors
 from fanin.torch import DeltaOptimizer
-from fanin.torch.optimizers.delta import Deltas, _on_all, by_dtype
+from fanin.torch.optimizers.delta import Deltas, by_dtype
+from fanin.torch.optimizers.delta_services import equal, on_all
 from ranks import Failure, Me, wait_until
 from torch import nn, optim
 
@@ -80,7 +81,7 @@ def played(service: str, seed: int, make: Make) -> tuple[torch.Tensor, torch.Ten
     models = [begun.clone() for _ in range(WORKERS)]
     key = seed.to_bytes(16, "big")
     workers = [
-        Deltas(make([model]), service, key, number, WORKERS, 60.0)
+        Deltas(make([model]), equal([service]), key, number, WORKERS, 60.0)
         for number, model in enumerate(models)
     ]
     workers[0].create()
@@ -239,7 +240,7 @@ def kill_without(kept: SwitchProcess, older: dict[Path, bytes]) -> None:
 def test_steps_that_a_killed_service_had_not_saved_are_told_by_a_pull(kept: SwitchProcess) -> None:
     model = layer(0)
     inner = optim.SGD(model.parameters(), lr=1.0)
-    worker = Deltas(inner, kept.address, b"k" * 16, 0, 1, 60.0)
+    worker = Deltas(inner, equal([kept.address]), b"k" * 16, 0, 1, 60.0)
     worker.create()
     worker.pull()
     older = saved(kept)
@@ -300,7 +301,7 @@ def test_a_service_that_cannot_save_at_its_end_says_so_by_its_exit_status(
 ) -> None:
     model = layer(0)
     inner = optim.SGD(model.parameters(), lr=1.0)
-    worker = Deltas(inner, kept.address, b"k" * 16, 0, 1, 60.0)
+    worker = Deltas(inner, equal([kept.address]), b"k" * 16, 0, 1, 60.0)
     worker.create()
     worker.pull()
     shutil.rmtree(kept.options[1])
@@ -392,7 +393,7 @@ def with_an_unsendable_error(me: Me, local: bool) -> str:
             raise LocalError("a lock: is held") if local else UnsendableError("a lock", "is held")
 
     with pytest.raises(Exception, match="a lock: is held") as caught:
-        _on_all(dist.group.WORLD, work)
+        on_all(dist.group.WORLD, work)
     return type(caught.value).__name__
 
 
