@@ -119,7 +119,7 @@ pub enum ParametersError {
         service: String,
         /// The worker.
         rank: u32,
-        /// What happened last.
+        /// The last failure.
         cause: String,
     },
     /// The given data is not this model's.

@@ -5,12 +5,15 @@
 //! With the same order of exchanges, a parameter server that runs the optimizer would have the same
 //! parameters (Theorem 2).
 //!
+//! A service runs by itself (`fanin parameters`), or in a worker's process. A worker cuts its
+//! parameters among the services by the shares that it is told.
+//!
 //! `store` holds models in pieces. A piece is the unit of everything. The order between workers
 //! holds for a piece. A piece's delta is added once, whatever is sent again. `snapshot` keeps a
 //! checksum of each piece. Parameters travel by TCP, in order and whole: nothing is summed on the
 //! way.
 //!
-//! Deliberately absent: collectives, jobs, Python.
+//! Deliberately absent: who has which share, collectives, jobs, Python.
 #![forbid(unsafe_code)]
 
 mod client;
