@@ -219,7 +219,7 @@ def test_what_a_program_changes_under_an_exchange_is_in_the_next_one(
     worker.step(worker.optimizer.step)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 8.0
+            parameter.add_(8.0)
     worker.settle()
     torch.testing.assert_close(flat(model), begun + 7.0)
     worker.step(worker.optimizer.step)
