@@ -17,10 +17,12 @@ import pytest
 from programs import Program
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 # The frameworks alone take a minute to import on a busy machine.
 DEADLINE = 600
 SAID = 'fanin: the program asks for "gloo"'
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+TORCHRUN_OF_4 = (*TORCHRUN[:-1], "4")
 # Gloo through the Accelerate launcher's torchrun; without a GPU, its own flag for "several".
 ACCELERATE = (
     "-m",
@@ -36,6 +38,14 @@ STRATEGIES = [
     "ddp_fork",
     "ddp_notebook",
     "model_parallel",
+]
+WAYS_IN_DETAIL = [
+    "ddp",
+    "allreduce_hook",
+    "machine_hook",
+    "compression_hook",
+    "DistributedOptimizer",
+    "AsynchronousOptimizer",
 ]
 
 
@@ -80,7 +90,9 @@ def play(folder: Path, *command: str, **variables: str) -> tuple[list[dict[str, 
     """Run a program that succeeds; return what each rank left, and all that was said."""
     status, said = run(folder, *command, **variables)
     assert status == 0, f"{command}:\n{said[-12000:]}"
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], said
+    left = sorted(folder.glob("[0-9].json"))
+    assert len(left) >= 2
+    return [json.loads(each.read_text()) for each in left], said
 
 
 def same_on_both(folder: Path, switch: str, *command: str) -> int:
@@ -102,7 +114,7 @@ def named(folder: Path, switch: str, gloo: list[str], fanin: list[str]) -> None:
     on_fanin, said = play(folder / "fanin", *fanin, FANIN_SWITCH=switch)
     assert SAID not in said
     assert summed(switch) > before
-    assert [rank.pop("backend") for rank in on_fanin] == ["fanin", "fanin"]
+    assert {rank.pop("backend") for rank in on_fanin} == {"fanin"}
     for rank in on_gloo:
         del rank["backend"]
     assert_same(on_fanin, on_gloo)
@@ -201,6 +213,65 @@ def test_distributed_checkpoint(tmp_path: Path, switch: str, kind: str) -> None:
 def test_distributed_checkpoint_by_name(tmp_path: Path, switch: str) -> None:
     gloo = [*TORCHRUN, "checkpointed.py", "fsdp"]
     named(tmp_path, switch, gloo, [*gloo, "fanin"])
+
+
+@pytest.mark.parametrize("edges", ["0", "1"])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_pipelining(
+    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch, schedule: str, edges: str
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", edges)
+    same_on_both(tmp_path, switch, *TORCHRUN_OF_4, "pipelined.py", schedule)
+    ranks = [json.loads((tmp_path / "fanin" / f"{rank}.json").read_text()) for rank in range(4)]
+    assert [rank["edges"] for rank in ranks] == 4 * [2 * int(edges)]
+
+
+def test_pipelining_by_name_with_a_group_for_each_edge(
+    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", "1")
+    gloo = [*TORCHRUN_OF_4, "pipelined.py", "1F1B"]
+    named(tmp_path, switch, gloo, [*gloo, "fanin"])
+
+
+@pytest.mark.parametrize("way", WAYS_IN_DETAIL)
+def test_torchs_own_debugging_in_detail(
+    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    program = [*TORCHRUN, "detailed.py"]
+    named(tmp_path, switch, [*program, "ddp"], [*program, way, "fanin"])
+
+
+def test_torchs_own_debugging_in_detail_of_an_unchanged_program(
+    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    same_on_both(tmp_path, switch, *TORCHRUN, "detailed.py", "ddp")
+
+
+def test_the_fine_tuning_of_the_examples(tmp_path: Path, switch: str) -> None:
+    example = [str(EXAMPLES / "finetune.py"), "--pretrain-steps", "10", "--steps", "10"]
+    before = summed(switch)
+    said = [
+        run(tmp_path / backend, *TORCHRUN, *example, "--backend", backend, FANIN_SWITCH=switch)
+        for backend in ("gloo", "fanin")
+    ]
+    assert [status for status, _ in said] == [0, 0], said
+    assert summed(switch) > before + 20
+    gloo, fanin = (re.search(r"accuracy (\S+) and loss (\S+) on", text) for _, text in said)
+    assert gloo
+    assert fanin
+    assert float(fanin[2]) == pytest.approx(float(gloo[2]), abs=1e-3)
+    # Of four packages, and with hardly any training.
+    assert min(float(gloo[1]), float(fanin[1])) > 0.3
+
+
+def test_the_fine_tuning_refuses_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
+    example = [str(EXAMPLES / "finetune.py"), "--checkpoint", str(tmp_path)]
+    status, said = run(tmp_path / "none", *example)
+    assert status == 2
+    assert "has no config.json; is it a checkpoint?" in said
 
 
 def test_ray_train_on_two_nodes(tmp_path: Path, switch: str) -> None:

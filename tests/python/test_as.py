@@ -272,3 +272,81 @@ def no_switch(me: Me) -> tuple[float, int]:
 
 def test_without_a_switch_the_ranks_sum_themselves(launch: Launch) -> None:
     assert launch(no_switch, 2, at="").results() == [(1.0, 1)] * 2
+
+
+# TorchComms is in no registry for the CPU: this says what torch 2.15 asks of it, and has "gloo".
+TORCHCOMMS = {
+    "__init__.py": """
+def is_backend_built(name):
+    return name == "gloo"
+
+def new_comm(backend, *args, **keywords):
+    raise RuntimeError(f"TorchComms makes {backend}")
+""",
+    "_comms.py": """
+class _BackendWrapper:
+    pass
+
+def _is_backend_registered(name):
+    return False
+""",
+    "hooks.py": "class FlightRecorderHook:\n    pass\n",
+}
+
+WITH_TORCHCOMMS = """
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+assert c10d._use_torchcomms_enabled()
+dist.init_process_group(BACKEND)
+rank = dist.get_rank()
+pair = dist.new_group([0, 1])
+split = dist.split_group(split_ranks=[[1, 0]])
+for group in (None, pair, split):
+    tensor = torch.full((1000,), 1.0 + rank)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.full((1000,), 3.0)), tensor
+parts = [torch.zeros(2), torch.zeros(2)] if rank == 0 else None
+dist.gather(torch.full((2,), float(rank)), parts)
+assert rank != 0 or [part[0].item() for part in parts] == [0.0, 1.0]
+kinds = [type(g._get_backend(torch.device("cpu"))) for g in (dist.group.WORLD, pair, split)]
+print(" ".join(["groups", *(kind.__name__ for kind in kinds), ""]), end="", flush=True)
+dist.barrier()
+dist.destroy_process_group(split)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def torchcomms(tmp_path: Path) -> dict[str, str]:
+    """Variables with which torch finds TorchComms and is told to use it."""
+    package = tmp_path / "with" / "torchcomms"
+    package.mkdir(parents=True)
+    for name, text in TORCHCOMMS.items():
+        (package / name).write_text(text)
+    path = os.pathsep.join([str(package.parent), *os.environ.get("PYTHONPATH", "").split(":")])
+    return {"PYTHONPATH": path, "TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"}
+
+
+@eager
+@pytest.mark.parametrize("backend", ["gloo", "fanin"])
+def test_torchcomms_leaves_the_name_to_fanin(
+    tmp_path: Path, torchcomms: dict[str, str], backend: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITH_TORCHCOMMS.replace("BACKEND", repr(backend)))
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", str(program))
+    done = run(*torchrun, **torchcomms, **({"FANIN_AS": "gloo"} if backend == "gloo" else {}))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == 2 * ["groups", *3 * ["FaninBackend"]]
+    assert done.stderr.count(SAID) == (backend == "gloo")
+
+
+@eager
+def test_without_it_torchcomms_has_gloo(tmp_path: Path, torchcomms: dict[str, str]) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITH_TORCHCOMMS.replace("BACKEND", "'gloo'"))
+    done = run("torch.distributed.run", str(program), **torchcomms)
+    assert done.returncode != 0
+    assert "TorchComms makes gloo" in done.stderr

@@ -4,10 +4,14 @@ Torch 2.15 makes every backend through a creator that is looked up by name, and 
 "gloo" is looked up only when the name is asked for first. Ours takes that place before: all of
 torch's ways to a group end there, and what torch and frameworks ask of a group by its name
 (`get_backend`, devices, the default timeout) is answered as for Gloo.
+
+TorchComms comes before creators where a program switches it on, and it has a "gloo" of its own.
+It is told that the name is not one of its names.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -42,6 +46,24 @@ def install() -> None:
     )
     # The flight recorder leaves out groups named "gloo", which record themselves; ours do not.
     getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).discard(name)
+    _keep_from_torchcomms(name)
+
+
+def _keep_from_torchcomms(name: str) -> None:
+    """Have torch make groups of this name by their creator, also with TorchComms switched on.
+
+    TorchComms may be switched on at any time, so torch is always told.
+    """
+    handles = getattr(c10d, "_torchcomms_handles_backend", None)
+    if handles is None or hasattr(handles, "__wrapped__"):
+        return
+
+    @functools.wraps(handles)
+    def handles_others(backend: str | None) -> bool:
+        names = {part.strip().rpartition(":")[2] for part in str(backend).lower().split(",")}
+        return name not in names and bool(handles(backend))
+
+    c10d._torchcomms_handles_backend = handles_others
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object | None) -> Backend:

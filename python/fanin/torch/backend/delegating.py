@@ -101,6 +101,13 @@ def _devices(address: str | None, interfaces: Sequence[str]) -> list[Any]:
     return devices
 
 
+class NoCommunicator:
+    """Stands among TorchComms' communicators, which torch ends before the groups."""
+
+    def finalize(self) -> None:
+        """Nothing to end: torch shuts the group down."""
+
+
 class DelegatingBackend(c10d.Backend):
     """A backend that is a Gloo group under another name.
 
@@ -326,7 +333,9 @@ class DelegatingBackend(c10d.Backend):
     def gather(
         self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.GatherOptions
     ) -> Work:
-        return self._move("gather", outputs, inputs, opts)
+        # With TorchComms switched on, torch has an empty list of tensors for ranks that get none.
+        kept = outputs if opts.rootRank == self.rank() else []
+        return self._move("gather", kept, inputs, opts)
 
     @untraced
     def scatter(
@@ -446,6 +455,10 @@ class DelegatingBackend(c10d.Backend):
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to agree on: numbers begin at zero on every rank."""
+
+    def get_comm(self) -> NoCommunicator:
+        """Answer `split_group`, which asks any backend if TorchComms is switched on."""
+        return NoCommunicator()
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._gloo.set_timeout(timeout)
