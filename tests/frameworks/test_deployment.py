@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,36 @@ def test_the_schema_refuses_what_kubernetes_would(tmp_path: Path, text: str, wro
 def test_the_shell_finds_nothing_in_the_batch_script() -> None:
     done = check("shellcheck", str(EXAMPLES / "slurm.sh"))
     assert done.returncode == 0, done.stdout
+
+
+def test_the_image_is_built_from_what_is_in_the_checkout() -> None:
+    done = check("hadolint", str(EXAMPLES / "Dockerfile"))
+    assert done.returncode == 0, done.stdout
+    text = (EXAMPLES / "Dockerfile").read_text()
+    # No registry is named: these are the public one's.
+    assert re.findall("^FROM ([^/ ]+)(?: AS build)?$", text, re.M) == [
+        "rust:1.90-slim-bookworm",
+        "python:3.12-slim-bookworm",
+    ]
+    root = EXAMPLES.parent
+    kept = [line[1:] for line in (EXAMPLES / "Dockerfile.dockerignore").read_text().splitlines()]
+    copied = [
+        each
+        for sources in re.findall("^COPY ([^-].*) [^ ]+$", text, re.M)
+        for each in sources.split()
+    ]
+    assert len(copied) == 9
+    for each in copied:
+        assert list(root.glob(each)), each
+        assert each in kept, each
+
+
+def test_the_image_has_the_program_that_the_kubernetes_job_starts() -> None:
+    started = re.findall(r"- (\w+\.py)$", (EXAMPLES / "kubernetes.yaml").read_text(), re.M)
+    assert [(EXAMPLES / each).is_file() for each in started] == [True]
+
+
+def test_hadolint_refuses_what_docker_would(tmp_path: Path) -> None:
+    text = (EXAMPLES / "Dockerfile").read_text()
+    (tmp_path / "Dockerfile").write_text(text.replace("WORKDIR", "WORKDIRECTORY", 1))
+    assert check("hadolint", str(tmp_path / "Dockerfile")).returncode != 0

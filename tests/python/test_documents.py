@@ -35,8 +35,8 @@ FILES_OF_OTHERS = {"test/parallel/test_torch.py"}
 MADE = (".venv/", "target/")
 # Options of Slurm, Docker, torchrun, accelerate, cargo's tests, pkg-config and perf.
 FLAGS_OF_OTHERS = {
-    *("--exclude", "--exclusive", "--nodelist", "--nodes", "--ntasks", "--ntasks-per-node"),
-    *("--no-kill", "--kill-on-bad-exit", "--shm-size", "--rdzv-id", "--shutdown-timeout"),
+    *("--nodes", "--no-kill", "--kill-on-bad-exit"),
+    *("--rm", "--network", "--shm-size", "--shutdown-timeout"),
     *("--multi_gpu", "--num_processes", "--cpu", "--nocapture", "--modversion", "--sort"),
 }
 
