@@ -1,11 +1,13 @@
-"""Each way to train that fanin.torch has, beside DDP: detailed.py WAY [BACKEND].
+"""Each way to train that fanin.torch has, beside DDP: detailed.py WAY BACKEND [detail].
 
-The test sets TORCH_DISTRIBUTED_DEBUG=DETAIL, under which torch wraps each backend. Ways that keep
-all of a gradient come to the parameters of plain DDP.
+With "detail" under TORCH_DISTRIBUTED_DEBUG=DETAIL, for which torch wraps each backend. Torch 2.15
+itself then crashes in DDP on Gloo. Ways that keep all of a gradient come to the parameters of plain
+DDP.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,11 @@ import torch
 import torch.distributed as dist
 from fanin.torch.compression import TopK
 from torch.nn.parallel import DistributedDataParallel
+
+IN_DETAIL = "detail" in sys.argv
+if IN_DETAIL:  # before the first group
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
 
 Way = Callable[[torch.nn.Module], tuple[Any, Any]]
 
@@ -55,10 +62,10 @@ WAYS: dict[str, Way] = {
     ),
 }
 
-dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "gloo")
+dist.init_process_group(sys.argv[2])
 world: Any = dist.group.WORLD
 wrapper = type(world._get_backend(torch.device("cpu"))).__name__
-assert "Wrapper" in wrapper, f"torch wraps the backend under DETAIL, and this is {wrapper}"
+assert ("Wrapper" in wrapper) == IN_DETAIL, wrapper
 model, optimizer = WAYS[sys.argv[1]](results.model())
 inputs, targets = results.data()[dist.get_rank() :: dist.get_world_size()]
 losses = []

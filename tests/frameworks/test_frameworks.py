@@ -235,19 +235,28 @@ def test_pipelining_by_name_with_a_group_for_each_edge(
 
 
 @pytest.mark.parametrize("way", WAYS_IN_DETAIL)
-def test_torchs_own_debugging_in_detail(
-    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+def test_torchs_own_debugging_in_detail(tmp_path: Path, switch: str, way: str) -> None:
     program = [*TORCHRUN, "detailed.py"]
-    named(tmp_path, switch, [*program, "ddp"], [*program, way, "fanin"])
+    named(tmp_path, switch, [*program, "ddp"], [*program, way, "fanin", "detail"])
 
 
 def test_torchs_own_debugging_in_detail_of_an_unchanged_program(
-    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, switch: str
 ) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-    same_on_both(tmp_path, switch, *TORCHRUN, "detailed.py", "ddp")
+    program = [*TORCHRUN, "detailed.py", "ddp", "gloo"]
+    on_gloo, _ = play(tmp_path / "gloo", *program)
+    before = summed(switch)
+    both = {"FANIN_AS": "gloo", "FANIN_SWITCH": switch}
+    on_fanin, said = play(tmp_path / "fanin", *program, "detail", **both)
+    assert SAID in said
+    assert summed(switch) > before
+    assert_same(on_fanin, on_gloo)
+
+
+def test_ddp_on_gloo_crashes_under_torchs_debugging_in_detail(tmp_path: Path) -> None:
+    status, said = run(tmp_path / "gloo", *TORCHRUN, "detailed.py", "ddp", "gloo", "detail")
+    assert status != 0
+    assert "SIGSEGV" in said, "torch has mended it: let both sides run under it"
 
 
 def test_the_fine_tuning_of_the_examples(tmp_path: Path, switch: str) -> None:
