@@ -14,7 +14,6 @@ checkpoint with a tokenizer that you have, of DistilBERT.
 from __future__ import annotations
 
 import argparse
-import os
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -158,14 +157,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="fanin", help="any backend of torch.distributed")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="start from a DistilBERT of yours")
-    parser.add_argument("--out", metavar="FOLDER", help="keep the fine-tuned model there")
+    parser.add_argument("--out", metavar="FOLDER", help="keep both models there")
     parser.add_argument("--pretrain-steps", type=int, default=300)
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     if args.checkpoint and not Path(args.checkpoint, "config.json").is_file():
         parser.error(f"--checkpoint: {args.checkpoint} has no config.json; is it a checkpoint?")
 
-    os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -176,14 +174,14 @@ def main() -> None:
     train = [data[number] for number in order[held_back:]]
     test = [data[number] for number in order[:held_back]]
 
-    # All ranks use rank 0's folder: on several machines, name one that they share.
+    # All ranks use one folder: on several machines, --out is one that they share.
     with tempfile.TemporaryDirectory() as scratch:
-        shared = [scratch]
+        shared = [args.out or scratch]
         dist.broadcast_object_list(shared)
-        folder = args.checkpoint or shared[0]
+        folder = args.checkpoint or f"{shared[0]}/pretrained"
         if not args.checkpoint:
             pretrain([text for text, _ in train], folder, args.pretrain_steps)
-        finetune(train, test, folder, args.out or shared[0], args.steps)
+        finetune(train, test, folder, f"{shared[0]}/finetuned", args.steps)
         # No rank tears its connections down while another still works, or reads the folder.
         dist.barrier()
     dist.destroy_process_group()
