@@ -1,4 +1,4 @@
-//! Any sequence of packets at a switch with a job of int32, one of bfloat16 and one of int8:
+//! Any sequence of packets at a switch with jobs of int32, bfloat16, int8 and int4:
 //! nothing panics, and answers stay within the pool.
 #![no_main]
 
@@ -20,9 +20,12 @@ static COUNTED: AtomicU64 = AtomicU64::new(0);
 
 fuzz_target!(|bytes: &[u8]| {
     let mut switch: Switch<u8> = Switch::new(ShardId(0));
-    for (id, resumed, wire_dtype) in
-        [(1, false, WireDtype::SharedExponent), (2, true, WireDtype::Bfloat16), (3, true, WireDtype::Int8)]
-    {
+    for (id, resumed, wire_dtype) in [
+        (1, false, WireDtype::SharedExponent),
+        (2, true, WireDtype::Bfloat16),
+        (3, true, WireDtype::Int8),
+        (4, true, WireDtype::Int4),
+    ] {
         let config = JobConfig {
             id: JobId(id),
             key: KEY,
@@ -47,14 +50,16 @@ fuzz_target!(|bytes: &[u8]| {
         packet[..2].copy_from_slice(&MAGIC.to_le_bytes());
         packet[2] = VERSION;
         packet[3] = 1 + (choice & 1) * 2; // update or restore
-        let job = 1 + (choice >> 1 & 1) * (1 + (at(1) >> 4 & 1));
+        let job = 1 + (choice >> 1 & 1) * (1 + (at(1) >> 4 & 3) % 3);
         packet[4..12].copy_from_slice(&[job, 0, 0, 0, 0, 0, at(1) & 3, 0]);
         packet[12..16].copy_from_slice(&[at(1) >> 2 & 3, 0, at(2), at(3)]);
         packet[16..20].copy_from_slice(&(u32::from(at(4) & 15)).wrapping_sub(4).to_le_bytes());
         packet[20..24].copy_from_slice(&u32::from(at(4) >> 6).to_le_bytes());
         let (bfloat16, native) = (choice & 32 != 0, choice & 64 != 0);
         packet[24..32].copy_from_slice(&[0, 0, 1 + (at(5) & 7), 1 + (at(5) >> 7), 100, 0, 0, 0]);
-        packet[26] |= u8::from(bfloat16) << 7 | u8::from(native) << 6;
+        // Both bits are int8's, and a job of int4 has that in their place.
+        let int4 = bfloat16 && native && job == 4;
+        packet[26] |= if int4 { 0x20 } else { u8::from(bfloat16) << 7 | u8::from(native) << 6 };
         // A stranger's, now and then.
         let key = if choice & 192 == 192 { Key::new(0) } else { KEY };
         key.seal(&mut packet);
@@ -62,6 +67,7 @@ fuzz_target!(|bytes: &[u8]| {
         packet[44] = at(5);
         let length = match (bfloat16, native) {
             _ if choice & 8 != 0 => 40,
+            _ if int4 => 40 + 15 * 68,
             (true, true) => 40 + 7 * 132, // int8
             (true, false) => packet.len(),
             (false, _) => packet.len() - 4,

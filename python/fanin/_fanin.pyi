@@ -527,13 +527,13 @@ def rotated(values: bytes, block: int, seed: int, back: bool) -> bytes:
     and bytes that are no whole number of values.
     """
 
-def feed_back(address: int, elements: int, dtype: DType, residual: int) -> None:
-    """Add a residual to floats, and leave of them what travels as int8 unchanged.
+def feed_back(address: int, elements: int, dtype: DType, residual: int, wire_dtype: str) -> None:
+    """Add a residual to floats, and leave of them what travels unchanged as "int8" or "int4".
 
     `residual` is the address of as many float32, in which what is missing is left: the elements
-    are the nearest multiples of their block's step. A block that is not finite keeps its elements,
-    and has no residual. Nobody else may use either memory meanwhile. Raises `ValueError` for a
-    dtype other than float32, float16 and bfloat16, and for an address of none.
+    are the nearest levels of their block. A block that is not finite keeps its elements, and has
+    no residual. Nobody else may use either memory meanwhile. Raises `ValueError` for a dtype other
+    than float32, float16 and bfloat16, another wire dtype, and for an address of none.
     """
 
 def machine_id() -> str:

@@ -18,10 +18,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, Unpack, get_args
 
-WireDtype: TypeAlias = Literal["native", "shared_exponent", "bfloat16", "int8"]
+Packed: TypeAlias = Literal["int8", "int4"]
+WireDtype: TypeAlias = Literal["native", "shared_exponent", "bfloat16"] | Packed
 Security: TypeAlias = Literal["tag", "authenticate", "encrypt"]
 TravelsAs: TypeAlias = WireDtype | Literal["integers"]
 """ATP and GOAT have integers of their own."""
+PACKED: Final[tuple[Packed, ...]] = get_args(Packed)
+"""Floats are rounded so coarsely by these that the error is worth keeping for the next step."""
+WIRE_DTYPES: Final[tuple[WireDtype, ...]] = ("native", "shared_exponent", "bfloat16", *PACKED)
 Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
@@ -82,7 +86,7 @@ def _wire_dtype(text: str) -> str:
         )
     if text in ("exact", "float32"):
         raise ValueError('it is called "native": floats travel as they are')
-    return _one_of(*get_args(WireDtype))(text)
+    return _one_of(*WIRE_DTYPES)(text)
 
 
 def _up_to(most: int) -> Callable[[str], int]:
@@ -208,11 +212,12 @@ class Settings:
     wire_dtype: WireDtype | None = _row(
         _wire_dtype,
         None,
-        "native|shared_exponent|bfloat16|int8",
+        "|".join(WIRE_DTYPES),
         "how large float tensors travel: native (usual), as they are; shared_exponent, as integers "
         "with an exponent a packet (352 to 2,048 elements), which a NaN spoils; bfloat16, in half "
         "the bytes, and eight significant bits (of atp and goat, too); int8, in a quarter, and "
-        "within 1/63 of the largest of 32 neighbours",
+        "within 1/63 of the largest of 32 neighbours; int4, in an eighth, and within 1/6 of that, "
+        "or half of the element itself",
         "switchml",
         others="which adds integers, and makes them of floats by a factor of its own, which "
         "travel as they are or as bfloat16",

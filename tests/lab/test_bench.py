@@ -515,10 +515,11 @@ def test_the_error_allowed_is_the_stated_one() -> None:
     # Each contribution to 2^-8 and to 2^-k, k = 30 - 3 - 7, and the sum to 2^-8.
     expected = 8 * 127 / 256 * (2 + 1 / 256) + 8 * 2**-21
     assert error_allowed("fanin", epsilon, 8, 127, "bfloat16") == pytest.approx(expected, rel=1e-4)
-    # A step of each contribution, and one of the sum.
-    expected = 8 * 127 / 63.5 * (2 + 1 / 63.5)
-    assert error_allowed("fanin", epsilon, 8, 127, "int8") == pytest.approx(expected, rel=1e-4)
-    assert error_allowed("fanin", 0.0, 8, 127, "int8") == 0, "integers stay int32"
+    # The distance of two levels for each contribution, and one for the sum.
+    for packed, distance in (("int8", 1 / 63.5), ("int4", 1 / 2)):
+        expected = 8 * 127 * distance * (2 + distance)
+        assert error_allowed("fanin", epsilon, 8, 127, packed) == pytest.approx(expected, rel=1e-4)
+        assert error_allowed("fanin", 0.0, 8, 127, packed) == 0, "integers stay int32"
 
 
 @pytest.mark.parametrize("for_tests", [True, False])

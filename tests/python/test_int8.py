@@ -1,4 +1,4 @@
-"""Floats that travel as int8: how far off sums are, the same bits, and what is kept of rounding."""
+"""Floats that travel as int8 or int4: how far off, the same bits, and what is kept of rounding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin import _fanin
+from fanin._settings import PACKED, Packed
 from fanin.torch.hooks.error_feedback import BLOCK, ErrorFeedback, feed_back
 from fanin.torch.works.collectives import DTYPES
 from ranks import Failure, Me
@@ -19,7 +20,7 @@ from test_all_reduce import FLOATS
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
-from wire_dtypes import held_to, reduce
+from wire_dtypes import Bound, held_to, reduce
 
 # The short ones travel as they are (tests/python/test_native.py).
 LENGTHS = [1, 4096, 4097, 8192, 8193, 100_003]
@@ -33,37 +34,58 @@ def largest(part: torch.Tensor) -> torch.Tensor:
     return most.reshape(-1)[: part.numel()]
 
 
-def error_bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
-    """docs/protocols/switchml.md, "Floats as int8", in float64."""
-    size = torch.stack([largest(part) for part in parts]).sum(0)
-    contributions = size / 63.5 + (size + size / 63.5) * len(parts) * 2.0**-24
-    off = contributions + (size + contributions) / 63.5
-    own = 2.0 ** -FLOATS[parts[0].dtype]
-    smallest = 2.0**-25 if parts[0].dtype == torch.float16 else 0.0
-    return (off + own * (size + off)) / divisor + smallest
+def error_bound(wire_dtype: Packed) -> Bound:
+    """docs/protocols/switchml.md, "Floats as int8" and "Floats as int4", in float64."""
+    # A step by the largest magnitude of its block, and the distance of coarse levels by the element
+    # itself.
+    step, distance = {"int8": (1 / 63.5, 0.0), "int4": (1 / 6, 1 / 2)}[wire_dtype]
+
+    def bound(parts: list[torch.Tensor], divisor: int) -> torch.Tensor:
+        sizes = [largest(part) for part in parts]
+        size, exact = torch.stack(sizes).sum(0), torch.stack(parts).double().sum(0).abs()
+        each = [
+            torch.maximum(size * step, part.double().abs() * distance)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        grown = size * (1 + max(step, distance))
+        contributions = torch.stack(each).sum(0) + grown * len(parts) * 2.0**-24
+        of_sum = torch.maximum(grown * step, (exact + contributions) * distance)
+        off = contributions + of_sum * (1 + len(parts) * 2.0**-24)
+        own = 2.0 ** -FLOATS[parts[0].dtype]
+        smallest = 2.0**-25 if parts[0].dtype == torch.float16 else 0.0
+        return (off + own * (size + off)) / divisor + smallest
+
+    return bound
 
 
+in_both = pytest.mark.parametrize("wire_dtype", PACKED)
+LARGEST_LEVEL: dict[Packed, float] = {"int8": 127.0, "int4": 12.0}
+
+
+@in_both
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "avg"])
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
 def test_every_dtype_is_within_the_bound_and_the_same_on_all_ranks(
-    launch: Launch, dtype: torch.dtype, average: bool
+    launch: Launch, dtype: torch.dtype, average: bool, wire_dtype: Packed
 ) -> None:
-    for length, exact, off in held_to(error_bound, launch, "int8", LENGTHS, dtype, average):
+    bound = error_bound(wire_dtype)
+    for length, exact, off in held_to(bound, launch, wire_dtype, LENGTHS, dtype, average):
         if length > 4096:
-            assert (off > 2.0**-8 * exact.abs()).any(), "it did not travel as int8"
+            assert (off > 2.0**-8 * exact.abs()).any(), f"it did not travel as {wire_dtype}"
         else:
             assert (off <= 2.0**-7 * exact.abs()).all(), "it did not travel as it is"
 
 
-def test_every_run_has_the_same_bits(launch: Launch) -> None:
-    how = ("int8", LENGTHS, torch.float32, True)
+@in_both
+def test_every_run_has_the_same_bits(launch: Launch, wire_dtype: Packed) -> None:
+    how = (wire_dtype, LENGTHS, torch.float32, True)
     one, other = (launch(reduce, 2, *how).results()[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def special(me: Me) -> list[float]:
+def special(me: Me, wire_dtype: Packed) -> list[float]:
     with fanin.connect(
-        job="int8-special", rank=me.rank, world_size=me.world_size, wire_dtype="int8"
+        job="special", rank=me.rank, world_size=me.world_size, wire_dtype=wire_dtype
     ) as group:
         array = np.ones(8192, np.float32)
         if me.rank == 0:
@@ -79,15 +101,16 @@ def special(me: Me) -> list[float]:
         return [float(x) for x in array[:4]]
 
 
-def test_nan_and_infinity_reach_every_rank(launch: Launch) -> None:
-    for first in launch(special, 2).results():
+@in_both
+def test_nan_and_infinity_reach_every_rank(launch: Launch, wire_dtype: Packed) -> None:
+    for first in launch(special, 2, wire_dtype).results():
         assert np.isnan(first[0])
         assert first[1:3] == [np.inf, -np.inf]
         assert np.isnan(first[3])
 
 
 def differs(me: Me) -> None:
-    dtype: Any = ["bfloat16", "int8"][me.rank]
+    dtype: Any = ["int4", "int8"][me.rank]
     me.init(pg_options=fanin.torch.Options(wire_dtype=dtype))
 
 
@@ -98,6 +121,7 @@ def test_ranks_that_disagree_all_get_the_same_clear_error(launch: Launch) -> Non
         assert outcome.kind == "SettingMismatch", outcome.text
         assert "FANIN_WIRE_DTYPE" in outcome.message
         assert "int8" in outcome.message
+        assert "int4" in outcome.message
 
 
 def gradients(dtype: torch.dtype, length: int, seed: int = 0) -> torch.Tensor:
@@ -108,13 +132,14 @@ def gradients(dtype: torch.dtype, length: int, seed: int = 0) -> torch.Tensor:
     return (torch.randn(length, generator=dice) * sizes).to(dtype)
 
 
-def fed_back(values: torch.Tensor, residual: torch.Tensor) -> None:
+def fed_back(values: torch.Tensor, residual: torch.Tensor, wire_dtype: Packed) -> None:
     address, elements = values.data_ptr(), values.numel()
-    _fanin.feed_back(address, elements, DTYPES[values.dtype], residual.data_ptr())
+    _fanin.feed_back(address, elements, DTYPES[values.dtype], residual.data_ptr(), wire_dtype)
 
 
+@in_both
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_what_is_missing_is_the_same_on_any_device(dtype: torch.dtype) -> None:
+def test_what_is_missing_is_the_same_on_any_device(dtype: torch.dtype, wire_dtype: Packed) -> None:
     for length in (1, 31, 32, 4097, 10_000):
         pair = [(gradients(dtype, length), torch.zeros(length)) for _ in range(2)]
         for step in range(3):
@@ -125,8 +150,8 @@ def test_what_is_missing_is_the_same_on_any_device(dtype: torch.dtype) -> None:
                 fresh[0] = torch.finfo(dtype).max
             a.copy_(fresh)
             b.copy_(fresh)
-            fed_back(a, rest_of_a)
-            feed_back(b, rest_of_b)
+            fed_back(a, rest_of_a, wire_dtype)
+            feed_back(b, rest_of_b, wire_dtype)
             assert torch.equal(a.nan_to_num(1.0), b.nan_to_num(1.0))
             assert torch.equal(a.isnan(), b.isnan())
             assert torch.equal(rest_of_a, rest_of_b)
@@ -136,24 +161,29 @@ def test_what_is_missing_is_the_same_on_any_device(dtype: torch.dtype) -> None:
 def test_what_cannot_be_fed_back_is_refused() -> None:
     tensor, residual = torch.zeros(8, dtype=torch.int32), torch.zeros(8)
     with pytest.raises(ValueError, match=r"\"int32\": one of float32, float16 and bfloat16"):
-        _fanin.feed_back(tensor.data_ptr(), 8, "int32", residual.data_ptr())
+        _fanin.feed_back(tensor.data_ptr(), 8, "int32", residual.data_ptr(), "int8")
     with pytest.raises(ValueError, match=r"null address"):
-        _fanin.feed_back(tensor.data_ptr(), 8, "float32", 0)
+        _fanin.feed_back(tensor.data_ptr(), 8, "float32", 0, "int4")
+    with pytest.raises(ValueError, match=r"\"bfloat16\": one of int8 and int4"):
+        _fanin.feed_back(tensor.data_ptr(), 8, "float32", residual.data_ptr(), "bfloat16")
 
 
-def unchanged(me: Me, length: int) -> bool:
+def unchanged(me: Me, length: int, wire_dtype: Packed) -> bool:
     """Whether what was fed back arrives as it was sent: the other rank has nothing to add."""
-    me.init(pg_options=fanin.torch.Options(wire_dtype="int8"))
+    me.init(pg_options=fanin.torch.Options(wire_dtype=wire_dtype))
     sent = gradients(torch.float32, length)
-    fed_back(sent, torch.zeros(length))
+    fed_back(sent, torch.zeros(length), wire_dtype)
     tensor = sent.clone() if me.rank == 0 else torch.zeros(length)
     dist.all_reduce(tensor)
     return torch.equal(tensor, sent)
 
 
-def test_what_was_fed_back_travels_unchanged_however_it_is_cut(launch: Launch) -> None:
+@in_both
+def test_what_was_fed_back_travels_unchanged_however_it_is_cut(
+    launch: Launch, wire_dtype: Packed
+) -> None:
     for length in (5000, 1_000_003):
-        assert launch(unchanged, 2, length).results() == [True, True]
+        assert launch(unchanged, 2, length, wire_dtype).results() == [True, True]
 
 
 class Bucket:
@@ -165,13 +195,14 @@ class Bucket:
         self.parameters = lambda: parameters
 
 
-def test_a_bucket_has_its_own_residual_until_it_is_of_other_parameters() -> None:
-    feedback = ErrorFeedback()
+@in_both
+def test_a_bucket_has_its_own_residual_until_it_is_of_other_parameters(wire_dtype: Packed) -> None:
+    feedback = ErrorFeedback(wire_dtype)
     parameters = [torch.zeros(8000), torch.zeros(8000)]
 
     def rounded(index: int, *of: torch.Tensor) -> float:
         buffer = torch.full((8000,), 0.3)
-        buffer[::BLOCK] = 127.0
+        buffer[::BLOCK] = LARGEST_LEVEL[wire_dtype]
         feedback.round(Bucket(index, buffer, list(of)))  # type: ignore[arg-type]
         return float(buffer[1])
 
@@ -192,7 +223,7 @@ def test_a_bucket_has_its_own_residual_until_it_is_of_other_parameters() -> None
 def test_what_travels_as_it_is_is_not_rounded() -> None:
     for buffer in (torch.full((4096,), 0.3), torch.full((8000,), 0.3, dtype=torch.float64)):
         buffer[0] = 127.0
-        ErrorFeedback().round(Bucket(0, buffer, []))  # type: ignore[arg-type]
+        ErrorFeedback("int8").round(Bucket(0, buffer, []))  # type: ignore[arg-type]
         assert buffer[1] == torch.tensor(0.3, dtype=buffer.dtype)
 
 
@@ -203,26 +234,26 @@ STEPS = 64
 class Constant(nn.Module):
     """A gradient that is the same in every step: small ones beside large ones, one a block."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(8192))
         self.gradient = torch.full((8192,), SMALL)
-        self.gradient[::BLOCK] = 127.0
+        self.gradient[::BLOCK] = largest
 
     def forward(self) -> torch.Tensor:
         return (self.weight * self.gradient).sum()
 
 
-def descend(me: Me, feeds_back: bool) -> float:
+def descend(me: Me, wire_dtype: Packed, feeds_back: bool) -> float:
     """How far weights are in the end from where the gradients lead."""
     me.init("gloo")
-    network = Constant()
+    network = Constant(LARGEST_LEVEL[wire_dtype])
     model = DistributedDataParallel(network)
     if feeds_back:
-        state = fanin.torch.HookState(wire_dtype="int8")
+        state = fanin.torch.HookState(wire_dtype=wire_dtype)
         model.register_comm_hook(state, fanin.torch.allreduce_hook)
     else:
-        options = fanin.torch.Options(wire_dtype="int8")
+        options = fanin.torch.Options(wire_dtype=wire_dtype)
         group: Any = dist.new_group(backend="fanin", pg_options=options)
         model.register_comm_hook(group, default_hooks.allreduce_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -233,8 +264,11 @@ def descend(me: Me, feeds_back: bool) -> float:
     return float((network.weight + STEPS * network.gradient).abs().max())
 
 
-def test_error_feedback_keeps_weights_within_one_rounding_of_their_way(launch: Launch) -> None:
+@in_both
+def test_error_feedback_keeps_weights_within_one_rounding_of_their_way(
+    launch: Launch, wire_dtype: Packed
+) -> None:
     # The nearest multiple of a step, 1, is never further than half of one from the way so far.
-    assert all(off <= 0.5 + 1e-3 for off in launch(descend, 2, True).results())
+    assert all(off <= 0.5 + 1e-3 for off in launch(descend, 2, wire_dtype, True).results())
     # Each step's rounding is right in expectation, and their errors add up as a random walk's do.
-    assert all(off > 2.0 for off in launch(descend, 2, False).results())
+    assert all(off > 2.0 for off in launch(descend, 2, wire_dtype, False).results())

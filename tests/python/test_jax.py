@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import Launch, free_address
 from fanin import _fanin, errors
+from fanin._settings import PACKED, Packed
 from programs import Program
 from ranks import Me
 
@@ -197,8 +198,8 @@ def test_gradients_of_a_tree_are_averaged(launch: Launch) -> None:
     launch(averaged, 3, free_address(), at=ALONE).results()
 
 
-def fed_back(me: Me, meet: str) -> None:
-    with joined(me, "services", meet, wire_dtype="int8") as group:
+def fed_back(me: Me, meet: str, wire_dtype: Packed) -> None:
+    with joined(me, "services", meet, wire_dtype=wire_dtype) as group:
         import fanin.jax as fj
         import jax
         import jax.numpy as jnp
@@ -213,17 +214,23 @@ def fed_back(me: Me, meet: str) -> None:
             got, state = update(tree, state)
             sent = all_.copy()
             for each, rest in zip(sent, missing, strict=True):
-                _fanin.feed_back(each.ctypes.data, 9000, "float32", rest.ctypes.data)
+                address = each.ctypes.data
+                _fanin.feed_back(address, 9000, "float32", rest.ctypes.data, wire_dtype)
             np.testing.assert_array_equal(state.residuals[0], missing[me.rank])
-            # The services round the sum: by a 31st of the largest, among 32 neighbours.
-            largest = np.abs(sent).sum(0).max()
-            np.testing.assert_allclose(got["w"], sent.mean(0), 0, largest / 31)
+            # The services round the sum: by a 31st of the largest, among 32 neighbours, or to the
+            # next level.
+            most = np.abs(sent).sum(0).max() / (31 if wire_dtype == "int8" else 2)
+            np.testing.assert_allclose(got["w"], sent.mean(0), 0, most)
             assert got["b"].tolist() == [(me.world_size - 1) / 2] * 3
-        assert 0 < np.abs(missing).max() < np.abs(all_).max() / 63
+        part = 63 if wire_dtype == "int8" else 3
+        assert 0 < np.abs(missing).max() < np.abs(all_).max() / part
 
 
-def test_what_rounding_takes_comes_with_the_next_gradients(launch: Launch) -> None:
-    launch(fed_back, 2, free_address(), at=ALONE).results()
+@pytest.mark.parametrize("wire_dtype", PACKED)
+def test_what_rounding_takes_comes_with_the_next_gradients(
+    launch: Launch, wire_dtype: Packed
+) -> None:
+    launch(fed_back, 2, free_address(), wire_dtype, at=ALONE).results()
 
 
 def without_copies(me: Me, meet: str) -> None:

@@ -43,7 +43,7 @@ def metrics(me: Me, wire_dtype: Any) -> list[torch.Tensor]:
     return out
 
 
-@pytest.mark.parametrize("wire_dtype", ["native", "shared_exponent", "bfloat16", "int8"])
+@pytest.mark.parametrize("wire_dtype", ["native", "shared_exponent", "bfloat16", "int8", "int4"])
 def test_metrics_come_out_as_on_gloo(launch: Launch, wire_dtype: str) -> None:
     by_rank = launch(metrics, 8, wire_dtype).results()
     for loss_and_tokens, one_nan, *others in by_rank:

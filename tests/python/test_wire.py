@@ -3,6 +3,8 @@
 import struct
 from pathlib import Path
 
+import pytest
+
 GOLDEN = Path(__file__).parents[2] / "crates/wire/golden/packets.txt"
 PREAMBLE = struct.Struct("<HBBIHBB")
 SLOT = struct.Struct("<HhIIHBBI")
@@ -84,14 +86,15 @@ def test_bfloat16_packets_are_as_documented() -> None:
         assert packet[40:] == (b"" if kind == "probe" else struct.pack("<hH", -7, 0)), kind
 
 
-def test_int8_packets_are_as_documented() -> None:
+@pytest.mark.parametrize(("name", "bits"), [("int8_1280", 0xC0), ("int4_2560", 0x20)])
+def test_packets_of_int8_and_int4_are_as_documented(name: str, bits: int) -> None:
     golden = packets()
     kinds = {"update": (1, 3), "result": (2, 255), "restore": (3, 63)}
     for kind, (number, worker) in kinds.items():
-        packet = golden[f"{kind}_int8_1280"]
+        packet = golden[f"{kind}_{name}"]
         assert PREAMBLE.unpack_from(packet)[2:] == (number, 0xDEADBEEF, 0x0102, worker, 1), kind
         header = SLOT.unpack_from(packet, PREAMBLE.size)
-        assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, 0xC0 | 3, 2, 1_000_000), kind
+        assert header == (0x0304, -5, 0x11223345, 0x0A0B0C0D, 7, bits | 3, 2, 1_000_000), kind
         assert len(packet) == PREAMBLE.size + SLOT.size + TAG.size
 
 

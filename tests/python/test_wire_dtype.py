@@ -112,13 +112,13 @@ def test_an_argument_goes_before_the_environment_and_that_before_the_default(
 def test_what_is_no_wire_dtype_is_refused_with_the_cure(
     switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices = '"native" or "shared_exponent" or "bfloat16" or "int8"'
+    choices = '"native" or "shared_exponent" or "bfloat16" or "int8" or "int4"'
     with pytest.raises(ValueError, match=rf"^wire_dtype is .*'fp8'.*{choices}$"):
         fanin.connect(switch, job="wire-bad", rank=0, world_size=1, wire_dtype="fp8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^wire_dtype is ''"):
         fanin.torch.Options(wire_dtype="")  # type: ignore[arg-type]
     wrong = Settings(wire_dtype="fp8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"one of shared_exponent, bfloat16, int8, native"):
+    with pytest.raises(ValueError, match=r"one of shared_exponent, bfloat16, int8, int4, native"):
         fanin._fanin.Client([(switch, 1.0, None, None)], "wire-bad", 0, 1, wrong)
     monkeypatch.setenv("FANIN_WIRE_DTYPE", "float16")
     with pytest.raises(ValueError, match=r"^FANIN_WIRE_DTYPE is 'float16'"):

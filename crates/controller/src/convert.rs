@@ -78,6 +78,7 @@ impl From<WireDtype> for proto::WireDtype {
             WireDtype::Bfloat16 => Self::Bfloat16,
             WireDtype::Native => Self::Native,
             WireDtype::Int8 => Self::Int8,
+            WireDtype::Int4 => Self::Int4,
         }
     }
 }
@@ -89,6 +90,7 @@ pub(crate) fn wire_dtype(number: i32) -> Result<WireDtype, Malformed> {
         proto::WireDtype::Bfloat16 => Ok(WireDtype::Bfloat16),
         proto::WireDtype::Native => Ok(WireDtype::Native),
         proto::WireDtype::Int8 => Ok(WireDtype::Int8),
+        proto::WireDtype::Int4 => Ok(WireDtype::Int4),
     }
 }
 
@@ -551,6 +553,6 @@ mod tests {
             root: None,
         };
         assert_eq!(Collective::try_from(collective("complex64", 0)), Err(Malformed("dtype")));
-        assert_eq!(Collective::try_from(collective("float32", 4)), Err(Malformed("wire_dtype")));
+        assert_eq!(Collective::try_from(collective("float32", 5)), Err(Malformed("wire_dtype")));
     }
 }

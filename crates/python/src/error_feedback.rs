@@ -1,16 +1,17 @@
-//! The error of rounding a gradient to int8, kept for the next one.
+//! The error of rounding a gradient to int8 or int4, kept for the next one.
 
-use fanin_quant::{feed_back_bf16, feed_back_f16, feed_back_f32};
+use fanin_quant::{Packing, feed_back_bf16, feed_back_f16, feed_back_f32};
 use fanin_udp::RawTensor;
 use fanin_wire::Dtype;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// Adds to `elements` floats of `dtype` at `address` the float32 at `residual`, one for each. It
-/// leaves of the sum the nearest that travels as int8 unchanged, and in `residual` what is missing.
+/// leaves of the sum the nearest that travels unchanged as `wire_dtype`, and in `residual` what is
+/// missing.
 ///
 /// Nobody else may use either memory until it returns, and both must be there. Raises `ValueError`
-/// for another dtype, and for an address that is none of such elements.
+/// for another dtype or wire dtype, and for an address that is none of such elements.
 #[pyfunction]
 pub(crate) fn feed_back(
     py: Python<'_>,
@@ -18,8 +19,13 @@ pub(crate) fn feed_back(
     elements: usize,
     dtype: &str,
     residual: usize,
+    wire_dtype: &str,
 ) -> PyResult<()> {
     let refused = || PyValueError::new_err(format!("dtype {dtype:?}: one of float32, float16 and bfloat16"));
+    let packing = Packing::ALL.into_iter().find(|packing| packing.name() == wire_dtype).ok_or_else(|| {
+        let names = Packing::ALL.map(Packing::name).join(" and ");
+        PyValueError::new_err(format!("wire_dtype {wire_dtype:?}: one of {names}"))
+    })?;
     let dtype = dtype.parse().map_err(|_| refused())?;
     for (address, dtype) in [(address, dtype), (residual, Dtype::Float32)] {
         // SAFETY: dropped at once, and nothing is read or written by it: it says whether such a
@@ -34,11 +40,11 @@ pub(crate) fn feed_back(
         let residual = unsafe { slice(residual, elements) };
         match dtype {
             // SAFETY: as above.
-            Dtype::Float32 => feed_back_f32(unsafe { slice(address, elements) }, residual),
+            Dtype::Float32 => feed_back_f32(packing, unsafe { slice(address, elements) }, residual),
             // SAFETY: as above; elements of half precision are their bits.
-            Dtype::Float16 => feed_back_f16(unsafe { slice(address, elements) }, residual),
+            Dtype::Float16 => feed_back_f16(packing, unsafe { slice(address, elements) }, residual),
             // SAFETY: as above.
-            Dtype::Bfloat16 => feed_back_bf16(unsafe { slice(address, elements) }, residual),
+            Dtype::Bfloat16 => feed_back_bf16(packing, unsafe { slice(address, elements) }, residual),
             _ => return Err(refused()),
         }
         Ok(())

@@ -16,7 +16,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{Criterion, Throughput};
-use fanin_quant::{Divisor, Isa, Kernels, Scale};
+use fanin_quant::{Divisor, Isa, Kernels, PACKED_BLOCK, Packing, Scale};
 
 /// Blocks of 1408 and 1024 bytes.
 const BLOCK_ELEMENTS: [usize; 2] = [352, 256];
@@ -42,7 +42,9 @@ fn main() {
                     bfloat16_on_wire(&mut bench, kernels, 2 * block);
                     native(&mut bench, kernels, block);
                 }
-                packed(&mut bench, kernels);
+                for packing in Packing::ALL {
+                    packed(&mut bench, kernels, packing);
+                }
                 rotation(&mut bench, kernels);
             }
             None => println!("{isa:?}: not on this machine"),
@@ -246,31 +248,36 @@ fn native(bench: &mut Bench, kernels: &Kernels, words: usize) {
     sums("sum_f64", Kernels::sum_f64, &bytes);
 }
 
-/// A byte an element, in the payloads of an Ethernet frame of 1500 bytes.
-fn packed(bench: &mut Bench, kernels: &Kernels) {
-    const BLOCK: usize = 1280;
-    const PAYLOAD_BYTES: usize = BLOCK / 32 * 33;
-    let name = |kernel: &str| format!("{:?}/{kernel}/{BLOCK}", kernels.isa());
+/// A byte an element or half of one, in the payloads of an Ethernet frame of 1500 bytes.
+fn packed(bench: &mut Bench, kernels: &Kernels, packing: Packing) {
+    let block = match packing {
+        Packing::Int8 => 1280,
+        Packing::Int4 => 2560,
+    };
+    let payload_bytes = block / PACKED_BLOCK * packing.block_bytes();
+    let name = |kernel: &str| format!("{:?}/{kernel}/{}/{block}", kernels.isa(), packing.name());
     let source = gradient();
-    let mut packets = vec![0u8; ELEMENTS / BLOCK * PAYLOAD_BYTES];
+    let mut packets = vec![0u8; ELEMENTS / block * payload_bytes];
     let mut target = vec![0.0f32; ELEMENTS];
     bench.measure(name("pack_f32"), || {
-        for (x, p) in black_box(&source).chunks_exact(BLOCK).zip(packets.chunks_exact_mut(PAYLOAD_BYTES)) {
-            kernels.pack_f32(x, 1, p);
+        for (x, p) in black_box(&source).chunks_exact(block).zip(packets.chunks_exact_mut(payload_bytes)) {
+            kernels.pack_f32(packing, x, 1, p);
         }
     });
     bench.measure(name("unpack_f32"), || {
-        for (p, y) in black_box(&packets).chunks_exact(PAYLOAD_BYTES).zip(target.chunks_exact_mut(BLOCK)) {
-            kernels.unpack_f32(p, y);
+        for (p, y) in black_box(&packets).chunks_exact(payload_bytes).zip(target.chunks_exact_mut(block)) {
+            kernels.unpack_f32(packing, p, y);
         }
     });
     let mut residual = vec![0.0f32; ELEMENTS];
-    bench.measure(name("feed_back_f32"), || kernels.feed_back_f32(black_box(&mut target), &mut residual));
-    let payloads: Vec<_> = packets.chunks_exact(PAYLOAD_BYTES).collect();
-    let mut slot = vec![0i32; PAYLOAD_BYTES / 4];
+    bench.measure(name("feed_back_f32"), || {
+        kernels.feed_back_f32(packing, black_box(&mut target), &mut residual)
+    });
+    let payloads: Vec<_> = packets.chunks_exact(payload_bytes).collect();
+    let mut slot = vec![0i32; payload_bytes / 4];
     bench.measure(name("sum_packed"), || {
         for payloads in black_box(&payloads).chunks_exact(WORKERS as usize) {
-            kernels.sum_packed(payloads, WORKERS, 1, &mut slot);
+            kernels.sum_packed(packing, payloads, WORKERS, 1, &mut slot);
             black_box(&mut slot);
         }
     });

@@ -7,7 +7,7 @@ use crate::exponent::Exponent;
 use crate::float16::{bf16_from_f32, f16_from_f32, f32_from_bf16, f32_from_f16};
 use crate::integer::{assert_bf16_lengths, assert_lengths};
 use crate::native::assert_payloads;
-use crate::packed::{assert_packed, assert_residual, assert_room};
+use crate::packed::{Packing, assert_packed, assert_residual, assert_room};
 use crate::rotation::assert_block;
 use crate::scale::{Divisor, Finite, Kind, Scale};
 
@@ -115,22 +115,22 @@ pub struct Kernels {
     sum_f16: Sum,
     sum_bf16: Sum,
     sum_f64: Sum,
-    pack_f32: unsafe fn(&[f32], u64, &mut [u8]),
-    pack_f16: unsafe fn(&[u16], u64, &mut [u8]),
-    pack_bf16: unsafe fn(&[u16], u64, &mut [u8]),
-    unpack_f32: unsafe fn(&[u8], &mut [f32]),
-    unpack_f16: unsafe fn(&[u8], &mut [u16]),
-    unpack_bf16: unsafe fn(&[u8], &mut [u16]),
-    feed_back_f32: unsafe fn(&mut [f32], &mut [f32]),
-    feed_back_f16: unsafe fn(&mut [u16], &mut [f32]),
-    feed_back_bf16: unsafe fn(&mut [u16], &mut [f32]),
+    pack_f32: unsafe fn(Packing, &[f32], u64, &mut [u8]),
+    pack_f16: unsafe fn(Packing, &[u16], u64, &mut [u8]),
+    pack_bf16: unsafe fn(Packing, &[u16], u64, &mut [u8]),
+    unpack_f32: unsafe fn(Packing, &[u8], &mut [f32]),
+    unpack_f16: unsafe fn(Packing, &[u8], &mut [u16]),
+    unpack_bf16: unsafe fn(Packing, &[u8], &mut [u16]),
+    feed_back_f32: unsafe fn(Packing, &mut [f32], &mut [f32]),
+    feed_back_f16: unsafe fn(Packing, &mut [u16], &mut [f32]),
+    feed_back_bf16: unsafe fn(Packing, &mut [u16], &mut [f32]),
     sum_packed: SumPacked,
     rotate_f32: Rotation,
     rotate_back_f32: Rotation,
 }
 
 type Sum = unsafe fn(&[&[u8]], Option<f64>, &mut [i32]);
-type SumPacked = unsafe fn(&[&[u8]], Option<f32>, u64, &mut [i32]);
+type SumPacked = unsafe fn(Packing, &[&[u8]], Option<f32>, u64, &mut [i32]);
 type Rotation = unsafe fn(&mut [f32], usize, u64);
 
 macro_rules! table {
@@ -448,73 +448,73 @@ impl Kernels {
     }
 
     /// See [`crate::pack_f32`].
-    pub fn pack_f32(&self, values: &[f32], seed: u64, payload: &mut [u8]) {
-        assert_room(values.len(), payload.len());
+    pub fn pack_f32(&self, packing: Packing, values: &[f32], seed: u64, payload: &mut [u8]) {
+        assert_room(packing, values.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.pack_f32)(values, seed, payload) }
+        unsafe { (self.pack_f32)(packing, values, seed, payload) }
     }
 
     /// See [`crate::pack_f16`].
-    pub fn pack_f16(&self, values: &[u16], seed: u64, payload: &mut [u8]) {
-        assert_room(values.len(), payload.len());
+    pub fn pack_f16(&self, packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]) {
+        assert_room(packing, values.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.pack_f16)(values, seed, payload) }
+        unsafe { (self.pack_f16)(packing, values, seed, payload) }
     }
 
     /// See [`crate::pack_bf16`].
-    pub fn pack_bf16(&self, values: &[u16], seed: u64, payload: &mut [u8]) {
-        assert_room(values.len(), payload.len());
+    pub fn pack_bf16(&self, packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]) {
+        assert_room(packing, values.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.pack_bf16)(values, seed, payload) }
+        unsafe { (self.pack_bf16)(packing, values, seed, payload) }
     }
 
     /// See [`crate::unpack_f32`].
-    pub fn unpack_f32(&self, payload: &[u8], out: &mut [f32]) {
-        assert_room(out.len(), payload.len());
+    pub fn unpack_f32(&self, packing: Packing, payload: &[u8], out: &mut [f32]) {
+        assert_room(packing, out.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.unpack_f32)(payload, out) }
+        unsafe { (self.unpack_f32)(packing, payload, out) }
     }
 
     /// See [`crate::unpack_f16`].
-    pub fn unpack_f16(&self, payload: &[u8], out: &mut [u16]) {
-        assert_room(out.len(), payload.len());
+    pub fn unpack_f16(&self, packing: Packing, payload: &[u8], out: &mut [u16]) {
+        assert_room(packing, out.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.unpack_f16)(payload, out) }
+        unsafe { (self.unpack_f16)(packing, payload, out) }
     }
 
     /// See [`crate::unpack_bf16`].
-    pub fn unpack_bf16(&self, payload: &[u8], out: &mut [u16]) {
-        assert_room(out.len(), payload.len());
+    pub fn unpack_bf16(&self, packing: Packing, payload: &[u8], out: &mut [u16]) {
+        assert_room(packing, out.len(), payload.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.unpack_bf16)(payload, out) }
+        unsafe { (self.unpack_bf16)(packing, payload, out) }
     }
 
     /// See [`crate::feed_back_f32`].
-    pub fn feed_back_f32(&self, values: &mut [f32], residual: &mut [f32]) {
+    pub fn feed_back_f32(&self, packing: Packing, values: &mut [f32], residual: &mut [f32]) {
         assert_residual(values.len(), residual.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.feed_back_f32)(values, residual) }
+        unsafe { (self.feed_back_f32)(packing, values, residual) }
     }
 
     /// See [`crate::feed_back_f16`].
-    pub fn feed_back_f16(&self, values: &mut [u16], residual: &mut [f32]) {
+    pub fn feed_back_f16(&self, packing: Packing, values: &mut [u16], residual: &mut [f32]) {
         assert_residual(values.len(), residual.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.feed_back_f16)(values, residual) }
+        unsafe { (self.feed_back_f16)(packing, values, residual) }
     }
 
     /// See [`crate::feed_back_bf16`].
-    pub fn feed_back_bf16(&self, values: &mut [u16], residual: &mut [f32]) {
+    pub fn feed_back_bf16(&self, packing: Packing, values: &mut [u16], residual: &mut [f32]) {
         assert_residual(values.len(), residual.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.feed_back_bf16)(values, residual) }
+        unsafe { (self.feed_back_bf16)(packing, values, residual) }
     }
 
     /// See [`crate::sum_packed`].
-    pub fn sum_packed(&self, payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
-        let divisor = assert_packed(payloads, divisor, sum.len());
+    pub fn sum_packed(&self, packing: Packing, payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
+        let divisor = assert_packed(packing, payloads, divisor, sum.len());
         // SAFETY: a table is only handed out where its instruction set is available.
-        unsafe { (self.sum_packed)(payloads, divisor, seed, sum) }
+        unsafe { (self.sum_packed)(packing, payloads, divisor, seed, sum) }
     }
 
     /// See [`crate::rotate_f32`].

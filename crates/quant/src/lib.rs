@@ -87,7 +87,7 @@ pub use integer::{copy_i32, read_i32, store_le, write_le};
 #[doc(hidden)]
 pub use kernels::{Isa, Kernels};
 pub use native::{add_i8_le, add_i64_le, mean_i8, mean_i64, mean_u8};
-pub use packed::INT8_BLOCK;
+pub use packed::{PACKED_BLOCK, Packing};
 pub use scale::{Divisor, Scale, WORKERS_MAX};
 
 /// The shared exponent of a block of `f32`; [`Exponent::ZERO`] for an empty one.
@@ -350,24 +350,24 @@ pub fn sum_f64(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
 ///
 /// # Panics
 /// If `payload` is no multiple of four blocks, of 33 bytes each, or has no room for the values.
-pub fn pack_f32(values: &[f32], seed: u64, payload: &mut [u8]) {
-    Kernels::detected().pack_f32(values, seed, payload);
+pub fn pack_f32(packing: Packing, values: &[f32], seed: u64, payload: &mut [u8]) {
+    Kernels::detected().pack_f32(packing, values, seed, payload);
 }
 
 /// [`pack_f32`] for IEEE half-precision elements (raw bits), converted exactly to `f32` first.
 ///
 /// # Panics
 /// As [`pack_f32`].
-pub fn pack_f16(values: &[u16], seed: u64, payload: &mut [u8]) {
-    Kernels::detected().pack_f16(values, seed, payload);
+pub fn pack_f16(packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]) {
+    Kernels::detected().pack_f16(packing, values, seed, payload);
 }
 
 /// [`pack_f32`] for bfloat16 elements (raw bits), converted exactly to `f32` first.
 ///
 /// # Panics
 /// As [`pack_f32`].
-pub fn pack_bf16(values: &[u16], seed: u64, payload: &mut [u8]) {
-    Kernels::detected().pack_bf16(values, seed, payload);
+pub fn pack_bf16(packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]) {
+    Kernels::detected().pack_bf16(packing, values, seed, payload);
 }
 
 /// Turns the first elements of a payload of [`pack_f32`] or [`sum_packed`] back into values,
@@ -376,8 +376,8 @@ pub fn pack_bf16(values: &[u16], seed: u64, payload: &mut [u8]) {
 ///
 /// # Panics
 /// As [`pack_f32`].
-pub fn unpack_f32(payload: &[u8], out: &mut [f32]) {
-    Kernels::detected().unpack_f32(payload, out);
+pub fn unpack_f32(packing: Packing, payload: &[u8], out: &mut [f32]) {
+    Kernels::detected().unpack_f32(packing, payload, out);
 }
 
 /// [`unpack_f32`], then rounded to IEEE half precision (raw bits), ties to even: what was above
@@ -385,16 +385,16 @@ pub fn unpack_f32(payload: &[u8], out: &mut [f32]) {
 ///
 /// # Panics
 /// As [`pack_f32`].
-pub fn unpack_f16(payload: &[u8], out: &mut [u16]) {
-    Kernels::detected().unpack_f16(payload, out);
+pub fn unpack_f16(packing: Packing, payload: &[u8], out: &mut [u16]) {
+    Kernels::detected().unpack_f16(packing, payload, out);
 }
 
 /// [`unpack_f32`] to bfloat16 (raw bits), which have the digits for it.
 ///
 /// # Panics
 /// As [`pack_f32`].
-pub fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
-    Kernels::detected().unpack_bf16(payload, out);
+pub fn unpack_bf16(packing: Packing, payload: &[u8], out: &mut [u16]) {
+    Kernels::detected().unpack_bf16(packing, payload, out);
 }
 
 /// Adds `residual` to the values, leaves of that in each the nearest that a payload can hold, ties
@@ -405,24 +405,24 @@ pub fn unpack_bf16(payload: &[u8], out: &mut [u16]) {
 ///
 /// # Panics
 /// If there is not one residual for each value.
-pub fn feed_back_f32(values: &mut [f32], residual: &mut [f32]) {
-    Kernels::detected().feed_back_f32(values, residual);
+pub fn feed_back_f32(packing: Packing, values: &mut [f32], residual: &mut [f32]) {
+    Kernels::detected().feed_back_f32(packing, values, residual);
 }
 
 /// [`feed_back_f32`] for IEEE half-precision elements (raw bits).
 ///
 /// # Panics
 /// As [`feed_back_f32`].
-pub fn feed_back_f16(values: &mut [u16], residual: &mut [f32]) {
-    Kernels::detected().feed_back_f16(values, residual);
+pub fn feed_back_f16(packing: Packing, values: &mut [u16], residual: &mut [f32]) {
+    Kernels::detected().feed_back_f16(packing, values, residual);
 }
 
 /// [`feed_back_f32`] for bfloat16 elements (raw bits).
 ///
 /// # Panics
 /// As [`feed_back_f32`].
-pub fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
-    Kernels::detected().feed_back_bf16(values, residual);
+pub fn feed_back_bf16(packing: Packing, values: &mut [u16], residual: &mut [f32]) {
+    Kernels::detected().feed_back_bf16(packing, values, residual);
 }
 
 /// Sums payloads of [`pack_f32`] in their order, in `f32`, divides by `divisor`, and rounds the
@@ -432,8 +432,8 @@ pub fn feed_back_bf16(values: &mut [u16], residual: &mut [f32]) {
 /// # Panics
 /// If one of `payloads` is not as long as `sum`, or as [`pack_f32`] has it; or if their number or
 /// `divisor` is not in `1..=`[`WORKERS_MAX`].
-pub fn sum_packed(payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
-    Kernels::detected().sum_packed(payloads, divisor, seed, sum);
+pub fn sum_packed(packing: Packing, payloads: &[&[u8]], divisor: u32, seed: u64, sum: &mut [i32]) {
+    Kernels::detected().sum_packed(packing, payloads, divisor, seed, sum);
 }
 
 /// Rotates values in blocks of `block` elements, a power of two, and the rest in blocks of smaller

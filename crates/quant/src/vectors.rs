@@ -59,6 +59,7 @@ macro_rules! kernels {
     ($features:literal) => {
         use crate::integer::ELEMENT_BYTES;
         use crate::native::{sum_blocks, to_odd};
+        use crate::packed::Packing;
         use crate::scalar;
         use crate::scale::Finite;
 
@@ -272,16 +273,16 @@ macro_rules! kernels {
             write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]);
             sum_bf16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]);
             sum_f64(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]);
-            pack_f32(values: &[f32], seed: u64, payload: &mut [u8]);
-            pack_f16(values: &[u16], seed: u64, payload: &mut [u8]);
-            pack_bf16(values: &[u16], seed: u64, payload: &mut [u8]);
-            unpack_f32(payload: &[u8], out: &mut [f32]);
-            unpack_f16(payload: &[u8], out: &mut [u16]);
-            unpack_bf16(payload: &[u8], out: &mut [u16]);
-            feed_back_f32(values: &mut [f32], residual: &mut [f32]);
-            feed_back_f16(values: &mut [u16], residual: &mut [f32]);
-            feed_back_bf16(values: &mut [u16], residual: &mut [f32]);
-            sum_packed(payloads: &[&[u8]], divisor: Option<f32>, seed: u64, sum: &mut [i32]);
+            pack_f32(packing: Packing, values: &[f32], seed: u64, payload: &mut [u8]);
+            pack_f16(packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]);
+            pack_bf16(packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]);
+            unpack_f32(packing: Packing, payload: &[u8], out: &mut [f32]);
+            unpack_f16(packing: Packing, payload: &[u8], out: &mut [u16]);
+            unpack_bf16(packing: Packing, payload: &[u8], out: &mut [u16]);
+            feed_back_f32(packing: Packing, values: &mut [f32], residual: &mut [f32]);
+            feed_back_f16(packing: Packing, values: &mut [u16], residual: &mut [f32]);
+            feed_back_bf16(packing: Packing, values: &mut [u16], residual: &mut [f32]);
+            sum_packed(packing: Packing, payloads: &[&[u8]], divisor: Option<f32>, seed: u64, sum: &mut [i32]);
             rotate_f32(values: &mut [f32], block: usize, seed: u64);
             rotate_back_f32(values: &mut [f32], block: usize, seed: u64);
         }

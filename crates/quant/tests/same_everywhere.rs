@@ -87,15 +87,6 @@ fn kernels_give_the_same_bits_on_every_processor() {
     let scale = Scale::new(Exponent::from_bits(1), WORKERS);
     let fixed = Scale::fixed_point(Exponent::from_bits(1), WORKERS);
     let mean = Divisor::Workers;
-    const PACKED: usize = ELEMENTS / 32 * 33;
-    let packed: Vec<Vec<u8>> = (0..WORKERS)
-        .map(|seed| {
-            let mut payload = vec![0; PACKED];
-            pack_f32(&mostly_finite(seed), u64::from(seed), &mut payload);
-            payload
-        })
-        .collect();
-    let packed: Vec<&[u8]> = packed.iter().map(Vec::as_slice).collect();
     let rows = [
         ("exponent_f32", digest(x.chunks(7).map(|x| exponent_f32(x).bits() as u32)), 0xd19b_ba5a_1239_0c7d),
         ("exponent_f16", digest(h.chunks(7).map(|h| exponent_f16(h).bits() as u32)), 0x0229_dcba_384c_9115),
@@ -136,25 +127,66 @@ fn kernels_give_the_same_bits_on_every_processor() {
         ("sum_f16", of_words(|sum| sum_f16(&all, WORKERS, sum)), 0x3fba_ac64_e49d_e6a1),
         ("sum_bf16", of_words(|sum| sum_bf16(&all, WORKERS, sum)), 0x20a2_dcaa_7107_88e8),
         ("sum_f64", of_words(|sum| sum_f64(&all, WORKERS, sum)), 0x1d1e_d5aa_a5f9_866e),
-        ("pack_f32", of_bytes(PACKED, |out| pack_f32(&tame, 7, out)), 0x1ee4_bfef_8b1c_4fdc),
-        ("pack_f16", of_bytes(PACKED, |out| pack_f16(&h, 7, out)), 0x30f6_9987_a46a_99e2),
-        ("pack_bf16", of_bytes(PACKED, |out| pack_bf16(&h, 7, out)), 0x35f4_a1bc_c8e7_312d),
-        ("unpack_f32", of_singles(|out| unpack_f32(packed[1], out)), 0x92a4_6712_a582_a896),
-        ("unpack_f16", of_halves(|out| unpack_f16(packed[1], out)), 0x1428_6792_32a5_5ad6),
-        ("unpack_bf16", of_halves(|out| unpack_bf16(packed[1], out)), 0x0225_da71_7eea_3b2e),
-        (
-            "sum_packed",
-            of_words(|sum| sum_packed(&packed, WORKERS, 7, &mut sum[..PACKED / 4])),
-            0xa1e0_449d_2414_75db,
-        ),
         ("rotate_f32", of_singles(|out| rotate(&tame, out, rotate_f32)), 0xd753_377c_86b7_7c2c),
         ("rotate_back_f32", of_singles(|out| rotate(&tame, out, rotate_back_f32)), 0xc1c3_9c1f_f8df_e283),
-        ("feed_back_f32", fed_back(&tame, feed_back_f32, f32::to_bits), 0x66a4_fb08_1015_a670),
-        ("feed_back_f16", fed_back(&h, feed_back_f16, u32::from), 0xdb73_9978_b2f0_3bdd),
-        ("feed_back_bf16", fed_back(&h, feed_back_bf16, u32::from), 0xedf4_f27b_c012_3dc3),
     ];
     let different: Vec<_> = rows.iter().filter(|(_, digest, expected)| digest != expected).collect();
     assert!(different.is_empty(), "{different:#x?}");
+}
+
+#[test]
+fn what_travels_as_int8_or_int4_is_the_same_bits_on_every_processor() {
+    let (h, tame) = (halves(2), mostly_finite(4));
+    let digests = Packing::ALL.map(|packing| {
+        let bytes = ELEMENTS / PACKED_BLOCK * packing.block_bytes();
+        let packed: Vec<Vec<u8>> = (0..WORKERS)
+            .map(|seed| {
+                let mut payload = vec![0; bytes];
+                pack_f32(packing, &mostly_finite(seed), u64::from(seed), &mut payload);
+                payload
+            })
+            .collect();
+        let packed: Vec<&[u8]> = packed.iter().map(Vec::as_slice).collect();
+        [
+            ("pack_f32", of_bytes(bytes, |out| pack_f32(packing, &tame, 7, out))),
+            ("pack_f16", of_bytes(bytes, |out| pack_f16(packing, &h, 7, out))),
+            ("pack_bf16", of_bytes(bytes, |out| pack_bf16(packing, &h, 7, out))),
+            ("unpack_f32", of_singles(|out| unpack_f32(packing, packed[1], out))),
+            ("unpack_f16", of_halves(|out| unpack_f16(packing, packed[1], out))),
+            ("unpack_bf16", of_halves(|out| unpack_bf16(packing, packed[1], out))),
+            ("sum_packed", of_words(|sum| sum_packed(packing, &packed, WORKERS, 7, &mut sum[..bytes / 4]))),
+            ("feed_back_f32", fed_back(packing, &tame, feed_back_f32, f32::to_bits)),
+            ("feed_back_f16", fed_back(packing, &h, feed_back_f16, u32::from)),
+            ("feed_back_bf16", fed_back(packing, &h, feed_back_bf16, u32::from)),
+        ]
+    });
+    let expected = [
+        [
+            ("pack_f32", 0x1ee4_bfef_8b1c_4fdc),
+            ("pack_f16", 0x30f6_9987_a46a_99e2),
+            ("pack_bf16", 0x35f4_a1bc_c8e7_312d),
+            ("unpack_f32", 0x92a4_6712_a582_a896),
+            ("unpack_f16", 0x1428_6792_32a5_5ad6),
+            ("unpack_bf16", 0x0225_da71_7eea_3b2e),
+            ("sum_packed", 0xa1e0_449d_2414_75db),
+            ("feed_back_f32", 0x66a4_fb08_1015_a670),
+            ("feed_back_f16", 0xdb73_9978_b2f0_3bdd),
+            ("feed_back_bf16", 0xedf4_f27b_c012_3dc3),
+        ],
+        [
+            ("pack_f32", 0xa705_8f2d_98be_0f2f),
+            ("pack_f16", 0x7edf_9a46_2147_d44e),
+            ("pack_bf16", 0xdf8e_36d4_d556_1b58),
+            ("unpack_f32", 0xb8b2_94f1_6b3e_4267),
+            ("unpack_f16", 0x18d6_8f75_b5ba_6e15),
+            ("unpack_bf16", 0xf6a6_3260_0f17_19c7),
+            ("sum_packed", 0xe760_eadd_407f_9b7a),
+            ("feed_back_f32", 0x23a1_616d_575a_126b),
+            ("feed_back_f16", 0x96f6_23e5_4684_153a),
+            ("feed_back_bf16", 0xd5f3_56b7_5204_dfa2),
+        ],
+    ];
+    assert_eq!(digests, expected, "{digests:#x?}");
 }
 
 fn of_words_as_bytes(scale: &Scale, out: &mut [u8]) {
@@ -163,12 +195,17 @@ fn of_words_as_bytes(scale: &Scale, out: &mut [u8]) {
 }
 
 /// The digest of the values and of their residuals. A residual is always finite.
-fn fed_back<T: Copy>(values: &[T], feed_back: fn(&mut [T], &mut [f32]), bits: fn(T) -> u32) -> u64 {
+fn fed_back<T: Copy>(
+    packing: Packing,
+    values: &[T],
+    feed_back: fn(Packing, &mut [T], &mut [f32]),
+    bits: fn(T) -> u32,
+) -> u64 {
     let mut residual = mostly_finite(5);
     residual.rotate_left(512);
     residual[ELEMENTS - 512..].fill(-0.0);
     let mut values = values.to_vec();
-    feed_back(&mut values, &mut residual);
+    feed_back(packing, &mut values, &mut residual);
     digest(values.into_iter().map(bits).chain(residual.into_iter().map(f32::to_bits)))
 }
 

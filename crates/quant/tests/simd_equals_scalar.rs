@@ -1,7 +1,7 @@
 //! Every implementation equals the specification bit for bit: any bit pattern, any length, any
 //! alignment.
 
-use fanin_quant::{Divisor, Exponent, Isa, Kernels, Scale, WORKERS_MAX};
+use fanin_quant::{Divisor, Exponent, Isa, Kernels, Packing, Scale, WORKERS_MAX};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -299,42 +299,44 @@ proptest! {
     }
 
     #[test]
-    fn what_travels_as_int8_is_equal(
-        block in f32_block(), halves in u16_block(), payloads in vec(vec(any::<u8>(), 264), 1..9),
+    fn what_travels_as_int8_or_int4_is_equal(
+        packing in prop::sample::select(Packing::ALL.to_vec()), block in f32_block(), halves in u16_block(),
+        payloads in vec(vec(any::<u8>(), 8 * 33), 1..9),
         divisor in 1..=WORKERS_MAX, seed in any::<u64>(), offset in 0..ALIGNMENTS, skip in 0..4usize
     ) {
         let block = &block[skip.min(block.len())..];
         let halves = &halves[skip.min(halves.len())..];
-        let bytes = |elements: usize| elements.div_ceil(128).max(1) * 132;
+        let bytes = |elements: usize| elements.div_ceil(128).max(1) * 4 * packing.block_bytes();
         let packed = |kernels: &Kernels| {
             (
-                payload_at(offset, bytes(block.len()), |out| kernels.pack_f32(block, seed, out)),
-                payload_at(offset, bytes(halves.len()), |out| kernels.pack_f16(halves, seed, out)),
-                payload_at(offset, bytes(halves.len()), |out| kernels.pack_bf16(halves, seed, out)),
+                payload_at(offset, bytes(block.len()), |out| kernels.pack_f32(packing, block, seed, out)),
+                payload_at(offset, bytes(halves.len()), |out| kernels.pack_f16(packing, halves, seed, out)),
+                payload_at(offset, bytes(halves.len()), |out| kernels.pack_bf16(packing, halves, seed, out)),
             )
         };
         let mut wire = vec![0; offset];
         wire.extend(payloads.iter().flatten());
-        let parts: Vec<_> = wire[offset..].chunks_exact(264).collect();
+        let bytes_of_two = 8 * packing.block_bytes();
+        let parts: Vec<_> = wire[offset..].chunks_exact(8 * 33).map(|part| &part[..bytes_of_two]).collect();
         let unpacked = |kernels: &Kernels| {
             let elements = 256 - 13 * skip;
             let (mut f32, mut f16, mut bf16) = (vec![1.0; elements], vec![1; elements], vec![1; elements]);
-            kernels.unpack_f32(parts[0], &mut f32);
-            kernels.unpack_f16(parts[0], &mut f16);
-            kernels.unpack_bf16(parts[0], &mut bf16);
+            kernels.unpack_f32(packing, parts[0], &mut f32);
+            kernels.unpack_f16(packing, parts[0], &mut f16);
+            kernels.unpack_bf16(packing, parts[0], &mut bf16);
             (f32_to_bits(&f32), f16, bf16)
         };
         let summed = |kernels: &Kernels| {
-            let mut words = vec![1; 66];
-            kernels.sum_packed(&parts, divisor, seed, &mut words);
+            let mut words = vec![1; bytes_of_two / 4];
+            kernels.sum_packed(packing, &parts, divisor, seed, &mut words);
             words
         };
         let fed_back = |kernels: &Kernels| {
             let mut residual: Vec<f32> = (0..block.len().max(halves.len())).map(|i| i as f32 / 7.0).collect();
             let (mut f32, mut f16, mut bf16) = (block.to_vec(), halves.to_vec(), halves.to_vec());
-            kernels.feed_back_f32(&mut f32, &mut residual[..block.len()]);
-            kernels.feed_back_f16(&mut f16, &mut residual[..halves.len()]);
-            kernels.feed_back_bf16(&mut bf16, &mut residual[..halves.len()]);
+            kernels.feed_back_f32(packing, &mut f32, &mut residual[..block.len()]);
+            kernels.feed_back_f16(packing, &mut f16, &mut residual[..halves.len()]);
+            kernels.feed_back_bf16(packing, &mut bf16, &mut residual[..halves.len()]);
             // Which NaN a sum with one is, is the processor's choice.
             let number = |x: f32| if x.is_nan() { 0 } else { x.to_bits() };
             let wide = |bits: &u16| f32::from_bits(u32::from(*bits) << 16);

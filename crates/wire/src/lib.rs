@@ -49,7 +49,9 @@ pub use slot::{
     CHUNK_ELEMENTS, CHUNK_ELEMENTS_DEFAULT, Collective, Dtype, IP_UDP_BYTES, Op, Operation, Pattern,
     SLOT_HEADER_BYTES, SlotHeader, SlotPacket, chunk_elements_for_mtu, chunk_packet_bytes, packet_bytes,
 };
-pub use wire_dtype::{INT8_BLOCK, NATIVE_ELEMENTS_MAX, WireDtype, begin_bfloat16_payload, bfloat16_payload};
+pub use wire_dtype::{
+    NATIVE_ELEMENTS_MAX, PACKED_BLOCK, WireDtype, begin_bfloat16_payload, bfloat16_payload,
+};
 
 /// Why a datagram is not a packet of ours. Counted by the receiver, never fatal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

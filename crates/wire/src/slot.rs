@@ -13,10 +13,10 @@ const TAG_OFFSET: usize = SLOT_HEADER_BYTES - TAG_BYTES;
 pub const CHUNK_ELEMENTS_DEFAULT: usize = 256;
 /// The payload lengths, in elements of four bytes. A short list, so that a bounded program can
 /// unroll each. As bfloat16 a payload has twice as many elements. As int8 it has up to four times
-/// as many, in whole groups of blocks. In their own type it has as many as there is room for. A
-/// programmable switch sums 32 and 64 in one pass (SwitchML §5); here they serve narrow paths, and
-/// the simulator. Under IPv4 and IPv6, 352 fills an Ethernet frame of 1500 bytes, and 2048 one of
-/// 9000.
+/// as many, and as int4 up to eight times (it has room for 128 also in the shortest), in whole
+/// groups of blocks. In their own type it has as many as there is room for. A programmable switch
+/// sums 32 and 64 in one pass (SwitchML §5); here they serve narrow paths, and the simulator. Under
+/// IPv4 and IPv6, 352 fills an Ethernet frame of 1500 bytes, and 2048 one of 9000.
 pub const CHUNK_ELEMENTS: [usize; 6] = [32, 64, 256, 352, 1024, 2048];
 
 /// IPv6 and UDP headers: the larger of the two that a datagram may carry.
@@ -252,6 +252,7 @@ impl core::fmt::Display for Collective {
             WireDtype::SharedExponent => f.write_str(" sent with shared exponents")?,
             WireDtype::Bfloat16 => f.write_str(" sent as bfloat16")?,
             WireDtype::Int8 => f.write_str(" sent as int8")?,
+            WireDtype::Int4 => f.write_str(" sent as int4")?,
         }
         match self.pattern {
             Pattern::AllReduce => {}
@@ -268,14 +269,20 @@ impl Collective {
     const BFLOAT16_ON_WIRE: u8 = 0x80;
     /// The bit of the dtype's byte that says that the elements travel in their own type.
     const NATIVE_ON_WIRE: u8 = 0x40;
-
     /// The bits of the dtype's byte that say int8 on the wire.
     const INT8_ON_WIRE: u8 = Self::BFLOAT16_ON_WIRE | Self::NATIVE_ON_WIRE;
+    /// The bit of the dtype's byte that says int4 on the wire.
+    const INT4_ON_WIRE: u8 = 0x20;
+    /// The bits of the dtype's byte that say how its elements travel.
+    const ON_WIRE: u8 = Self::INT8_ON_WIRE | Self::INT4_ON_WIRE;
 
     /// Whether the sum depends on an exponent that the workers agree on before they send a chunk.
     #[must_use]
     pub const fn has_exponents(&self) -> bool {
-        !matches!((self.dtype, self.wire_dtype), (Dtype::Int32, _) | (_, WireDtype::Int8 | WireDtype::Native))
+        !matches!(
+            (self.dtype, self.wire_dtype),
+            (Dtype::Int32, _) | (_, WireDtype::Int8 | WireDtype::Int4 | WireDtype::Native)
+        )
     }
 
     /// The type of two bytes in which fragments of its floats may travel: the tensor's own, or the
@@ -304,13 +311,15 @@ impl Collective {
     #[inline]
     pub(crate) fn parse(bytes: [u8; Self::BYTES]) -> Result<Self, WireError> {
         let [s0, s1, dtype, op, e0, e1, e2, e3] = bytes;
-        let wire_dtype = match dtype & Self::INT8_ON_WIRE {
+        let wire_dtype = match dtype & Self::ON_WIRE {
             0 => WireDtype::SharedExponent,
             Self::BFLOAT16_ON_WIRE => WireDtype::Bfloat16,
             Self::NATIVE_ON_WIRE => WireDtype::Native,
-            _ => WireDtype::Int8,
+            Self::INT8_ON_WIRE => WireDtype::Int8,
+            Self::INT4_ON_WIRE => WireDtype::Int4,
+            _ => return Err(WireError::Field("dtype")),
         };
-        let dtype = Dtype::parse(dtype & !Self::INT8_ON_WIRE)?;
+        let dtype = Dtype::parse(dtype & !Self::ON_WIRE)?;
         if !wire_dtype.carries(dtype) {
             return Err(WireError::Field("dtype"));
         }
@@ -340,6 +349,7 @@ impl Collective {
             WireDtype::SharedExponent => 0,
             WireDtype::Bfloat16 => Self::BFLOAT16_ON_WIRE,
             WireDtype::Int8 => Self::INT8_ON_WIRE,
+            WireDtype::Int4 => Self::INT4_ON_WIRE,
             WireDtype::Native => Self::NATIVE_ON_WIRE,
         };
         let operation = Operation { op: self.op, pattern: self.pattern }.to_byte();
@@ -384,9 +394,9 @@ pub struct SlotPacket<'a> {
     /// Slot and chunk.
     pub header: SlotHeader,
     /// Little-endian elements: none, or as many as [`CHUNK_ELEMENTS`] lists. As bfloat16 there are
-    /// twice as many, and before them what [`bfloat16_payload`] splits off. As int8 there are the
-    /// steps of its blocks, a byte each, and then the elements. In their own type, there are as
-    /// many as [`Collective::chunk_elements`] says.
+    /// twice as many, and before them what [`bfloat16_payload`] splits off. As int8 or int4 there
+    /// are the steps of its blocks, a byte each, and then the elements. In their own type, there
+    /// are as many as [`Collective::chunk_elements`] says.
     pub payload: &'a [u8],
 }
 

@@ -12,8 +12,10 @@ pub enum WireDtype {
     /// Two bytes an element; the payload begins with its block's exponent, but for those of ATP and
     /// GOAT.
     Bfloat16,
-    /// A byte for each element: blocks of [`INT8_BLOCK`] integers that share a step.
+    /// A byte for each element: blocks of [`PACKED_BLOCK`] integers that share a step.
     Int8,
+    /// Half a byte for each element, in blocks as for [`WireDtype::Int8`].
+    Int4,
     /// In the tensor's own type, and so is the sum: each element is right to its own magnitude.
     #[default]
     Native,
@@ -27,19 +29,17 @@ pub enum WireDtype {
 /// in floating point.
 pub const NATIVE_ELEMENTS_MAX: usize = 4096;
 
-/// Elements that share a step, where they travel as int8.
-pub const INT8_BLOCK: usize = 32;
-/// The blocks of an int8 payload come in fours, whose steps are a word.
-const INT8_GROUP: usize = 4 * INT8_BLOCK;
-/// A byte for each block's step, and one for each element.
-const INT8_GROUP_BYTES: usize = 4 + INT8_GROUP;
+/// Elements that share a step, where they travel as int8 or int4.
+pub const PACKED_BLOCK: usize = 32;
+/// The blocks of such a payload come in fours, whose steps are a word.
+const PACKED_GROUP: usize = 4 * PACKED_BLOCK;
 
 /// The bytes before the elements of a bfloat16 payload: the exponent, and two bytes that are zero.
 const PREFIX_BYTES: usize = 4;
 
 impl WireDtype {
     /// Every one.
-    pub const ALL: [Self; 4] = [Self::SharedExponent, Self::Bfloat16, Self::Int8, Self::Native];
+    pub const ALL: [Self; 5] = [Self::SharedExponent, Self::Bfloat16, Self::Int8, Self::Int4, Self::Native];
 
     /// Its name on command lines and in messages.
     #[must_use]
@@ -48,6 +48,7 @@ impl WireDtype {
             Self::SharedExponent => "shared_exponent",
             Self::Bfloat16 => "bfloat16",
             Self::Int8 => "int8",
+            Self::Int4 => "int4",
             Self::Native => "native",
         }
     }
@@ -62,6 +63,12 @@ impl WireDtype {
             Dtype::Float32 | Dtype::Float16 | Dtype::Bfloat16 if elements > NATIVE_ELEMENTS_MAX => self,
             _ => Self::Native,
         }
+    }
+
+    /// Whether the elements travel as integers in blocks, each with its own step.
+    #[must_use]
+    pub const fn is_packed(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4)
     }
 
     /// Whether a tensor of `dtype` can travel so.
@@ -80,7 +87,7 @@ impl WireDtype {
         match self {
             Self::SharedExponent => size_class,
             Self::Bfloat16 => 2 * size_class,
-            Self::Int8 => INT8_GROUP * int8_groups(size_class),
+            Self::Int8 | Self::Int4 => PACKED_GROUP * self.groups(size_class),
             Self::Native => 4 * size_class / dtype.element_bytes(),
         }
     }
@@ -92,7 +99,7 @@ impl WireDtype {
             Self::SharedExponent => 4 * elements,
             Self::Bfloat16 if elements == 0 => 0,
             Self::Bfloat16 => PREFIX_BYTES + 2 * elements,
-            Self::Int8 => elements / INT8_BLOCK * (1 + INT8_BLOCK),
+            Self::Int8 | Self::Int4 => elements / PACKED_BLOCK * self.block_bytes(),
             Self::Native => elements * dtype.element_bytes(),
         }
     }
@@ -104,10 +111,10 @@ impl WireDtype {
             Self::SharedExponent | Self::Native => 4 * size_class,
             Self::Bfloat16 => PREFIX_BYTES + 4 * size_class,
             // Among the shortest chunks those as int8 are the longest.
-            Self::Int8 if int8_groups(size_class) * INT8_GROUP_BYTES > 4 * size_class => {
-                int8_groups(size_class) * INT8_GROUP_BYTES
+            Self::Int8 | Self::Int4 if self.groups(size_class) * self.group_bytes() > 4 * size_class => {
+                self.groups(size_class) * self.group_bytes()
             }
-            Self::Int8 => 4 * size_class,
+            Self::Int8 | Self::Int4 => 4 * size_class,
         }
     }
 
@@ -118,7 +125,7 @@ impl WireDtype {
         match self {
             Self::SharedExponent | Self::Native => size_class,
             Self::Bfloat16 => 2 * size_class,
-            Self::Int8 => self.payload_bytes_max(size_class) / 4,
+            Self::Int8 | Self::Int4 => self.payload_bytes_max(size_class) / 4,
         }
     }
 
@@ -127,16 +134,28 @@ impl WireDtype {
         let elements = match self {
             Self::SharedExponent => bytes / 4,
             Self::Bfloat16 => bytes.saturating_sub(PREFIX_BYTES) / 2,
-            Self::Int8 => bytes / (1 + INT8_BLOCK) * INT8_BLOCK,
+            Self::Int8 | Self::Int4 => bytes / self.block_bytes() * PACKED_BLOCK,
             Self::Native => bytes / dtype.element_bytes(),
         };
         (self.payload_bytes(elements, dtype) == bytes).then_some(elements)
     }
-}
 
-/// As many groups as have room where a bfloat16 payload has.
-const fn int8_groups(size_class: usize) -> usize {
-    (PREFIX_BYTES + 4 * size_class) / INT8_GROUP_BYTES
+    /// A byte for a block's step, and its integers.
+    const fn block_bytes(self) -> usize {
+        match self {
+            Self::Int4 => 1 + PACKED_BLOCK / 2,
+            _ => 1 + PACKED_BLOCK,
+        }
+    }
+
+    const fn group_bytes(self) -> usize {
+        PACKED_GROUP / PACKED_BLOCK * self.block_bytes()
+    }
+
+    /// As many groups as have room where a bfloat16 payload has.
+    const fn groups(self, size_class: usize) -> usize {
+        (PREFIX_BYTES + 4 * size_class) / self.group_bytes()
+    }
 }
 
 impl core::str::FromStr for WireDtype {

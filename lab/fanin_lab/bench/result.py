@@ -197,11 +197,12 @@ def error_allowed(
         contributions = 2**-8 * sum_largest + workers / factor / 2
         rounded_once = contributions + (2**-8 + 2**-23) * (sum_largest + contributions)
         return rounded_once + epsilon / 2 * (sum_largest + rounded_once)
-    if wire_dtype == "int8":
-        # docs/protocols/switchml.md: each contribution is rounded by less than a step, and the sum,
-        # which is in float32.
-        contributions = sum_largest * (1 + workers * 2**-24) / 63.5
-        rounded_once = contributions + (sum_largest + contributions) / 63.5
+    if wire_dtype in ("int8", "int4"):
+        # docs/protocols/switchml.md: each contribution is rounded by less than the distance of two
+        # levels, and the sum, which is in float32. Nothing is known of an element's own magnitude.
+        distance = 1 / 63.5 if wire_dtype == "int8" else 1 / 2
+        contributions = sum_largest * (1 + workers * 2**-24) * distance
+        rounded_once = contributions + (sum_largest + contributions) * distance
         return rounded_once + epsilon / 2 * (sum_largest + rounded_once)
     # SwitchML, Appendix E, Theorem 1: n / f, where f = (2^31 - 1) / (n 2^m) and no input exceeds
     # 2^m; and the sum is rounded to the dtype. ATP has the same factor, and rounds to nearest (its

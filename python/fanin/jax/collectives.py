@@ -77,10 +77,10 @@ def reduce_scatter(tree: Tree, group: Group, op: Op = "sum") -> Tree:
 def all_reduce_with_residuals(
     leaves: Sequence[Any], residuals: Sequence[Any], group: Group
 ) -> tuple[list[Any], list[Any]]:
-    """Average arrays after they were rounded to what int8 can say (`docs/compression.md`).
+    """Average arrays after they were rounded to what the wire dtype can say.
 
     Each has a residual of its shape in float32: what rounding took before is added first. Returns
-    the averages, and the residuals for the next time.
+    the averages, and the residuals for the next time (`docs/compression.md`).
     """
     wanted = [(leaf.size, "float32") for leaf in leaves]
     if [(each.size, each.dtype.name) for each in residuals] != wanted:

@@ -248,7 +248,11 @@ def _execute(call: Any) -> None:
                 copy(operand, result)
                 operand = result
                 _fanin.feed_back(
-                    result.ctypes.data, result.size, _name(result), residual.ctypes.data
+                    result.ctypes.data,
+                    result.size,
+                    _name(result),
+                    residual.ctypes.data,
+                    group.wire_dtype,
                 )
             handles.append(begin(group, index, operand, result))
     finally:

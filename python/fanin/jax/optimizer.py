@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fanin._settings import PACKED
 from fanin.arrays.group import Group
 from fanin.jax.collectives import all_reduce, all_reduce_with_residuals
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 # Gradients that are shorter travel together: packets are full, and a sum's fixed costs are paid
 # once.
 BUCKET_BYTES: Final = 4 << 20
-# Up to so many elements travel as they are, also if int8 was asked for (docs/wire.md).
+# Up to so many elements travel as they are, whatever was asked for (docs/wire.md).
 _AS_IT_IS_MAX: Final = 4096
 _ROUNDED: Final = ("float32", "float16", "bfloat16")
 
@@ -35,14 +36,14 @@ def average_gradients(
 
     It stands before the optimizer: ``optax.chain(average_gradients(group), optax.adam(1e-3))``. The
     last gradients of the tree go first, as a backward pass makes those first, and short ones
-    together, up to `bucket_bytes`. With `error_feedback`, for a group of ``wire_dtype="int8"``,
-    what rounding takes of a rank's gradients is added to its next ones. Needs optax.
+    together, up to `bucket_bytes`. With `error_feedback`, for a group of ``wire_dtype="int8"``
+    or ``"int4"``, what rounding takes of a rank's gradients is added to its next ones. Needs optax.
     """
     import optax
 
-    if error_feedback and group.wire_dtype != "int8":
+    if error_feedback and group.wire_dtype not in PACKED:
         raise ValueError(
-            f'error_feedback is for a group of wire_dtype="int8", and this one\'s is '
+            f'error_feedback is for a group of wire_dtype="int8" or "int4", and this one\'s is '
             f"{group.wire_dtype}: nothing else takes so much of gradients that it has to be kept"
         )
 

@@ -13,7 +13,8 @@ Programs that have "gloo" written in them run unchanged with FANIN_AS=gloo, or
 ``fanin run --as gloo`` (see `fanin.torch.stand_in`).
 
 With ``pg_options=fanin.torch.Options(wire_dtype="bfloat16")`` gradients travel in half the bytes,
-with ``"int8"`` in a quarter (DDP's rounding errors are kept for its next step by `HookState`),
+with ``"int8"`` in a quarter, and with ``"int4"`` in an eighth (DDP's rounding errors are kept for
+its next step by `HookState`),
 with ``protocol="atp"`` (FANIN_PROTOCOL) they are summed on the way to a server, with ``"goat"``
 by a plan (`sub_models` cuts a model into the parts that it is made for). `compression_hook` sends
 gradients in fewer bytes still, by signs, or by the largest of them (docs/compression.md).

@@ -121,6 +121,7 @@ pub(super) fn bytes_on_wire(tensor: &Tensor, wire_dtype: WireDtype, aggregates: 
         WireDtype::SharedExponent => 4,
         WireDtype::Bfloat16 => 2,
         WireDtype::Int8 => 1,
+        WireDtype::Int4 => return tensor.elements.div_ceil(2),
         WireDtype::Native => tensor.dtype.element_bytes(),
     };
     tensor.elements.saturating_mul(each)
@@ -226,6 +227,7 @@ mod tests {
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::SharedExponent), 400_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Bfloat16), 200_000);
         assert_eq!(bytes(Dtype::Float32, 100_000, WireDtype::Int8), 100_000);
+        assert_eq!(bytes(Dtype::Float32, 100_001, WireDtype::Int4), 50_001);
         assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::SharedExponent), 400_000);
         assert_eq!(bytes(Dtype::Float16, 100_000, WireDtype::Native), 200_000);
         assert_eq!(bytes(Dtype::Float64, 100_000, WireDtype::Bfloat16), 800_000);

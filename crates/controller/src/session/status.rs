@@ -112,7 +112,7 @@ pub enum JobStatusState {
         /// Its shards: no more than the switch has, nor any switch on the way.
         shards: u8,
         /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as
-        /// int8.
+        /// int8, and up to eight times as int4.
         elements: u16,
         /// How the elements of float tensors travel.
         wire_dtype: WireDtype,

@@ -75,6 +75,7 @@ fn asking(way: &Way, name: &str, rank: u32, security: Security) -> SessionConfig
     match name {
         "bfloat16" => config.wire_dtype = Some(WireDtype::Bfloat16),
         "int8" => config.wire_dtype = Some(WireDtype::Int8),
+        "int4" => config.wire_dtype = Some(WireDtype::Int4),
         "shared_exponent" => config.wire_dtype = Some(WireDtype::SharedExponent),
         "dlcp" => {
             config.agreed.loss_bound = LossBound::from_millionths(10_000).expect("below one");
@@ -138,7 +139,8 @@ fn is_readable(packets: &[Vec<u8>]) -> bool {
     packets.iter().any(|packet| packet.windows(pattern.len()).any(|window| window == pattern))
 }
 
-const WAYS: [&str; 8] = ["native", "shared_exponent", "bfloat16", "int8", "racks", "dlcp", "atp", "goat"];
+const WAYS: [&str; 9] =
+    ["native", "shared_exponent", "bfloat16", "int8", "int4", "racks", "dlcp", "atp", "goat"];
 
 #[test]
 fn who_stands_between_changes_no_sum_of_any_protocol_and_reads_none_that_is_encrypted() {

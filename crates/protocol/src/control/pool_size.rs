@@ -41,7 +41,7 @@ pub struct Path {
     pub rtt: Duration,
     /// Ranks and racks that send to one switch: the most.
     pub senders: u16,
-    /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as int8.
+    /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as int8, and up to eight as int4.
     pub elements: u16,
     /// How they travel.
     pub wire_dtype: WireDtype,
@@ -98,11 +98,11 @@ fn least_of_many(portion: u16, most: u16) -> u16 {
 
 /// What a job of `slots` slots of `elements` takes of a shard's pool, in units of 256 elements: two sums in words of 32 bits, in
 /// which an element that is rounded on its way counts as much as any, and of each of the `gathering` workers one contribution
-/// of floats that travel as they are, or as int8.
+/// of floats that travel as they are, or as int8 or int4.
 #[must_use]
 pub fn pool_units(slots: u16, elements: u16, wire_dtype: WireDtype, gathering: u8) -> u32 {
     let sum = wire_dtype.sum_words(elements.into()) as u32;
-    let contribution = if wire_dtype == WireDtype::Int8 { sum } else { elements.into() };
+    let contribution = if wire_dtype.is_packed() { sum } else { elements.into() };
     let (sums, contributions) = (2 * sum, u32::from(gathering) * contribution);
     u32::from(slots) * (sums + contributions).div_ceil(2 * UNIT_ELEMENTS)
 }
@@ -188,11 +188,13 @@ mod tests {
             assert_eq!(units(wire_dtype, 8), [320, 448, 1280, 2560], "8 contributions beside 2 sums");
         }
         assert_eq!(units(WireDtype::Bfloat16, 64)[0], 64 * (2 + 32));
-        assert_eq!(
-            units(WireDtype::Int8, 8),
-            units(WireDtype::Native, 8),
-            "one byte an element, and no more words"
-        );
+        for wire_dtype in [WireDtype::Int8, WireDtype::Int4] {
+            assert_eq!(
+                units(wire_dtype, 8),
+                units(WireDtype::Native, 8),
+                "a byte an element or half of one, and no more words"
+            );
+        }
         assert_eq!(
             pool_units(1, 32, WireDtype::Int8, 62),
             5,

@@ -175,7 +175,7 @@ impl JobConfig {
     pub(super) const fn element_bytes(collective: &Collective) -> usize {
         match collective.wire_dtype {
             WireDtype::Native => collective.dtype.element_bytes(),
-            WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Int8 => 4,
+            WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Int8 | WireDtype::Int4 => 4,
         }
     }
 

@@ -20,5 +20,6 @@ pub use lanes::{Lane, Lanes};
 pub use packet::Packet;
 pub use received::Received;
 pub use summer::{JobAborted, JobProgress, Summer, TableStatistics};
+pub(crate) use tensor::packing;
 pub use tensor::{Elements, Layer, Tensor};
 pub use worker::{Loss, TensorTimes, WorkerEvent, WorkerMachine, WorkerStatistics};

@@ -1,10 +1,21 @@
 //! The tensor as a worker sees it: numbers in place, whoever owns them.
 
-use fanin_quant::{Divisor, Exponent, Scale};
-use fanin_wire::{Dtype, LossBound, Op, Participants};
+use fanin_quant::{Divisor, Exponent, Packing, Scale};
+use fanin_wire::{Dtype, LossBound, Op, Participants, WireDtype};
 
 const _: () = assert!(fanin_quant::WORKERS_MAX == fanin_wire::RANKS_MAX);
-const _: () = assert!(fanin_quant::INT8_BLOCK == fanin_wire::INT8_BLOCK);
+const _: () = assert!(fanin_quant::PACKED_BLOCK == fanin_wire::PACKED_BLOCK);
+
+/// How wide the integers are of a wire dtype that [`WireDtype::is_packed`].
+pub(crate) fn packing(wire_dtype: WireDtype) -> Packing {
+    match wire_dtype {
+        WireDtype::Int8 => Packing::Int8,
+        WireDtype::Int4 => Packing::Int4,
+        WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Native => {
+            unreachable!("{} has no blocks", wire_dtype.name())
+        }
+    }
+}
 
 /// A tensor's elements, contiguous. Half-precision elements are their raw bits.
 #[derive(Debug)]
@@ -103,24 +114,30 @@ impl Elements<'_> {
         }
     }
 
-    /// Writes the elements in `range` as int8, padded with zeros to the length of `payload`;
-    /// rounded by chance, which `seed` decides.
-    pub(crate) fn pack(&self, range: core::ops::Range<usize>, seed: u64, payload: &mut [u8]) {
+    /// Writes the elements in `range` as int8 or int4, padded with zeros to the length of
+    /// `payload`; rounded by chance, which `seed` decides.
+    pub(crate) fn pack(
+        &self,
+        packing: Packing,
+        range: core::ops::Range<usize>,
+        seed: u64,
+        payload: &mut [u8],
+    ) {
         match self {
-            Self::Float32(x) => fanin_quant::pack_f32(&x[range], seed, payload),
-            Self::Float16(x) => fanin_quant::pack_f16(&x[range], seed, payload),
-            Self::Bfloat16(x) => fanin_quant::pack_bf16(&x[range], seed, payload),
-            _ => unreachable!("{} travels never as int8", self.dtype().name()),
+            Self::Float32(x) => fanin_quant::pack_f32(packing, &x[range], seed, payload),
+            Self::Float16(x) => fanin_quant::pack_f16(packing, &x[range], seed, payload),
+            Self::Bfloat16(x) => fanin_quant::pack_bf16(packing, &x[range], seed, payload),
+            _ => unreachable!("{} travels never as {}", self.dtype().name(), packing.name()),
         }
     }
 
-    /// Replaces the elements in `range` by those in `payload`, which travelled as int8.
-    pub(crate) fn unpack(&mut self, range: core::ops::Range<usize>, payload: &[u8]) {
+    /// Replaces the elements in `range` by those in `payload`, which travelled as int8 or int4.
+    pub(crate) fn unpack(&mut self, packing: Packing, range: core::ops::Range<usize>, payload: &[u8]) {
         match self {
-            Self::Float32(x) => fanin_quant::unpack_f32(payload, &mut x[range]),
-            Self::Float16(x) => fanin_quant::unpack_f16(payload, &mut x[range]),
-            Self::Bfloat16(x) => fanin_quant::unpack_bf16(payload, &mut x[range]),
-            _ => unreachable!("{} travels never as int8", self.dtype().name()),
+            Self::Float32(x) => fanin_quant::unpack_f32(packing, payload, &mut x[range]),
+            Self::Float16(x) => fanin_quant::unpack_f16(packing, payload, &mut x[range]),
+            Self::Bfloat16(x) => fanin_quant::unpack_bf16(packing, payload, &mut x[range]),
+            _ => unreachable!("{} travels never as {}", self.dtype().name(), packing.name()),
         }
     }
 

@@ -27,7 +27,7 @@ pub struct JobConfig {
     /// that lost a packet keeps no other from going on.
     pub window: u16,
     /// Elements of a chunk, one of [`CHUNK_ELEMENTS`]; twice as many where they travel as bfloat16,
-    /// up to four times as int8.
+    /// up to four times as int8, and up to eight as int4.
     pub elements: u16,
     /// How the elements of large float tensors travel.
     pub wire_dtype: WireDtype,
@@ -67,10 +67,11 @@ impl JobConfig {
         self.wire_dtype.sum_words(self.elements as usize)
     }
 
-    /// The longest payload that is kept beside those of other workers: as it is, or as int8.
+    /// The longest payload that is kept beside those of other workers: as it is, or as int8 or
+    /// int4.
     pub(crate) const fn gathered_bytes(&self) -> usize {
         match self.wire_dtype {
-            WireDtype::Int8 => self.payload_bytes_max(),
+            WireDtype::Int8 | WireDtype::Int4 => self.payload_bytes_max(),
             _ => WireDtype::Native.payload_bytes_max(self.elements as usize),
         }
     }

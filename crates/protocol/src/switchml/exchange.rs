@@ -10,7 +10,7 @@ pub(super) const fn packet_bytes(collective: &Collective, elements: usize) -> us
     SLOT_HEADER_BYTES + collective.payload_bytes(elements)
 }
 
-/// The machine that rounds to int8.
+/// The machine that rounds to int8 or int4.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rounder {
     /// A worker its contribution.
@@ -21,8 +21,8 @@ pub(super) enum Rounder {
     Root,
 }
 
-/// The seed of the rounding of a chunk to int8. It follows from the chunk's place in the stream, so
-/// that the rounding is the same whenever it is done, and in every run.
+/// The seed of the rounding of a chunk to int8 or int4. It follows from the chunk's place in the
+/// stream, so that the rounding is the same whenever it is done, and in every run.
 pub(super) const fn rounding_seed(by: Rounder, shard: ShardId, collective: &Collective, chunk: u32) -> u64 {
     let places = PLACES_MAX as u64;
     let by = match by {

@@ -1,12 +1,12 @@
-//! Sums of what travels as it is, or as int8.
+//! Sums of what travels as it is, or as int8 or int4.
 //!
 //! Integers wrap, so that they are added as they come, like those of every other chunk. A sum of
 //! floats depends on its order: their contributions are kept side by side until all are there, and
 //! summed in the order of their places. So the result is the same bits in every run, whatever was
 //! lost, came twice or overtook.
 //!
-//! Elements that travel as int8 are summed likewise, and rounded once more; the chance in that is a
-//! function of the place in the stream.
+//! Elements that travel as int8 or int4 are summed likewise, and rounded once more; the chance in
+//! that is a function of the place in the stream.
 //!
 //! An average is divided here, before it is rounded, and not by the workers as SwitchML has it: the
 //! average of large float16 numbers is a float16, even if their sum is not. A rack's sum is rounded
@@ -15,10 +15,11 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use fanin_wire::{Dtype, Op, PLACES_MAX, ShardId, SlotHeader, SlotIndex, WireDtype, WorkerId};
+use fanin_wire::{Dtype, Op, PLACES_MAX, ShardId, SlotHeader, SlotIndex, WorkerId};
 
 use super::config::SwitchJob;
 use super::exchange::{Rounder, rounding_seed};
+use crate::machine::packing;
 
 /// Sums payloads, and divides.
 type Sum<'a> = dyn Fn(&[&[u8]], u32, &mut [i32]) + 'a;
@@ -31,7 +32,7 @@ pub(super) struct NativeSums {
     count: u8,
     /// The divisor of the sum of an average: at the root the number of workers, in a rack one.
     divisor: u16,
-    /// As whom this rounds to int8, and in which shard.
+    /// As whom this rounds to int8 or int4, and in which shard.
     rounder: (Rounder, ShardId),
     /// The longest.
     payload_bytes: usize,
@@ -78,10 +79,10 @@ impl NativeSums {
         let (rounder, shard) = self.rounder;
         let round = |payloads: &[&[u8]], divisor, sum: &mut [i32]| {
             let seed = rounding_seed(rounder, shard, collective, header.chunk);
-            fanin_quant::sum_packed(payloads, divisor, seed, sum);
+            fanin_quant::sum_packed(packing(collective.wire_dtype), payloads, divisor, seed, sum);
         };
         let sum_of: &Sum<'_> = match collective.dtype {
-            _ if collective.wire_dtype == WireDtype::Int8 => &round,
+            _ if collective.wire_dtype.is_packed() => &round,
             Dtype::Float32 => &fanin_quant::sum_f32,
             Dtype::Float16 => &fanin_quant::sum_f16,
             Dtype::Bfloat16 => &fanin_quant::sum_bf16,

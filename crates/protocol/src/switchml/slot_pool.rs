@@ -47,7 +47,7 @@ pub(super) struct SlotPool<A> {
     /// every slot begins so.
     restorable: Vec<bool>,
     /// The sums: of slot `i`, version `v` at `(2 i + v) * sum_words`. Sums of bfloat16 are in fixed
-    /// point; those of elements that travel as they are or as int8 are the words of the payload.
+    /// point; those of elements that travel as they are, as int8 or as int4 are the words of the payload.
     sums: Vec<i32>,
     native: NativeSums,
     /// The source of each worker's last packet.
@@ -150,7 +150,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::OutOfRange);
         }
         // Only a job of bfloat16 has room for the elements of a bfloat16 payload, and one of int8
-        // for the shortest of those.
+        // for the shortest of those. One of int4 sums nothing as int8.
         let Collective { wire_dtype, pattern, .. } = header.collective;
         if let Pattern::Reduce(root) | Pattern::Broadcast(root) = pattern
             && u16::from(root.0) >= self.config.workers
@@ -551,7 +551,7 @@ impl<A: Copy + PartialEq> TableJob for SlotPool<A> {
 
 /// Whether contributions are kept until all are there.
 fn is_gathered(collective: &Collective) -> bool {
-    matches!(collective.wire_dtype, WireDtype::Int8 | WireDtype::Native)
+    collective.wire_dtype.is_packed() || collective.wire_dtype == WireDtype::Native
 }
 
 /// The sum that a packet means, of as many words as a payload needs.
@@ -564,7 +564,9 @@ fn sum_of<'a>(sums: &'a mut [i32], config: &JobConfig, header: &SlotHeader, payl
 /// Words of the sum of such payloads: an element of bfloat16 is added as an int32.
 fn words_of(collective: &Collective, payload: &[u8]) -> usize {
     match collective.wire_dtype {
-        WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => payload.len() / 4,
+        WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Int4 | WireDtype::Native => {
+            payload.len() / 4
+        }
         WireDtype::Bfloat16 => bfloat16_payload(payload).map_or(0, |(_, elements)| elements.len() / 2),
     }
 }
@@ -572,7 +574,7 @@ fn words_of(collective: &Collective, payload: &[u8]) -> usize {
 /// The exponent and the elements of a payload, where it is bfloat16.
 fn bfloat16_of<'a>(packet: &SlotPacket<'a>) -> Option<(Exponent, &'a [u8])> {
     match packet.header.collective.wire_dtype {
-        WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => None,
+        WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Int4 | WireDtype::Native => None,
         WireDtype::Bfloat16 => {
             bfloat16_payload(packet.payload).map(|(bits, elements)| (Exponent::from_bits(bits), elements))
         }
@@ -603,7 +605,7 @@ fn write_sum(
     SlotPacket::write(out, config.key, &preamble, &header, elements, |payload| {
         let sum = &sums[at..at + config.sum_words()];
         match collective.wire_dtype {
-            WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => {
+            WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Int4 | WireDtype::Native => {
                 fanin_quant::write_le(&sum[..payload.len() / 4], payload);
             }
             WireDtype::Bfloat16 if payload.is_empty() => {}

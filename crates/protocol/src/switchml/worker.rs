@@ -8,8 +8,8 @@
 //! A packet carries the exponent of the block that its slot carries next (§4.6). The next block may
 //! not be there yet (the tensor after this one was not submitted, or this is the first). Then the
 //! exponent is [`Exponent::UNKNOWN`], the maximum of all workers is so too, and they all spend one
-//! exchange without payload on agreeing: a probe. Elements that travel as they are or as int8, and
-//! int32, need none.
+//! exchange without payload on agreeing: a probe. Elements that travel as they are, as int8 or as
+//! int4, and int32, need none.
 
 #[cfg(test)]
 mod tests;
@@ -29,7 +29,7 @@ use super::in_flight::InFlight;
 use super::window::{ANEW, Answered, Cause, Window};
 use crate::machine::{
     Endpoint, Instant, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
-    WorkerStatistics,
+    WorkerStatistics, packing,
 };
 use crate::transport::{Chunk, RetransmissionConfig, Run, Stream, WorkerCore, mix};
 
@@ -233,7 +233,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         }
         let bfloat16 = match header.collective.wire_dtype {
             WireDtype::Bfloat16 => bfloat16_payload(payload),
-            WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Native => None,
+            WireDtype::SharedExponent | WireDtype::Int8 | WireDtype::Int4 | WireDtype::Native => None,
         };
         if bfloat16.is_some_and(|(exponent, _)| exponent != slot.exponent.bits()) {
             return Err(Reason::Exponent);
@@ -262,7 +262,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 match (header.collective.wire_dtype, bfloat16) {
                     _ if !is_told => {}
                     (WireDtype::Native, _) => place.elements().copy_from(range, payload),
-                    (WireDtype::Int8, _) => place.elements().unpack(range, payload),
+                    (wire_dtype @ (WireDtype::Int8 | WireDtype::Int4), _) => {
+                        place.elements().unpack(packing(wire_dtype), range, payload);
+                    }
                     (_, Some((_, sums))) => place.elements().decode(range, sums, workers, op),
                     _ => {
                         let scale = Scale::new(slot.exponent, workers);
@@ -454,9 +456,9 @@ fn write_contribution<T: Tensor>(
             let elements = begin_bfloat16_payload(payload, exponent.bits());
             place.elements().encode(range, elements);
         }
-        WireDtype::Int8 => {
+        WireDtype::Int8 | WireDtype::Int4 => {
             let seed = rounding_seed(Rounder::Worker(worker), config.shard, &collective, chunk);
-            place.elements().pack(range, seed, payload);
+            place.elements().pack(packing(collective.wire_dtype), range, seed, payload);
         }
         WireDtype::Native => place.elements().copy_to(range, payload),
     }

@@ -72,7 +72,7 @@ fn as_many_ranks_as_a_job_can_have_sum_exactly_behind_racks() {
     let racks = PLACES_MAX as usize;
     let tensor = |dtype, op, elements| TensorShape { dtype, op, pattern: Pattern::AllReduce, elements };
     let restart = Restart { at: Instant(0) + Duration::from_millis(40), down: Duration::from_millis(20) };
-    for wire_dtype in [WireDtype::SharedExponent, WireDtype::Bfloat16, WireDtype::Int8] {
+    for wire_dtype in [WireDtype::SharedExponent, WireDtype::Bfloat16, WireDtype::Int8, WireDtype::Int4] {
         let report = run(&Scenario {
             workers: RANKS_MAX as u16,
             slots: 4,

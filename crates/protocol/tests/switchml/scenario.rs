@@ -202,7 +202,7 @@ impl Scenario {
     }
 
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8, in one as they are. In one of two some
+    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8 or int4, in one as they are. In one of two some
     /// tensors have a root.
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
@@ -267,6 +267,9 @@ impl Scenario {
         }
         if dice.rand_range(0..2) == 0 {
             scenario.window = dice.rand_range(1..u64::from(slots) + 1) as u16;
+        }
+        if scenario.wire_dtype == WireDtype::Int8 && dice.rand_range(0..2) == 0 {
+            scenario.wire_dtype = WireDtype::Int4;
         }
         scenario
     }

@@ -2,7 +2,7 @@
 
 use fanin_quant::{Exponent, Scale};
 use fanin_testworld::Values;
-use fanin_wire::{Dtype, INT8_BLOCK, Op, Pattern, WireDtype};
+use fanin_wire::{Dtype, Op, PACKED_BLOCK, Pattern, WireDtype};
 use half::{bf16, f16};
 use oorandom::Rand64;
 
@@ -120,7 +120,7 @@ pub fn check(scenario: &Scenario, index: usize, done: &[(u16, &Values)], size_cl
 /// Integers must be exact, and what travels as it is the very bits that `docs/protocols/switchml.md` defines: summed in the order
 /// of the workers, each rack's sum rounded to the type. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
 /// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
-/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival. Of those that travelled as int8 the
+/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival. Of those that travelled as int8 or int4 the
 /// bits are chance: they must be within the error.
 fn wrong_element(scenario: &Scenario, index: usize, result: &Values, size_class: usize) -> Option<usize> {
     let TensorShape { dtype, op, elements, .. } = scenario.tensors[index];
@@ -158,7 +158,7 @@ fn wrong_element(scenario: &Scenario, index: usize, result: &Values, size_class:
         value == expected || (value.is_nan() && expected.is_nan())
     };
     let block_elements = match on_wire {
-        WireDtype::Int8 => INT8_BLOCK,
+        WireDtype::Int8 | WireDtype::Int4 => PACKED_BLOCK,
         _ => on_wire.chunk_elements(size_class, dtype),
     };
     let divisor = if op == Op::Average { f64::from(n) } else { 1.0 };
@@ -175,10 +175,12 @@ fn wrong_element(scenario: &Scenario, index: usize, result: &Values, size_class:
         if exponent == Exponent::NON_FINITE {
             return range.into_iter().find(|&i| !is_of_specials(i));
         }
-        if on_wire == WireDtype::Int8 {
+        if on_wire.is_packed() {
             let largest = |part: &Values| range.clone().map(|i| part.at(i).abs()).fold(0.0, f64::max);
-            let error = int8_error(parts.iter().map(largest).sum(), levels);
+            let sizes = parts.iter().map(largest).sum();
             return range.clone().find(|&i| {
+                let error =
+                    packed_error(on_wire, sizes, parts.iter().map(|part| part.at(i).abs()).sum(), levels);
                 let exact: f64 = parts.iter().map(|part| part.at(i)).sum();
                 let bound = (error + (exact.abs() + error) * half_unit * 1.01) / divisor + smallest;
                 (result.at(i) - exact / divisor).abs() > bound
@@ -278,13 +280,24 @@ fn in_order(dtype: Dtype, mut contributions: impl Iterator<Item = f64>, divisor:
     }
 }
 
-/// How far the sum of a block that travelled as int8 may be off: by a step for each rounding, of each contribution, each rack's sum
-/// and the sum of all. `sizes` is the sum of the contributions' largest magnitudes.
-fn int8_error(sizes: f64, levels: usize) -> f64 {
-    let rounding = |size: f64| size / 63.5 + 2f64.powi(-126);
-    // The contributions, the racks, the root; and at each but the first the additions in float32.
+/// How far a sum that travelled as int8 or int4 may be off: by a rounding of each contribution, of each rack's sum and of the sum of
+/// all. `sizes` is the sum of the contributions' largest magnitudes in the block, and `own` that of the element's.
+fn packed_error(wire_dtype: WireDtype, sizes: f64, own: f64, levels: usize) -> f64 {
+    // Less than a step, or with coarse levels half of what is rounded.
+    let rounding = |size: f64, own: f64| {
+        let (part, of_own) = if wire_dtype == WireDtype::Int8 { (63.5, 0.0) } else { (6.0, 0.5) };
+        size / part + own * of_own + 2f64.powi(-126)
+    };
+    // The contributions, the racks, the root; and at each but the first the additions in float32. Blocks' sizes grow by errors of
+    // their largest elements, of which those of `sizes` itself are the most.
     let roundings = levels + 2;
-    (0..roundings).fold(0.0, |error, _| error + rounding(sizes + error) + (sizes + error) * 2f64.powi(-16))
+    let (mut error, mut of_largest) = (0.0, 0.0);
+    for _ in 0..roundings {
+        let added = (sizes + of_largest) * 2f64.powi(-16);
+        error += rounding(sizes + of_largest, own + error) + added;
+        of_largest += rounding(sizes + of_largest, sizes + of_largest) + added;
+    }
+    error
 }
 
 /// A sum that travelled as bfloat16, as its definition reads, in arithmetic that has no order: integers.

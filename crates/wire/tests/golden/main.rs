@@ -118,50 +118,56 @@ fn bfloat16_packets_are_the_golden_bytes_both_ways() {
 }
 
 #[test]
-fn int8_packets_are_the_golden_bytes_both_ways() {
-    let collective = Collective { wire_dtype: WireDtype::Int8, ..header().collective };
-    let header = SlotHeader { collective, ..header() };
-    for (name, kind, worker, elements) in [
-        ("update_int8_1280", Kind::Update, WorkerId(3), 1280),
-        ("result_int8_1280", Kind::Result, WorkerId::ALL, 1280),
-        ("restore_int8_1280", Kind::Restore, WorkerId(63), 1280),
-    ] {
-        // A step for each block, from 2^-7 on, and elements that count up from -127.
-        let steps = (0..elements / INT8_BLOCK).map(|i| 120 + i as u8);
-        let payload: Vec<u8> =
-            steps.chain((0..elements).map(|i| ((i % 255) as u8).wrapping_add(0x81))).collect();
-        assert_eq!(payload.len(), collective.payload_bytes(elements));
-        let mut expected = golden()[name].clone();
-        expected.extend(&payload);
-        let mut out = vec![0xa5; expected.len()];
-        let bytes = SlotPacket::write(&mut out, KEY, &preamble(kind, worker), &header, elements, |to| {
-            to.copy_from_slice(&payload)
-        });
-        assert_eq!(bytes, out.len());
-        assert_eq!(out, expected, "{name}");
-        let read = Preamble::parse(&out).unwrap();
-        let parsed = SlotPacket::parse(&read, &out).unwrap();
-        assert_eq!((parsed.header, parsed.elements(), parsed.payload), (header, elements, &payload[..]));
+fn packets_of_int8_and_int4_are_the_golden_bytes_both_ways() {
+    for (wire_dtype, elements) in [(WireDtype::Int8, 1280), (WireDtype::Int4, 2560)] {
+        let collective = Collective { wire_dtype, ..header().collective };
+        let header = SlotHeader { collective, ..header() };
+        for (kind, worker) in [("update", WorkerId(3)), ("result", WorkerId::ALL), ("restore", WorkerId(63))]
+        {
+            let name = format!("{kind}_{}_{elements}", wire_dtype.name());
+            let kind = match kind {
+                "update" => Kind::Update,
+                "result" => Kind::Result,
+                _ => Kind::Restore,
+            };
+            // A step for each block, from 2^-7 on, and bytes that count up from 0x81: elements from
+            // -127, or two in a byte.
+            let steps = (0..elements / PACKED_BLOCK).map(|i| 120 + i as u8);
+            let bytes = collective.payload_bytes(elements) - elements / PACKED_BLOCK;
+            let payload: Vec<u8> =
+                steps.chain((0..bytes).map(|i| ((i % 255) as u8).wrapping_add(0x81))).collect();
+            let mut expected = golden()[name.as_str()].clone();
+            expected.extend(&payload);
+            let mut out = vec![0xa5; expected.len()];
+            let bytes = SlotPacket::write(&mut out, KEY, &preamble(kind, worker), &header, elements, |to| {
+                to.copy_from_slice(&payload)
+            });
+            assert_eq!(bytes, out.len());
+            assert_eq!(out, expected, "{name}");
+            let read = Preamble::parse(&out).unwrap();
+            let parsed = SlotPacket::parse(&read, &out).unwrap();
+            assert_eq!((parsed.header, parsed.elements(), parsed.payload), (header, elements, &payload[..]));
+        }
     }
 }
 
 #[test]
-fn an_int8_payload_has_four_times_the_elements_in_whole_groups_and_fits_where_bfloat16_does() {
-    let of_class = CHUNK_ELEMENTS.map(|size_class| {
-        let elements = WireDtype::Int8.chunk_elements(size_class, Dtype::Float32);
-        let bytes = WireDtype::Int8.payload_bytes(elements, Dtype::Float32);
-        assert!(bytes <= WireDtype::Int8.payload_bytes_max(size_class));
-        assert!(
-            WireDtype::Int8.payload_bytes_max(size_class)
-                <= WireDtype::Bfloat16.payload_bytes_max(size_class)
-        );
-        assert!(WireDtype::Int8.payload_bytes_max(size_class) <= 4 * WireDtype::Int8.sum_words(size_class));
-        assert!(elements.is_multiple_of(INT8_BLOCK));
-        (elements, bytes)
-    });
-    let expected = [(128, 132), (128, 132), (896, 924), (1280, 1320), (3968, 4092), (7936, 8184)];
-    assert_eq!(of_class, expected);
-    assert_eq!(chunk_elements_for_mtu(1500, WireDtype::Int8), Some(352));
+fn a_payload_of_int8_or_int4_is_whole_groups_and_fits_where_bfloat16_does() {
+    let int8 = [(128, 132), (128, 132), (896, 924), (1280, 1320), (3968, 4092), (7936, 8184)];
+    let int4 = [(128, 68), (384, 204), (1920, 1020), (2560, 1360), (7680, 4080), (15_360, 8160)];
+    for (wire_dtype, expected) in [(WireDtype::Int8, int8), (WireDtype::Int4, int4)] {
+        let of_class = CHUNK_ELEMENTS.map(|size_class| {
+            let elements = wire_dtype.chunk_elements(size_class, Dtype::Float32);
+            let bytes = wire_dtype.payload_bytes(elements, Dtype::Float32);
+            let most = wire_dtype.payload_bytes_max(size_class);
+            assert!(bytes <= most && most <= WireDtype::Bfloat16.payload_bytes_max(size_class));
+            assert!(most <= 4 * wire_dtype.sum_words(size_class));
+            assert!(elements.is_multiple_of(PACKED_BLOCK));
+            (elements, bytes)
+        });
+        assert_eq!(of_class, expected);
+        assert_eq!(chunk_elements_for_mtu(1500, wire_dtype), Some(352));
+    }
 }
 
 #[test]
@@ -311,11 +317,13 @@ fn a_payload_of_the_other_wire_dtype_is_malformed() {
     packet[42] = 0;
     packet[26] = 0x03; // as int32
     assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
-    packet[26] = 0xc3; // as int8
-    assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
-    // int32 as bfloat16, as int8 and as it is in two ways, float64 and int64 rounded, and types
-    // that are none.
-    for dtype in [0x84, 0x44, 0xc4, 0x05, 0x86, 0xc5, 0xc0, 0x40, 0x09, 0x49] {
+    for dtype in [0xc3, 0x23] {
+        packet[26] = dtype; // as int8, as int4
+        assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
+    }
+    // int32 as bfloat16, as int8, as int4 and as it is in two ways, float64 and int64 rounded, ways
+    // to travel and types that are none.
+    for dtype in [0x84, 0x44, 0xc4, 0x24, 0x05, 0x86, 0xc5, 0x26, 0x63, 0xa3, 0xe3, 0xc0, 0x40, 0x09, 0x49] {
         packet[26] = dtype;
         assert_eq!(parse(&packet), Err(WireError::Field("dtype")), "{dtype:#x}");
     }

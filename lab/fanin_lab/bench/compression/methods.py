@@ -19,9 +19,14 @@ UNCOMPRESSED_STEPS: Final = 2
 """Of every method alike: PowerSGD of torch has at least two."""
 AS_THEY_ARE: Final = "float32"
 
-# Bytes of an element. Each 32 elements of int8 have a byte more for their step. Shared exponents
-# save none.
-_WIRE_BYTES: Final[Mapping[WireDtype, float]] = {"native": 4, "bfloat16": 2, "int8": 33 / 32}
+# Bytes of an element. Each 32 elements of int8 and int4 have a byte more for their step. Shared
+# exponents save none.
+_WIRE_BYTES: Final[Mapping[WireDtype, float]] = {
+    "native": 4,
+    "bfloat16": 2,
+    "int8": 33 / 32,
+    "int4": 17 / 32,
+}
 # By what packets bring, and what the wire dtype is called.
 _WIRE: Final[Mapping[str, WireDtype]] = {
     AS_THEY_ARE if wire_dtype == "native" else wire_dtype: wire_dtype for wire_dtype in _WIRE_BYTES

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from fanin._bounds import losing
 from fanin._layers import Layer, of_layer, of_priority
-from fanin._settings import Said
+from fanin._settings import PACKED, Said
 from fanin.torch.backend import backend_of, named_apart
 from fanin.torch.backend.options import Options
 from fanin.torch.hooks.bucket_layers import BucketLayers
@@ -30,7 +30,7 @@ class HookState:
 
     Collective: all ranks of `process_group` (None: the default group) make one, at the same place
     in their program. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
-    With ``wire_dtype="int8"`` what rounding takes of this rank's gradients is added to those of its
+    With ``wire_dtype="int8"`` or ``"int4"`` what rounding takes of this rank's gradients is added to those of its
     next step, of each model by itself; the residuals are in float32, as much memory again as its
     gradients.
     With a `loss_bound` packets say to routers which layers they are of (docs/operations.md).
@@ -64,8 +64,11 @@ class HookState:
             )
         self.group = cast(dist.ProcessGroup, made)
         # A rank alone sends nothing.
-        rounds = options.settings.travels_as == "int8" and self.group.size() > 1
-        self.error_feedback = ErrorFeedback() if rounds else None
+        self.error_feedback = (
+            ErrorFeedback(travels_as)
+            if (travels_as := options.settings.travels_as) in PACKED and self.group.size() > 1
+            else None
+        )
         self._layers = BucketLayers()
         self._priority_of = priority_of
         self._loss_bound_of = loss_bound_of

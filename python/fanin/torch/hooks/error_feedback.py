@@ -1,22 +1,38 @@
-"""What rounding to int8 takes of a rank's gradients, added to those of its next step."""
+"""What rounding to int8 or int4 takes of a rank's gradients, added to those of its next step."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import GradBucket
 
 from fanin import _fanin
+from fanin._settings import Packed
 from fanin.torch.works.collectives import DTYPES
 
-# As crates/quant/src/packed.rs has it: elements that share a step, how a step is made of the bits
-# of their largest magnitude, and the largest that has one.
+# As crates/quant/src/packed.rs has it: elements that share a step, and what the widths are.
 BLOCK: Final = 32
-_BEYOND_127: Final = 0x1FFFF
-_LARGEST: Final = 127.0 * 2.0**121
+
+
+class _Width(NamedTuple):
+    """How a step is made of the bits of the largest magnitude, and the largest that has one."""
+
+    beyond: int
+    """What lifts a mantissa above the largest level's to the next exponent."""
+    exponent_max: int
+    largest: float
+    is_coarse: bool
+    """Whether from 4 and from 8 steps on levels are 2 and 4 apart."""
+
+
+_WIDTHS: Final[Mapping[Packed, _Width]] = {
+    "int8": _Width(0x1FFFF, 6, 127.0 * 2.0**121, False),
+    "int4": _Width(0x3FFFFF, 3, 12.0 * 2.0**124, True),
+}
 # Longer ones are rounded on their way, of these types (docs/wire.md).
 _AS_IT_IS_MAX: Final = 4096
 _ROUNDED: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -47,11 +63,12 @@ class ErrorFeedback:
     step, or when it is made anew: a bucket of other parameters begins without a residual.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wire_dtype: Packed) -> None:
+        self._wire_dtype: Packed = wire_dtype
         self._residuals: list[_Residual] = []
 
     def round(self, bucket: GradBucket) -> None:
-        """Add to a bucket what rounding took of it before, and round it to what int8 can say.
+        """Add to a bucket what rounding took of it before, and round it to what its width can say.
 
         What is left in the bucket travels unchanged, however the network rounds it.
         """
@@ -61,9 +78,10 @@ class ErrorFeedback:
         residual = self._residual(bucket.parameters(), gradients)
         if gradients.device.type == "cpu":
             elements, dtype = gradients.numel(), DTYPES[gradients.dtype]
-            _fanin.feed_back(gradients.data_ptr(), elements, dtype, residual.data_ptr())
+            address, rest = gradients.data_ptr(), residual.data_ptr()
+            _fanin.feed_back(address, elements, dtype, rest, self._wire_dtype)
         else:
-            feed_back(gradients, residual)
+            feed_back(gradients, residual, self._wire_dtype)
 
     def _residual(self, parameters: list[torch.Tensor], gradients: torch.Tensor) -> torch.Tensor:
         found = next((each for each in self._residuals if each.is_of(parameters)), None)
@@ -77,8 +95,9 @@ class ErrorFeedback:
         return found.missing
 
 
-def feed_back(gradients: torch.Tensor, residual: torch.Tensor) -> None:
+def feed_back(gradients: torch.Tensor, residual: torch.Tensor, wire_dtype: Packed) -> None:
     """Do on any device what `_fanin.feed_back` does, which on a CPU is many times faster."""
+    to = _WIDTHS[wire_dtype]
     whole = gradients.numel() // BLOCK * BLOCK
     for part, width in ((slice(None, whole), BLOCK), (slice(whole, None), -1)):
         rest = residual[part]
@@ -87,7 +106,10 @@ def feed_back(gradients: torch.Tensor, residual: torch.Tensor) -> None:
         rest.add_(gradients[part])
         blocks = rest.view(-1, BLOCK) if width > 0 else rest.view(1, -1)
         magnitude = torch.linalg.vector_norm(blocks, torch.inf, dim=1, keepdim=True)
-        step, finite = _step(magnitude), magnitude <= _LARGEST
+        step, finite = _step(magnitude, to), magnitude <= to.largest
+        if to.is_coarse:
+            steps = (blocks / step).abs_()
+            step = step * (1 + (steps >= 4).float() + 2 * (steps >= 8).float())
         # Exact except for the rounding: a step is a power of two.
         rounded = torch.where(finite, (blocks / step).round_() * step, blocks)
         gradients[part].copy_(rounded.view(-1))
@@ -96,7 +118,7 @@ def feed_back(gradients: torch.Tensor, residual: torch.Tensor) -> None:
         blocks.copy_(torch.where(finite & missing.isfinite(), missing, 0.0))
 
 
-def _step(magnitude: torch.Tensor) -> torch.Tensor:
-    """Return the least power of two by which a magnitude is at most 127, down to 2^-126."""
-    exponent = ((magnitude.view(torch.int32) + _BEYOND_127) >> 23) - 6
+def _step(magnitude: torch.Tensor, to: _Width) -> torch.Tensor:
+    """Return the least power of two, from 2^-126 on, with which the levels reach a magnitude."""
+    exponent = ((magnitude.view(torch.int32) + to.beyond) >> 23) - to.exponent_max
     return (exponent.clamp_(min=1) << 23).view(torch.float32)

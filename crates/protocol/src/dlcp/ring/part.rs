@@ -450,7 +450,7 @@ pub(super) fn copy_to<T: Tensor>(chunk: &mut Chunk<'_, T>, payload: &mut [u8]) {
     let range = chunk.range();
     match chunk.collective().wire_dtype {
         WireDtype::Native => chunk.elements().copy_to(range, payload),
-        WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Int8 => {
+        WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Int8 | WireDtype::Int4 => {
             chunk.elements().quantize(range, &Scale::new(Exponent::ZERO, 1), payload);
         }
     }
@@ -461,7 +461,7 @@ fn copy_from<T: Tensor>(chunk: &mut Chunk<'_, T>, payload: &[u8], ranks: u16, op
     let range = chunk.range();
     match chunk.collective().wire_dtype {
         WireDtype::Native => chunk.elements().copy_from(range, payload),
-        WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Int8 => {
+        WireDtype::SharedExponent | WireDtype::Bfloat16 | WireDtype::Int8 | WireDtype::Int4 => {
             let (scale, ranks) = (Scale::new(Exponent::ZERO, ranks.into()), ranks.into());
             chunk.elements().dequantize(range, payload, &scale, ranks, op);
         }

@@ -1,8 +1,8 @@
 //! The switch on its own, then with real workers in the paper's example execution.
 
 mod bfloat16;
-mod int8;
 mod native;
+mod packed;
 mod strangers;
 
 use alloc::string::ToString;

@@ -2,9 +2,9 @@
 
 mod bfloat16;
 mod ends;
-mod int8;
 mod lengths;
 mod native;
+mod packed;
 mod queues;
 mod restores;
 mod roots;
@@ -322,9 +322,12 @@ fn half_precision_is_summed_and_rounded_once() {
 
 #[test]
 fn nan_and_infinity_reach_every_worker_and_no_other_block() {
-    for (wire_dtype, block) in
-        [(WireDtype::SharedExponent, ELEMENTS), (WireDtype::Bfloat16, 2 * ELEMENTS), (WireDtype::Int8, 32)]
-    {
+    for (wire_dtype, block) in [
+        (WireDtype::SharedExponent, ELEMENTS),
+        (WireDtype::Bfloat16, 2 * ELEMENTS),
+        (WireDtype::Int8, 32),
+        (WireDtype::Int4, 32),
+    ] {
         let mut rack = Rack::with_wire_dtype(2, 2, wire_dtype);
         let mut x = vec![1.0; 8 * ELEMENTS];
         rack.workers[1].submit(Numbers::Float(x.clone()), Op::Sum);

@@ -86,9 +86,12 @@ fn what_atp_cannot_do_is_refused() {
         |asked: &str, served: &str| Refusal::ProtocolMismatch { asked: asked.into(), served: served.into() };
     assert_eq!(refused(server(), ask("a", 0, 1)), mismatch("switchml", "atp"));
     assert_eq!(refused(registry(), through(7, 0, 1)), mismatch("atp", "switchml or dlcp"));
-    let int8 = as_(WireDtype::Int8, through(7, 0, 1));
-    let Refusal::Unserved { reason } = refused(server(), int8) else { panic!("another reason") };
-    assert!(reason.contains("none travel as int8") && reason.contains("FANIN_WIRE_DTYPE"), "{reason}");
+    for wire_dtype in [WireDtype::Int8, WireDtype::Int4] {
+        let asked = as_(wire_dtype, through(7, 0, 1));
+        let Refusal::Unserved { reason } = refused(server(), asked) else { panic!("another reason") };
+        let said = format!("none travel as {}", wire_dtype.name());
+        assert!(reason.contains(&said) && reason.contains("FANIN_WIRE_DTYPE"), "{reason}");
+    }
     let mut narrow = through(7, 0, 1);
     narrow.hops[0].mtu = 300;
     assert_eq!(refused(server(), narrow), Refusal::MtuTooSmall { mtu: 300, need: 72 + 256 + 48 });
