@@ -196,12 +196,12 @@ class Bucket:
 
 
 @in_both
-def test_a_bucket_has_its_own_residual_until_it_is_of_other_parameters(wire_dtype: Packed) -> None:
+def test_a_bucket_has_its_own_residual_which_its_parameters_take_along(wire_dtype: Packed) -> None:
     feedback = ErrorFeedback(wire_dtype)
     parameters = [torch.zeros(8000), torch.zeros(8000)]
 
     def rounded(index: int, *of: torch.Tensor) -> float:
-        buffer = torch.full((8000,), 0.3)
+        buffer = torch.full((8000 * len(of),), 0.3)
         buffer[::BLOCK] = LARGEST_LEVEL[wire_dtype]
         feedback.round(Bucket(index, buffer, list(of)))  # type: ignore[arg-type]
         return float(buffer[1])
@@ -213,8 +213,10 @@ def test_a_bucket_has_its_own_residual_until_it_is_of_other_parameters(wire_dtyp
     assert [rounded(0, parameters[1]) for _ in range(2)] == [0.0, 0.0]
     assert rounded(0, parameters[0]) == 0.0
     # DDP forms other buckets of the same parameters.
-    assert [rounded(0, *parameters) for _ in range(2)] == [0.0, 1.0], "begins without one"
-    assert len(feedback._residuals) == 1, "of the buckets before it nothing is kept"
+    assert [rounded(0, *parameters) for _ in range(2)] == [0.0, 1.0]
+    (residual,) = feedback._residuals
+    # What was missing before, 0.1 and 0.2, went with the parameters.
+    assert residual.missing[[1, 8001]].tolist() == pytest.approx([-0.3, -0.2], abs=1e-5)
     del parameters[:]
     assert rounded(0, torch.zeros(8000)) == 0.0
     assert len(feedback._residuals) == 1, "of a model that is no more nothing is kept"

@@ -112,9 +112,9 @@ def connect(
     sum is off by less than S / 31; all ranks get the same bits, in every run. What is not finite,
     or above 127 2^121, leaves no element finite among the 32. With "int4" half a byte: of each 32
     elements the small ones are rounded to multiples of a power of two, those from a third of the
-    largest level on to multiples of 2 or 4 such steps. A sum is off by at most about 5 S / 4, and where
-    all contributions are small by less than S / 2 (docs/protocols/switchml.md). What rounding takes
-    is not kept for the next array: `fanin.torch.HookState` does that for DDP.
+    largest level on to multiples of 2 or 4 such steps. A sum is off by at most about 5 S / 4, and
+    where all contributions are small by less than S / 2 (docs/protocols/switchml.md). What rounding
+    takes is not kept for the next array: `fanin.torch.HookState` does that for DDP.
 
     `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the

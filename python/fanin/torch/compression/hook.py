@@ -7,9 +7,9 @@ bucket's exchange is started in the hook's call for the next one, or for the las
 
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from fanin.torch.compression.compressors import Compressor, RandomK, TwoWay, check_gradient
 from fanin.torch.compression.cut import Cut
 from fanin.torch.compression.memory import Memory, Momentum, is_finite
+from fanin.torch.compression.resumed import VERSION, Bucket, FirstStep, Saved
 
 Averaged = torch.futures.Future[Tensor]
 
@@ -51,6 +52,8 @@ class CompressionState:
     gradients of the first `uncompressed_steps` are sent as they are, at least those of one: DDP
     forms its buckets anew after it. So are always buckets of less than `min_bytes`. After a step
     whose average is not finite somewhere, which no optimizer takes, both begin anew.
+
+    Both are in `state_dict`, which is this rank's own: every rank saves and loads its own.
 
     Raises `TypeError` and `ValueError` for what is no such parameter; the first backward pass
     raises `ValueError` on all ranks if some rank's parameters are others, and a later one if it is
@@ -89,8 +92,9 @@ class CompressionState:
         self.process_group = process_group
         self._step = 0
         self._agreed = False
-        # The model's parameters, and each bucket's once DDP has formed the buckets anew.
-        self._parameters: set[Tensor] = set()
+        # The model's parameters with their numbers, and those of each bucket once DDP has formed
+        # the buckets anew.
+        self._parameters: dict[Tensor, int] = {}
         self._buckets: dict[int, list[Tensor]] = {}
         # Whether each average of this step is finite.
         self._sound: list[Tensor] = []
@@ -98,6 +102,8 @@ class CompressionState:
         self._momentum = Momentum(momentum) if momentum else None
         self._dice: torch.Generator | None = None
         self._halfway: _Halfway | None = None
+        # What was loaded, until the first step after it.
+        self._first: FirstStep | None = None
 
     def __repr__(self) -> str:
         return (
@@ -105,10 +111,96 @@ class CompressionState:
             f"uncompressed_steps={self.uncompressed_steps}, min_bytes={self.min_bytes}"
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank keeps from step to step, for a checkpoint.
+
+        Of tensors, numbers and text, for `torch.save`. Call it between two steps, on every rank,
+        and save every rank's own: what was not sent yet differs from rank to rank.
+        """
+        if self._first is not None:
+            saved = self._first.saved
+        else:
+            self._forget_unsound()
+            unsent = {index: memory.unsent() for index, memory in self._memories.items()}
+            numbers = self._parameters
+            velocities = {} if self._momentum is None else self._momentum.velocities()
+            saved = Saved(
+                self._step,
+                [list(parameter.shape) for parameter in self._parameters],
+                [
+                    [numbers[parameter] for parameter in self._buckets[index]]
+                    for index in range(len(self._buckets))
+                ],
+                {
+                    index: (each[0].clone(), each[1].clone())
+                    for index, each in unsent.items()
+                    if each is not None
+                },
+                {numbers[parameter]: each.clone() for parameter, each in velocities.items()},
+                None if self._dice is None else self._dice.get_state(),
+            )
+        return {"version": VERSION, **self._terms(), **vars(saved)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state_dict` returned to this rank, before a backward pass.
+
+        On all ranks, with the checkpoint of the same step. The next step then has the bits that it
+        would have had without the interruption. Raises `ValueError`, and loads nothing, if the
+        checkpoint is of another compressor, of other numbers, of another rank or of another number
+        of ranks. If it is of another model, the next backward pass raises it.
+        """
+        saved = Saved.of(state, self._terms())
+        known = list(self._parameters) if self._first is None else self._first.known
+        if known:
+            saved.check(known)
+        self._memories.clear()
+        self._sound = []
+        self._halfway = None
+        self._buckets = {}
+        self._parameters = {}
+        self._agreed = False
+        self._dice = None
+        if self._momentum is not None:
+            self._momentum.forget()
+        # Before its second step DDP has not formed its buckets, and nothing is left but momentum.
+        self._step = saved.step if saved.buckets else 0
+        self._first = FirstStep(saved, known) if saved.step else None
+
+    def _terms(self) -> dict[str, Any]:
+        group = self.process_group
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        return {"compressor": repr(self), "ranks": ranks, "rank": rank}
+
+    def _resume(self, parameters: list[Tensor]) -> None:
+        """Take over what was loaded, of parameters that are its own."""
+        assert self._first is not None
+        saved = self._first.saved
+        memories: dict[int, Memory] = {}
+        self._parameters = {parameter: number for number, parameter in enumerate(parameters)}
+        self._buckets = {
+            index: [parameters[number] for number in numbers]
+            for index, numbers in enumerate(saved.buckets)
+        }
+        for index, unsent in saved.unsent.items():
+            elements = sum(parameter.numel() for parameter in self._buckets[index])
+            memories[index] = self._new_memory(elements, parameters[0].device)
+            memories[index].resume(unsent)
+        self._memories = memories
+        if self._momentum is not None:
+            self._momentum.resume({parameters[n]: each for n, each in saved.velocities.items()})
+        if saved.dice is not None:
+            self._own_dice(parameters[0].device).set_state(saved.dice.cpu())
+        self._first = None
+
     def average(self, bucket: GradBucket) -> Averaged:
         """Start averaging a bucket over the ranks: `compression_hook`."""
+        check_gradient(bucket.buffer())
+        if self._first is not None:
+            return self._first.take(bucket, self._resume, self._average)
+        return self._average(bucket)
+
+    def _average(self, bucket: GradBucket | Bucket) -> Averaged:
         buffer = bucket.buffer()
-        check_gradient(buffer)
         if bucket.index() == 0:
             self._begin_step()
         self._recognise(bucket)
@@ -122,7 +214,7 @@ class CompressionState:
         if self._step <= self.uncompressed_steps or buffer.nbytes < max(self.min_bytes, 1):
             group = self.process_group or dist.group.WORLD
             assert group is not None  # DDP has one
-            averaged = plain_hook(group, bucket).then(self._looking())
+            averaged = plain_hook(group, cast(GradBucket, bucket)).then(self._looking())
         else:
             self.compressor.check(buffer.numel())
             memory = self._memory(bucket.index(), buffer)
@@ -140,6 +232,9 @@ class CompressionState:
     def _begin_step(self) -> None:
         self._step += 1
         self._halfway = None  # of a backward pass that an error ended
+        self._forget_unsound()
+
+    def _forget_unsound(self) -> None:
         sound, self._sound = self._sound, []
         if sound and not torch.stack(sound).all():
             # Nobody applied that step: a GradScaler skips it, and halves its scale. The rests of it
@@ -149,16 +244,17 @@ class CompressionState:
             if self._momentum is not None:
                 self._momentum.forget()
 
-    def _recognise(self, bucket: GradBucket) -> None:
+    def _recognise(self, bucket: GradBucket | Bucket) -> None:
         """Raise `ValueError` unless a bucket is of the model whose buckets there were."""
         parameters = bucket.parameters()
         if self._step == 1:
-            self._parameters.update(parameters)
+            for parameter in parameters:
+                self._parameters.setdefault(parameter, len(self._parameters))
         elif self._step == 2:
             self._buckets[bucket.index()] = parameters
         formed = self._buckets.get(bucket.index(), parameters)
         same = list(map(id, formed)) == list(map(id, parameters))
-        if not same or not self._parameters.issuperset(parameters):
+        if not same or not self._parameters.keys() >= set(parameters):
             raise ValueError(
                 "the gradients are of other parameters than in the steps before, and what was not "
                 "sent of those would be added to these: a CompressionState is for one "
@@ -232,13 +328,16 @@ class CompressionState:
         _future_of(work).then(finish)
 
     def _memory(self, index: int, buffer: Tensor) -> Memory:
-        group = self.process_group
-        cut = Cut.of(buffer.numel(), dist.get_world_size(group))
+        cut = Cut.of(buffer.numel(), dist.get_world_size(self.process_group))
         memory = self._memories.get(index)
         if memory is None or memory.cut != cut:
-            made = Memory(cut, dist.get_rank(group), buffer.device, self.error_feedback)
-            memory = self._memories[index] = made
+            memory = self._memories[index] = self._new_memory(buffer.numel(), buffer.device)
         return memory
+
+    def _new_memory(self, elements: int, device: torch.device) -> Memory:
+        group = self.process_group
+        cut = Cut.of(elements, dist.get_world_size(group))
+        return Memory(cut, dist.get_rank(group), device, self.error_feedback)
 
     def _own_dice(self, device: torch.device) -> torch.Generator:
         """Return the chance of this rank alone."""
@@ -254,7 +353,9 @@ class CompressionState:
         By a collective, so that a rank without this hook, which sums at the same place, is told of.
         """
         size = dist.get_world_size(self.process_group)
-        own = repr(self).encode().ljust(TERMS_BYTES)
+        # After a checkpoint all are at the same step, or some rank has not loaded it.
+        step = f" at step {self._step}" if self._step > 1 else ""
+        own = f"{self}{step}".encode().ljust(TERMS_BYTES)
         said = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
         heard = torch.empty(size * TERMS_BYTES, dtype=torch.uint8, device=device)
         dist.all_gather_single(heard, said, group=self.process_group)

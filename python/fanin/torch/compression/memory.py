@@ -25,6 +25,19 @@ class Memory:
         self._unsent = torch.zeros(cut.padded, device=device) if feedback else None
         self._unsent_of_sum = torch.zeros(1, cut.length, device=device) if feedback else None
 
+    def unsent(self) -> tuple[Tensor, Tensor] | None:
+        """Return what was not sent yet: of the gradient, and of the own shard's sum."""
+        if self._unsent is None or self._unsent_of_sum is None:
+            return None
+        return self._unsent, self._unsent_of_sum
+
+    def resume(self, unsent: tuple[Tensor, Tensor]) -> None:
+        """Go on with what another one of this length had not sent."""
+        own = self.unsent()
+        assert own is not None  # the checkpoint is of a state with error feedback
+        for to, saved in zip(own, unsent, strict=True):
+            to.copy_(saved)
+
     def messages(self, gradient: Tensor, compressor: TwoWay, dice: torch.Generator) -> Tensor:
         """Return what is sent of a gradient, a row for each shard."""
         flat = self._corrected(gradient)
@@ -102,6 +115,17 @@ class Momentum:
     def forget(self) -> None:
         """Begin at rest."""
         self._velocities.clear()
+
+    def velocities(self) -> dict[Tensor, Tensor]:
+        """Return those of the parameters that have one, in float32."""
+        return self._velocities
+
+    def resume(self, velocities: dict[Tensor, Tensor]) -> None:
+        """Go on with others' velocities."""
+        self._velocities = {
+            parameter: velocity.to(parameter.device, torch.float32, copy=True)
+            for parameter, velocity in velocities.items()
+        }
 
 
 def is_finite(flat: Tensor) -> Tensor:

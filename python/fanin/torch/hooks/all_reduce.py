@@ -3,7 +3,7 @@
 # No postponed annotations here: DDP compares the hook's annotations with the classes themselves.
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Unpack, cast
 
@@ -30,9 +30,9 @@ class HookState:
 
     Collective: all ranks of `process_group` (None: the default group) make one, at the same place
     in their program. `timeout` in seconds. The others are settings, as for `fanin.torch.Options`.
-    With ``wire_dtype="int8"`` or ``"int4"`` what rounding takes of this rank's gradients is added to those of its
-    next step, of each model by itself; the residuals are in float32, as much memory again as its
-    gradients.
+    With ``wire_dtype="int8"`` or ``"int4"`` what rounding takes of this rank's gradients is added
+    to those of its next step, of each model by itself; the residuals are in float32, as much memory
+    again as its gradients. They are in `state_dict`: every rank saves and loads its own.
     With a `loss_bound` packets say to routers which layers they are of (docs/operations.md).
     `priority_of` says otherwise, from 0 to 6, and `loss_bound_of` how much of a bucket may be lost:
     both are given the bucket's parameters, and return the same on all ranks.
@@ -64,9 +64,10 @@ class HookState:
             )
         self.group = cast(dist.ProcessGroup, made)
         # A rank alone sends nothing.
+        self._wire_dtype = options.settings.travels_as
         self.error_feedback = (
-            ErrorFeedback(travels_as)
-            if (travels_as := options.settings.travels_as) in PACKED and self.group.size() > 1
+            ErrorFeedback(self._wire_dtype)
+            if self._wire_dtype in PACKED and self.group.size() > 1
             else None
         )
         self._layers = BucketLayers()
@@ -83,6 +84,41 @@ class HookState:
     def loss_bound_of(self, bucket: GradBucket) -> float | None:
         """Return how much of a bucket may be lost; None: as much as of all."""
         return None if self._loss_bound_of is None else self._loss_bound_of(bucket.parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what rounding took of this rank's gradients, for a checkpoint.
+
+        Of tensors, numbers and text, for `torch.save`. Call it between two steps, on every rank,
+        and save every rank's own.
+        """
+        residuals = [] if self.error_feedback is None else self.error_feedback.state()
+        return {**self._terms(), "residuals": residuals}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what `state_dict` returned to this rank, before the first backward pass.
+
+        The models come to their first backward passes in the order in which they did before.
+        Raises `ValueError`, and loads nothing, if the checkpoint is of another `wire_dtype`, of
+        another rank or number of ranks, or is none, and `RuntimeError` after a backward pass. If
+        it is of another model, the next backward pass raises `ValueError`.
+        """
+        for name, own in self._terms().items():
+            if state.get(name) != own:
+                raise ValueError(
+                    f"the checkpoint is of {name} {state.get(name)}, and this state of {own}: each "
+                    "rank loads what it saved itself, in a job of as many ranks and with the same "
+                    "wire_dtype"
+                )
+        if self.error_feedback is not None:
+            self.error_feedback.load(state["residuals"])
+
+    def _terms(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            "wire_dtype": self._wire_dtype,
+            "ranks": self.group.size(),
+            "rank": self.group.rank(),
+        }
 
     def close(self) -> None:
         """Leaves the group. The hook must not be called afterwards. Idempotent."""

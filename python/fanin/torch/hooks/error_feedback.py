@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fanin import _fanin
 from fanin._settings import Packed
@@ -55,17 +56,33 @@ class _Residual:
         elsewhere = {id(each) for each in parameters}
         return any(each is None or id(each) in elsewhere for each in held)
 
+    def parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the parameters that are still there, and what is missing of each."""
+        begin = 0
+        for each in self.parameters:
+            parameter = each()
+            if parameter is None:
+                return  # nobody knows how long it was
+            yield parameter, self.missing[begin : begin + parameter.numel()]
+            begin += parameter.numel()
+
 
 class ErrorFeedback:
     """The residuals of one rank's buckets, in float32: as much memory again as its gradients.
 
-    Those of several models, whose steps may alternate. DDP may cut other buckets after the first
-    step, or when it is made anew: a bucket of other parameters begins without a residual.
+    Those of several models, whose steps may alternate. DDP cuts other buckets after the first step,
+    and when it is made anew: what is missing of a parameter goes with it into its new bucket.
     """
 
     def __init__(self, wire_dtype: Packed) -> None:
         self._wire_dtype: Packed = wire_dtype
         self._residuals: list[_Residual] = []
+        # What is missing of parameters whose new bucket has not come yet.
+        self._loose: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        # All parameters in the order in which they came: their places are their numbers.
+        self._known: list[weakref.ref[torch.Tensor]] = []
+        # By such numbers: what was loaded of parameters that have not come yet.
+        self._loaded: dict[int, torch.Tensor] = {}
 
     def round(self, bucket: GradBucket) -> None:
         """Add to a bucket what rounding took of it before, and round it to what its width can say.
@@ -83,16 +100,61 @@ class ErrorFeedback:
         else:
             feed_back(gradients, residual, self._wire_dtype)
 
+    def state(self) -> list[dict[str, Any]]:
+        """Return the residuals by their parameters' numbers, as tensors and numbers."""
+        numbers = {id(each()): number for number, each in enumerate(self._known)}
+        missing = dict(self._loaded)
+        for residual in self._residuals:
+            for parameter, part in residual.parts():
+                missing[numbers[id(parameter)]] = part
+        for parameter, part in self._loose.items():
+            missing[numbers[id(parameter)]] = part
+        return [{"number": n, "missing": part.clone()} for n, part in sorted(missing.items())]
+
+    def load(self, state: list[dict[str, Any]]) -> None:
+        """Go on with residuals that `state` returned."""
+        if self._known:
+            raise RuntimeError(
+                "residuals are loaded before the first backward pass: make a new HookState, and "
+                "load them into that"
+            )
+        self._loaded = {each["number"]: each["missing"] for each in state}
+
     def _residual(self, parameters: list[torch.Tensor], gradients: torch.Tensor) -> torch.Tensor:
         found = next((each for each in self._residuals if each.is_of(parameters)), None)
         if found is None:
-            missing = torch.zeros_like(gradients, dtype=torch.float32)
-            found = _Residual([weakref.ref(each) for each in parameters], missing)
-            self._residuals = [
-                found,
-                *(each for each in self._residuals if not each.is_over(parameters)),
-            ]
+            self._introduce(parameters)
+            for before in [each for each in self._residuals if each.is_over(parameters)]:
+                self._loose.update(before.parts())
+                self._residuals.remove(before)
+            parts = [self._part(each, gradients.device) for each in parameters]
+            found = _Residual([weakref.ref(each) for each in parameters], torch.cat(parts))
+            self._residuals.append(found)
         return found.missing
+
+    def _introduce(self, parameters: list[torch.Tensor]) -> None:
+        """Give new ones their numbers, and what was loaded of them."""
+        known = {id(each()) for each in self._known}
+        for parameter in parameters:
+            if id(parameter) in known:
+                continue
+            loaded = self._loaded.get(len(self._known))
+            if loaded is not None and loaded.numel() != parameter.numel():
+                raise ValueError(
+                    f"the checkpoint is of another model: its parameter {len(self._known)}, as DDP "
+                    f"brings them, has {loaded.numel()} elements, and that of this model "
+                    f"{parameter.numel()}"
+                )
+            if loaded is not None:
+                self._loose[parameter] = loaded
+            self._loaded.pop(len(self._known), None)
+            self._known.append(weakref.ref(parameter))
+
+    def _part(self, parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
+        part = self._loose.pop(parameter, None)
+        if part is None:
+            return torch.zeros(parameter.numel(), dtype=torch.float32, device=device)
+        return cast(torch.Tensor, part.to(device))
 
 
 def feed_back(gradients: torch.Tensor, residual: torch.Tensor, wire_dtype: Packed) -> None:
