@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, Unpack, get_args
 
 Packed: TypeAlias = Literal["int8", "int4"]
-WireDtype: TypeAlias = Literal["native", "shared_exponent", "bfloat16"] | Packed
+WireDtype: TypeAlias = Literal["native", "shared_exponent", "bfloat16", "int8", "int4"]
 Security: TypeAlias = Literal["tag", "authenticate", "encrypt"]
 TravelsAs: TypeAlias = WireDtype | Literal["integers"]
 """ATP and GOAT have integers of their own."""
 PACKED: Final[tuple[Packed, ...]] = get_args(Packed)
 """Floats are rounded so coarsely by these that the error is worth keeping for the next step."""
-WIRE_DTYPES: Final[tuple[WireDtype, ...]] = ("native", "shared_exponent", "bfloat16", *PACKED)
 Protocol: TypeAlias = Literal["switchml", "atp", "goat"]
 Plan: TypeAlias = Literal["auto", "switch", "own"]
 
@@ -86,7 +85,7 @@ def _wire_dtype(text: str) -> str:
         )
     if text in ("exact", "float32"):
         raise ValueError('it is called "native": floats travel as they are')
-    return _one_of(*WIRE_DTYPES)(text)
+    return _one_of(*get_args(WireDtype))(text)
 
 
 def _up_to(most: int) -> Callable[[str], int]:
@@ -212,7 +211,7 @@ class Settings:
     wire_dtype: WireDtype | None = _row(
         _wire_dtype,
         None,
-        "|".join(WIRE_DTYPES),
+        "|".join(get_args(WireDtype)),
         "how large float tensors travel: native (usual), as they are; shared_exponent, as integers "
         "with an exponent a packet (352 to 2,048 elements), which a NaN spoils; bfloat16, in half "
         "the bytes, and eight significant bits (of atp and goat, too); int8, in a quarter, and "

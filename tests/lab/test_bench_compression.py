@@ -89,7 +89,8 @@ def test_methods_have_the_names_that_the_help_says() -> None:
     assert {method(name).wire_dtype for name in defaults()} == saving
     assert method("topk:40").compressor == TopK(40)
     assert method("natural:5").compressor == Dithering(5, partition="natural")
-    for wrong in ("top", "topk", "topk:0", "onebit:1", "powersgd:0", "bfloat16:2", "int32", ""):
+    assert [method(name).has_feedback for name in ("int8", "int4", "int4:plain")] == [1, 1, 0]
+    for wrong in ("top", "topk", "topk:0", "onebit:1", "powersgd:0", "bfloat16:plain", "x"):
         with pytest.raises(ArgumentTypeError, match=r"write float32, bfloat16.*onebit, topk:0\.01"):
             method(wrong)
 
@@ -107,7 +108,7 @@ def test_the_command_writes_a_table_a_plot_and_all_figures(
     pytest.importorskip("matplotlib", reason='the plot needs pip install "fanin[lab]"')
     file = saved(tmp_path / "gradients.pt", [step(seed) for seed in range(6)])
     result, picture = tmp_path / "result.json", tmp_path / "plot.png"
-    names = ["float32", "bfloat16", "dithering:7", "powersgd:2"]
+    names = ["float32", "bfloat16", "int4", "dithering:7", "powersgd:2"]
     command = ["compression", "--workers", "2", "--steps", "3", "--gradients", str(file)]
     command += ["--methods", ",".join(names), "--json", str(result), "--plot", str(picture)]
     assert fanin_lab.bench.main(command) == 0, capfd.readouterr().err
@@ -121,9 +122,10 @@ def test_the_command_writes_a_table_a_plot_and_all_figures(
     assert rows["float32"].sent_bytes == 4 * ELEMENTS
     assert rows["float32"].error_of_sum < 1e-6
     assert 1e-4 < rows["bfloat16"].error < 0.01
-    dithered = rows["dithering:7"]
-    assert dithered.error_of_sum_without_feedback is not None
-    assert dithered.error_of_sum < dithered.error_of_sum_without_feedback < 1
+    for name in ("int4", "dithering:7"):
+        of_sum = rows[name].error_of_sum_without_feedback
+        assert of_sum is not None
+        assert rows[name].error_of_sum < of_sum < 1
     assert rows["powersgd:2"].error > 0.1  # noise has no low rank
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from fanin._settings import WireDtype
+from fanin._settings import PACKED, WireDtype
 
 if TYPE_CHECKING:
+    from fanin.torch import HookState
     from fanin.torch.compression import Compressor
     from torch.distributed import ProcessGroup
     from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +33,7 @@ _WIRE_BYTES: Final[Mapping[WireDtype, float]] = {
 _WIRE: Final[Mapping[str, WireDtype]] = {
     AS_THEY_ARE if wire_dtype == "native" else wire_dtype: wire_dtype for wire_dtype in _WIRE_BYTES
 }
+_PLAIN = "plain"
 _NAMES = "onebit, topk:0.01, randomk:0.1, dithering:7, natural:7, powersgd:4"
 
 
@@ -44,6 +47,8 @@ class Method:
     compressor: Compressor | None = None
     powersgd: int | None = None
     """The rank of its matrices."""
+    is_hooked: bool = False
+    """Whether DDP's hook adds to gradients what rounding took of those before."""
 
     def register(
         self,
@@ -79,11 +84,15 @@ class Method:
                 orthogonalization_epsilon=1e-8,
             )
             model.register_comm_hook(of_torch, powerSGD_hook.powerSGD_hook)
+        elif self.is_hooked and feedback:
+            from fanin.torch import allreduce_hook
+
+            model.register_comm_hook(_hook_state(self.wire_dtype, group), allreduce_hook)
 
     @property
     def has_feedback(self) -> bool:
         """Whether it keeps what it did not send."""
-        return self.compressor is not None or self.powersgd is not None
+        return self.is_hooked or self.compressor is not None or self.powersgd is not None
 
     def sent_bytes(self, shapes: Sequence[Sequence[int]], ranks: int) -> int:
         """Return what a rank sends in a step, where the ranks are each other's services."""
@@ -99,6 +108,14 @@ class Method:
         return summed_bytes(ceil(_WIRE_BYTES[self.wire_dtype] * elements), ranks)
 
 
+@cache
+def _hook_state(wire_dtype: WireDtype, group: ProcessGroup) -> HookState:
+    """Return the state for all models of a group: its job is joined once."""
+    from fanin.torch import HookState
+
+    return HookState(process_group=group, wire_dtype=wire_dtype)
+
+
 def _factors(shape: Sequence[int], rank: int) -> int:
     """Return how many values PowerSGD sends of a gradient: where that is not half of it, all."""
     rows = shape[0] if shape else 1
@@ -108,12 +125,14 @@ def _factors(shape: Sequence[int], rank: int) -> int:
 
 
 def method(text: str) -> Method:
-    """Parse "onebit", "topk:0.01", "bfloat16", ..
+    """Parse "onebit", "topk:0.01", "bfloat16", "int8:plain" (without error feedback), ..
 
     Raises `ArgumentTypeError`.
     """
     name, _, number = text.partition(":")
     if not number and name in _WIRE:
+        return Method(text, wire_dtype=_WIRE[name], is_hooked=_WIRE[name] in PACKED)
+    if number == _PLAIN and name in PACKED:
         return Method(text, wire_dtype=_WIRE[name])
     try:
         return _compressing(text, name, number)
