@@ -25,7 +25,7 @@
 //! integers as they come ([`add_i64_le`], [`add_i8_le`]) and floats in the order of the workers,
 //! when all are there ([`sum_f32`]).
 //!
-//! In a job whose floats travel as int8 there are no exponents to agree on. The worker rounds
+//! In a job whose floats travel as int8 or int4 there are no exponents to agree on. The worker rounds
 //! ([`pack_f32`]). The switch sums in the order of the workers, when all are there, and rounds the
 //! sum ([`sum_packed`]). The worker widens ([`unpack_f32`]). The error of a worker's rounding may
 //! be added to its next gradient ([`feed_back_f32`]).
@@ -49,7 +49,7 @@
 //! - `kernels`: the choice between them, made once at run time.
 //! - `integer`: the kernels on `i32`.
 //! - `native`: sums in the tensor's own type.
-//! - `packed`: one byte an element.
+//! - `packed`: one byte an element, or half of one.
 //! - `rotation`: the randomised Hadamard rotation.
 //!
 //! Like all of Rust, the kernels assume the default floating-point environment: a thread that
@@ -339,17 +339,22 @@ pub fn sum_f64(payloads: &[&[u8]], divisor: u32, sum: &mut [i32]) {
     Kernels::detected().sum_f64(payloads, divisor, sum);
 }
 
-/// Rounds values to blocks of [`INT8_BLOCK`] integers of eight bits that share a step. Chance picks
-/// one of the two neighbours, so that the expectation is the value. A value that can be represented
-/// stays unchanged. The error of an element is less than its block's step, at most 1/63.5 of the
-/// largest magnitude in the block, or 2^-126 where that is more. The chance depends only on `seed`
-/// and the element's place. Room in the payload that is left is filled with zeros.
+/// Rounds values to blocks of [`PACKED_BLOCK`] integers that share a step. Chance picks one of the
+/// two neighbouring levels, so that the expectation is the value. A value that can be represented
+/// stays unchanged. The chance depends only on `seed` and the element's place. Room in the payload
+/// that is left is filled with zeros.
 ///
-/// A block with a NaN, an infinity or a magnitude above 127 * 2^121 is not finite: see
-/// [`unpack_f32`].
+/// The error of an element is less than the distance of those levels. With [`Packing::Int8`] this is
+/// the block's step, at most 1/63.5 of the largest magnitude in the block. With [`Packing::Int4`] it
+/// is the step, at most 1/6 of that magnitude, or half of the element itself, whichever is more.
+/// Either is at least 2^-126.
+///
+/// A block with a NaN, an infinity or a magnitude above 127 * 2^121 (with four bits 12 * 2^124) is
+/// not finite: see [`unpack_f32`].
 ///
 /// # Panics
-/// If `payload` is no multiple of four blocks, of 33 bytes each, or has no room for the values.
+/// If `payload` is no multiple of four blocks, of [`Packing::block_bytes`] each, or has no room for
+/// the values.
 pub fn pack_f32(packing: Packing, values: &[f32], seed: u64, payload: &mut [u8]) {
     Kernels::detected().pack_f32(packing, values, seed, payload);
 }

@@ -65,7 +65,7 @@ impl Packing {
     }
 }
 
-/// The integers of a block.
+/// Bytes of a block's integers.
 const INT8_BYTES: usize = PACKED_BLOCK;
 const INT4_BYTES: usize = PACKED_BLOCK / 2;
 
