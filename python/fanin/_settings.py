@@ -215,8 +215,8 @@ class Settings:
         "how large float tensors travel: native (usual), as they are; shared_exponent, as integers "
         "with an exponent a packet (352 to 2,048 elements), which a NaN spoils; bfloat16, in half "
         "the bytes, and eight significant bits (of atp and goat, too); int8, in a quarter, and "
-        "within 1/63 of the largest of 32 neighbours; int4, in an eighth, and within 1/6 of that, "
-        "or half of the element itself",
+        "within 1/63 of the largest of 32 neighbours; int4, in an eighth, and within 1/6 of the "
+        "largest of 32 neighbours, or within half of the element",
         "switchml",
         others="which adds integers, and makes them of floats by a factor of its own, which "
         "travel as they are or as bfloat16",

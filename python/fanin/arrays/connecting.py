@@ -110,10 +110,10 @@ def connect(
     chance so that the expectation is right, to multiples of a power of two that 32 neighbouring
     elements share. With S the sum of the contributions' largest absolute values among these 32, a
     sum is off by less than S / 31; all ranks get the same bits, in every run. What is not finite,
-    or above 127 2^121, leaves no element finite among the 32. With "int4" half a byte: of each 32
-    elements the small ones are rounded to multiples of a power of two, those from a third of the
-    largest level on to multiples of 2 or 4 such steps. A sum is off by at most about 5 S / 4, and
-    where all contributions are small by less than S / 2 (docs/protocols/switchml.md). What rounding
+    or above 127 2^121, leaves no element finite among the 32. With "int4" half a byte: an
+    element is one of 8 levels and a sign, and the levels lie closer where elements are small. A
+    sum is off by at most about 5 S / 4, and by less than S / 2 where no contribution is above a
+    third of the largest of its 32; racks add to it (docs/protocols/switchml.md). What rounding
     takes is not kept for the next array: `fanin.torch.HookState` does that for DDP.
 
     `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way

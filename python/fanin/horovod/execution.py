@@ -5,8 +5,9 @@ Sums and averages are fanin's; what moves bytes, and other reductions, is as the
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, cast
@@ -292,7 +293,7 @@ class _Piece:
 
 def _pieces(
     operations: Sequence[Operation], mine: Sequence[Own | None], groups: Groups
-) -> Iterable[tuple[torch.dtype, list[_Piece]]]:
+) -> Collection[tuple[torch.dtype, list[_Piece]]]:
     """Return the tensors of operations, those of one dtype together, on all ranks alike."""
     alike: dict[torch.dtype, list[_Piece]] = {}
     for operation, own in zip(operations, mine, strict=True):
@@ -372,7 +373,7 @@ def _allreduce(
             room = groups.room(parts[0], sum(part.numel() for part in parts))
             flat = torch.cat(parts, out=room[: sum(part.numel() for part in parts)])
         summed = flat.to(_ADDED_AS.get(dtype, dtype))
-        # What sums divides as well, unless factors come between.
+        # The service divides averages, unless a factor follows the sum.
         is_result = dtype in _AVERAGED and all(piece.request.scales[1] == 1.0 for piece in pieces)
         op = (_DONE if is_result else _OPS)[request.op]
         with of_layer(foremost(piece.request.layer for piece in pieces)):
@@ -381,7 +382,10 @@ def _allreduce(
         sums.append(_Sum(work, summed, pieces, room, is_result))
 
     def end() -> None:
-        with torch.no_grad():
+        with torch.no_grad(), contextlib.ExitStack() as waiting:
+            # Also where one of them fails: nothing writes into the program's tensors afterwards.
+            for each in sums:
+                waiting.callback(_waited, each.work)
             for each in sums:
                 each.end(size)
                 if each.room is not None:
@@ -390,16 +394,22 @@ def _allreduce(
     return end
 
 
+def _waited(work: Work) -> None:
+    """Wait until a sum is over, whatever came of it."""
+    with contextlib.suppress(FaninError, RuntimeError, ValueError):
+        work.wait()
+
+
 def _cut(
-    alike: Iterable[tuple[torch.dtype, list[_Piece]]], op: ReduceOp
+    alike: Collection[tuple[torch.dtype, list[_Piece]]], op: ReduceOp
 ) -> Iterator[tuple[torch.dtype, list[_Piece]]]:
     """Yield what is one sum: long tensors are alone, as to copy them takes longer than a sum."""
     for dtype, pieces in alike:
-        most = math.inf if op is ReduceOp.Adasum else ALONE_BYTES
-        short = [piece for piece in pieces if piece.form.size_bytes < most]
+        alone = math.inf if op is ReduceOp.Adasum else ALONE_BYTES
+        short = [piece for piece in pieces if piece.form.size_bytes < alone]
         if short:
             yield dtype, short
-        yield from ((dtype, [piece]) for piece in pieces if piece.form.size_bytes >= most)
+        yield from ((dtype, [piece]) for piece in pieces if piece.form.size_bytes >= alone)
 
 
 def _shared(pieces: Sequence[_Piece]) -> set[_Piece]:

@@ -5,6 +5,7 @@ The tensors of an operation may be changed by the program only after `synchroniz
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,6 +29,7 @@ from fanin.horovod.submission import (
     refuse_bound,
     rows,
     scatterable,
+    set_number,
     submit,
     synchronize,
 )
@@ -160,20 +162,26 @@ class RecurringAllreduce:
         self._scales = scales
         self._process_set = process_set
         self._layer = layer
-        self._engine: Engine | None = None
+        self._engine: weakref.ref[Engine] | None = None
         self._recurring: Recurring | None = None
 
     def start(self, tensors: Sequence[Tensor]) -> Handle:
         """Reduce the tensors, all at once, as `grouped_allreduce_async_` does."""
         engine, recurring = world().engine, self._recurring
-        if engine is self._engine and recurring is not None and _are_like(tensors, recurring):
+        if (
+            recurring is not None
+            and self._engine is not None
+            and self._engine() is engine
+            and set_number(self._process_set) == recurring.request.process_set
+            and _are_like(tensors, recurring)
+        ):
             refuse_bound()
             return engine.submit_again(recurring, tensors, in_place=True, result=every)
         with of_layer(self._layer):
             handle = _reduce(
                 tensors, self._name, self._op, self._scales, self._process_set, every, in_place=True
             )
-        self._engine, self._recurring = engine, Recurring(handle.request)
+        self._engine, self._recurring = weakref.ref(engine), Recurring(handle.request)
         return handle
 
 
@@ -185,6 +193,7 @@ def _are_like(tensors: Sequence[Tensor], recurring: Recurring) -> bool:
         and tensor.dtype is form.dtype
         and tensor.shape == form.shape
         and tensor.device.type == form.device
+        and tensor.device == tensors[0].device
         for tensor, form in zip(tensors, recurring.request.tensors, strict=True)
     )
 

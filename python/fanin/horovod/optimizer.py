@@ -17,6 +17,7 @@ from fanin._elastic_members import ELASTIC
 from fanin.horovod import operations
 from fanin.horovod.adasum_optimizer import AdasumSteps
 from fanin.horovod.compression import Compression, Compressor
+from fanin.horovod.execution import TorchExecutor
 from fanin.horovod.objects import broadcast_object
 from fanin.horovod.parameters import Passes, all_of, name_added, named, when_ready
 from fanin.horovod.process_sets import ProcessSet, global_process_set
@@ -104,7 +105,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _overlapped(optimizer: torch.optim.Optimizer, model: torch.nn.Module, unlike: list[str]) -> Any:
-    world()  # raises before `init`
+    executor = world().engine.executor  # raises before `init`
+    if not isinstance(executor, TorchExecutor):
+        raise ValueError(f"{world().framework.name} is initialized, and has no tensors of PyTorch")
     if unlike:
         raise ValueError(
             f"overlap sums gradients one by one, and averages those of all ranks: leave out "
@@ -115,7 +118,8 @@ def _overlapped(optimizer: torch.optim.Optimizer, model: torch.nn.Module, unlike
             "overlap is not for elastic jobs, whose ranks come and go between two steps: leave it "
             "out"
         )
-    made = overlapped.DistributedOptimizer(optimizer, model)
+    # The default group may be another backend's.
+    made = overlapped.DistributedOptimizer(optimizer, model, executor.world)
     # Programs that clip gradients ask for it; `step` knows by itself what was waited for.
     made.skip_synchronize = contextlib.nullcontext
     return made

@@ -81,7 +81,7 @@ def as_horovods() -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError as error:
         failed, _failed = _failed, None
-        if failed is None:
+        if failed is None or str(failed) not in str(error):
             raise
         # The next program would wait for the token of the one that failed, and fail as well.
         dispatch.runtime_tokens.clear()

@@ -145,7 +145,8 @@ class CompressionState:
         """Go on with what `state_dict` returned to this rank, before a backward pass.
 
         On all ranks, with the checkpoint of the same step. The next step then has the bits that it
-        would have had without the interruption. Raises `ValueError`, and loads nothing, if the
+        would have had without the interruption, if the checkpoint is of the second step or a later
+        one; before it there is the momentum alone. Raises `ValueError`, and loads nothing, if the
         checkpoint is of another compressor, of other numbers, of another rank or of another number
         of ranks. If it is of another model, the next backward pass raises it.
         """
@@ -175,6 +176,13 @@ class CompressionState:
         """Take over what was loaded, of parameters that are its own."""
         assert self._first is not None
         saved = self._first.saved
+        if saved.dice is not None:
+            try:
+                self._own_dice(parameters[0].device).set_state(saved.dice.cpu())
+            except RuntimeError as error:
+                raise ValueError(
+                    f"the checkpoint has the state of chance of another kind of device: {error}"
+                ) from None
         memories: dict[int, Memory] = {}
         self._parameters = {parameter: number for number, parameter in enumerate(parameters)}
         self._buckets = {
@@ -188,8 +196,6 @@ class CompressionState:
         self._memories = memories
         if self._momentum is not None:
             self._momentum.resume({parameters[n]: each for n, each in saved.velocities.items()})
-        if saved.dice is not None:
-            self._own_dice(parameters[0].device).set_state(saved.dice.cpu())
         self._first = None
 
     def average(self, bucket: GradBucket) -> Averaged:

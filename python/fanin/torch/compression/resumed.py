@@ -100,6 +100,8 @@ class Saved:
 
     def _is_whole(self, ranks: int) -> bool:
         numbers = sorted(number for bucket in self.buckets for number in bucket)
+        if not self.unsent.keys() <= set(range(len(self.buckets))):
+            return False
         for index, unsent in self.unsent.items():
             cut = Cut.of(sum(prod(self.shapes[n]) for n in self.buckets[index]), ranks)
             if [list(each.shape) for each in unsent] != [[cut.padded], [1, cut.length]]:

@@ -21,6 +21,10 @@ from fanin.torch.hooks.bucket_layers import BucketLayers
 from fanin.torch.hooks.error_feedback import ErrorFeedback
 
 
+VERSION = 1
+"""Of the checkpoints."""
+
+
 class HookState:
     """What `allreduce_hook` needs: a group on fanin of the process group's ranks.
 
@@ -102,6 +106,10 @@ class HookState:
         another rank or number of ranks, or is none, and `RuntimeError` after a backward pass. If
         it is of another model, the next backward pass raises `ValueError`.
         """
+        if not isinstance(state, Mapping) or state.get("version") != VERSION:
+            raise ValueError(
+                "this is no checkpoint that HookState.state_dict of this fanin has made"
+            )
         for name, own in self._terms().items():
             if state.get(name) != own:
                 raise ValueError(
@@ -110,11 +118,11 @@ class HookState:
                     "wire_dtype"
                 )
         if self.error_feedback is not None:
-            self.error_feedback.load(state["residuals"])
+            self.error_feedback.load(state.get("residuals"))
 
     def _terms(self) -> dict[str, Any]:
         return {
-            "version": 1,
+            "version": VERSION,
             "wire_dtype": self._wire_dtype,
             "ranks": self.group.size(),
             "rank": self.group.rank(),

@@ -111,13 +111,15 @@ class ErrorFeedback:
             missing[numbers[id(parameter)]] = part
         return [{"number": n, "missing": part.clone()} for n, part in sorted(missing.items())]
 
-    def load(self, state: list[dict[str, Any]]) -> None:
-        """Go on with residuals that `state` returned."""
+    def load(self, state: Any) -> None:
+        """Go on with residuals that `state` returned; raises `ValueError` for anything else."""
         if self._known:
             raise RuntimeError(
                 "residuals are loaded before the first backward pass: make a new HookState, and "
                 "load them into that"
             )
+        if not isinstance(state, list) or not all(map(_is_residual, state)):
+            raise ValueError("the checkpoint is damaged: its residuals are no tensors with numbers")
         self._loaded = {each["number"]: each["missing"] for each in state}
 
     def _residual(self, parameters: list[torch.Tensor], gradients: torch.Tensor) -> torch.Tensor:
@@ -184,3 +186,11 @@ def _step(magnitude: torch.Tensor, to: _Width) -> torch.Tensor:
     """Return the least power of two, from 2^-126 on, with which the levels reach a magnitude."""
     exponent = ((magnitude.view(torch.int32) + to.beyond) >> 23) - to.exponent_max
     return (exponent.clamp_(min=1) << 23).view(torch.float32)
+
+
+def _is_residual(each: Any) -> bool:
+    """Whether it is what rounding took of one parameter, with the parameter's number."""
+    if not isinstance(each, dict) or not isinstance(each.get("number"), int):
+        return False
+    missing = each.get("missing")
+    return isinstance(missing, torch.Tensor) and missing.dim() == 1 and missing.is_floating_point()

@@ -7,7 +7,8 @@ it is what a parameter server would have that runs the optimizer, with the same 
 
 An exchange may go on under the next batch. The worker then trains on with the parameters that its
 own step made. When the answer is taken, what changed here since the delta was sent is added to it:
-that is in no delta yet, and the next one has it. So each change is sent once.
+that is in no delta yet, and the next one has it. So each change is sent once. Only `pull`, `close`
+and a step that made NaN drop what a program has changed beside its steps.
 """
 
 from __future__ import annotations
@@ -89,7 +90,11 @@ class Deltas:
         except Exception:
             self._ended = True
             raise
-        self.lost += max((flat.settle() for flat in self._flats), default=0)
+        # Parameters that are half taken would be sent as a change: a Ctrl-C in here ends it.
+        self._ended = True
+        lost = [flat.settle() for flat in self._flats]
+        self._ended = False
+        self.lost += max(lost, default=0)
 
     def step(self, step: Callable[[], Any]) -> Any:
         """Step the optimizer, and take the latest parameters, with this step in them.
@@ -305,19 +310,21 @@ class DeltaSteps(Steps):
         if self._closed:
             return
         self._closed = True
-        # All steps are in before anybody takes the last parameters.
-        on_all(self._group, self._deltas.settle)
-        # Each hears what it has lost.
-        on_all(self._group, self._deltas.pull)
-        # A service that was started again between two ranks' pulls gave them unlike ones.
-        self._deltas.adopt(self._group)
-        if not self._are_hosted:
-            self._deltas.leave()
-            return
-        # Others may still ask a rank's service, until all have left.
-        on_all(self._group, self._deltas.leave)
-        if self._own is not None:
-            self._own.stop()
+        try:
+            # All steps are in before anybody takes the last parameters.
+            on_all(self._group, self._deltas.settle)
+            # Each hears what it has lost.
+            on_all(self._group, self._deltas.pull)
+            # A service that was started again between two ranks' pulls gave them unlike ones.
+            self._deltas.adopt(self._group)
+            if not self._are_hosted:
+                self._deltas.leave()
+                return
+            # Others may still ask a rank's service, until all have left.
+            on_all(self._group, self._deltas.leave)
+        finally:
+            if self._own is not None:
+                self._own.stop()
 
 
 class _Flat:

@@ -63,15 +63,15 @@ def hosted(
     what one rank raises: `OSError` where it cannot listen, `ValueError` for a wrong setting.
     """
     rank = group.rank()
-    here = on_all(group, lambda: place(_settings(group), own_address(_get_default_store())))
+    here = on_all(group, lambda: place(_clear(group), own_address(_get_default_store())))
     places = [Place.decode(text) for text in gathered(group, here.encode())]
     hosts, rates = _hosts(places)
     shares = split(rates, len(spares))
     own = None
     if rank in hosts and shares[hosts.index(rank)] > 0:
-        address = reachable(here, places)
 
         def start() -> _fanin.ParameterService:
+            address = reachable(here, places)
             return _fanin.ParameterService(f"{bracketed(address)}:{ANY_PORT}", list(keys))
 
         own = on_all(group, start)
@@ -108,9 +108,17 @@ def _hosts(places: Sequence[Place]) -> tuple[list[int], list[int | None]]:
     return hosts, [places[host].rate_bps for host in hosts]
 
 
-def _settings(group: distributed.ProcessGroup) -> Settings:
+def _clear(group: distributed.ProcessGroup) -> Settings:
+    """Return the group's settings; raises `ValueError` where these keep strangers out."""
     backend = splitting.unwrapped(group, group._device_types[0])
-    return backend.settings if isinstance(backend, FaninBackend) else Settings.of()
+    settings = backend.settings if isinstance(backend, FaninBackend) else Settings.of()
+    if settings.secret_file is not None or settings.security not in (None, "tag"):
+        raise ValueError(
+            "the services of a DeltaOptimizer in the ranks' processes have neither a secret nor "
+            "encryption, and the job has: start fanin parameters on a network that strangers do "
+            "not reach, and name them (services)"
+        )
+    return settings
 
 
 def gathered(group: distributed.ProcessGroup, said: Any) -> list[Any]:
