@@ -237,7 +237,7 @@ def test_pipelining_by_name_with_a_group_for_each_edge(
 @pytest.mark.parametrize("way", WAYS_IN_DETAIL)
 def test_torchs_own_debugging_in_detail(tmp_path: Path, switch: str, way: str) -> None:
     program = [*TORCHRUN, "detailed.py"]
-    named(tmp_path, switch, [*program, "ddp"], [*program, way, "fanin", "detail"])
+    named(tmp_path, switch, [*program, "ddp", "gloo"], [*program, way, "fanin", "detail"])
 
 
 def test_torchs_own_debugging_in_detail_of_an_unchanged_program(

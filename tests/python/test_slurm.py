@@ -17,7 +17,7 @@ DEADLINE = 240.0
 
 # Takes srun's options that the script uses, and refuses others, as srun does. Each node is a
 # machine of its own to fanin.
-SRUN = """
+SRUN = r"""
 import argparse, os, signal, subprocess, sys
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
