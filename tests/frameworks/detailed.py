@@ -45,12 +45,13 @@ def hooked(state: Callable[[], Any], hook: Callable[..., Any]) -> Way:
     return made
 
 
+ALL = len(results.flat(results.model()))
 WAYS: dict[str, Way] = {
     "ddp": ddp,
     "allreduce_hook": hooked(fanin.torch.HookState, fanin.torch.allreduce_hook),
     "machine_hook": hooked(lambda: fanin.torch.MachineState("gloo"), fanin.torch.machine_hook),
     "compression_hook": hooked(
-        lambda: fanin.torch.CompressionState(TopK(1.0), min_bytes=1), fanin.torch.compression_hook
+        lambda: fanin.torch.CompressionState(TopK(ALL), min_bytes=1), fanin.torch.compression_hook
     ),
     "DistributedOptimizer": lambda model: (
         model,

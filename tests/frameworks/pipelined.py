@@ -8,6 +8,7 @@ direction between two stages.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import results
 import torch
@@ -21,8 +22,9 @@ dist.init_process_group(sys.argv[2] if len(sys.argv) > 2 else "gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "replica"))
 pipeline, replicas = mesh["stage"].get_group(), mesh["replica"].get_group()
 number = dist.get_rank(pipeline)
-part = list(results.model())[:2] if number == 0 else list(results.model())[2:]
-model = DistributedDataParallel(torch.nn.Sequential(*part), process_group=replicas)
+whole: Any = results.model()
+part = whole[:2] if number == 0 else whole[2:]
+model = DistributedDataParallel(part, process_group=replicas)
 stage = PipelineStage(model, number, 2, torch.device("cpu"), group=pipeline)
 schedule = schedule_class(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
