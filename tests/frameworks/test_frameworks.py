@@ -216,12 +216,11 @@ def test_distributed_checkpoint_by_name(tmp_path: Path, switch: str) -> None:
 
 
 @pytest.mark.parametrize("edges", ["0", "1"])
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
 def test_pipelining(
-    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch, schedule: str, edges: str
+    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch, edges: str
 ) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", edges)
-    same_on_both(tmp_path, switch, *TORCHRUN_OF_4, "pipelined.py", schedule)
+    same_on_both(tmp_path, switch, *TORCHRUN_OF_4, "pipelined.py")
     ranks = [json.loads((tmp_path / "fanin" / f"{rank}.json").read_text()) for rank in range(4)]
     assert [rank["edges"] for rank in ranks] == 4 * [2 * int(edges)]
 
@@ -230,7 +229,7 @@ def test_pipelining_by_name_with_a_group_for_each_edge(
     tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P", "1")
-    gloo = [*TORCHRUN_OF_4, "pipelined.py", "1F1B"]
+    gloo = [*TORCHRUN_OF_4, "pipelined.py"]
     named(tmp_path, switch, gloo, [*gloo, "fanin"])
 
 
