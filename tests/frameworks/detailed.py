@@ -17,12 +17,13 @@ import results
 import torch
 import torch.distributed as dist
 from fanin.torch.compression import TopK
+from torch._C import _distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 IN_DETAIL = "detail" in sys.argv
 if IN_DETAIL:  # before the first group
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    dist.set_debug_level_from_env()
+    c10d.set_debug_level(c10d.DebugLevel.DETAIL)
 
 Way = Callable[[torch.nn.Module], tuple[Any, Any]]
 
