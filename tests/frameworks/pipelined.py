@@ -2,7 +2,7 @@
 
 Two stages of two replicas each. Activations are sent between stages, and DDP's gradients are summed
 between replicas. GPipe would not do: in torch 2.15 its backward passes end in an assertion of
-DDP's, on any backend. Under TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1 torch makes a group for each
+DDP's, on Gloo, too. Under TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1 torch makes a group for each
 direction between two stages.
 """
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from fanin import _fanin
-from fanin._settings import Settings
+from fanin._settings import Settings, TravelsAs
 from fanin_lab import netlab, units
 from fanin_lab.bench import BenchError, command, machine, message, openmpi, rank, stage
 from fanin_lab.bench.bulk import Flow, bulk
@@ -516,7 +516,8 @@ def test_the_error_allowed_is_the_stated_one() -> None:
     expected = 8 * 127 / 256 * (2 + 1 / 256) + 8 * 2**-21
     assert error_allowed("fanin", epsilon, 8, 127, "bfloat16") == pytest.approx(expected, rel=1e-4)
     # The distance of two levels for each contribution, and one for the sum.
-    for packed, distance in (("int8", 1 / 63.5), ("int4", 1 / 2)):
+    distances: dict[TravelsAs, float] = {"int8": 1 / 63.5, "int4": 1 / 2}
+    for packed, distance in distances.items():
         expected = 8 * 127 * distance * (2 + distance)
         assert error_allowed("fanin", epsilon, 8, 127, packed) == pytest.approx(expected, rel=1e-4)
         assert error_allowed("fanin", 0.0, 8, 127, packed) == 0, "integers stay int32"

@@ -22,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from fanin import _fanin
+from fanin.arrays.group import Group
 from fanin.arrays.operators import Array
 
 TARGET: Final = "fanin_collective"
@@ -247,6 +248,7 @@ def _execute(call: Any) -> None:
                 copy(operands[count + index], residual)
                 copy(operand, result)
                 operand = result
+                assert isinstance(group, Group)
                 _fanin.feed_back(
                     result.ctypes.data,
                     result.size,

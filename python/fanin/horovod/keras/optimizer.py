@@ -39,8 +39,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     the last of them alone. `average_aggregated_gradients` divides their sum by that number.
     `gradient_predivide_factor` divides gradients before the sum, and the rest of the average comes
     after it. `groups` are lists of variables, or a number of lists to make, that are reduced
-    together; a step that JAX compiles has all gradients reduced together in any case. `sparse_as_dense` sums `tf.IndexedSlices` as dense tensors. A rank that is not in
-    `process_set` steps with its own gradients.
+    together; a step that JAX compiles reduces all gradients together in any case.
+    `sparse_as_dense` sums `tf.IndexedSlices` as dense tensors. A rank that is not in `process_set`
+    steps with its own gradients.
 
     Raises `ValueError` for `op=Adasum`, as Horovod does.
     """

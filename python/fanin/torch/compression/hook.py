@@ -213,7 +213,7 @@ class CompressionState:
         if not self._agreed:
             self._agree(buffer.device)
         if self._momentum is not None:
-            self._momentum.add_to(bucket)
+            self._momentum.add_to(bucket.parameters(), bucket.gradients())
         before = self._halfway
         self._halfway = None
         # There is nothing to compress of parameters without elements.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
 from fanin.torch.compression.compressors import RandomK, TwoWay
 from fanin.torch.compression.cut import Cut
@@ -101,10 +100,9 @@ class Momentum:
         self._factor = factor
         self._velocities: dict[Tensor, Tensor] = {}
 
-    def add_to(self, bucket: GradBucket) -> None:
+    def add_to(self, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Add it, once the gradients have changed it."""
-        gradients = bucket.gradients()
-        for parameter, gradient in zip(bucket.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             velocity = self._velocities.get(parameter)
             if velocity is None:
                 velocity = torch.zeros_like(gradient, dtype=torch.float32)

@@ -31,7 +31,7 @@ class Bucket:
     def __init__(self, index: int, is_last: bool, parts: list[tuple[Tensor, Tensor]]) -> None:
         self._index, self._is_last, self._parts = index, is_last, parts
         self._buffer = torch.cat([gradient.reshape(-1) for _, gradient in parts])
-        flat = self._buffer.split([gradient.numel() for _, gradient in parts])
+        flat = torch.split(self._buffer, [gradient.numel() for _, gradient in parts])
         self._gradients = [
             each.view(gradient.shape) for each, (_, gradient) in zip(flat, parts, strict=True)
         ]
@@ -141,7 +141,9 @@ class FirstStep:
             # Of a backward pass that an error ended.
             self._buckets, self._gradients, self._waiting = [], {}, []
         buffer = bucket.buffer()
-        devices = None if buffer.device.type == "cpu" else [buffer.device]
+        devices: list[int | str | torch.device] | None = None
+        if buffer.device.type != "cpu":
+            devices = [buffer.device]
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         self._waiting.append((buffer, done))
         self._buckets.append(bucket.parameters())

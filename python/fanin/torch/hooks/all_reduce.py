@@ -20,7 +20,6 @@ from fanin.torch.backend.options import Options
 from fanin.torch.hooks.bucket_layers import BucketLayers
 from fanin.torch.hooks.error_feedback import ErrorFeedback
 
-
 VERSION = 1
 """Of the checkpoints."""
 

@@ -78,7 +78,8 @@ class ErrorFeedback:
         self._wire_dtype: Packed = wire_dtype
         self._residuals: list[_Residual] = []
         # What is missing of parameters whose new bucket has not come yet.
-        self._loose: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        # Any: torch does not say the types of its methods.
+        self._loose: Any = WeakIdKeyDictionary()
         # All parameters in the order in which they came: their places are their numbers.
         self._known: list[weakref.ref[torch.Tensor]] = []
         # By such numbers: what was loaded of parameters that have not come yet.
