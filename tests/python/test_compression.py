@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -253,20 +252,6 @@ def test_a_quadratic_is_minimised_with_error_feedback(compressor: Compressor) ->
 
 
 def test_momentum_is_nesterovs() -> None:
-    @dataclass
-    class Bucket:
-        flat: Tensor
-        parameter: Tensor
-
-        def buffer(self) -> Tensor:
-            return self.flat
-
-        def gradients(self) -> list[Tensor]:
-            return [self.flat]
-
-        def parameters(self) -> list[Tensor]:
-            return [self.parameter]
-
     parameter = torch.zeros(100, requires_grad=True)
     expected = torch.zeros(100, requires_grad=True)
     ours = torch.optim.SGD([parameter], lr=0.1)
@@ -275,16 +260,14 @@ def test_momentum_is_nesterovs() -> None:
     for step in range(5):
         flat = gradient(step, 100)
         expected.grad = flat.clone()
-        bucket: Any = Bucket(flat, parameter)
-        momentum.add_to(bucket)
+        momentum.add_to([parameter], [flat])
         parameter.grad = flat
         ours.step()
         torchs.step()
     torch.testing.assert_close(parameter, expected)
     momentum.forget()
     flat = gradient(5, 100)
-    alone: Any = Bucket(flat, parameter)
-    momentum.add_to(alone)
+    momentum.add_to([parameter], [flat])
     torch.testing.assert_close(flat, 1.9 * gradient(5, 100))
 
 

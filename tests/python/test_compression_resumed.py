@@ -227,11 +227,15 @@ def hooked(me: Me, wire_dtype: Packed) -> bool:
     other.load_state_dict(weights)
     new.load_state_dict(saved)
     assert str(through_a_file(new.state_dict())) == str(saved)
-    for wrong, said in (
+    mistakes: list[tuple[Any, str]] = [
         ({**saved, "wire_dtype": "native"}, "the checkpoint is of wire_dtype native"),
         ({**saved, "rank": 1 - me.rank}, "each rank loads what it saved itself"),
-        ({}, "the checkpoint is of version None"),
-    ):
+        ({}, "this is no checkpoint"),
+        ([], "this is no checkpoint"),
+        ({**saved, "residuals": None}, "the checkpoint is damaged"),
+        ({**saved, "residuals": [{"number": 0}]}, "the checkpoint is damaged"),
+    ]
+    for wrong, said in mistakes:
         with pytest.raises(ValueError, match=said):
             new.load_state_dict(wrong)
     found = steps(other, again, 6)

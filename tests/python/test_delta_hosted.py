@@ -35,6 +35,16 @@ def made(me: Me, model: nn.Module, machine: int | None, **said: Any) -> Any:
     return DeltaOptimizer(optim.SGD(model.parameters(), lr=1.0), **said)
 
 
+def keeps_strangers_out(me: Me) -> None:
+    os.environ["FANIN_SECURITY"] = "encrypt"
+    with pytest.raises(ValueError, match="neither a secret nor encryption"):
+        made(me, layer(0), None, backend="gloo")
+
+
+def test_a_job_with_a_secret_hosts_no_parameters(launch: Launch) -> None:
+    launch(keeps_strangers_out, 2).results()
+
+
 # Eqs. 1 and 2.
 
 

@@ -283,6 +283,21 @@ def test_an_interrupt_under_an_exchange_loses_nothing(service: SwitchProcess) ->
     assert worker.lost == 0
 
 
+def test_parameters_that_are_half_taken_are_never_sent(
+    service: SwitchProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = layer(0)
+    worker = one(model, service.address)
+    give(model, 1.0)
+    worker.step(worker.optimizer.step)
+    monkeypatch.setattr(type(worker._flats[0]), "_write", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        worker.settle()
+    monkeypatch.undo()
+    with pytest.raises(errors.Closed):
+        worker.step(worker.optimizer.step)
+
+
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 

@@ -120,7 +120,9 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def under_the_next_forward_pass(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
+def under_the_next_forward_pass(me: Me, default: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    if default is not None:
+        me.init(default)
     hvd.init()
     ours, theirs = network(), network()
     steps = [
@@ -151,9 +153,33 @@ def under_the_next_forward_pass(me: Me) -> tuple[torch.Tensor, torch.Tensor]:
     return done[0], done[1]
 
 
-def test_a_step_overlaps_with_the_next_forward_pass(launch: Launch) -> None:
-    for ours, theirs in launch(under_the_next_forward_pass, 2, at=ALONE).results():
+@pytest.mark.parametrize("default", [None, "gloo"])
+def test_a_step_overlaps_with_the_next_forward_pass(launch: Launch, default: str | None) -> None:
+    for ours, theirs in launch(under_the_next_forward_pass, 2, default, at=ALONE).results():
         assert torch.equal(ours, theirs)
+
+
+def in_a_set_that_is_made_anew(me: Me) -> None:
+    hvd.init()
+    both = hvd.add_process_set([0, 1])
+    model = nn.Linear(3, 1, bias=False)
+    optimizer = hvd.DistributedOptimizer(
+        optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), process_set=both
+    )
+    for step in range(4):
+        if step == 2:
+            hvd.remove_process_set(both)
+            hvd.add_process_set(both)
+        optimizer.zero_grad()
+        model(torch.full((1, 3), float(me.rank))).sum().backward()
+        optimizer.step()
+        assert model.weight.grad is not None
+        assert values_of(model.weight.grad.flatten()) == [0.5 if both.included() else 2.0]
+    hvd.shutdown()
+
+
+def test_a_process_set_that_is_made_anew_is_asked_for_anew(launch: Launch) -> None:
+    launch(in_a_set_that_is_made_anew, 3, at=ALONE).results()
 
 
 def asks_for_more(_: Me) -> None:

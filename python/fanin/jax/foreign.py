@@ -249,6 +249,7 @@ def _execute(call: Any) -> None:
                 copy(operand, result)
                 operand = result
                 assert isinstance(group, Group)
+                assert group.wire_dtype is not None
                 _fanin.feed_back(
                     result.ctypes.data,
                     result.size,
