@@ -175,6 +175,7 @@ def in_a_set_that_is_made_anew(me: Me) -> None:
         optimizer.step()
         assert model.weight.grad is not None
         assert values_of(model.weight.grad.flatten()) == [0.5 if both.included() else 2.0]
+    hvd.barrier()
     hvd.shutdown()
 
 
