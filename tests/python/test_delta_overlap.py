@@ -265,7 +265,10 @@ def test_an_interrupt_under_an_exchange_loses_nothing(service: SwitchProcess) ->
     begun = flat(model)
     give(model, 1.0)
     assert service.process is not None
-    os.kill(service.process.pid, signal.SIGSTOP)
+    pid = service.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    # On a busy machine it answers for a while yet.
+    wait_until(lambda: _is_stopped(pid), "the service is stopped")
     try:
         worker.step(worker.optimizer.step)
         before = signal.signal(signal.SIGALRM, _interrupt)
@@ -274,9 +277,10 @@ def test_an_interrupt_under_an_exchange_loses_nothing(service: SwitchProcess) ->
             with pytest.raises(KeyboardInterrupt):
                 worker.settle()
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     finally:
-        os.kill(service.process.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     worker.step(worker.optimizer.step)
     worker.pull()
     torch.testing.assert_close(flat(model), begun - 2.0)
@@ -296,6 +300,12 @@ def test_parameters_that_are_half_taken_are_never_sent(
     monkeypatch.undo()
     with pytest.raises(errors.Closed):
         worker.step(worker.optimizer.step)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 def _interrupt(*_: Any) -> None:

@@ -233,6 +233,7 @@ def named(me: Me) -> str:
     group = dist.group.WORLD
     assert group is not None
     backend: Any = group._get_backend(torch.device("cpu"))
+    dist.barrier()  # a rank that has ended is missed by one that still joins
     return str(backend.getBackendName())
 
 
