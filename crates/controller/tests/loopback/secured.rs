@@ -149,7 +149,8 @@ fn who_stands_between_changes_no_sum_of_any_protocol_and_reads_none_that_is_encr
             let way = way(name);
             let sessions = ranks(&way, name, security);
             way.between.changes_one_of(23);
-            for _ in 0..3 {
+            // Half as many packets take twice as many sums to have one in 23 changed as often.
+            for _ in 0..if name == "int4" { 6 } else { 3 } {
                 sums_are_right(&sessions, name == "dlcp");
             }
             let heard = way.between.heard();
