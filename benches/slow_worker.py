@@ -28,7 +28,7 @@ from fanin_lab.netlab import INTERFACE, Netlab
 
 MODES = ("DDP", "asynchronous", "delta", "delta, overlap")
 TRAINED = 1437
-"""Of 1797 images; the loss is that of the rest."""
+"""The images to train with, among 1797; the loss is that of the rest."""
 BATCH = 32
 MARKS = 8
 """How often the loss is taken."""
@@ -37,7 +37,7 @@ TRIED = 3
 
 
 class Trained(TypedDict):
-    """What a rank tells of a training."""
+    """A rank's report of a training."""
 
     steps: int
     seconds: float
@@ -134,6 +134,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, list[Trained]]:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(pixels[batch]), digits[batch])
             loss.backward()  # type: ignore[no-untyped-call]
+            # In the place of a GPU: the machine's own cores are shared by all workers.
             time.sleep(computing)
             optimizer.step()
 

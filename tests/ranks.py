@@ -27,7 +27,7 @@ DEADLINE = 60.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        # What a suite imports, each rank would import: a third of a second, in most of the tests.
+        # Each rank would import what its suite imports: a third of a second, in most of the tests.
         "pytest",
         "_pytest.pytester",
         "fanin.horovod",

@@ -65,8 +65,9 @@ fuzz_target!(|bytes: &[u8]| {
         *head = [m0, m1, VERSION];
     }
     parse(&ours);
-    // So is a length that counts: a payload as int32, as bfloat16, as int8, as int4, none, and a
-    // fragment of a gradient, also of two bytes an element; a start, a report, a stop.
+    // With a length that counts, so is what comes after it. These are a payload as int32, as
+    // bfloat16, as int8 and as int4, and none. Then come two fragments of a gradient, of four and
+    // two bytes an element, and a start, a report and a stop.
     for length in [40 + 1024, 40 + 4 + 1024, 40 + 924, 40 + 1020, 72, 72 + 256, 72 + 128, 48, 40, 28] {
         ours.resize(length, 0);
         parse(&ours);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,3 +94,12 @@ class Failures:
         while not self.store.check(keys) and time.monotonic() < deadline:
             # Between two looks: a store's own wait takes no other end.
             time.sleep(_handshake.PAUSE_MAX)
+
+
+def tellable(error: Exception) -> Exception:
+    """Return an error that other ranks can be told: its text, if it cannot travel itself."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -271,7 +271,7 @@ def test_the_fine_tuning_of_the_examples(tmp_path: Path, switch: str) -> None:
     assert gloo
     assert fanin
     assert float(fanin[2]) == pytest.approx(float(gloo[2]), abs=1e-3)
-    # Of four packages, and with hardly any training.
+    # There are four packages, and hardly any training.
     assert min(float(gloo[1]), float(fanin[1])) > 0.3
 
 

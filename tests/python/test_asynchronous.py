@@ -17,23 +17,10 @@ from fanin import errors
 from fanin._connections import Followers
 from fanin.torch import AsynchronousOptimizer
 from fanin.torch.optimizers.coordinator import Noise
+from layers import flat, give, layer
 from ranks import Failure, Me, sums_on_switch, wait_until
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
-
-
-def layer(seed: int) -> nn.Linear:
-    torch.manual_seed(seed)
-    return nn.Linear(3, 2)
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def give(model: nn.Module, value: float) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, value)
 
 
 def in_step(me: Me) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fanin import errors
 from fanin.torch import DeltaOptimizer
 from fanin.torch.optimizers.delta import Deltas, by_dtype
 from fanin.torch.optimizers.delta_services import equal, on_all
+from layers import flat, give, layer
 from ranks import Failure, Me, wait_until
 from torch import nn, optim
 
@@ -38,20 +39,6 @@ def kept(tmp_path: Path) -> Iterator[SwitchProcess]:
     """`fanin parameters`, which can be killed and started again with what it had."""
     with SwitchProcess("--snapshots", str(tmp_path / "kept"), command="parameters") as process:
         yield process
-
-
-def layer(seed: int) -> nn.Linear:
-    torch.manual_seed(seed)
-    return nn.Linear(3, 2)
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def give(model: nn.Module, value: float) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, value)
 
 
 # Theorem 2.

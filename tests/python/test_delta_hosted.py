@@ -12,17 +12,9 @@ import torch.distributed as dist
 from conftest import Launch, SwitchProcess
 from fanin.torch import DeltaOptimizer
 from fanin.torch.optimizers.delta_services import split
+from layers import flat, layer
 from ranks import Failure, Me
 from torch import nn, optim
-
-
-def layer(seed: int) -> nn.Linear:
-    torch.manual_seed(seed)
-    return nn.Linear(3, 2)
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def made(me: Me, model: nn.Module, machine: int | None, **said: Any) -> Any:

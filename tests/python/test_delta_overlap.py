@@ -17,6 +17,7 @@ from fanin import _fanin, errors
 from fanin.torch import DeltaOptimizer
 from fanin.torch.optimizers.delta import Deltas
 from fanin.torch.optimizers.delta_services import equal
+from layers import flat, give, layer
 from ranks import Failure, Me, wait_until
 from torch import nn, optim
 
@@ -162,20 +163,6 @@ def test_theorem_2_with_exchanges_under_the_next_batch(service: SwitchProcess, m
             worker.deltas.pull()
             torch.testing.assert_close(worker.parameters, server.latest, rtol=1e-12, atol=1e-12)
             worker.deltas.leave()
-
-
-def layer(seed: int) -> nn.Linear:
-    torch.manual_seed(seed)
-    return nn.Linear(3, 2)
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def give(model: nn.Module, value: float) -> None:
-    for parameter in model.parameters():
-        parameter.grad = torch.full_like(parameter, value)
 
 
 def one(model: nn.Module, service: str, worker: int = 0, workers: int = 1) -> Deltas:
@@ -348,7 +335,7 @@ def test_steps_that_a_killed_service_had_not_saved_are_counted(tmp_path: Path) -
         assert worker.lost == 3, "they are counted once"
 
 
-# What ranks see.
+# Ranks, from outside.
 
 
 def unequal(me: Me, service: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fanin import _connections as connections
 from fanin import errors
 from fanin.horovod.execution import TorchExecutor
 from fanin.horovod.world import world
+from layers import flat
 from ranks import DEADLINE, Me, sums_on_switch
 from torch import nn, optim
 from torch._C._distributed_c10d import HashStore
@@ -334,10 +335,6 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * rank + step)
     x = torch.randn(5, 6, generator=generator)
     return x, torch.randn(5, 3, generator=generator)
-
-
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def beside_ddp(me: Me) -> tuple[torch.Tensor, torch.Tensor]:

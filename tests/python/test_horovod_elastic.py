@@ -13,8 +13,9 @@ from conftest import Launch, free_address
 from fanin import _connections as connections
 from fanin.horovod.errors import HostsUpdatedInterrupt
 from fanin.horovod.world import end
+from layers import flat
 from ranks import Me
-from test_horovod import flat, network
+from test_horovod import network
 from torch import nn, optim
 
 

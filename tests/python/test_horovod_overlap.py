@@ -116,10 +116,6 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 2000), nn.Tanh(), nn.Linear(2000, 3))
 
 
-def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
 def under_the_next_forward_pass(me: Me, default: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     if default is not None:
         me.init(default)

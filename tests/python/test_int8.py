@@ -215,7 +215,7 @@ def test_a_bucket_has_its_own_residual_which_its_parameters_take_along(wire_dtyp
     # DDP forms other buckets of the same parameters.
     assert [rounded(0, *parameters) for _ in range(2)] == [0.0, 1.0]
     (residual,) = feedback._residuals
-    # What was missing before, 0.1 and 0.2, went with the parameters.
+    # The errors before, 0.1 and 0.2, went with the parameters.
     assert residual.missing[[1, 8001]].tolist() == pytest.approx([-0.3, -0.2], abs=1e-5)
     del parameters[:]
     assert rounded(0, torch.zeros(8000)) == 0.0

@@ -21,8 +21,9 @@ from fanin.torch.optimizers import asynchronous
 from fanin.torch.optimizers.coordinator import SLOW_SECONDS, Coordinator
 from fanin.torch.optimizers.left_out import Carrier
 from fanin.torch.patches import splitting
+from layers import flat, give, layer
 from ranks import Me, wait_until
-from test_asynchronous import as_an_optimizer, flat, give, in_step, layer, one_late, scheduled
+from test_asynchronous import as_an_optimizer, in_step, one_late, scheduled
 from test_goat import by_goat
 from torch import optim
 

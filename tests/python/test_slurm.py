@@ -118,6 +118,7 @@ def test_a_job_that_fails_says_so_and_leaves_no_switch(
 def test_a_job_whose_switch_cannot_start_ends_with_it(
     cluster: dict[str, str], tmp_path: Path
 ) -> None:
+    # It waits for as long as nobody ends it: the script does, and not the program's own end.
     program = tmp_path / "waits.py"
     program.write_text("import time\ntime.sleep(1000)\n")
     status, said = run(cluster | {"FANIN_RATE": "fast"}, str(program))

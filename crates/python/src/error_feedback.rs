@@ -6,9 +6,9 @@ use fanin_wire::Dtype;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// Adds to `elements` floats of `dtype` at `address` the float32 at `residual`, one for each. It
-/// leaves of the sum the nearest that travels unchanged as `wire_dtype`, and in `residual` what is
-/// missing.
+/// Adds the float32 at `residual` to `elements` floats of `dtype` at `address`, one to each. Each
+/// sum becomes the nearest number that travels unchanged as `wire_dtype`. The difference goes into
+/// `residual`.
 ///
 /// Nobody else may use either memory until it returns, and both must be there. Raises `ValueError`
 /// for another dtype or wire dtype, and for an address that is none of such elements.

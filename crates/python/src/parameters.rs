@@ -15,9 +15,9 @@ use std::thread;
 /// A worker's parameters at the services that share them.
 ///
 /// A service is its host:port, its share, and the rank in whose process it is (None: it is `fanin
-/// parameters`). Their order is the same for all workers; `key` is 16 bytes that the workers of this
-/// training have alone, of which each service has one that is made of its place in the order;
-/// `dtype` "float32" or "float64". Every call waits for a service that is away, `timeout` seconds at
+/// parameters`). Their order is the same for all workers. `key` is 16 bytes that the workers of this
+/// training have alone. Each service has a key that is made of it and of its place in the order.
+/// `dtype` is "float32" or "float64". Every call waits for a service that is away, `timeout` seconds at
 /// most since it answered last, and then raises `SwitchUnreachable`; `ParametersRefused` where one
 /// does not serve this training. For a service of a rank it raises `RankLost` in place of
 /// `SwitchUnreachable`, and at once if the rank's process has ended. Bytes of parameters are

@@ -1,22 +1,23 @@
 //! Floats in eight or four bits an element: blocks of [`PACKED_BLOCK`] integers that share a step,
-//! a power of two. The layouts are those of the OCP Microscaling Formats 1.0: MXINT8, whose integers
-//! count in 64ths of what its scale says, and the levels of MXFP4, which counts in halves.
+//! a power of two. The layouts are those of the OCP Microscaling Formats 1.0, with another unit.
+//! MXINT8's integers count in 64ths of its scale, and MXFP4's levels in halves.
 //!
-//! A payload is the steps of its blocks, one byte each, and then the integers. The step of byte `b`
-//! is 2^(b - 127), the least, down to 2^-126, by which no magnitude in the block is above the
-//! largest level: 127 with eight bits, 12 with four. Rounding is stochastic: up or down by chance,
+//! A payload is the steps of its blocks, one byte each, and then the integers. Byte `b` says that
+//! the step is 2^(b - 127). The step is the least, down to 2^-126, by which no magnitude in the
+//! block is above the largest level. That level is 127 with eight bits, and 12 with four. Rounding is stochastic: up or down by chance,
 //! so that the expectation is the value itself. A value that can be represented stays. Any level of
 //! a step is one of every smaller step that reaches as far, so that a rounded value is not changed
 //! by rounding again, whatever the seed.
 //!
 //! With eight bits every integer is a level. With four the integers -7 to 7 are codes of the levels
-//! 0, 1, 2, 3, 4, 6, 8 and 12, and of their negatives: small elements, which are many, get the fine
-//! ones. With equal distances (-7 to 7 steps) a GPT's loss under AdamW was five times as far from
-//! float32's. Byte `i` of a block has the code of element `i` in its low half, and of element
-//! `i + 16` in its high half: vectors take the halves apart without moving anything across.
+//! 0, 1, 2, 3, 4, 6, 8 and 12, and of their negatives. Small elements are many, and get the fine
+//! levels (docs/protocols/switchml.md has what other levels do to a training). Byte `i` of a block
+//! has the code of element `i` in its low half. Its high half has that of element `i + 16`: vectors
+//! take the halves apart without moving anything across.
 //!
-//! A block with a NaN, an infinity or a magnitude of more than 127 * 2^121 (12 * 2^124 with four
-//! bits) has no step but the byte [`NOT_FINITE`], and its elements are classes. So every such block
+//! Some blocks are not finite: one with a NaN, an infinity or a magnitude of more than 127 * 2^121
+//! (12 * 2^124 with four bits). In place of a step they have the byte [`NOT_FINITE`], and their
+//! elements are classes. So every such block
 //! is seen as one by all, and none of it is a wrong number.
 //!
 //! The functions are the specification, as in [`scalar`](crate::scalar). The compiler makes code of

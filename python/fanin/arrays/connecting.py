@@ -113,8 +113,8 @@ def connect(
     or above 127 2^121, leaves no element finite among the 32. With "int4" half a byte: an
     element is one of 8 levels and a sign, and the levels lie closer where elements are small. A
     sum is off by at most about 5 S / 4, and by less than S / 2 where no contribution is above a
-    third of the largest of its 32; racks add to it (docs/protocols/switchml.md). What rounding
-    takes is not kept for the next array: `fanin.torch.HookState` does that for DDP.
+    third of the largest of its 32; racks add to it (docs/protocols/switchml.md). The error of
+    rounding is not kept for the next array: `fanin.torch.HookState` does that for DDP.
 
     `protocol`: by "switchml" gradients are summed in the slots of one switch. With "atp" on the way
     to a server: `switch` is the rack's (``fanin switch --protocol atp --upstream ...``) or the

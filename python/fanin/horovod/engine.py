@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import pickle
 import queue
 import threading
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fanin._connections import Followers, Gone, Leader
+from fanin._failures import tellable
 from fanin.errors import RankLost
 from fanin.horovod.agreed import UNNAMED, Agreed
 from fanin.horovod.coordinator import Coordinator
@@ -438,7 +438,7 @@ class Engine:
             if cause is None:
                 return
             if isinstance(self._words, Followers):
-                parts.callback(self._tell, self._words, Over(reason, _tellable(cause)))
+                parts.callback(self._tell, self._words, Over(reason, tellable(cause)))
             self._failed([cause.rank] if isinstance(cause, RankLost) else [])
 
     def _tell(self, words: Followers, over: Over) -> None:
@@ -460,15 +460,6 @@ class Engine:
 
 def _nothing() -> None:
     return None
-
-
-def _tellable(cause: Exception) -> Exception:
-    """Return an error that other ranks can be told: its text, if it cannot travel itself."""
-    try:
-        pickle.loads(pickle.dumps(cause))
-    except Exception:
-        return RuntimeError(f"{type(cause).__name__}: {cause}")
-    return cause
 
 
 def _internal(reason: str, cause: Exception | None) -> HorovodInternalError:

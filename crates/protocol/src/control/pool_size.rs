@@ -41,7 +41,8 @@ pub struct Path {
     pub rtt: Duration,
     /// Ranks and racks that send to one switch: the most.
     pub senders: u16,
-    /// Elements of a chunk; twice as many where they travel as bfloat16, up to four times as int8, and up to eight as int4.
+    /// Elements of a chunk. There are twice as many where they travel as bfloat16, up to four times as many as int8,
+    /// and up to eight times as int4.
     pub elements: u16,
     /// How they travel.
     pub wire_dtype: WireDtype,

@@ -150,7 +150,7 @@ impl<A: Copy + PartialEq> SlotPool<A> {
             return Err(Reason::OutOfRange);
         }
         // Only a job of bfloat16 has room for the elements of a bfloat16 payload, and one of int8
-        // for the shortest of those. One of int4 sums nothing as int8.
+        // for the shortest of those. A job of int4 sums nothing as int8.
         let Collective { wire_dtype, pattern, .. } = header.collective;
         if let Pattern::Reduce(root) | Pattern::Broadcast(root) = pattern
             && u16::from(root.0) >= self.config.workers

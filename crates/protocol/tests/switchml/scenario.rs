@@ -202,8 +202,8 @@ impl Scenario {
     }
 
     /// Draws a scenario. One in eight has a perfect network, one in eight a worker that crashes, one in three a switch
-    /// that restarts, up to three times; in one of four large floats travel as bfloat16, in one as int8 or int4, in one as they are. In one of two some
-    /// tensors have a root.
+    /// that restarts, up to three times. Large floats travel as bfloat16 in one of four, as int8 or int4 in one, and as
+    /// they are in one. In one of two some tensors have a root.
     pub fn from_seed(seed: u64) -> Self {
         let mut dice = Rand64::new(u128::from(seed) ^ 0xfa51_0000_0000);
         let workers = match dice.rand_range(0..10) {

@@ -120,8 +120,8 @@ pub fn check(scenario: &Scenario, index: usize, done: &[(u16, &Values)], size_cl
 /// Integers must be exact, and what travels as it is the very bits that `docs/protocols/switchml.md` defines: summed in the order
 /// of the workers, each rack's sum rounded to the type. Other floats must be within n/f of the exact sum (SwitchML Theorem 1), and half a unit in the last place
 /// of their type for the one rounding at the end. Floats that travelled as bfloat16 must be within the error that
-/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of arrival. Of those that travelled as int8 or int4 the
-/// bits are chance: they must be within the error.
+/// `docs/protocols/switchml.md` states, and besides be the very bits that it defines, whatever the order of
+/// arrival. The bits of floats that travelled as int8 or int4 are chance: they must be within the error.
 fn wrong_element(scenario: &Scenario, index: usize, result: &Values, size_class: usize) -> Option<usize> {
     let TensorShape { dtype, op, elements, .. } = scenario.tensors[index];
     let n = u32::from(scenario.workers);

@@ -4,6 +4,7 @@ use fanin_wire::*;
 use std::collections::BTreeMap;
 
 mod dlcp;
+mod lengths;
 
 fn golden() -> BTreeMap<String, Vec<u8>> {
     include_str!("../../golden/packets.txt")
@@ -122,14 +123,12 @@ fn packets_of_int8_and_int4_are_the_golden_bytes_both_ways() {
     for (wire_dtype, elements) in [(WireDtype::Int8, 1280), (WireDtype::Int4, 2560)] {
         let collective = Collective { wire_dtype, ..header().collective };
         let header = SlotHeader { collective, ..header() };
-        for (kind, worker) in [("update", WorkerId(3)), ("result", WorkerId::ALL), ("restore", WorkerId(63))]
-        {
-            let name = format!("{kind}_{}_{elements}", wire_dtype.name());
-            let kind = match kind {
-                "update" => Kind::Update,
-                "result" => Kind::Result,
-                _ => Kind::Restore,
-            };
+        for (kind, worker, of_kind) in [
+            (Kind::Update, WorkerId(3), "update"),
+            (Kind::Result, WorkerId::ALL, "result"),
+            (Kind::Restore, WorkerId(63), "restore"),
+        ] {
+            let name = format!("{of_kind}_{}_{elements}", wire_dtype.name());
             // A step for each block, from 2^-7 on, and bytes that count up from 0x81: elements from
             // -127, or two in a byte.
             let steps = (0..elements / PACKED_BLOCK).map(|i| 120 + i as u8);
@@ -148,25 +147,6 @@ fn packets_of_int8_and_int4_are_the_golden_bytes_both_ways() {
             let parsed = SlotPacket::parse(&read, &out).unwrap();
             assert_eq!((parsed.header, parsed.elements(), parsed.payload), (header, elements, &payload[..]));
         }
-    }
-}
-
-#[test]
-fn a_payload_of_int8_or_int4_is_whole_groups_and_fits_where_bfloat16_does() {
-    let int8 = [(128, 132), (128, 132), (896, 924), (1280, 1320), (3968, 4092), (7936, 8184)];
-    let int4 = [(128, 68), (384, 204), (1920, 1020), (2560, 1360), (7680, 4080), (15_360, 8160)];
-    for (wire_dtype, expected) in [(WireDtype::Int8, int8), (WireDtype::Int4, int4)] {
-        let of_class = CHUNK_ELEMENTS.map(|size_class| {
-            let elements = wire_dtype.chunk_elements(size_class, Dtype::Float32);
-            let bytes = wire_dtype.payload_bytes(elements, Dtype::Float32);
-            let most = wire_dtype.payload_bytes_max(size_class);
-            assert!(bytes <= most && most <= WireDtype::Bfloat16.payload_bytes_max(size_class));
-            assert!(most <= 4 * wire_dtype.sum_words(size_class));
-            assert!(elements.is_multiple_of(PACKED_BLOCK));
-            (elements, bytes)
-        });
-        assert_eq!(of_class, expected);
-        assert_eq!(chunk_elements_for_mtu(1500, wire_dtype), Some(352));
     }
 }
 
@@ -295,16 +275,6 @@ fn a_tensor_travels_the_same_on_every_worker_by_its_type_and_length_alone() {
 }
 
 #[test]
-fn a_payload_has_as_many_bytes_whatever_the_type_of_its_elements() {
-    for dtype in Dtype::ALL.into_iter().filter(|dtype| *dtype != Dtype::Int32) {
-        for size_class in CHUNK_ELEMENTS {
-            let elements = WireDtype::Native.chunk_elements(size_class, dtype);
-            assert_eq!(WireDtype::Native.payload_bytes(elements, dtype), 4 * size_class);
-        }
-    }
-}
-
-#[test]
 fn a_payload_of_the_other_wire_dtype_is_malformed() {
     let parse = |bytes: &[u8]| SlotPacket::parse(&Preamble::parse(bytes).unwrap(), bytes).map(|_| ());
     let mut packet = golden()["update_bfloat16_512"].clone();
@@ -321,8 +291,8 @@ fn a_payload_of_the_other_wire_dtype_is_malformed() {
         packet[26] = dtype; // as int8, as int4
         assert_eq!(parse(&packet), Err(WireError::PayloadLength(1028)));
     }
-    // int32 as bfloat16, as int8, as int4 and as it is in two ways, float64 and int64 rounded, ways
-    // to travel and types that are none.
+    // int32 travels as bfloat16, int8, int4 or, in two ways, as it is; float64 and int64 are rounded.
+    // The others are no ways to travel, or no types.
     for dtype in [0x84, 0x44, 0xc4, 0x24, 0x05, 0x86, 0xc5, 0x26, 0x63, 0xa3, 0xe3, 0xc0, 0x40, 0x09, 0x49] {
         packet[26] = dtype;
         assert_eq!(parse(&packet), Err(WireError::Field("dtype")), "{dtype:#x}");
@@ -570,16 +540,6 @@ fn a_gradient_packet_with_an_impossible_field_is_malformed() {
 }
 
 #[test]
-fn a_frame_of_1500_carries_336_elements_of_a_fragment_and_one_of_9000_carries_2048() {
-    for (mtu, elements) in
-        [(1500, Some(336)), (9000, Some(2048)), (1280, Some(256)), (576, Some(64)), (300, None)]
-    {
-        assert_eq!(fragment_elements_for_mtu::<Directions>(mtu), elements, "{mtu}");
-        assert_eq!(fragment_elements_for_mtu::<PlannedDirections>(mtu), elements, "{mtu}");
-    }
-}
-
-#[test]
 fn only_the_key_of_its_job_makes_a_header_authentic() {
     for (name, packet) in golden() {
         assert!(KEY.authenticates(&packet), "{name}");
@@ -631,22 +591,6 @@ fn another_version_is_refused_with_both_versions() {
     let mut bytes = golden()["probe"].clone();
     bytes[2] = 9;
     assert_eq!(Preamble::parse(&bytes), Err(WireError::Version { theirs: 9, ours: VERSION }));
-}
-
-#[test]
-fn an_ethernet_frame_of_1500_carries_352_elements_one_of_9000_2048_and_narrow_ones_64_and_32() {
-    for wire_dtype in WireDtype::ALL {
-        assert_eq!(chunk_elements_for_mtu(1500, wire_dtype), Some(352));
-        assert_eq!(chunk_elements_for_mtu(9000, wire_dtype), Some(2048));
-        assert_eq!(chunk_elements_for_mtu(1280, wire_dtype), Some(256));
-        assert_eq!(chunk_elements_for_mtu(576, wire_dtype), Some(64));
-        assert_eq!(chunk_elements_for_mtu(300, wire_dtype), Some(32));
-        assert_eq!(chunk_elements_for_mtu(215, wire_dtype), None);
-    }
-    // A bfloat16 payload is the four bytes of its exponent longer.
-    assert_eq!(chunk_elements_for_mtu(1496, WireDtype::SharedExponent), Some(352));
-    assert_eq!(chunk_elements_for_mtu(1499, WireDtype::Bfloat16), Some(256));
-    assert_eq!(chunk_elements_for_mtu(1500, WireDtype::Bfloat16), Some(352));
 }
 
 mod any_bytes {

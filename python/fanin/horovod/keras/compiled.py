@@ -6,16 +6,15 @@ on as it is compiled once ranks have met anew.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import jax
 from jax._src import dispatch  # there is no public way to forget a program that failed
 
 from fanin.arrays.operators import Array
 from fanin.horovod.engine import Handle
-from fanin.horovod.errors import HorovodInternalError
+from fanin.horovod.programs import Programs
 from fanin.horovod.submission import synchronize
 from fanin.jax.collectives import called
 from fanin.jax.foreign import copy
@@ -23,12 +22,12 @@ from fanin.jax.foreign import copy
 Submit = Callable[[int, Array], Handle | None]
 """Submits the array of a place among the gradients; None where there is nobody to reduce with."""
 
-# The error of a program's last call that failed: XLA makes a text of it.
-_failed: HorovodInternalError | None = None
+# The next program would wait for the token of the one that failed, and fail as well.
+PROGRAMS: Final = Programs(jax.errors.JaxRuntimeError, dispatch.runtime_tokens.clear)
 
 
 class Call:
-    """What a compiled program calls, as often as it runs: it is kept as long as the optimizer."""
+    """A call in a compiled program, made as often as that runs. The optimizer keeps it."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
@@ -39,7 +38,7 @@ class Call:
 
     def begin(self, index: int, gradient: Array, result: Array) -> _Reduced:
         """Submit a gradient; the result may have its memory."""
-        with _told():
+        with PROGRAMS.noting():
             return _Reduced(self._submit(index, gradient), gradient, result)
 
 
@@ -53,36 +52,10 @@ class _Reduced:
 
     def wait(self) -> None:
         """Wait for it, and write the result."""
-        with _told():
+        with PROGRAMS.noting():
             (reduced,) = [self._gradient] if self._handle is None else synchronize(self._handle)
         copy(reduced, self._result)
 
 
 def _begun(call: Call, index: int, gradient: Array, result: Array) -> _Reduced:
     return call.begin(index, gradient, result)
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    global _failed
-    try:
-        yield
-    except HorovodInternalError as error:
-        _failed = error
-        raise
-
-
-@contextlib.contextmanager
-def as_horovods() -> Iterator[None]:
-    """Raise an error of a compiled program as the `HorovodInternalError` that it was."""
-    global _failed
-    _failed = None
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        failed, _failed = _failed, None
-        if failed is None or str(failed) not in str(error):
-            raise
-        # The next program would wait for the token of the one that failed, and fail as well.
-        dispatch.runtime_tokens.clear()
-        raise failed from error

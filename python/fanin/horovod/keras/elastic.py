@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -34,25 +32,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     program that JAX has compiled, are recovered from, too.
     """
     if keras.backend.backend() == "jax":
-        from fanin.horovod.keras.compiled import as_horovods
+        from fanin.horovod.keras.compiled import PROGRAMS
 
-        return running.run(_within(as_horovods, func))
+        return running.run(PROGRAMS.as_horovods()(func))
     if keras.backend.backend() != "tensorflow":
         return running.run(func)
     from fanin.horovod.tensorflow import elastic as of_tensorflow
 
     return of_tensorflow.run(func)
-
-
-def _within(
-    context: Callable[[], AbstractContextManager[None]], func: Callable[..., Any]
-) -> Callable[..., Any]:
-    @functools.wraps(func)
-    def called(*args: Any, **keywords: Any) -> Any:
-        with context():
-            return func(*args, **keywords)
-
-    return called
 
 
 class KerasState(ObjectState):

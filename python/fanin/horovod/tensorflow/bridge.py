@@ -24,7 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from fanin.horovod.engine import Engine, Handle
-from fanin.horovod.errors import Disagreement, HorovodInternalError
+from fanin.horovod.errors import Disagreement
+from fanin.horovod.programs import Programs
 from fanin.horovod.world import world
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,8 +45,7 @@ _begun: Final[dict[int, _Submitted]] = {}
 _numbers: Final = itertools.count(1)
 # For each graph, the operations that it has so far.
 _sites: Final[MutableMapping[Any, Iterator[int]]] = WeakKeyDictionary()
-# The last error of an operation in a graph, of which TensorFlow keeps the text alone.
-_failed: HorovodInternalError | None = None
+GRAPHS: Final = Programs(tf.errors.OpError, lambda: None)
 
 
 class RanksDisagree(Disagreement, tf.errors.FailedPreconditionError):  # type: ignore[misc]
@@ -87,7 +87,7 @@ def call(
         return _ended(_submitted(submit, tensors), dtypes)
 
     def waited(*arrays: Any) -> list[Any]:
-        with _noting():
+        with GRAPHS.noting():
             return _results(submit(*arrays), dtypes)
 
     return _of_graph(waited, tensors, dtypes, shapes)
@@ -109,7 +109,7 @@ class Step:
         before = tf.constant(0, tf.int64) if self._run is None else self._run
 
         def noted(before: Any, *arrays: Any) -> Any:
-            with _noting():
+            with GRAPHS.noting():
                 run = int(before) or _new_run()
                 with _dropping(run):
                     _begun[run].handles[place] = submit(*arrays)
@@ -130,7 +130,7 @@ class Step:
         def waited(run: Any) -> list[Any]:
             submitted = _begun[int(run)]
             handle = submitted.handles.pop(place)
-            with _noting(), _dropping(int(run)):
+            with GRAPHS.noting(), _dropping(int(run)):
                 results = _results(handle, dtypes)
             if not submitted.handles:
                 _begun.pop(int(run), None)
@@ -146,22 +146,6 @@ def number(value: Callable[[], int], name: str | None) -> tf.Tensor:
     result = tf.numpy_function(lambda: np.int32(value()), [], tf.int32, name=name)
     result.set_shape([])
     return result
-
-
-@contextlib.contextmanager
-def as_horovods() -> Iterator[None]:
-    """Raise an error of a graph's operation as the `HorovodInternalError` that it was."""
-    global _failed
-    _failed = None
-    try:
-        yield
-    except HorovodInternalError:
-        raise
-    except tf.errors.OpError as error:
-        failed, _failed = _failed, None
-        if failed is None:
-            raise
-        raise failed from error
 
 
 def _of_graph(
@@ -218,17 +202,6 @@ def _results(handle: Handle, dtypes: Sequence[tf.DType]) -> list[Any]:
     results = handle.wait()
     pairs = zip(results, dtypes, strict=True)
     return [np.asarray(result, dtype.as_numpy_dtype) for result, dtype in pairs]
-
-
-@contextlib.contextmanager
-def _noting() -> Iterator[None]:
-    """Keep an error for `as_horovods`."""
-    global _failed
-    try:
-        yield
-    except HorovodInternalError as error:
-        _failed = error
-        raise
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from fanin.horovod.elastic import running
 from fanin.horovod.elastic.state import HostUpdateResult, ObjectState, State
-from fanin.horovod.tensorflow.bridge import as_horovods
+from fanin.horovod.tensorflow.bridge import GRAPHS
 from fanin.horovod.tensorflow.variables import broadcast_variables
 
 if TYPE_CHECKING:
@@ -32,13 +31,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     See `fanin.horovod.elastic.run`. Errors of collectives inside of `tf.function` are recovered
     from, too.
     """
-
-    @functools.wraps(func)
-    def training(state: State, *args: Any, **keywords: Any) -> Any:
-        with as_horovods():
-            return func(state, *args, **keywords)
-
-    return running.run(training)
+    return running.run(GRAPHS.as_horovods()(func))
 
 
 class TensorFlowState(ObjectState):

@@ -102,7 +102,7 @@ class CompressionState:
         self._momentum = Momentum(momentum) if momentum else None
         self._dice: torch.Generator | None = None
         self._halfway: _Halfway | None = None
-        # What was loaded, until the first step after it.
+        # The checkpoint that was loaded, until the first step after it.
         self._first: FirstStep | None = None
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class CompressionState:
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps from step to step, for a checkpoint.
 
-        Of tensors, numbers and text, for `torch.save`. Call it between two steps, on every rank,
+        It is for `torch.save`: tensors, numbers and text. Call it between two steps, on every rank,
         and save every rank's own: what was not sent yet differs from rank to rank.
         """
         if self._first is not None:

@@ -1,6 +1,6 @@
-"""What is kept of a `CompressionState` in a checkpoint, and the first step after it.
+"""The part of a `CompressionState` that is in a checkpoint, and the first step after it.
 
-What is left of a bucket belongs to a list of parameters. After a restart DDP cuts other buckets in
+The rest of a bucket belongs to a list of parameters. After a restart DDP cuts other buckets in
 its first step than it had before, and from the second step on the same ones again. So in the first
 step the gradients of all buckets are collected, cut as they were before, and exchanged so. A
 training that goes on from a checkpoint then has the same bits as one that was never interrupted.
@@ -68,7 +68,7 @@ class Saved:
 
     step: int
     shapes: list[list[int]]
-    """Of the parameters, by their numbers."""
+    """The parameters' shapes, by their numbers."""
     buckets: list[list[int]]
     """The parameters' numbers."""
     unsent: dict[int, tuple[Tensor, Tensor]]
@@ -138,7 +138,7 @@ class FirstStep:
         Raises `ValueError` in the last one if the checkpoint is another model's.
         """
         if bucket.index() == 0:
-            # Of a backward pass that an error ended.
+            # They are of a backward pass that an error ended.
             self._buckets, self._gradients, self._waiting = [], {}, []
         buffer = bucket.buffer()
         devices: list[int | str | torch.device] | None = None

@@ -21,7 +21,7 @@ from fanin.torch.hooks.bucket_layers import BucketLayers
 from fanin.torch.hooks.error_feedback import ErrorFeedback
 
 VERSION = 1
-"""Of the checkpoints."""
+"""The checkpoints' version."""
 
 
 class HookState:
@@ -91,7 +91,7 @@ class HookState:
     def state_dict(self) -> dict[str, Any]:
         """Return what rounding took of this rank's gradients, for a checkpoint.
 
-        Of tensors, numbers and text, for `torch.save`. Call it between two steps, on every rank,
+        It is for `torch.save`: tensors, numbers and text. Call it between two steps, on every rank,
         and save every rank's own.
         """
         residuals = [] if self.error_feedback is None else self.error_feedback.state()

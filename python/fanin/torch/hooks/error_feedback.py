@@ -1,4 +1,4 @@
-"""What rounding to int8 or int4 takes of a rank's gradients, added to those of its next step."""
+"""The errors of rounding a rank's gradients to int8 or int4, added to those of its next step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Width(NamedTuple):
     """How a step is made of the bits of the largest magnitude, and the largest that has one."""
 
     beyond: int
-    """What lifts a mantissa above the largest level's to the next exponent."""
+    """The factor that lifts a mantissa above the largest level's to the next exponent."""
     exponent_max: int
     largest: float
     is_coarse: bool
@@ -77,7 +77,7 @@ class ErrorFeedback:
     def __init__(self, wire_dtype: Packed) -> None:
         self._wire_dtype: Packed = wire_dtype
         self._residuals: list[_Residual] = []
-        # What is missing of parameters whose new bucket has not come yet.
+        # The errors of parameters whose new bucket has not come yet.
         # Any: torch does not say the types of its methods.
         self._loose: Any = WeakIdKeyDictionary()
         # All parameters in the order in which they came: their places are their numbers.

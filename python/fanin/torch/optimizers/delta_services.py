@@ -1,4 +1,4 @@
-"""Where a `DeltaOptimizer` keeps the parameters: at named services, or in the ranks' own processes.
+"""The services that keep a `DeltaOptimizer`'s parameters: named ones, or those of the ranks.
 
 A service in a rank's process is BytePS's on a machine that trains, and a spare machine's service is
 its on a CPU machine (§4.1). An asynchronous exchange loads links as a sum does: a service with the
@@ -11,7 +11,6 @@ Absent: another rank that takes over what a dead rank kept. Ranks have parameter
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,6 +18,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import _get_default_store
 
 from fanin import _fanin
+from fanin._failures import tellable
 from fanin._membership import reachable
 from fanin._services import RATE_UNKNOWN_BPS, Place, bracketed, machines, place
 from fanin._settings import Settings
@@ -133,19 +133,10 @@ def on_all(group: distributed.ProcessGroup, work: Callable[[], T]) -> T:
     try:
         done = work()
     except Exception as raised:
-        gathered(group, _sendable(raised))
+        gathered(group, tellable(raised))
         raise
     for rank, error in enumerate(gathered(group, None)):
         if error is not None:
             error.add_note(f"This was on rank {rank}.")
             raise error
     return done
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return an error, or its text where it cannot go to another process and come out there."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
