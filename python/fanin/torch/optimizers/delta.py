@@ -334,8 +334,8 @@ class _Flat:
         self._parameters = parameters
         self.services = services
         self._latest = self._now()
-        """The parameters from which the next delta is counted: while an exchange is under way, those
-        with which it began."""
+        """The parameters from which the next delta is counted. An exchange under way began with
+        these."""
         self._stepped = self._latest
         self._under_way: _fanin.Exchanging | None = None
         self._answer: tuple[bytes, int] | None = None
