@@ -198,6 +198,34 @@ def test_ranks_go_on_without_a_switch_that_stays_away(
     exact_without(ranks, chain.switch, by)
 
 
+@pytest.fixture
+def two_servers(chain: Chain) -> Iterator[tuple[Chain, Chain]]:
+    """Two servers of one job, each behind a switch of its own (§A.5)."""
+    other = Chain()
+    yield chain, other
+    other.switch.kill()
+    other.server.kill()
+
+
+@pytest.mark.parametrize("with_its_switch", [False, True], ids=["alone", "with its switch"])
+@both_ways
+def test_another_server_of_a_job_takes_over_from_one_that_does_not_come_back(
+    launch: Launch,
+    two_servers: tuple[Chain, Chain],
+    way: Callable[[Me, float], Sum],
+    with_its_switch: bool,
+) -> None:
+    at = ",".join(each.switch.address for each in two_servers)
+    ranks = launch(by_atp, 2, exact_loop, way, at=at)
+    lost, _ = two_servers
+    for _ in range(3):
+        for rank in range(2):
+            assert ranks.hear(rank) == "running"
+    if with_its_switch:
+        lost.switch.kill()
+    exact_without(ranks, lost.server, signal.SIGKILL)
+
+
 def test_the_protocol_is_taken_from_the_argument_then_the_environment(
     switch: str, atp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

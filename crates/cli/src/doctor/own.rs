@@ -83,6 +83,8 @@ pub(super) fn rates(
 ) -> Finding {
     let is_planned = value(settings, "plan").is_none_or(|plan| plan == "auto")
         && protocols::said(&status.protocol).is_divided()
+        // Servers behind switches have equal shares.
+        && !protocols::said(&status.protocol).aggregates()
         // If racks are named, each sums for its own ranks.
         && status.relays.is_empty();
     if !is_planned {

@@ -239,7 +239,8 @@ impl Admitted {
             resumed: admission.resumed,
         };
         let shards = narrow::<u8>(admission.shards, "shards")?;
-        let windows = config.columns.saturating_mul(shards.into());
+        let services = u16::try_from(config.services.len()).unwrap_or(u16::MAX);
+        let windows = config.columns.saturating_mul(services).saturating_mul(shards.into());
         let own = OwnChoices { congestion_control: config.congestion_control, windows };
         Ok(Self {
             job: protocol.membership(job, rank, &admission.part, own)?,

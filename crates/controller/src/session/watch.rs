@@ -1,11 +1,13 @@
 //! The task that keeps a session honest at one service: heartbeats, and the service's return.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fanin_protocol::control::{Ranks, Refusal};
 use fanin_wire::{AbortReason, Rank};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -158,14 +160,12 @@ impl Watch {
         {
             Err(_) => {
                 self.is_dead = false;
-                let beyond = match self.shared.config.protocol.is_divided() {
-                    true => "",
-                    false => ", from it or from its upstream",
-                };
+                let is_root = self.shared.lane(self.service).way.is_empty();
+                let beyond = if is_root { "" } else { ", from it or from its upstream" };
                 return Pulse::Unreachable(format!("no answer to heartbeats{beyond}"));
             }
             Ok(Err(status)) => {
-                let is_dead = is_gone(&status);
+                let is_dead = is_gone(&status) || self.root_is_gone().await;
                 if is_dead && !self.is_dead && self.may_be_taken_over() {
                     // Until now it only did not answer, which may last longer.
                     self.shared.lane(self.service).silent = None;
@@ -179,6 +179,15 @@ impl Watch {
             }
         };
         pulse(reply)
+    }
+
+    /// Whether the process of a root behind switches is gone, so that another service can take over.
+    /// The switch next to the rank lives, and says that it does not answer.
+    async fn root_is_gone(&self) -> bool {
+        let root = self.shared.lane(self.service).way.last().copied();
+        let Some(root) = root.filter(|_| self.may_be_taken_over()) else { return false };
+        let asked = timeout(GREETED_WITHIN, TcpStream::connect(root)).await;
+        asked.is_ok_and(|asked| asked.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused))
     }
 
     /// Rank 0 says if the plan does not fit: what it sees, all see.
@@ -407,14 +416,15 @@ impl Watch {
         loop {
             let left = self.patience(since);
             // Ranks that came too late for it wait where another service takes over.
-            let left = if self.may_be_taken_over() { left.min(TAKE_OVER) } else { left };
+            let may_be_taken_over = self.may_be_taken_over() && !self.is_set_up_again();
+            let left = if may_be_taken_over { left.min(TAKE_OVER) } else { left };
             // Two statements: each locks the lane.
             let name = self.shared.lane(self.service).name.clone();
             let connection = self.connection();
             let cause = match self.join_at(name, connection, left, memory).await {
                 Ok(admitted) => return self.go_on(admitted, since).await,
                 Err(SessionError::JoinTimeout { missing_ranks, gone, .. }) => {
-                    if self.may_be_taken_over() {
+                    if may_be_taken_over {
                         return self.take_over(since, memory).await;
                     }
                     return self.incomplete(since, memory, (missing_ranks, gone)).await;

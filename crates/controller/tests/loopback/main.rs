@@ -14,6 +14,7 @@ mod ports;
 mod racks;
 mod scripted;
 mod secured;
+mod servers;
 mod shards;
 mod strangers;
 mod sums;

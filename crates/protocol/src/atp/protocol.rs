@@ -176,6 +176,11 @@ impl Protocol for Atp {
         WireDtype::SharedExponent
     }
 
+    /// Among several servers, each behind switches of its own (§A.5).
+    fn is_divided(&self) -> bool {
+        true
+    }
+
     fn aggregates(&self) -> bool {
         true
     }
