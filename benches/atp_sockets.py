@@ -45,6 +45,12 @@ LOSS_LINKS = "--rate 250mbit"
 LOSS_WORKERS = 4
 LOSS_BYTES = 10 * MB
 SHARING = sharing.Load(rate_bps=rate_bps("250mbit"), elements=500_000, calls=12)
+WAYS = {
+    "shared": SHARING,
+    "static parts": replace(SHARING, parts=True),
+    "four servers": replace(SHARING, servers=sharing.SPREAD),
+}
+"""How the aggregators are shared by the jobs, and whose servers have the rest."""
 
 
 Environment: TypeAlias = tuple[tuple[str, str], ...]
@@ -97,8 +103,8 @@ class Found:
     """Runs by command and protocol."""
     windows: int
     """Aggregators that both jobs' windows need."""
-    sharing: dict[int, list[list[sharing.Round]]]
-    """Of each share: A alone, B alone, both, as often as there were rounds."""
+    sharing: dict[str, dict[int, list[list[sharing.Round]]]]
+    """By way and share: A alone, B alone, both, as often as there were rounds."""
 
 
 def main() -> int:
@@ -165,18 +171,20 @@ def measure(where: Mapping[str, Any], quick: bool) -> Found:
         loss={system.name: {loss: [] for loss in losses} for system in SYSTEMS},
         beside={row.what: {protocol: [] for protocol in PROTOCOLS} for row in beside},
         windows=sharing.windows(load),
-        sharing={share: [] for share in sharing.SHARES},
+        sharing={way: {share: [] for share in sharing.SHARES} for way in WAYS},
     )
-    steps = rounds * (len(losses) * len(SYSTEMS) + len(sharing.SHARES))
+    steps = rounds * (len(losses) * len(SYSTEMS) + len(sharing.SHARES) * len(WAYS))
     with progress(steps + len(beside) * len(PROTOCOLS)) as bar:
         for number in range(rounds):
             # Backwards every other round: a machine that grows slower favours nobody.
             step = -1 if number % 2 else 1
             _loss(found, bar, step)
             for share in sharing.SHARES[::step]:
-                say(bar, f"two jobs, {share} % of the aggregators")
                 aggregators = found.windows * share // 100
-                found.sharing[share].append(sharing.measure(load, aggregators))
+                for way, usual in list(WAYS.items())[::step]:
+                    say(bar, f"two jobs, {share} % of the aggregators, {way}")
+                    one = replace(usual, elements=load.elements, calls=load.calls)
+                    found.sharing[way][share].append(sharing.measure(one, aggregators))
         for row in beside:
             for protocol in PROTOCOLS:
                 options = f"--protocol {protocol}"
@@ -237,7 +245,16 @@ def generated(found: Found) -> str:
                 *("aggregators", "alone", "A beside B", "B beside A", "both, MB/s"),
                 *("added at the switch", "at the server", "collisions"),
             ],
-            [_sharing_row(found, share) for share in sharing.SHARES],
+            [_sharing_row(found.sharing["shared"][share], share) for share in sharing.SHARES],
+        ),
+        "### Static parts, and several servers (§A.5)\n",
+        _WAYS,
+        document.table(
+            [
+                "aggregators",
+                *(f"{what}, {way}" for what in ("alone", "both") for way in WAYS),
+            ],
+            [_ways_row(found, share) for share in sharing.SHARES],
         ),
         "## Beside SwitchML and Gloo\n",
         _BESIDE,
@@ -262,6 +279,12 @@ that both windows hold together. Throughput of a rank's tensors in MB/s; beside 
 by that alone with as many aggregators. Packets added by fragments: at best {workers} at the switch
 and 1 at the server, without aggregators 0 and {workers}. Every element of every sum was compared
 with the exact one.
+"""
+_WAYS = """\
+The same jobs and as many aggregators, by turns with the rows above (MB/s; in brackets least and
+most, then by what the shared row of the same round has). With *static parts* each job has half of
+the aggregators for itself. With *four servers* there is one on each worker's machine, behind the
+worker's link, and no machine of its own: each sums an equal part of every tensor.
 """
 _BESIDE = """\
 Medians of one all-reduce of float32 on its slowest rank, one round; Gloo's beside ATP. CPU: seconds
@@ -292,8 +315,27 @@ def _commands(found: Found) -> str:
     return "```\n" + "\n".join(lines) + "\n```\n"
 
 
-def _sharing_row(found: Found, share: int) -> list[str]:
-    rounds = found.sharing[share]
+def _ways_row(found: Found, share: int) -> list[str]:
+    def both(of_round: list[sharing.Round]) -> float:
+        return sum(figures.bytes_per_s for figures in of_round[-1].jobs.values())
+
+    def alone(of_round: list[sharing.Round]) -> float:
+        return statistics.median(
+            figures.bytes_per_s for one in of_round[:-1] for figures in one.jobs.values()
+        )
+
+    shared = found.sharing["shared"][share]
+    cells = [f"{shared[0][0].aggregators} ({share} %)"]
+    for figure in (alone, both):
+        for rounds in (of_way[share] for of_way in found.sharing.values()):
+            rates = [figure(of_round) for of_round in rounds]
+            ratios = [rate / figure(usual) for rate, usual in zip(rates, shared, strict=True)]
+            shown = document.spread([rate / MB for rate in rates], "{:.1f}".format)
+            cells.append(f"{shown}; {statistics.median(ratios):.2f}")
+    return cells
+
+
+def _sharing_row(rounds: list[list[sharing.Round]], share: int) -> list[str]:
     one, other = sharing.JOBS
     alone = {
         job: [of_round[i].jobs[job] for of_round in rounds] for i, job in enumerate((one, other))

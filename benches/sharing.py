@@ -1,13 +1,17 @@
 """Two jobs on a switch of ATP with too few aggregators for both (ATP §5.4.1), on real sockets.
 
 Every rank is a process in a namespace of its own, and so are the switch and the server: what the
-switch does not sum crosses the server's link, which is as fast as a worker's. As a program, this
-file is one such rank.
+switch does not sum crosses the server's link, which is as fast as a worker's. Or each job has a
+static part of the aggregators: a process of the switch with half of them. Or there are several
+servers (§A.5), one on each worker's machine, and the switch runs a process for each of them. As a
+program, this file is one rank.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import subprocess
@@ -29,6 +33,10 @@ SHARES = (100, 67, 33, 0)
 PORT = 4800
 SERVER = len(JOBS) * WORKERS
 """The host of the laboratory that is no worker's."""
+ALONE = (SERVER,)
+"""One server for both jobs, with a link of its own."""
+SPREAD = tuple(range(SERVER))
+"""A server on each worker's machine, behind the worker's link."""
 # From the telling to the beginning, which all ranks must have heard of by then.
 _NOTICE_S = 0.02
 _PERIOD = 97
@@ -48,6 +56,20 @@ class Load:
     calls: int
     ecn_bytes: int | None = None
     """The bytes at a switch's port from which it marks; None: it does not."""
+    servers: tuple[int, ...] = ALONE
+    """The hosts of both jobs' servers, which share the tensors of each."""
+    parts: bool = False
+    """Whether each job has a part of the aggregators for itself."""
+
+    @property
+    def switches(self) -> dict[str, list[str]]:
+        """The processes of the switch that each job asks: one for each of its servers."""
+        count = len(self.servers)
+        firsts = {job: count * number if self.parts else 0 for number, job in enumerate(JOBS)}
+        return {
+            job: [f"{SWITCH_ADDRESS}:{PORT + first + number}" for number in range(count)]
+            for job, first in firsts.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -82,6 +104,16 @@ class Counters:
     at_server: int
     collisions: int
 
+    def plus(self, other: Counters) -> Counters:
+        """Return what both servers counted."""
+        return Counters(
+            window=self.window + other.window,
+            elements=self.elements,
+            at_switch=self.at_switch + other.at_switch,
+            at_server=self.at_server + other.at_server,
+            collisions=self.collisions + other.collisions,
+        )
+
 
 def measure(load: Load, aggregators: int) -> list[Round]:
     """Run job A alone, job B alone, and both, on a switch with so many aggregators.
@@ -99,7 +131,7 @@ def windows(load: Load) -> int:
     Raises as `measure` does.
     """
     with _jobs(load, 0) as (lab, _):
-        return sum(counters.window for counters in _counters(lab).values())
+        return sum(counters.window for counters in _counters(lab, load).values())
 
 
 def throughput(ends: Sequence[Sequence[float]], began: float, until: float) -> float:
@@ -120,13 +152,13 @@ def throughput(ends: Sequence[Sequence[float]], began: float, until: float) -> f
 def _round(
     lab: Netlab, ranks: dict[str, list[Rank]], load: Load, aggregators: int, jobs: list[str]
 ) -> Round:
-    before = _counters(lab)
+    before = _counters(lab, load)
     began = time.monotonic() + _NOTICE_S
     for job in jobs:
         for rank in ranks[job]:
             rank.tell({"begin": began, "elements": load.elements, "calls": load.calls})
     ends = {job: [rank.hear()["ends"] for rank in ranks[job]] for job in jobs}
-    after = _counters(lab)
+    after = _counters(lab, load)
     until = min(max(of_rank[-1] for of_rank in of_job) for of_job in ends.values())
     figures = {}
     for job in jobs:
@@ -141,9 +173,17 @@ def _round(
     return Round(aggregators, figures)
 
 
-def _counters(lab: Netlab) -> dict[str, Counters]:
-    command = [sys.executable, "-m", "fanin", "status", "--json"]
-    command += ["--switch", f"{SWITCH_ADDRESS}:{PORT}"]
+def _counters(lab: Netlab, load: Load) -> dict[str, Counters]:
+    """Return what was counted of each job, at all servers and at their switches."""
+    counted = {at: _counters_at(lab, at) for at in {*itertools.chain(*load.switches.values())}}
+    return {
+        job: functools.reduce(Counters.plus, [counted[at][job] for at in of_job])
+        for job, of_job in load.switches.items()
+    }
+
+
+def _counters_at(lab: Netlab, at: str) -> dict[str, Counters]:
+    command = [sys.executable, "-m", "fanin", "status", "--json", "--switch", at]
     asked = lab.popen("w0", command, stdout=subprocess.PIPE, text=True)
     shown, _ = asked.communicate()
     if asked.returncode != 0:
@@ -160,16 +200,17 @@ def _counters(lab: Netlab) -> dict[str, Counters]:
             collisions=there[job["id"]]["collisions"],
         )
         for job in status["jobs"]
+        if job["id"] in there
     }
 
 
 class Rank:
     """A rank's process, and what is said to it: a line of JSON each."""
 
-    def __init__(self, lab: Netlab, job: str, rank: int) -> None:
+    def __init__(self, lab: Netlab, switches: str, job: str, rank: int) -> None:
         self._name = f"rank {rank} of job {job}"
         member = f"w{JOBS.index(job) * WORKERS + rank}"
-        command = [sys.executable, __file__, f"{SWITCH_ADDRESS}:{PORT}", job, str(rank)]
+        command = [sys.executable, __file__, switches, job, str(rank)]
         self._process = lab.popen(
             member, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -200,15 +241,21 @@ def _jobs(load: Load, aggregators: int) -> Iterator[tuple[Netlab, dict[str, list
         name = f"share{os.getpid()}"
         lab = Netlab(SERVER + 1, rate_bps=load.rate_bps, ecn_bytes=load.ecn_bytes, name=name)
         stack.enter_context(lab)
-        server = address(f"w{SERVER}") + f":{PORT}"
-        _serve(lab, stack, f"w{SERVER}", "switch", "--protocol", "atp", "--listen", server)
-        options = ["--protocol", "atp", "--upstream", server, "--shards", "1"]
-        options += ["--aggregators", str(aggregators)]
-        _serve(lab, stack, SWITCH, "switch", "--listen", f"{SWITCH_ADDRESS}:{PORT}", *options)
+        servers = [address(f"w{host}") + f":{PORT}" for host in load.servers]
+        for host, server in zip(load.servers, servers, strict=True):
+            _serve(lab, stack, f"w{host}", "switch", "--protocol", "atp", "--listen", server)
+        # Of processes that both jobs ask there is one.
+        upstreams = dict(
+            each for of_job in load.switches.values() for each in zip(of_job, servers, strict=True)
+        )
+        for switch, server in upstreams.items():
+            options = ["--protocol", "atp", "--upstream", server, "--shards", "1"]
+            options += ["--aggregators", str(aggregators // len(upstreams))]
+            _serve(lab, stack, SWITCH, "switch", "--listen", switch, *options)
         ranks: dict[str, list[Rank]] = {job: [] for job in JOBS}
         for job, of_job in ranks.items():
             for number in range(WORKERS):
-                of_job.append(Rank(lab, job, number))
+                of_job.append(Rank(lab, ",".join(load.switches[job]), job, number))
                 stack.callback(of_job[-1].close)
         for of_job in ranks.values():
             for rank in of_job:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fanin import _fanin
-from fanin._services import PLACES_MAX, Service, Split
+from fanin._services import PLACES_MAX, Service, Split, lane_bps
 from fanin._settings import Settings, variable
 from fanin.errors import FaninError, RankOutOfRange, SwitchUnreachable
 
@@ -55,7 +55,10 @@ def join(
     if services is None:
         if settings.switch is None:
             raise SwitchUnreachable(no_switch())
-        services = [(switch, 1.0, None, None) for switch in settings.switch.split(",")]
+        switches = settings.switch.split(",")
+        several = len(switches) > 1
+        lane = lane_bps([settings.rate_bps or link[0]], len(switches)) if several else None
+        services = [(switch, 1.0, lane, None) for switch in switches]
     if settings.loss_bound:
         # It sends as fast as the link is, and not as fast as answers come: what a virtual link is
         # said to carry has to be known.

@@ -336,6 +336,9 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
         # A plan is for what travels between machines: here all ask as much of each.
         share = 1.0 / sums
         return Split(summing, [share] * len(summing), [share] * len(names), [None] * sums, None)
+    if places[0].plan is None and sums > 1:
+        lane = lane_bps([place.rate_bps for place in places], sums)
+        return Split([], [], [1.0 / sums] * sums, [lane] * sums, None)
     rates = _Rates.of(told(places), measured)
     known = [rate for rate in rates.known if rate is not None]
     usual = min(known, default=RATE_UNKNOWN_BPS)
@@ -373,6 +376,12 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
         links=rates.shown([*called, *names]) if is_planned and sums > 1 else None,
         is_assumed=is_planned and sums > 1 and not is_known and bool(names or known),
     )
+
+
+def lane_bps(links: Sequence[int | None], sums: int) -> int:
+    """Return what each of so many services with equal shares has of the slowest of the links."""
+    known = [rate for rate in links if rate is not None]
+    return max(min(known, default=RATE_UNKNOWN_BPS) // sums, 1)
 
 
 def _summed(places: Sequence[Place], of_rank: Sequence[int], switches: int) -> list[float]:

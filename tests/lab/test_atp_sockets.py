@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,16 @@ def test_the_experiments_run_and_what_is_hand_written_stays(tmp_path: Path) -> N
         run["links"]["racks"] for of_row in written["beside"].values() for run in of_row["atp"]
     ]
     assert racks == [2]
-    for share, ((_, _, both),) in written["sharing"].items():
-        assert both["aggregators"] == written["windows"] * int(share) // 100
-        for figures in both["jobs"].values():
-            if share == "0":
-                assert figures["at_switch"] == 0
-                assert figures["at_server"] >= sharing.WORKERS
-            else:
-                assert figures["at_switch"] > 0
+    assert set(written["sharing"]) == set(atp_sockets.WAYS)
+    for of_way in written["sharing"].values():
+        for share, ((_, _, both),) in of_way.items():
+            assert both["aggregators"] == written["windows"] * int(share) // 100
+            for figures in both["jobs"].values():
+                if share == "0":
+                    assert figures["at_switch"] == 0
+                    assert figures["at_server"] >= sharing.WORKERS
+                else:
+                    assert figures["at_switch"] > 0
 
 
 def test_a_job_that_ends_later_counts_only_what_it_did_beside_the_other() -> None:
@@ -55,13 +58,22 @@ def test_a_job_that_ends_later_counts_only_what_it_did_beside_the_other() -> Non
     assert sharing.throughput(ends, 0.0, 8.0) == pytest.approx(3 / 8)
 
 
+def test_jobs_with_static_parts_ask_processes_of_their_own_and_others_the_same() -> None:
+    load = sharing.Load(rate_bps=1, elements=1, calls=1, servers=sharing.SPREAD)
+    shared = load.switches
+    assert shared["A"] == shared["B"]
+    assert len(set(shared["A"])) == len(sharing.SPREAD)
+    parts = replace(load, parts=True).switches
+    assert not set(parts["A"]) & set(parts["B"])
+
+
 def test_a_rank_whose_sum_is_wrong_is_named() -> None:
     class Lab:
         def popen(self, member: str, _: list[str], **pipes: Any) -> subprocess.Popen[str]:
             assert member == "w3"
             return subprocess.Popen(["echo", '{"ends": [1.0], "wrong": 7}'], **pipes)
 
-    rank = sharing.Rank(Lab(), "B", 1)  # type: ignore[arg-type]
+    rank = sharing.Rank(Lab(), "10.0.0.1:4800", "B", 1)  # type: ignore[arg-type]
     with pytest.raises(sharing.SharingError, match=r"rank 1 of job B: 7 elements"):
         rank.hear()
     with pytest.raises(sharing.SharingError, match=r"rank 1 of job B ended with status 0"):

@@ -427,6 +427,9 @@ SERVICES = {
     "memory": ("one", []),
     "own services": ("m{}", []),
     "switch": ("m{}", ["--plan=switch"]),
+    # §A.3 of ATP: a worker that is started again. A switch and a server are in the launcher.
+    "atp": ("m{}", ["--protocol=atp"]),
+    "goat": ("m{}", ["--protocol=goat"]),
 }
 
 

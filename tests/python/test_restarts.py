@@ -205,7 +205,9 @@ dist.destroy_process_group()
 """
 
 
-def restarted(seed: int, plan: list[tuple[int, float]], directory: Path) -> Program:
+def restarted(
+    seed: int, plan: list[tuple[int, float]], directory: Path, protocol: str = "switchml"
+) -> Program:
     """Three ranks under `fanin run --max-restarts`, of which one dies in each attempt but the last.
 
     A plan has for each attempt who dies, and how many seconds after it began to join; a negative
@@ -215,7 +217,15 @@ def restarted(seed: int, plan: list[tuple[int, float]], directory: Path) -> Prog
     file = directory / "trains.py"
     file.write_text(TRAINS)
     command = [sys.executable, "-m", "fanin", "run", "--nproc-per-node", "3"]
-    command += ["--max-restarts", str(len(plan)), "--monitor-interval", "0.1", str(file)]
+    command += [
+        "--protocol",
+        protocol,
+        "--max-restarts",
+        str(len(plan)),
+        "--monitor-interval",
+        "0.1",
+        str(file),
+    ]
     return Program(command, {"PLAN": json.dumps(plan)})
 
 
@@ -235,12 +245,13 @@ def random_plan(dice: random.Random, kills: int) -> list[tuple[int, float]]:
     return [(dice.randrange(3), dice.choice(moments)) for _ in range(kills)]
 
 
+@pytest.mark.parametrize("protocol", ["switchml", "atp"])
 def test_a_rank_that_dies_before_in_or_after_joining_leads_to_an_attempt_that_trains_on(
-    tmp_path: Path,
+    tmp_path: Path, protocol: str
 ) -> None:
     # Rank 0 decides for all: its death is another one than that of the rest.
     plan = [(1, -1.0), (0, -1.0), (2, 0.02), (0, 0.1), (1, 2.0)]
-    every_rank_trains_on(restarted(-1, plan, tmp_path), len(plan) + 1)
+    every_rank_trains_on(restarted(-1, plan, tmp_path, protocol), len(plan) + 1)
 
 
 @pytest.mark.long

@@ -186,3 +186,18 @@ def test_unequal_links_have_unequal_shares() -> None:
     assert found.own_shares[:3] == pytest.approx([found.own_shares[0]] * 3)
     assert sum(found.own_shares) == pytest.approx(1)
     assert len(found.machines) < 4 or found.own_shares[3] < found.own_shares[0] / 2
+
+
+def test_several_servers_of_atp_have_equal_shares_of_tensors_and_of_the_slowest_link() -> None:
+    servers = ["sw:4800", "sw:4801", "sw:4802", "sw:4803"]
+    told = [place(i, rate_bps=rate, switches=servers) for i, rate in enumerate((GIGABIT, None))]
+    for rates, places in (
+        ([GIGABIT // 4] * 4, told),
+        ([10 * GIGABIT // 4] * 4, [replace(each, rate_bps=None) for each in told]),
+    ):
+        found = planned([replace(each, plan=None, switch_rates=[None] * 4) for each in places])
+        assert found.services([], [], servers) == [
+            (at, 0.25, bps, None) for at, bps in zip(servers, rates, strict=True)
+        ]
+        assert found.prediction is None
+        assert not found.is_assumed
