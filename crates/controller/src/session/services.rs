@@ -17,17 +17,19 @@ use super::presence::{attend, attend_meanwhile};
 use super::shared::{Shared, names};
 use super::thread::SessionThread;
 use super::trace::SessionTrace;
-use super::warnings::say;
+use super::warnings::{self, say};
 use super::watch::{substitute, watch};
 use crate::control_channel::{Connection, Lines, RETRY, Waiting};
+use crate::convert::shown;
 use crate::error::{ChainError, Member, SessionError};
+use crate::proto;
 
 /// How long a new session waits at most until the switch has its stream.
 const GREETED: Duration = Duration::from_secs(1);
 /// How long a rank is asked for again that another process holds: longer than the neighbours of one
 /// that died may stay to be heard (`NOTICED`).
 pub(super) const PREDECESSOR: Duration = Duration::from_millis(2500);
-/// How long a rank's service may take to answer, which listened before its address was told.
+/// How long a service may take to answer that listens already.
 const HOST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The services of a job, as this rank has joined them. Dropping it leaves the job: what is
@@ -301,6 +303,18 @@ async fn admission(
                 }
                 not_yet = Some(SessionError::Chain { error, job });
             }
+            Err(SessionError::JoinRefused { reason, switch, job })
+                if reason == Refusal::of_bound(config.agreed.loss_bound) =>
+            {
+                let Some(root) = root_behind(&mut connection).await else {
+                    return Err(SessionError::JoinRefused { reason, switch, job });
+                };
+                warnings::passes_by(config.own_name().0, &switch, &root);
+                let left = config.join_timeout.saturating_sub(began.elapsed());
+                (connection, _) =
+                    Connection::open_saying(&root, left, &config.trust, Some(lines), saying).await?;
+                continue;
+            }
             Err(SessionError::JoinRefused {
                 reason: Refusal::JobRunning { .. } | Refusal::DuplicateRank { .. },
                 ..
@@ -318,6 +332,14 @@ async fn admission(
         }
         tokio::time::sleep(RETRY).await;
     }
+}
+
+/// The root that the racks from this one on lead to, as it says; `None` of what is no rack.
+async fn root_behind(connection: &mut Connection) -> Option<String> {
+    let asked = connection.client.status(proto::StatusRequest::default());
+    let reply = tokio::time::timeout(HOST_PATIENCE, asked).await.ok()?.ok()?.into_inner();
+    // The last one before the root is named first.
+    reply.relays.into_iter().next().map(|relay| shown(relay.upstream))
 }
 
 /// Ends the session if its watch panics: nobody else would notice a switch that is gone, or a

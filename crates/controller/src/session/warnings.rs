@@ -27,6 +27,17 @@ pub(super) fn goes_around(rank: u16, switch: &str, by: &str) {
     ONCE.call_once(|| say(rank, &text()));
 }
 
+/// Says that a rack adds nothing of a job with a loss bound.
+pub(super) fn passes_by(rank: u16, rack: &str, root: &str) {
+    static ONCE: Once = Once::new();
+    let text = || {
+        format!(
+            "the rack {rack} adds nothing of a job with a loss bound: this rank sends to its root {root} itself"
+        )
+    };
+    ONCE.call_once(|| say(rank, &text()));
+}
+
 /// Says that another service does what one did that is gone.
 pub(super) fn taken_over(rank: u16, switch: &str, by: &str) {
     say(rank, &format!("switch {switch} is gone; {by} sums its share as well from now on"));

@@ -1,7 +1,6 @@
 //! Jobs with a loss bound, which DLCP sums.
 
 use fanin_controller::{RackServer, RackServerConfig, ServiceConfig};
-use fanin_protocol::control::Refusal;
 use fanin_protocol::dlcp::RankTerms;
 use fanin_wire::{Generation, LossBound, Rank, WorkerId};
 
@@ -131,21 +130,40 @@ fn ranks_with_different_bounds_are_all_told() {
 }
 
 #[test]
-fn a_bound_behind_a_rack_is_refused_with_the_cure() {
+fn ranks_behind_racks_send_to_the_root_itself_which_the_racks_name() {
+    let rack = |upstream: std::net::SocketAddr| {
+        let local = ([127, 0, 0, 1], 0).into();
+        RackServer::start(RackServerConfig::new(protocol("switchml"), local, upstream.to_string()))
+            .expect("a free port")
+    };
     let root = switch();
-    let rack =
-        RackServerConfig::new(protocol("switchml"), ([127, 0, 0, 1], 0).into(), root.address().to_string());
-    let rack = RackServer::start(rack).expect("a free port");
+    let spine = rack(root.address());
+    let racks = [rack(spine.address()), rack(root.address())];
+    let at = [racks[0].address(), racks[1].address(), root.address()];
+    let connecting = [0, 1, 2].map(|rank| {
+        let mut config = SessionConfig::new(at[rank].to_string(), "behind", rank as u32, 3);
+        losing(&mut config, 10_000);
+        thread::spawn(move || Session::connect(config).expect("admitted"))
+    });
+    let sessions = connecting.map(|rank| rank.join().expect("no panic"));
+    let sums = sessions.each_ref().map(|session| submit(session, vec![2.0_f32; 100_000], Op::Sum));
+    for sum in sums {
+        assert!(sum.wait().expect("a sum").iter().all(|value| *value == 6.0), "nothing is lost here");
+    }
+    for rack in [&spine, &racks[0], &racks[1]] {
+        let status = switch_status(&rack.address().to_string(), HANG).expect("a status");
+        assert!(status.relays.iter().all(|relay| relay.jobs.is_empty()), "{status:?}");
+    }
+}
+
+#[test]
+fn a_bound_behind_a_switch_of_another_protocol_is_refused_with_the_cure() {
+    let root = super::atp::server();
+    let rack = super::atp::rack(root.address());
     let mut config = SessionConfig::new(rack.address().to_string(), "behind", 0, 1);
     losing(&mut config, 10_000);
-    let error = Session::connect(config).expect_err("a rack has slots alone");
-    let asked = LossBound::from_millionths(10_000).expect("below one");
-    assert!(
-        matches!(&error, SessionError::JoinRefused { reason, .. } if *reason == Refusal::of_bound(asked)),
-        "{error}"
-    );
-    assert!(error.to_string().contains("loss bound of 1 %"), "{error}");
-    assert!(error.to_string().contains("--upstream"), "{error}");
+    let error = Session::connect(config).expect_err("ATP loses nothing").to_string();
+    assert!(error.contains("FANIN_PROTOCOL") && error.contains("atp"), "{error}");
 }
 
 #[test]

@@ -374,8 +374,8 @@ impl Refusal {
     #[must_use]
     pub fn of_bound(asked: LossBound) -> Self {
         let reason = format!(
-            "a loss bound of {asked} is for a job that one switch sums, without racks before it: use a switch without --upstream and \
-             --protocol, or unset FANIN_LOSS_BOUND (loss_bound)"
+            "a loss bound of {asked} is for a switch that sums by itself: use one without --upstream and --protocol, or unset \
+             FANIN_LOSS_BOUND (loss_bound)"
         );
         Self::Unserved { reason }
     }
