@@ -13,8 +13,10 @@ use crate::output;
 
 mod goat;
 mod thresholds;
+mod trace;
 
 pub(crate) use goat::topology;
+use trace::Step;
 
 /// Spare machines more that are looked at.
 const MORE: [usize; 4] = [1, 2, 4, 8];
@@ -30,11 +32,15 @@ const GAIN_MIN: f64 = 0.01;
 /// no network: say what the links carry. Headers are not counted (6 % with an MTU of 1500), and
 /// cores only if --sums says what they can add. A torch job plans the same from what its ranks say
 /// (FANIN_RATE, FANIN_SWITCH).
+///
+/// With --trace it says how long a step of your training takes there: by timelines of a run
+/// elsewhere, which has one rank a machine. It counts the headers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin plan --machines 8 --rate 1gbit\n  \
     fanin plan --machines 8 --rate 1gbit --spare 1 --spare-rate 10gbit\n  \
-    fanin plan --cluster cluster.toml --size 100MB --json\n\n\
+    fanin plan --cluster cluster.toml --size 100MB --json\n  \
+    fanin plan --machines 8 --rate 10gbit --trace trace.*.json --compute 10\n\n\
     A cluster as a file:\n  \
     [[machine]]\n  \
     name = \"gpu\"\n  \
@@ -107,6 +113,13 @@ pub(crate) struct Arguments {
     /// Bytes of the tensor
     #[arg(long, default_value = "25MB")]
     size: Size,
+    /// In place of one tensor: a step of a training, as FANIN_TRACE recorded it, by one rank or
+    /// more
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["size", "thresholds", "goat"])]
+    trace: Vec<PathBuf>,
+    /// With --trace: how many times as fast as there the machines compute
+    #[arg(long, value_name = "TIMES", default_value_t = 1.0, requires = "trace", value_parser = times)]
+    compute: f64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -148,6 +161,9 @@ const MACHINES_MAX: usize = 100_000;
 #[derive(Serialize)]
 struct Report {
     size_bytes: u64,
+    /// The times are those of this step, and of a sum where there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<Step>,
     machines: Vec<Share>,
     split: Way,
     one_switch: Option<Way>,
@@ -191,9 +207,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return goat::run(path, arguments.planner, arguments.svg.as_ref(), arguments.json);
     }
     let cluster = Cluster::new(machines(arguments)?)?;
-    let report = report(&cluster, arguments.size.0);
-    let text = if arguments.json { serde_json::to_string(&report)? } else { shown(&report) };
+    let step = match &arguments.trace[..] {
+        [] => None,
+        files => Some(Step::read(files)?.computing_faster(arguments.compute)),
+    };
+    let report = report(&cluster, arguments.size.0, step);
+    let text =
+        if arguments.json { serde_json::to_string(&report)? } else { shown(&report, arguments.compute) };
     Ok(output::line(&text)?)
+}
+
+fn times(text: &str) -> Result<f64, String> {
+    let times = text.parse::<f64>().ok().filter(|times| times.is_finite() && *times > 0.0);
+    times.ok_or_else(|| "it must be a number above 0, such as 10".into())
 }
 
 fn machines(arguments: &Arguments) -> anyhow::Result<Vec<Machine>> {
@@ -266,10 +292,14 @@ fn of_table(table: &MachineTable) -> anyhow::Result<Vec<Machine>> {
     Ok((0..*count).map(machine).collect())
 }
 
-fn report(cluster: &Cluster, size_bytes: u64) -> Report {
-    let bytes = size_bytes as f64;
+fn report(cluster: &Cluster, size_bytes: u64, step: Option<Step>) -> Report {
+    let size_bytes = step.as_ref().map_or(size_bytes, Step::bytes);
+    let time_s = |seconds_per_byte: f64| match &step {
+        Some(step) => step.time_s(seconds_per_byte),
+        None => seconds_per_byte * size_bytes as f64,
+    };
     let way = |split: &LoadSplit| Way {
-        time_s: split.seconds_per_byte * bytes,
+        time_s: time_s(split.seconds_per_byte),
         bound: bound(cluster, split.bound),
     };
     let split = LoadSplit::of(cluster);
@@ -279,15 +309,15 @@ fn report(cluster: &Cluster, size_bytes: u64) -> Report {
         let cluster = Cluster::new(machines).expect("no worse than the one before");
         let after = LoadSplit::of(&cluster);
         let switch_after = one_switch(&cluster);
-        let gains = |before: f64, after: f64| after < before * (1.0 - GAIN_MIN);
+        let gains = |before: f64, after: f64| time_s(after) < time_s(before) * (1.0 - GAIN_MIN);
         let switch_gains = switch_after.as_ref().is_some_and(|after| {
             switch.as_ref().is_none_or(|before| gains(before.seconds_per_byte, after.seconds_per_byte))
         });
         if gains(split.seconds_per_byte, after.seconds_per_byte) || switch_gains {
             purchases.push(Purchase {
                 what,
-                split_s: after.seconds_per_byte * bytes,
-                one_switch_s: switch_after.map(|switch| switch.seconds_per_byte * bytes),
+                split_s: time_s(after.seconds_per_byte),
+                one_switch_s: switch_after.map(|switch| time_s(switch.seconds_per_byte)),
             });
         }
     };
@@ -336,9 +366,10 @@ fn report(cluster: &Cluster, size_bytes: u64) -> Report {
             .collect(),
         split: way(&split),
         one_switch: switch.as_ref().map(way),
-        ring_s: ring(cluster) * bytes,
-        lower_bound_s: lower_bound(cluster) * bytes,
+        ring_s: time_s(ring(cluster)),
+        lower_bound_s: time_s(lower_bound(cluster)),
         purchases,
+        step,
     }
 }
 
@@ -366,7 +397,7 @@ fn bound(cluster: &Cluster, bound: Bound) -> Option<String> {
     Some(format!("{} {}", if either { "the link of" } else { what }, machine.name))
 }
 
-fn shown(report: &Report) -> String {
+fn shown(report: &Report, faster: f64) -> String {
     let mut shares = Table::new();
     shares.load_style(presets::NOTHING);
     shares.set_header(["MACHINES", "", "LINK", "SHARE OF EACH TENSOR"]);
@@ -425,7 +456,11 @@ fn shown(report: &Report) -> String {
     } else {
         String::new()
     };
-    let text = format!("{limit}{shares}\n\nA sum of {size_mb} MB, headers not counted:\n{ways}");
+    let what = match &report.step {
+        Some(step) => step.shown(faster),
+        None => format!("A sum of {size_mb} MB, headers not counted"),
+    };
+    let text = format!("{limit}{shares}\n\n{what}:\n{ways}");
     text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n")
 }
 

@@ -13,7 +13,8 @@ use super::*;
 /// A root of the protocol, and a switch before it.
 fn chain(name: &str) -> (SwitchServer, RackServer) {
     let root = switch_with(|config| config.protocol = protocol(name));
-    let config = RackServerConfig::new(protocol(name), ([127, 0, 0, 1], 0).into(), root.address().to_string());
+    let config =
+        RackServerConfig::new(protocol(name), ([127, 0, 0, 1], 0).into(), root.address().to_string());
     let rack = RackServer::start(config).expect("a free port");
     (root, rack)
 }
@@ -94,6 +95,8 @@ fn ranks_that_share_a_job_in_unlike_ways_are_refused() {
         thread::spawn(move || Session::connect(config).map(drop))
     });
     let answers = connecting.map(|rank| rank.join().expect("no panic").expect_err("unlike"));
-    let is_refusal = |error: &SessionError| matches!(error, SessionError::JoinRefused { reason: Refusal::Mismatch { .. }, .. });
+    let is_refusal = |error: &SessionError| {
+        matches!(error, SessionError::JoinRefused { reason: Refusal::Mismatch { .. }, .. })
+    };
     assert!(answers.iter().any(is_refusal), "{answers:?}");
 }
