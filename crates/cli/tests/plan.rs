@@ -293,3 +293,66 @@ fn the_example_topologies_are_planned() {
         assert!(gap <= 1.05, "{name}: {gap}");
     }
 }
+
+/// A timeline as FANIN_TRACE writes it: steps of two sums, of which shards have a slice each.
+fn timeline() -> String {
+    let mut events = vec![
+        r#"{"ph":"M","pid":3,"tid":0,"name":"process_name","cat":"fanin","args":{"name":"rank 3"}}"#
+            .to_owned(),
+    ];
+    for step in 0..5 {
+        for (sum, (submitted, elements)) in [(60_000, 250_000), (80_000, 500_000)].into_iter().enumerate() {
+            for shard in 0..2 {
+                let (ts, number) = (step * 200_000 + submitted, 2 * step + sum as u64);
+                events.push(format!(
+                    r#"{{"ph":"X","pid":3,"tid":{shard},"ts":{ts}.5,"dur":{}.0,"name":"all-reduce {number}","cat":"fanin","args":{{"number":{number},"job":"train","elements":{elements},"dtype":"float32","op":"average","shard":{shard}}}}}"#,
+                    100_000 + 1000 * shard,
+                ));
+            }
+        }
+    }
+    format!("[{}]\n", events.join(","))
+}
+
+#[test]
+fn a_step_is_predicted_by_what_a_trace_recorded() {
+    let file = Cluster::new(&timeline());
+    let links = ["--machines", "4", "--rate", "1gbit", "--trace", file.path()];
+    let plan = json(&links);
+    assert_eq!(plan["size_bytes"], 3_000_000);
+    assert_eq!((&plan["step"]["steps"], &plan["step"]["ranks"]), (&4.into(), &1.into()));
+    // The last sum of a step ends 181 ms into it, and the next step's first sum comes 79 ms later.
+    let ready: Vec<f64> =
+        plan["step"]["sums"].as_array().expect("sums").iter().map(|sum| ms(&sum["ready_s"])).collect();
+    assert_eq!(ready, [79.0, 99.0]);
+    // 6/4 of 1 MB and of 2 MB, and 6 % of headers: 12.7 ms and 25.4 ms, of which the first hides.
+    assert_eq!(ms(&plan["ring_s"]), 124.4);
+    let faster = json(&[&links[..], &["--compute", "10"]].concat());
+    assert_eq!(ms(&faster["ring_s"]), 46.1, "7.9, and both sums");
+    let shown = plan_text(&links);
+    assert!(shown.contains("A step of 2 sums, 3.0 MB. Computing alone takes 99.0 ms."), "{shown}");
+    assert!(shown.contains("with the sums, a step took 200.0 ms there"), "{shown}");
+}
+
+fn plan_text(arguments: &[&str]) -> String {
+    text(&plan(arguments).stdout).to_owned()
+}
+
+#[test]
+fn what_no_step_can_be_read_from_is_named_with_the_cure() {
+    let refused = |content: &str, more: &[&str]| {
+        let file = Cluster::new(content);
+        let output = plan(&[&["--machines", "4", "--rate", "1gbit", "--trace", file.path()], more].concat());
+        assert!(!output.status.success());
+        text(&output.stderr).to_owned()
+    };
+    assert!(refused("not json", &[]).contains("no timeline, such as FANIN_TRACE"));
+    assert!(refused("[]", &[]).contains("no all-reduce"));
+    assert!(
+        refused(&timeline().replace(r#""dtype":"float32""#, r#""dtype":"float8""#), &[]).contains("float8")
+    );
+    let once = timeline().replace(r#""elements":500000,"#, r#""elements":500001,"#);
+    assert!(refused(&once.replacen("500001", "7", 5), &[]).contains("no step repeats 3 times"));
+    assert!(refused(&timeline(), &["--compute", "0"]).contains("a number above 0"));
+    assert!(refused(&timeline(), &["--size", "1MB"]).contains("cannot be used with"));
+}
