@@ -95,7 +95,7 @@ def switch() -> Iterator[str]:
 
 @pytest.fixture
 def atp() -> Iterator[str]:
-    """A switch of ATP, with its server; it leaves much to Gloo."""
+    """A switch of ATP, with its server; own services do what it lacks."""
     with switch_here(protocol="atp") as running:
         yield running.address
 

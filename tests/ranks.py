@@ -95,8 +95,10 @@ def sums_on_switch(group: Any = None) -> int:
     if isinstance(backend, dist.ProcessGroupGloo):
         return 0
     # Collectives that callbacks begin have a backend of their own.
-    lanes = [backend, backend._of_callbacks] if backend._of_callbacks else [backend]
-    return sum(int(lane._channel._client.statistics()["completed"]) for lane in lanes)
+    lanes = [lane for lane in (backend, backend._of_callbacks.made) if lane]
+    # What a protocol lacks, the ranks' own services beside it have.
+    channels = [channel for lane in lanes for channel in (lane._channel, lane._own.made) if channel]
+    return sum(int(channel._client.statistics()["completed"]) for channel in channels)
 
 
 @dataclass

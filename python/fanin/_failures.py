@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin import _handshake, errors
-from fanin.errors import FaninError, RankLost
+from fanin.errors import FaninError, RankLeft, RankLost
 
 # The keys under which a rank says why it cannot join, and that it is through.
 WRONG: Final = "wrong"
@@ -77,7 +77,7 @@ class Failures:
                 self._say_over()
                 if isinstance(error, Exception):
                     self._await_others()
-            if isinstance(error, RankLost) and told is not None:
+            if isinstance(error, RankLost | RankLeft) and told is not None:
                 # A rank that said why it cannot join was missed before that was read.
                 raise told from error
             raise

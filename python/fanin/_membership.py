@@ -159,12 +159,12 @@ class Ranks:
             planned = summary(parts)
             if rank == 0:
                 for wrong in unused:
-                    _say_once(wrong)
+                    say_once(wrong)
                 for wrong in [wrong for each in found if each is not None for wrong in each.wrong]:
-                    _say_once(f"{wrong}. {_CURE}, or let UDP through between the machines")
+                    say_once(f"{wrong}. {_CURE}, or let UDP through between the machines")
                 is_uneven = any(each is not None and each.is_uneven for each in found)
                 if planned.is_assumed or is_uneven:
-                    _say_once(f"{planned.links}. If that is not so, {_CURE[0].lower()}{_CURE[1:]}")
+                    say_once(f"{planned.links}. If that is not so, {_CURE[0].lower()}{_CURE[1:]}")
             jobs = columns(of_rank)[: columns_max(settings) if local is not None else 1]
             # A rank beyond the columns sends nothing to a service.
             mine = next((column for column in jobs if rank in column), jobs[0])
@@ -393,7 +393,7 @@ class Connected:
         self.release()
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
     """Say once a process on what the plan of rank 0 rests that nobody told."""
     if text not in _said:
         _said.add(text)

@@ -325,6 +325,17 @@ class Settings:
         named = None if switch is None else _parsed(Choice("switch", switch, "switch"))
         return replace(self, switch=named)
 
+    def of_own_services(self) -> Settings:
+        """Return what holds for the ranks' own services beside another protocol.
+
+        They are as secure, and on the same links. Sums are SwitchML's own: no float is rounded for
+        its way, and nothing is lost.
+        """
+        # A window of fragments is no number of slots.
+        others = ["switch", "protocol", "in_flight"]
+        others += [row.name for row in fields(self) if row.metadata["only"]]
+        return replace(self, **{name: getattr(Settings(), name) for name in others})
+
     def encode(self) -> str:
         """Return a text from which `decode` makes these settings again, on any machine."""
         values = ((row.name, getattr(self, row.name)) for row in fields(self))

@@ -135,7 +135,7 @@ def refused(me: Me) -> str:
         return str(left.value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(collectives.DTYPES, torch.int32, "no dtype")
-        patch.setattr(channel.Channel, "serves", lambda *_: True)
+        patch.setattr(channel.Channel, "sums", lambda *_: True)
         with pytest.raises(ValueError, match="no dtype"):
             dist.all_reduce(torch.ones(3, dtype=torch.int32))
     with pytest.raises(errors.Closed) as closed:

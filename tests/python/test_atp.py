@@ -76,7 +76,7 @@ def metrics(me: Me) -> list[list[float]]:
     one_nan[me.rank] = torch.nan
     dist.all_reduce(one_nan)
     found.append([one_nan[3:].min().item(), one_nan[3:].max().item()])
-    # ATP has no packets for them: they are Gloo's.
+    # ATP has no packets for them: the ranks' own services sum them.
     tokens = torch.tensor([2**53 + 1, -me.rank])
     dist.all_reduce(tokens)
     found.append(tokens.tolist())

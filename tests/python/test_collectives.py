@@ -431,17 +431,3 @@ def test_a_service_that_is_killed_costs_no_sum(launch: Launch, comes_back: bool)
                 if comes_back:
                     spare.start()
         assert ranks.results() == [12] * 3
-
-
-def by_atp(me: Me) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        me.init(pg_options=Options(protocol="atp"))
-    tensor = torch.full((4,), float(me.rank))
-    dist.broadcast(tensor, 1)
-    assert tensor.tolist() == [1.0] * 4
-    return on_switch()
-
-
-def test_a_job_of_atp_leaves_them_to_gloo(launch: Launch, atp: str) -> None:
-    assert launch(by_atp, 2, at=atp).results() == [0, 0]

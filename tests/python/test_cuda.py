@@ -424,8 +424,9 @@ def test_where_a_tensor_lies_makes_no_difference(on_cuda: Launch, machines: str)
     test_layouts.test_where_a_tensor_lies_makes_no_difference(on_cuda, machines)
 
 
-def test_nor_where_switches_leave_much_to_gloo(on_cuda: Launch, atp: str) -> None:
-    test_layouts.test_nor_where_switches_leave_much_to_gloo(on_cuda, atp)
+@pytest.mark.parametrize("others", test_layouts.OTHERS)
+def test_nor_where_switches_leave_much_to_others(on_cuda: Launch, atp: str, others: str) -> None:
+    test_layouts.test_nor_where_switches_leave_much_to_others(on_cuda, atp, others)
 
 
 def test_send_and_receive(on_cuda: Launch) -> None:

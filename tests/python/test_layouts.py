@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from conftest import Launch
 from fanin.torch import Options
+from fanin.torch.backend import FaninBackend, backend_of
 from fanin.torch.backend.gloo_tensors import Handed
 from fanin.torch.works import collectives
 from ranks import Me, wait_until
@@ -337,22 +338,35 @@ def on_machines(me: Me, machines: str) -> list[str]:
     return every_case(me, {"machine": f"machine {machines[me.rank]}"})
 
 
-def left_to_gloo(me: Me) -> list[str]:
-    return every_case(me, {"protocol": "atp"})
+# Who does what ATP does not.
+OTHERS = ("own services", "gloo")
 
 
-def test_nor_where_switches_leave_much_to_gloo(launch: Launch, atp: str) -> None:
-    assert launch(left_to_gloo, 2, at=atp).results() == [[]] * 2
+def left_to_others(me: Me, others: str) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if others == "gloo":
+            patch.setattr(FaninBackend, "_make_own", lambda *_: None)
+        wrong = every_case(me, {"protocol": "atp"})
+        has_own = backend_of(None)._own.made is not None
+    return wrong if has_own == (others == "own services") else ["others did it"]
 
 
-def from_a_device(me: Me) -> list[str]:
+@pytest.mark.parametrize("others", OTHERS)
+def test_nor_where_switches_leave_much_to_others(launch: Launch, atp: str, others: str) -> None:
+    assert launch(left_to_others, 2, others, at=atp).results() == [[]] * 2
+
+
+def from_a_device(me: Me, others: str) -> list[str]:
     waited_for = fake_device.hands_over()
-    wrong = left_to_gloo(me)
+    wrong = left_to_others(me, others)
     return wrong if waited_for else ["nothing was copied back"]
 
 
-def test_nor_where_gloo_gets_copies_of_what_is_on_a_device(launch: Launch, atp: str) -> None:
-    assert launch(from_a_device, 2, at=atp).results() == [[]] * 2
+@pytest.mark.parametrize("others", OTHERS)
+def test_nor_where_others_get_copies_of_what_is_on_a_device(
+    launch: Launch, atp: str, others: str
+) -> None:
+    assert launch(from_a_device, 2, others, at=atp).results() == [[]] * 2
 
 
 def test_a_bit_that_conjugates_or_negates_is_resolved() -> None:

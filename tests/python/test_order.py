@@ -351,7 +351,7 @@ def ended_in_callbacks(me: Me) -> int:
     in_a_callback()
     if me.rank == 1:
         # As if its connections had failed: rank 0 hears that it is gone, there alone.
-        backend_of(None)._of_callbacks.abort()  # type: ignore[union-attr]
+        backend_of(None)._of_callbacks.made.abort()  # type: ignore[union-attr]
         dist.all_reduce(torch.ones(3))
         dist.all_reduce(torch.ones(3))
         me.hear()

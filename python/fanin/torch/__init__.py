@@ -22,10 +22,12 @@ gradients in fewer bytes still, by signs, or by the largest of them (docs/compre
 All-reduces, reduces and reduce_scatters (SUM, AVG) of float32, float16, bfloat16 and int32 tensors,
 on the CPU or on CUDA devices, are summed by the services, and of float64, int64, uint8 and int8
 tensors, too; broadcast and all_gather move bits of any dtype. ATP and GOAT have all-reduces
-alone, of the first four, racks have no other collective either, and an all_gather of more than 1 MB
-in all is faster on Gloo where some machine has a single rank. All that is not served so is served
-by a Gloo group over the same store. The choice is each rank's own: where the ranks' dtypes or ops
-differ such that some go to Gloo, the collective ends with `fanin.errors.AllReduceTimeout`.
+alone, of the first four: the ranks' own services sum the rest, once such a sum begins, and then
+move bits, too (docs/protocols/atp.md). Racks of SwitchML have all-reduces alone, and an all_gather
+of more than 1 MB in all is faster on Gloo where some machine has a single rank. All that is not
+served so is served by a Gloo group over the same store. The choice is each rank's own: where the
+ranks' dtypes or ops differ such that some go to Gloo, the collective ends with
+`fanin.errors.AllReduceTimeout`.
 
 CUDA tensors pass through pinned host memory, in segments of 4 MiB, copied while others are on the
 network. A collective comes after what the current stream was given before it. `Work.wait()` blocks

@@ -50,7 +50,8 @@ LEAST_WAIT = 1e-3
 class Channel:
     """One client with its completion threads.
 
-    `leaving` is called before it is closed, and `closed` once it is.
+    `leaving` is called before it is closed, and `closed` once it is. The works of a channel that is
+    `beside` another one are among the other's, and both end together.
 
     Without a client (a group of one rank) every sum is what it was, and completes at once.
     """
@@ -60,6 +61,7 @@ class Channel:
         client: _fanin.Client | None,
         closed: Callable[[], None] | None = None,
         leaving: Callable[[], None] | None = None,
+        beside: Channel | None = None,
     ) -> None:
         backward.install()
         callbacks.install()
@@ -68,11 +70,13 @@ class Channel:
         self._has_roots = client is not None and client.has_roots
         self._columns = 1 if client is None else client.columns
         self._copies: Copies = CudaCopies()
-        self._under_way = (
-            UnderWay(math.inf, _nothing, _nothing)
-            if client is None
-            else UnderWay(client.timeout, client.set_timeout, client.close)
-        )
+        if client is None:
+            self._under_way = UnderWay(math.inf, _nothing, _nothing)
+        elif beside is None:
+            self._under_way = UnderWay(client.timeout, client.set_timeout, client.close)
+        else:
+            self._under_way = beside._under_way
+            self._under_way.include(client.set_timeout, client.close)
         self._completions = None if client is None else Completions(client)
         self._staging = None if client is None else Staging(client, self._copies, self._under_way)
         # Why the job is over, once it was asked for.
@@ -109,20 +113,19 @@ class Channel:
         """Whether the services have other collectives for such tensors: alike on every rank."""
         if not self._has_roots or not tensors:
             return False
-        kinds = {t.device.type for t in tensors}
-        here = len(kinds) == 1 and kinds <= set(DEVICES)
-        strided = all(t.layout == torch.strided for t in tensors)
-        return here and strided and (not adds or all(map(self.serves, tensors)))
+        return are_alike(tensors) and (not adds or self._has_dtypes(tensors))
 
     def gathers(self, tensors: Sequence[torch.Tensor], size_bytes: int) -> bool:
         """Whether the services are to gather such tensors: as `has`, and no slower than Gloo."""
         small = self._columns > 1 or size_bytes <= ALL_GATHER_BYTES_MAX
         return small and self.has(tensors, adds=False)
 
-    def serves(self, tensor: torch.Tensor) -> bool:
-        """Whether the services can sum such a tensor: the same answer on every rank."""
-        strided = tensor.device.type in DEVICES and tensor.layout == torch.strided
-        return strided and DTYPES.get(tensor.dtype) in self._summed
+    def sums(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the services have all-reduces of such tensors: alike on every rank."""
+        return are_alike(tensors) and self._has_dtypes(tensors)
+
+    def _has_dtypes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return all(DTYPES.get(tensor.dtype) in self._summed for tensor in tensors)
 
     @property
     def has_participants(self) -> bool:
@@ -249,10 +252,10 @@ class Channel:
             rank=left,
         )
 
-    def loss(self, error: Exception, peer: int | None) -> FaninError | None:
+    def loss(self, error: Exception, peer: int | None, way: str = "Gloo") -> FaninError | None:
         """Return why `peer`, or some rank (None), cannot be reached any more, as `gone` does.
 
-        For a rank whose other way to that rank has failed with `error`. The services tell who is
+        For a rank whose other `way` to that rank has failed with `error`. The services tell who is
         gone, and are waited for. Where they know of nobody the group ends here all the same: some
         of its collectives cannot be served any more.
         """
@@ -266,7 +269,7 @@ class Channel:
                 return cause
             if time.monotonic() >= deadline:
                 self._under_way.end(
-                    f"Gloo lost another rank, of which no service knew {LOSS_TIMEOUT:g} s later: "
+                    f"{way} lost another rank, of which no service knew {LOSS_TIMEOUT:g} s later: "
                     f"{error}"
                 )
                 break
@@ -285,6 +288,18 @@ class Channel:
         """Leaves the job; what is outstanding fails with `fanin.errors.Closed`. Idempotent."""
         if self._close is not None:
             self._close()
+
+
+def are_summable(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether services could sum such tensors, if their protocol has them all."""
+    return bool(tensors) and are_alike(tensors) and all(t.dtype in DTYPES for t in tensors)
+
+
+def are_alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one collective of the services can have all these tensors, but for their dtypes."""
+    kinds = {tensor.device.type for tensor in tensors}
+    strided = all(tensor.layout == torch.strided for tensor in tensors)
+    return len(kinds) <= 1 and kinds <= set(DEVICES) and strided
 
 
 def _nothing(*_: float) -> None:

@@ -45,7 +45,7 @@ GROUP_OVER = (AllReduceTimeout, Closed, RankLeft, RankLost, SwitchLost)
 # In place of a peer, where any rank may be it.
 ANYONE = -1
 
-_Method = TypeVar("_Method", bound=Callable[..., Work])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def untraced(method: _Method) -> _Method:
@@ -57,7 +57,7 @@ def untraced(method: _Method) -> _Method:
     disabled = _disable_dynamo(method)
 
     @functools.wraps(method)
-    def call(*args: Any) -> Work:
+    def call(*args: Any) -> Any:
         return (disabled if "torch._dynamo" in sys.modules else method)(*args)
 
     return cast(_Method, call)

@@ -21,37 +21,35 @@ import contextlib
 import functools
 import os
 import re
-import threading
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, distributed
 from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, ReduceOp, Store, Work
+from torch._C._distributed_c10d import PrefixStore, Store, Work
 from torch.distributed import DistError
 
 from fanin import _fanin
-from fanin import _handshake as handshake
 from fanin._failures import Failures
 from fanin._membership import Connected
 from fanin._settings import Settings
 from fanin.errors import Closed, FaninError, RankLeft, RankLost
+from fanin.torch.backend.beside import Beside, own_services, said_by_all
 from fanin.torch.backend.channel import Channel
 from fanin.torch.backend.delegated_work import DelegatedWork
-from fanin.torch.backend.delegating import ANYONE, LAZY, DelegatingBackend, TensorLists, untraced
+from fanin.torch.backend.delegating import ANYONE, LAZY, untraced
 from fanin.torch.backend.gloo_watch import Watch
 from fanin.torch.backend.options import Options, settings_of
+from fanin.torch.backend.serving import ServingBackend
 from fanin.torch.patches import callbacks, shrinking, splitting, work_methods
 from fanin.torch.rendezvous.interface import gloo_address
-from fanin.torch.rendezvous.membership import Patience, agree, naming_absent
+from fanin.torch.rendezvous.membership import Patience, agree
 from fanin.torch.rendezvous.rank_list import Listed
 from fanin.torch.rendezvous.survivors import agree_on_survivors, announce
-from fanin.torch.works import collectives
 from fanin.torch.works.under_way import with_message
-from fanin.torch.works.work import Part, seconds
 
 # How Gloo says that another rank's end of a connection is gone.
 LOST_PEER = re.compile(r"[Cc]onnection (closed|reset)|[Bb]roken pipe|Connection refused")
@@ -60,13 +58,6 @@ OUT_OF_TIME = re.compile(r"[Tt]imed out|Connect timeout|timeout caused pair clos
 
 # Held until they are destroyed: see `create`.
 _debugged: set[FaninBackend] = set()
-
-
-class _Options(Protocol):
-    """What the options of all collectives have."""
-
-    asyncOp: bool  # noqa: N815 - torch's name
-    timeout: timedelta
 
 
 def create(
@@ -91,7 +82,7 @@ def create(
     return backend
 
 
-class FaninBackend(DelegatingBackend):
+class FaninBackend(ServingBackend):
     """One rank of one group. The constructor blocks until all ranks have joined the job.
 
     A group of one rank needs no switch. Raises the errors of `fanin.errors`.
@@ -149,187 +140,19 @@ class FaninBackend(DelegatingBackend):
         self._timeout = timeout
         self._group = group
         self.settings = settings
-        self._on_switch = 0
+        self._address = "" if connected is None else connected.address
         self._lost_before = (0, 0)
-        # The backend for what callbacks begin, and how many of these there were.
-        self._is_outer = outer is None
-        self._of_callbacks: FaninBackend | None = None
-        self._of_callbacks_made = 0
-        self._making = threading.Lock()
+        self._outer = None if outer is None else weakref.ref(outer)
+        self._of_callbacks: Beside[FaninBackend] = Beside("callbacks", self._store)
+        self._own: Beside[Channel] = Beside("own-services", self._store)
         self._left = False
         work_methods.install()
         splitting.install(FaninBackend)
         shrinking.install(FaninBackend)
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work:
-        work = self._sum(tensors, opts)
-        return super().allreduce(tensors, opts) if work is None else self._issued(work)
-
-    def allreduce_coalesced(
-        self, tensors: Sequence[Tensor], opts: c10d.AllreduceCoalescedOptions
-    ) -> Work:
-        work = self._sum(tensors, opts)
-        return super().allreduce_coalesced(tensors, opts) if work is None else self._issued(work)
-
-    @untraced
-    def reduce(self, tensors: Sequence[Tensor], opts: c10d.ReduceOptions) -> Work:
-        average = _average(opts.reduceOp)
-        if average is None or not self._channel.has(tensors, adds=True):
-            return super().reduce(tensors, opts)
-        root, rank = opts.rootRank, self.rank()
-        parts = [collectives.reduce(tensor, average, root, rank) for tensor in tensors]
-        return self._start(tensors, parts, opts)
-
-    @untraced
-    def broadcast(self, tensors: Sequence[Tensor], opts: c10d.BroadcastOptions) -> Work:
-        if not self._channel.has(tensors, adds=False):
-            return super().broadcast(tensors, opts)
-        root, rank = opts.rootRank, self.rank()
-        parts = [collectives.broadcast(tensor, root, rank) for tensor in tensors]
-        return self._start(tensors, parts, opts)
-
-    @untraced
-    def allgather(
-        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
-    ) -> Work:
-        work = self._gather_lists(outputs, inputs, opts)
-        return super().allgather(outputs, inputs, opts) if work is None else work
-
-    @untraced
-    def allgather_coalesced(
-        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
-    ) -> Work:
-        # A list a rank, which is the other way round.
-        work = self._gather_lists(list(zip(*outputs, strict=False)), inputs, opts)
-        return super().allgather_coalesced(outputs, inputs, opts) if work is None else work
-
-    @untraced
-    def all_gather_single(
-        self, output: Tensor, source: Tensor, opts: c10d.AllgatherOptions
-    ) -> Work:
-        work = self._gather([output], [source], opts)
-        return super().all_gather_single(output, source, opts) if work is None else work
-
-    @untraced
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
-    ) -> Work:
-        work = self._gather(outputs, inputs, opts)
-        return super().all_gather_single_coalesced(outputs, inputs, opts) if work is None else work
-
-    @untraced
-    def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
-    ) -> Work:
-        work = self._scatter(outputs, inputs, opts)
-        return super().reduce_scatter(outputs, inputs, opts) if work is None else work
-
-    @untraced
-    def reduce_scatter_single(
-        self, output: Tensor, source: Tensor, opts: c10d.ReduceScatterOptions
-    ) -> Work:
-        work = self._scatter([output], [self._slices(source)], opts)
-        return super().reduce_scatter_single(output, source, opts) if work is None else work
-
-    @untraced
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.ReduceScatterOptions
-    ) -> Work:
-        work = self._scatter(outputs, [self._slices(source) for source in inputs], opts)
-        return (
-            super().reduce_scatter_single_coalesced(outputs, inputs, opts) if work is None else work
-        )
-
-    # As in `delegating`: what Python callers know them by.
-
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-
-    def _slices(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Return one slice a rank, in one piece each; none if the tensor cannot be cut so."""
-        if tensor.layout != torch.strided or tensor.numel() % self.size() != 0:
-            return []
-        return tensor.detach().contiguous().view(-1).chunk(self.size()) if tensor.numel() else []
-
-    def _gather(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
-    ) -> Work | None:
-        """Start all-gathers by the services; None if they are not ones that these serve."""
-        n, rank = self.size(), self.rank()
-        fit = len(outputs) == len(inputs) and all(
-            output.numel() == n * source.numel() > 0 and output.dtype == source.dtype
-            for output, source in zip(outputs, inputs, strict=True)
-        )
-        if not fit or not self._gathers(outputs, inputs):
-            return None
-        pairs = zip(outputs, inputs, strict=True)
-        parts = [collectives.all_gather_single(one, source, rank, n) for one, source in pairs]
-        return self._start(outputs, parts, opts)
-
-    def _gather_lists(
-        self, outputs: TensorLists, inputs: Sequence[Tensor], opts: c10d.AllgatherOptions
-    ) -> Work | None:
-        flat = [tensor for each in outputs for tensor in each]
-        if not self._matches(outputs, inputs) or not self._gathers(flat, inputs):
-            return None
-        pairs = zip(outputs, inputs, strict=True)
-        parts = [collectives.all_gather(each, source, self.rank()) for each, source in pairs]
-        return self._start(flat, parts, opts)
-
-    def _gathers(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-        """Whether the services are to gather these; they could, but not in large."""
-        size_bytes = sum(tensor.nbytes for tensor in outputs)
-        return self._channel.gathers([*outputs, *inputs], size_bytes)
-
-    def _scatter(
-        self, outputs: Sequence[Tensor], inputs: TensorLists, opts: c10d.ReduceScatterOptions
-    ) -> Work | None:
-        """Start reduce-scatters by the services; None if they are not ones that these serve."""
-        average = _average(opts.reduceOp)
-        if average is None or not self._matches(inputs, outputs):
-            return None
-        flat = [tensor for each in inputs for tensor in each]
-        if not self._channel.has([*outputs, *flat], adds=True):
-            return None
-        pairs = zip(outputs, inputs, strict=True)
-        parts = [
-            collectives.reduce_scatter(output, each, average, self.rank()) for output, each in pairs
-        ]
-        return self._start(outputs, parts, opts)
-
-    def _matches(self, lists: TensorLists, ones: Sequence[Tensor]) -> bool:
-        """Whether each of the lists has one a rank, like the one tensor that belongs to it."""
-        if len(lists) != len(ones):
-            return False
-        return all(
-            len(each) == self.size()
-            and all(t.dtype == one.dtype and t.numel() == one.numel() for t in each)
-            for each, one in zip(lists, ones, strict=True)
-        )
-
-    def _start(self, tensors: Sequence[Tensor], parts: list[Part], opts: _Options) -> Work:
-        self._on_switch += 1
-        work = self._channel.start(tensors, parts, notify=opts.asyncOp, limit=seconds(opts.timeout))
-        return self._issued(work)
-
-    def _sum(self, tensors: Sequence[Tensor], opts: c10d.AllreduceOptions) -> Work | None:
-        """Start the all-reduce by the services; None if it is not one that these serve."""
-        average = _average(opts.reduceOp)
-        if average is None:
-            return None
-        if not all(map(self._channel.serves, tensors)):
-            return None
-        if len({tensor.device.type for tensor in tensors}) > 1:
-            return None
-        self._on_switch += 1
-        # A synchronous call keeps its work to itself: nobody can ask for a future.
-        return self._channel.all_reduce(
-            tensors, average=average, notify=opts.asyncOp, limit=seconds(opts.timeout)
-        )
-
     def serves(self, tensor: Tensor) -> bool:
-        """Return whether all-reduces of such a tensor are not handed to Gloo."""
-        return self._channel.serves(tensor)
+        """Return whether the group's protocol has all-reduces of such a tensor."""
+        return self._channel.sums([tensor])
 
     @property
     def has_participants(self) -> bool:
@@ -353,7 +176,7 @@ class FaninBackend(DelegatingBackend):
 
     def lost(self) -> tuple[int, int]:
         """See `fanin.torch.lost`."""
-        of_callbacks = self._of_callbacks
+        of_callbacks = self._of_callbacks.made
         counted = [self._lost_before, self._channel.lost()]
         counted += [] if of_callbacks is None else [of_callbacks.lost()]
         return sum(each[0] for each in counted), sum(each[1] for each in counted)
@@ -387,8 +210,10 @@ class FaninBackend(DelegatingBackend):
         self._lost_before = self.lost()
         self._channel = self._joins(connected)
         self.settings = settings
-        # The backend for callbacks is made anew, by the new plan, when it is next needed.
-        self._end_of_callbacks(FaninBackend.shutdown)
+        self._address = connected.address
+        # What is beside is made anew, by the new plan, when it is next needed.
+        self._of_callbacks.end(FaninBackend.shutdown)
+        self._own.end(Channel.close)
         before.close()
 
     def _joins(self, connected: Connected) -> Channel:
@@ -409,8 +234,7 @@ class FaninBackend(DelegatingBackend):
         timeout = self._timeout.total_seconds()
         connected = membership.connect(settings, rank, size, timeout, patience, measures_anew=True)
         try:
-            with naming_absent(self._group, patience.seconds):
-                handshake.gather(store, rank, size, "joined", "", patience.left(), patience.pause)
+            said_by_all(store, rank, size, self._group, "joined", "", patience)
         except BaseException:
             connected.close()
             raise
@@ -418,24 +242,24 @@ class FaninBackend(DelegatingBackend):
 
     def _lane(self) -> FaninBackend:
         """Return the backend for what is begun here and now: this one, or that of callbacks."""
-        if not callbacks.inside() or not self._is_outer or self.size() == 1:
+        own = self._own.made
+        if own is not None and (reason := own.failure() or self._channel.failure()) is not None:
+            # Some ranks may only know the other job's failure, and these two jobs end as one.
+            self._channel.end(reason)
+        if not callbacks.inside() or self._outer is not None or self.size() == 1:
             return self
-        with self._making:
-            if self._of_callbacks is None:
-                made = self._make_of_callbacks()
-                self._channel.turns.set_inner(made._channel.turns)
-                self._of_callbacks = made
-            elif (reason := self._of_callbacks._channel.ended_by()) is not None:
-                # Not all ranks know it yet: in a new one they could sum what does not belong
-                # together.
-                self._channel.end(reason)
-            return self._of_callbacks
+        before = self._of_callbacks.made
+        lane = self._of_callbacks.get(self._make_of_callbacks)
+        assert lane is not None  # it is made, or that raises
+        if before is not None and (ended_by := lane._channel.ended_by()) is not None:
+            # Not all ranks know it yet: in a new one they could sum what does not belong together.
+            self._channel.end(ended_by)
+        return lane._lane()
 
-    def _make_of_callbacks(self) -> FaninBackend:
+    def _make_of_callbacks(self, store: Store) -> FaninBackend:
         self._look()
-        self._of_callbacks_made += 1
         made = FaninBackend(
-            PrefixStore(f"callbacks-{self._of_callbacks_made}/", self._store),
+            store,
             self.rank(),
             self.size(),
             self._timeout,
@@ -448,30 +272,58 @@ class FaninBackend(DelegatingBackend):
         except BaseException:
             made.abort()
             raise
+        self._channel.turns.set_inner(made._channel.turns)
         return made
+
+    @untraced
+    def _make_own(self, store: Store) -> Channel | None:
+        patience = Patience.of(self._timeout.total_seconds(), self._look_for_all)
+        group = f"{self._group}/own services"
+        try:
+            self._look_for_all()
+            connected = own_services(
+                store, self.rank(), self.size(), group, self.settings, patience, self._address
+            )
+        except BaseException as error:
+            cause = None
+            if isinstance(error, RankLost | RankLeft):
+                # The group's own services may hear of it later.
+                cause = self._channel.loss(error, None, "own services")
+            if cause is None:
+                # This rank does not begin what the others begin.
+                self._channel.end(error)
+                raise
+            raise cause from error
+        if connected is None:
+            return None
+        release = connected.release if connected.hosted else None
+        return Channel(connected.client, release, beside=self._channel)
 
     def _look(self) -> None:
         """Raise what keeps this group from making another one of its ranks."""
+        outer = None if self._outer is None else self._outer()
+        if outer is not None:
+            outer._look()
         failure = self._channel.failure()
         if failure is not None:
             raise failure
         if self._left:
-            raise Closed("the process group was destroyed while a callback began a collective")
+            raise Closed("the process group was destroyed while a collective began")
 
-    def _end_of_callbacks(self, end: Callable[[FaninBackend], None]) -> None:
-        """End the backend of what callbacks begin, if there is one."""
-        with self._making:
-            ended, self._of_callbacks = self._of_callbacks, None
-        if ended is not None:
-            end(ended)
+    def _look_for_all(self) -> None:
+        """Raise also that a rank has left, without which nothing can be agreed on."""
+        self._look()
+        gone = self._channel.gone(None)
+        if gone is not None:
+            raise gone
 
     def _issued(self, work: Work) -> Work:
-        if not self._is_outer and isinstance(work, DelegatedWork):
+        if self._outer is not None and isinstance(work, DelegatedWork):
             self._channel.turns.beside(work)
         return super()._issued(work)
 
     def _under_way(self) -> list[Work]:
-        of_callbacks = self._of_callbacks
+        of_callbacks = self._of_callbacks.made
         inner = [] if of_callbacks is None else of_callbacks._under_way()
         return [*self._channel.under_way(), *super()._under_way(), *inner]
 
@@ -569,9 +421,9 @@ class FaninBackend(DelegatingBackend):
         """
         if self.rank() not in self._survivors:
             return self._survivors
-        failure, lost = self._channel.failure(), set(self._channel.left())
-        if isinstance(failure, RankLost | RankLeft):
-            lost.add(failure.rank)
+        ended_by, lost = self._channel.ended_by(), set(self._channel.left())
+        if isinstance(ended_by, RankLost | RankLeft):
+            lost.add(ended_by.rank)
         self._asked += 1
         store = PrefixStore(f"survivors-{self._asked}/", self._store)
         announce(store, self.rank(), lost)
@@ -582,16 +434,14 @@ class FaninBackend(DelegatingBackend):
     def options(self) -> c10d.Backend.Options:
         return c10d.Backend.Options("fanin", self._timeout)
 
-    def _get_sequence_number_for_group(self) -> int:
-        return self._on_switch + super()._get_sequence_number_for_group()
-
     def set_timeout(self, timeout: timedelta) -> None:
         """Replace the timeout of every collective, by the services and on Gloo."""
         super().set_timeout(timeout)
         self._channel.set_timeout(timeout.total_seconds())
         self._timeout = timeout
-        if self._of_callbacks is not None:
-            self._of_callbacks.set_timeout(timeout)
+        of_callbacks = self._of_callbacks.made
+        if of_callbacks is not None:
+            of_callbacks.set_timeout(timeout)
 
     def _set_group_uid(self, uid: str) -> None:
         """Name the group, for flight recorders, in which Gloo writes too."""
@@ -615,7 +465,8 @@ class FaninBackend(DelegatingBackend):
     def _leave_with(self, end: Callable[[FaninBackend], None]) -> None:
         """Leave first the backend of what callbacks begin, for which some callback may wait."""
         self._left = True
-        self._end_of_callbacks(end)
+        self._of_callbacks.end(end)
+        self._own.end(Channel.close)
 
 
 def _in_its_lane(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -682,9 +533,3 @@ def _begun(store: Store, rank: int) -> int:
             return int(store.get(key))
     # Its store went with it, or before it.
     return -1
-
-
-def _average(op: ReduceOp | ReduceOp.RedOpType) -> bool | None:
-    """Whether an operation is the average; None if it is neither that nor the sum."""
-    average = op == ReduceOp.AVG
-    return average if average or op == ReduceOp.SUM else None

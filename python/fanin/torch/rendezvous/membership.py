@@ -90,11 +90,12 @@ class Membership:
         timeout: float,
         patience: Patience,
         measures_anew: bool = False,
+        address: str = "",
     ) -> Connected:
         """Join the job; blocks until all ranks have. Raises the errors of `fanin.errors`.
 
         `timeout` is that of each all-reduce, in seconds. With `measures_anew` no rate of a link
-        counts that was measured before.
+        counts that was measured before. `address` is this machine's, if the ranks have met before.
         """
 
         def gather(name: str, text: str, left: float) -> list[str]:
@@ -109,7 +110,7 @@ class Membership:
             who=f"group {self.group!r}",
             rank=rank,
             world_size=world_size,
-            address=own_address(self.store),
+            address=address or own_address(self.store),
             cure=f"Set {GLOO_VARIABLE} to the interface to the others",
             gather=gather,
             trust=trusted(settings),

@@ -1,4 +1,4 @@
-"""The all-reduces of one membership that are not over, and how long single ones may take."""
+"""The all-reduces of a group's memberships that are not over, and how long each may take."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class UnderWay:
 
     The membership itself knows one timeout, the group's. A single all-reduce that has another one
     is watched by a thread here, which lives while there is such an all-reduce.
+
+    A group can have a second membership beside the first (`include`). Both have one order of
+    futures, one timeout, and one end.
     """
 
     def __init__(self, timeout: float, set_timeout: SetTimeout, end: End) -> None:
         self._timeout = self._told = timeout
-        self._set_timeout = set_timeout
-        self._end = end
+        self._memberships = [(set_timeout, end)]
         # In the order of their start. Both change by single operations on a dict only, and the lock
         # is re-entrant: works end wherever somebody learns of it, also in the garbage collector.
         self._works: dict[Limited, None] = {}
@@ -48,6 +50,14 @@ class UnderWay:
         self._watching = False
         self._ended_by: object = None
         self.turns = Turns()
+
+    def include(self, set_timeout: SetTimeout, end: End) -> None:
+        """Have another membership of the same ranks wait as long as this one, and end with it."""
+        with self._changed:
+            self._memberships.append((set_timeout, end))
+            set_timeout(self._told)
+        if self._ended_by is not None:
+            end()
 
     def works(self) -> list[Limited]:
         """Return those that have begun and are not settled, in the order of their start."""
@@ -92,7 +102,8 @@ class UnderWay:
         """End the membership; what fails by that says that it is because of `reason`."""
         if self._ended_by is None:
             self._ended_by = reason
-        self._end()
+        for _, end in self._memberships.copy():
+            end()
 
     def explain(self, error: Exception) -> Exception:
         """Say more about an error of the network than the network knows."""
@@ -108,7 +119,8 @@ class UnderWay:
         with self._changed:
             # Again, if the garbage collector was here meanwhile and told of something else.
             while (longest := self._longest()) != self._told:
-                self._set_timeout(longest)
+                for set_timeout, _ in self._memberships.copy():
+                    set_timeout(longest)
                 self._told = longest
 
     def _longest(self) -> float:
