@@ -478,6 +478,27 @@ def test_the_groups_timeout_holds_and_ends_both_jobs(launch: Launch, atp: str) -
     ranks.results()
 
 
+def ended_before(me: Me) -> None:
+    init(me)
+    dist.all_reduce(torch.ones(3))
+    if me.rank == 0:
+        me.hear()
+        backend()._channel.end("the test says so")
+    else:
+        me.say("there")
+    ended = "the group ended, here, because the test says so" if me.rank == 0 else "rank 0 left"
+    for _ in range(2):
+        with pytest.raises((errors.Closed, errors.RankLeft), match=ended):
+            dist.all_reduce(torch.ones(3, dtype=torch.float64))
+
+
+def test_a_group_that_is_over_joins_no_own_services(launch: Launch, atp: str) -> None:
+    ranks = launch(ended_before, 2, at=atp)
+    assert ranks.hear(1) == "there"
+    ranks.tell(0, "go")
+    ranks.results()
+
+
 def waits(me: Me) -> None:
     init(me)
     dist.all_reduce(torch.ones(3, dtype=torch.int64))

@@ -225,6 +225,14 @@ class Channel:
         """Return why the job is over for this rank, if it is, and was not just closed."""
         return self.failure() or self._under_way.ended_by
 
+    def look(self) -> None:
+        """Raise why the job is over for this rank, if it is, and was not just closed."""
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+        if self._under_way.ended_by is not None:
+            raise self._under_way.explain(Closed())
+
     def end(self, reason: object) -> None:
         """End the job for this rank; what fails by that says that it is because of `reason`."""
         self._under_way.end(reason)

@@ -304,9 +304,7 @@ class FaninBackend(ServingBackend):
         outer = None if self._outer is None else self._outer()
         if outer is not None:
             outer._look()
-        failure = self._channel.failure()
-        if failure is not None:
-            raise failure
+        self._channel.look()
         if self._left:
             raise Closed("the process group was destroyed while a collective began")
 
