@@ -119,7 +119,8 @@ impl Step {
 
     /// For people: the line above the table.
     pub fn shown(&self, faster: f64) -> String {
-        let faster = if faster == 1.0 { String::new() } else { format!(" ({faster} times as fast as there)") };
+        let faster =
+            if faster == 1.0 { String::new() } else { format!(" ({faster} times as fast as there)") };
         format!(
             "A step of {} sums, {:.1} MB. Computing alone takes {:.1} ms{faster}. Medians of {} steps of {} rank{}; with \
              the sums, a step took {:.1} ms there",
