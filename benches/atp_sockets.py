@@ -281,10 +281,10 @@ and 1 at the server, without aggregators 0 and {workers}. Every element of every
 with the exact one.
 """
 _WAYS = """\
-The same jobs and as many aggregators, by turns with the rows above (MB/s; in brackets least and
-most, then by what the shared row of the same round has). With *static parts* each job has half of
-the aggregators for itself. With *four servers* there is one on each worker's machine, behind the
-worker's link, and no machine of its own: each sums an equal part of every tensor.
+The same jobs and as many aggregators, by turns with the rows above. MB/s, in brackets the least and
+the most, and then the ratio to *shared* in the same round. With *static parts* each job has half of
+the aggregators for itself. With *four servers* each worker's machine has one, and no machine is
+added. Each of them sums an equal part of every tensor.
 """
 _BESIDE = """\
 Medians of one all-reduce of float32 on its slowest rank, one round; Gloo's beside ATP. CPU: seconds
