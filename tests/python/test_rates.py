@@ -344,6 +344,7 @@ def shares(me: Me, *where: Any) -> tuple[str, dict[int | None, float]]:
         again: Any = dist.new_group(backend="fanin")
         if known:
             assert fanin.torch.plan(again)["links"] == plan["links"]  # type: ignore[index]
+    dist.barrier()  # others may still connect to each other
     return plan["links"], {each["host"]: each["share"] for each in plan["services"]}
 
 
