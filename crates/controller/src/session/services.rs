@@ -289,7 +289,7 @@ async fn admission(
     let (mut connection, _) =
         Connection::open_saying(&service.switch, patience, &config.trust, Some(lines), saying).await?;
     let began_joining = Instant::now();
-    let mut not_yet = None;
+    let (mut not_yet, mut passed_by) = (None, false);
     loop {
         let left = config.join_timeout.saturating_sub(began.elapsed());
         match join(&mut connection, config, service, left, None).await {
@@ -304,8 +304,10 @@ async fn admission(
                 not_yet = Some(SessionError::Chain { error, job });
             }
             Err(SessionError::JoinRefused { reason, switch, job })
-                if reason == Refusal::of_bound(config.agreed.loss_bound) =>
+                if !passed_by && reason == Refusal::of_bound(config.agreed.loss_bound) =>
             {
+                // A name may mean another machine here than at the rack.
+                passed_by = true;
                 let Some(root) = root_behind(&mut connection).await else {
                     return Err(SessionError::JoinRefused { reason, switch, job });
                 };
