@@ -13,17 +13,15 @@ a program with arguments, this file is one rank.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lab_ranks
 from fanin_lab.netlab import INTERFACE, Netlab
 
 Layer = tuple[list[int], float]
@@ -94,16 +92,8 @@ def main() -> int:
         tempfile.TemporaryDirectory() as directory,
         Netlab(args.workers, rate_bps=args.rate_bps, name=f"ov{os.getpid()}") as lab,
     ):
-        said: dict[str, Any] = {**vars(args), "meeting": str(Path(directory) / "rendezvous")}
-        ranks = []
-        for rank in range(args.workers):
-            command = [sys.executable, __file__, "rank", json.dumps({**said, "rank": rank})]
-            ranks.append(lab.popen(f"w{rank}", command, stdout=subprocess.PIPE, text=True))
-        heard = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        print("a rank failed", file=sys.stderr)
-        return 1
-    found = [json.loads(text.splitlines()[-1]) for text in heard]
+        meeting = str(Path(directory) / "rendezvous")
+        found = lab_ranks.answers(lab, __file__, {**vars(args), "meeting": meeting})
     print(
         f"{args.model}, {found[0]['bytes'] / 1e6:.1f} MB, at {args.rate_bps / 1e6:g} Mbit/s: its "
         f"sum takes {1000 * found[0]['sum']:.0f} ms, computing {1000 * found[0]['computing']:.0f}"
@@ -172,16 +162,16 @@ def _systems(
     from torch.nn.parallel import DistributedDataParallel
 
     for megabytes in BUCKETS_MB:
-        net = _model(torch, layers, computing)
+        net = model_of(torch, layers, computing)
         model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=megabytes)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        yield f"DDP on fanin, buckets of {megabytes} MB", _step(torch, model, optimizer)
-    net = _model(torch, layers, computing)
+        yield f"DDP on fanin, buckets of {megabytes} MB", step_of(torch, model, optimizer)
+    net = model_of(torch, layers, computing)
     model = DistributedDataParallel(net, bucket_cap_mb=4)
-    yield "DDP on Gloo", _step(torch, model, torch.optim.SGD(net.parameters(), lr=0.1))
+    yield "DDP on Gloo", step_of(torch, model, torch.optim.SGD(net.parameters(), lr=0.1))
     for part in PARTS:
         of = group if part == "native" else blocks
-        yield part, _overlapped(torch, _model(torch, layers, computing), of, part)
+        yield part, _overlapped(torch, model_of(torch, layers, computing), of, part)
 
 
 def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], None]:
@@ -196,7 +186,7 @@ def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], Non
         pieces.packed = lambda lengths, _: [[length] for length in lengths]
         pieces.PARTITION_BYTES_MIN = pieces.PARTITION_BYTES_MAX = 1 << 40
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
-    step = _step(torch, net, DistributedOptimizer(plain, net, group))
+    step = step_of(torch, net, DistributedOptimizer(plain, net, group))
     pieces.packed, pieces.PARTITION_BYTES_MIN, pieces.PARTITION_BYTES_MAX = kept
     learned = order.is_learned
 
@@ -207,7 +197,8 @@ def _overlapped(torch: Any, net: Any, group: Any, part: str) -> Callable[[], Non
     return stepped
 
 
-def _step(torch: Any, model: Any, optimizer: Any) -> Callable[[], None]:
+def step_of(torch: Any, model: Any, optimizer: Any) -> Callable[[], None]:
+    """Return a step of a training by this model and optimizer."""
     x = torch.zeros(1, requires_grad=True)
 
     def step() -> None:
@@ -218,7 +209,9 @@ def _step(torch: Any, model: Any, optimizer: Any) -> Callable[[], None]:
     return step
 
 
-def _model(torch: Any, layers: list[Layer], computing: float) -> Any:
+def model_of(torch: Any, layers: list[Layer], computing: float) -> Any:
+    """Return a model of these layers, a step of which waits so many seconds."""
+
     class Computed(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Any, seconds: float, *weights: Any) -> Any:
@@ -247,8 +240,4 @@ def _model(torch: Any, layers: list[Layer], computing: float) -> Any:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        print(json.dumps(be_rank(argparse.Namespace(**json.loads(sys.argv[2])))), flush=True)
-        os._exit(0)  # PyTorch may abort a process that is taken apart
-    else:
-        sys.exit(main())
+    lab_ranks.run(main, be_rank)

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import document
+import lab_ranks
 from fanin_lab.bench import machine
 from fanin_lab.netlab import INTERFACE, Netlab
 from fanin_lab.units import rate_bps
-from overlap import MODELS, _model, _step
+from overlap import MODELS, model_of, step_of
 from performance import ROOT
 
 BEGIN = "<!-- what stands from here on is written by `python benches/replay.py` -->"
@@ -87,7 +88,7 @@ def _row(
 def measure(args: argparse.Namespace, model: str, rate: str, into: Path) -> dict[str, float]:
     """Return the seconds of a step by backend; the timelines of fanin's lie in `into`."""
     with Netlab(WORKERS, rate_bps=rate_bps(rate), name=f"replay{os.getpid()}") as lab:
-        said = {
+        told = {
             "model": model,
             "rate": rate_bps(rate),
             "computing": args.computing,
@@ -95,19 +96,7 @@ def measure(args: argparse.Namespace, model: str, rate: str, into: Path) -> dict
             "meeting": str(into / f"meeting-{rate}"),
             "trace": str(into / f"{rate}.json"),
         }
-        ranks = [
-            lab.popen(
-                f"w{rank}",
-                [sys.executable, __file__, "rank", json.dumps({**said, "rank": rank})],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(WORKERS)
-        ]
-        heard = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        sys.exit("a rank failed")
-    times = [json.loads(text.splitlines()[-1]) for text in heard]
+        times = lab_ranks.answers(lab, __file__, told)
     slowest = {
         name: [max(step) for step in zip(*(t[name] for t in times), strict=True)]
         for name in BACKENDS
@@ -142,9 +131,9 @@ def be_rank(args: argparse.Namespace) -> dict[str, list[float]]:
     }
     times: dict[str, list[float]] = {}
     for name, group in groups.items():
-        net = _model(torch, list(MODELS[args.model]()), args.computing)
+        net = model_of(torch, list(MODELS[args.model]()), args.computing)
         model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=BUCKET_MB)
-        step = _step(torch, model, torch.optim.SGD(net.parameters(), lr=0.1))
+        step = step_of(torch, model, torch.optim.SGD(net.parameters(), lr=0.1))
         took = times[name] = []
         dist.barrier()
         for number in range(args.steps):
@@ -157,8 +146,4 @@ def be_rank(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        print(json.dumps(be_rank(argparse.Namespace(**json.loads(sys.argv[2])))), flush=True)
-        os._exit(0)  # PyTorch may abort a process that is taken apart
-    else:
-        sys.exit(main())
+    lab_ranks.run(main, be_rank)

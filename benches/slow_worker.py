@@ -12,18 +12,16 @@ As a program with arguments, this file is one rank.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypedDict
 
+import lab_ranks
 from fanin_lab.netlab import INTERFACE, Netlab
 
 MODES = ("DDP", "asynchronous", "delta", "delta, overlap")
@@ -62,18 +60,8 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         Netlab(args.workers, rate_bps=args.rate_bps, name=f"w{os.getpid()}") as lab,
     ):
-        told: dict[str, Any] = {**vars(args), "meeting": str(Path(folder) / "store")}
-        environment = {**os.environ, "FANIN_RATE": f"{args.rate_bps}bit"}
-        ranks = []
-        for rank in range(args.workers):
-            command = [sys.executable, __file__, "rank", json.dumps({**told, "rank": rank})]
-            piped: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": environment}
-            ranks.append(lab.popen(f"w{rank}", command, **piped))
-        said = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        print("a rank failed", file=sys.stderr)
-        return 1
-    found: list[dict[str, list[Trained]]] = [json.loads(text.splitlines()[-1]) for text in said]
+        told = {**vars(args), "meeting": str(Path(folder) / "store")}
+        found: list[dict[str, list[Trained]]] = lab_ranks.answers(lab, __file__, told)
     marks = [args.seconds * (mark + 1) / MARKS for mark in range(MARKS)]
     print(f"loss after {' '.join(f'{mark:.1f}' for mark in marks)} s, mean of {args.seeds} seeds")
     for mode in MODES:
@@ -98,6 +86,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, list[Trained]]:
     from torch.nn.parallel import DistributedDataParallel
 
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    os.environ["FANIN_RATE"] = f"{args.rate_bps}bit"
     torch.set_num_threads(1)
     dist.init_process_group(
         "fanin",
@@ -174,8 +163,4 @@ def be_rank(args: argparse.Namespace) -> dict[str, list[Trained]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        print(json.dumps(be_rank(argparse.Namespace(**json.loads(sys.argv[2])))), flush=True)
-        os._exit(0)  # PyTorch may abort a process that is taken apart
-    else:
-        sys.exit(main())
+    lab_ranks.run(main, be_rank)

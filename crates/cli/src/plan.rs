@@ -33,8 +33,8 @@ const GAIN_MIN: f64 = 0.01;
 /// cores only if --sums says what they can add. A torch job plans the same from what its ranks say
 /// (FANIN_RATE, FANIN_SWITCH).
 ///
-/// With --trace it says how long a step of your training takes there: by timelines of a run
-/// elsewhere, which has one rank a machine. It counts the headers.
+/// With --trace it says how long a step of your training takes there. The timelines are those of a
+/// run elsewhere, with one rank a machine. Headers are counted then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin plan --machines 8 --rate 1gbit\n  \

@@ -325,7 +325,7 @@ fn a_step_is_predicted_by_what_a_trace_recorded() {
     let ready: Vec<f64> =
         plan["step"]["sums"].as_array().expect("sums").iter().map(|sum| ms(&sum["ready_s"])).collect();
     assert_eq!(ready, [79.0, 99.0]);
-    // 6/4 of 1 MB and of 2 MB, and 6 % of headers: 12.7 ms and 25.4 ms, of which the first hides.
+    // A ring moves 6/4 of each sum, and 6 % more: 12.7 ms for the first, which hides, and 25.4 ms.
     assert_eq!(ms(&plan["ring_s"]), 124.4);
     let faster = json(&[&links[..], &["--compute", "10"]].concat());
     assert_eq!(ms(&faster["ring_s"]), 46.1, "7.9, and both sums");

@@ -1,5 +1,5 @@
 //! A training's step as timelines have it (FANIN_TRACE): how long it computes before each of its
-//! sums. What the step takes on other links, or with faster processors, follows from that.
+//! sums. Its time on other links, or with faster processors, follows from that.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// How often a step has to repeat.
 const REPEATS_MIN: usize = 3;
-/// What travels by what is summed: headers, with an MTU of 1500.
+/// Bytes that travel for each byte that is summed, with headers and an MTU of 1500.
 const HEADERS: f64 = 1.06;
 
 /// A step of synchronous training, in seconds from when all sums of the step before are there.
@@ -63,10 +63,13 @@ struct AllReduce {
     error: Option<String>,
 }
 
+/// By job, rank and number.
+type Jobs = BTreeMap<String, BTreeMap<u64, BTreeMap<u64, Asked>>>;
+
 impl Step {
     /// The step that repeats in the timelines of a job's ranks: one rank, or all.
     pub fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let mut jobs = BTreeMap::<String, BTreeMap<u64, BTreeMap<u64, Asked>>>::new();
+        let mut jobs = Jobs::new();
         for path in paths {
             read(path, &mut jobs)?;
         }
@@ -135,7 +138,7 @@ impl Step {
     }
 }
 
-fn read(path: &Path, jobs: &mut BTreeMap<String, BTreeMap<u64, BTreeMap<u64, Asked>>>) -> anyhow::Result<()> {
+fn read(path: &Path, jobs: &mut Jobs) -> anyhow::Result<()> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the trace {name}"))?;
     let events: Vec<Event> = serde_json::from_str(&text)
@@ -196,9 +199,9 @@ fn of_rank(sums: &[Asked]) -> anyhow::Result<Step> {
     })
 }
 
-/// Where steps begin that go on to the end, and how many sums each has. A step is as short as can
-/// be. It begins where all sums before it are done, and of several such places at that of the
-/// longest pause.
+/// The first sum of the first step, and how many sums each step has, up to the end. A step is as
+/// short as can be. It begins after a pause: all sums before it are done. If it has several pauses,
+/// it begins after the longest.
 fn repeated(sums: &[Asked], before: &[f64]) -> Option<(usize, usize)> {
     (1..=sums.len() / REPEATS_MIN).find_map(|length| {
         let unlike = (length..sums.len()).rev().find(|at| sums[*at].bytes != sums[*at - length].bytes);
@@ -225,8 +228,8 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 mod tests {
     use super::*;
 
-    /// Steps of sums that are asked for so many microseconds after the step before, each of so many
-    /// bytes, and take a microsecond a byte.
+    /// Steps of sums. Each sum is asked for so many microseconds after the step before, has so many
+    /// bytes, and takes a microsecond a byte.
     fn recorded(warm_up: &[usize], step: &[(f64, usize)], steps: usize) -> Vec<Asked> {
         let mut sums = Vec::new();
         let mut free = 0.0;

@@ -53,7 +53,7 @@ fn in_generation(root: SocketAddr, number: u16) {
 }
 
 /// Stops a switch while ranks sum, until their job is set up again; sums are exact then, too.
-fn goes_on_without(away: RackServer, name: &str, root: &SwitchServer, sessions: &[Session]) {
+pub(super) fn goes_on_without(away: RackServer, name: &str, root: &SwitchServer, sessions: &[Session]) {
     let mut running = Some(away);
     summing_with(
         |round| sums_are_exact(name, sessions, round),

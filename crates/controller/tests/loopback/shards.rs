@@ -7,7 +7,7 @@ use fanin_protocol::{atp, goat};
 use fanin_udp::Peer;
 
 use super::atp::{again, summing_with};
-use super::away::{self, ranks};
+use super::away::{self, goes_on_without, ranks};
 use super::*;
 
 fn root(name: &str, shards: usize) -> SwitchServer {
@@ -82,18 +82,7 @@ fn a_job_keeps_its_shards_where_a_switch_of_few_of_them_is_gone_around() {
         let root = root(name, 3);
         let (away, stays) = (rack(name, root.address(), 2), rack(name, root.address(), 3));
         let sessions = ranks(name, &[away.address(), away.address(), stays.address(), stays.address()]);
-        let mut running = Some(away);
-        summing_with(
-            |round| sums_are_exact(name, &sessions, round),
-            || {
-                drop(running.take());
-                wait_until(root.address(), "the job is not set up again", |status| {
-                    let [job] = &status.jobs[..] else { return false };
-                    matches!(job.state, JobStatusState::Running { generation, .. } if generation.0 == 1)
-                });
-            },
-        );
-        sums_are_exact(name, &sessions, 9);
+        goes_on_without(away, name, &root, &sessions);
         assert_eq!(job(&root), (1, 2), "{name}");
     }
 }

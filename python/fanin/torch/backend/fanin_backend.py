@@ -211,7 +211,7 @@ class FaninBackend(ServingBackend):
         self._channel = self._joins(connected)
         self.settings = settings
         self._address = connected.address
-        # What is beside is made anew, by the new plan, when it is next needed.
+        # The new plan's are made when they are next needed.
         self._of_callbacks.end(FaninBackend.shutdown)
         self._own.end(Channel.close)
         before.close()

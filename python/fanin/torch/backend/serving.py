@@ -42,6 +42,8 @@ class ServingBackend(DelegatingBackend):
     """The services of the group's protocol."""
     _own: Beside[Channel]
     """Own services beside them."""
+    _make_own: Callable[[Store], Channel | None]
+    """Joins own services; None on all ranks where some rank cannot."""
     # How many collectives were given to services.
     _on_switch = 0
 
@@ -210,10 +212,6 @@ class ServingBackend(DelegatingBackend):
         if own is None and lacks and are_summable(summed):
             own = self._own.get(self._make_own)
         return own if own is not None and has(own) else None
-
-    def _make_own(self, store: Store) -> Channel | None:
-        """Join own services; None on all ranks where some rank cannot."""
-        raise NotImplementedError
 
     def _summing(self, tensors: Sequence[Tensor]) -> Channel | None:
         """Return the services that sum these for one rank each."""
