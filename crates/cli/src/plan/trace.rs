@@ -125,14 +125,15 @@ impl Step {
         let faster =
             if faster == 1.0 { String::new() } else { format!(" ({faster} times as fast as there)") };
         format!(
-            "A step of {} sums, {:.1} MB. Computing alone takes {:.1} ms{faster}. Medians of {} steps of {} rank{}; with \
+            "A step of {} sum{}, {:.1} MB. Computing alone takes {:.1} ms{faster}. Medians of {} steps of {} rank{}; with \
              the sums, a step took {:.1} ms there",
             self.sums.len(),
+            plural(self.sums.len()),
             self.bytes() as f64 / 1e6,
             self.time_s(0.0) * 1e3,
             self.steps,
             self.ranks,
-            if self.ranks == 1 { "" } else { "s" },
+            plural(self.ranks),
             self.measured_s * 1e3,
         )
     }
@@ -215,6 +216,10 @@ fn repeated(sums: &[Asked], before: &[f64]) -> Option<(usize, usize)> {
         let repeats = sums.len().saturating_sub(first) / length;
         (repeats >= REPEATS_MIN && pause(first) > 0.0).then_some((first, length))
     })
+}
+
+const fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
