@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from fanin_lab.netlab import Netlab
+from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab
 
+SWITCH_AT = f"{SWITCH_ADDRESS}:4800"
 Rank = Callable[[argparse.Namespace], Any]
 """What a rank does; it returns what can be said as JSON."""
 
@@ -34,6 +35,16 @@ def answers(lab: Netlab, file: str, told: Mapping[str, Any]) -> list[Any]:
     if any(rank.returncode for rank in ranks):
         sys.exit("a rank failed")
     return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+def start_switch(lab: Netlab) -> None:
+    """Start `fanin switch` at `SWITCH_AT`, which has the links of all; it ends with `lab`."""
+    command = [sys.executable, "-m", "fanin", "switch", "--listen", SWITCH_AT]
+    options = ["--json", "--log", "error"]
+    switch = lab.popen(SWITCH, [*command, *options], stdout=subprocess.PIPE, text=True)
+    assert switch.stdout is not None
+    if not switch.stdout.readline():
+        sys.exit("the switch ended")
 
 
 def run(main: Callable[[], int], be_rank: Rank) -> NoReturn:

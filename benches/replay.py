@@ -1,9 +1,11 @@
-"""Steps as `fanin plan --trace` predicts them, beside measured ones: `python benches/replay.py`.
+"""Steps that are predicted from recorded ones, beside measured ones: `python benches/replay.py`.
 
 As root: machines are namespaces behind one shaped link, with one rank each. A training is recorded
-at each rate (FANIN_TRACE), and each recording predicts the steps at all rates. As in `overlap.py`,
-a layer waits as long as a GPU would compute. DDP on fanin and on Gloo, a ring, take turns. It
-writes the table of docs/planning.md. As a program with arguments, this file is one rank.
+at each rate (FANIN_TRACE), and each recording predicts the steps at all rates: by `fanin plan
+--trace`, and by `fanin sim`, which plays its layers (`fanin trace`) packet by packet. As in
+`overlap.py`, a layer waits as long as a GPU would compute. DDP takes turns: on a switch, on the
+ranks' own services, and on Gloo, a ring. It writes the table of docs/planning.md. As a program with
+arguments, this file is one rank.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import document
 import lab_ranks
@@ -35,7 +37,25 @@ RATES = ("100mbit", "200mbit", "1gbit")
 WORKERS = 4
 BUCKET_MB = 4
 WARM_UP = 3
-BACKENDS = ("fanin", "gloo")
+BACKENDS = {"switch": "on a switch", "own": "on own services", "gloo": "on Gloo"}
+SYSTEMS = {"switch": "switchml", "gloo": "ring"}
+"""As the simulator calls them; it has no system like the own services."""
+SCENARIO = """
+until = "1000s"
+payload = "sample"
+[network]
+topology = "rack"
+hosts = {workers}
+rate = "{rate_bps}bit"
+[[job]]
+system = "{system}"
+workers = {workers}
+layers = "{layers}"
+iterations = 3
+"""
+
+Predicted: TypeAlias = dict[str, dict[str, float]]
+"""Seconds, by what says so and by backend."""
 
 
 def main() -> int:
@@ -60,8 +80,10 @@ def main() -> int:
             for rate in args.rates:
                 predicted = [predict(Path(directory), recorded, rate) for recorded in args.rates]
                 lines.append(_row(model, rate, measured[rate], predicted))
-    heads = ["model", "links", *("DDP on fanin", "predicted by each recording, by that")]
-    heads += ["DDP on Gloo", "predicted, by that"]
+    heads = ["model", "links"]
+    for name, where_to in BACKENDS.items():
+        heads += [f"DDP {where_to}", "planned, by that"]
+        heads += ["simulated, by that"] if name in SYSTEMS else []
     text = "\n".join(
         [
             document.where_line("python benches/replay.py", where),
@@ -75,19 +97,21 @@ def main() -> int:
 
 
 def _row(
-    model: str, rate: str, measured: dict[str, float], predicted: list[dict[str, float]]
+    model: str, rate: str, measured: dict[str, float], predicted: list[Predicted]
 ) -> list[str]:
     cells = [model, rate]
     for backend in BACKENDS:
-        ratios = [each[backend] / measured[backend] for each in predicted]
         cells.append(f"{1e3 * measured[backend]:.0f} ms")
-        cells.append(", ".join(f"{ratio:.2f}" for ratio in ratios))
+        for way in ("plan", "sim") if backend in SYSTEMS else ("plan",):
+            ratios = [each[way][backend] / measured[backend] for each in predicted]
+            cells.append(", ".join(f"{ratio:.2f}" for ratio in ratios))
     return cells
 
 
 def measure(args: argparse.Namespace, model: str, rate: str, into: Path) -> dict[str, float]:
     """Return the seconds of a step by backend; the timelines of fanin's lie in `into`."""
     with Netlab(WORKERS, rate_bps=rate_bps(rate), name=f"replay{os.getpid()}") as lab:
+        lab_ranks.start_switch(lab)
         told = {
             "model": model,
             "rate": rate_bps(rate),
@@ -104,13 +128,30 @@ def measure(args: argparse.Namespace, model: str, rate: str, into: Path) -> dict
     return {name: statistics.median(steps) for name, steps in slowest.items()}
 
 
-def predict(recordings: Path, recorded: str, rate: str) -> dict[str, float]:
-    """Return what `fanin plan` makes of the timelines of one rate, for links of another."""
-    command = [sys.executable, "-m", "fanin", "plan", "--json", "--machines", str(WORKERS)]
-    command += ["--rate", rate, "--trace", *map(str, sorted(recordings.glob(f"{recorded}.*.json")))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said = json.loads(done.stdout)
-    return {"fanin": said["split"]["time_s"], "gloo": said["ring_s"]}
+def predict(recordings: Path, recorded: str, rate: str) -> Predicted:
+    """Return what plan and simulator make of the timelines of one rate, for links of another."""
+    timelines = [str(path) for path in sorted(recordings.glob(f"{recorded}.*.json"))]
+    said = _fanin("plan", "--json", "--machines", WORKERS, "--rate", rate, "--trace", *timelines)
+    plan = {"switch": said["one_switch"], "own": said["split"]["time_s"], "gloo": said["ring_s"]}
+    plan["switch"] = plan["switch"]["time_s"]
+    layers = recordings / f"{recorded}.toml"
+    _fanin("trace", "--json", "--out", layers, *timelines)
+    sim = {}
+    for name, system in SYSTEMS.items():
+        scenario = recordings / f"{recorded}-{rate}-{system}.toml"
+        scenario.write_text(
+            SCENARIO.format(
+                workers=WORKERS, rate_bps=rate_bps(rate), system=system, layers=layers.name
+            )
+        )
+        (job,) = _fanin("sim", scenario, "--json", "-")["result"]["jobs"]
+        sim[name] = job["finished_s"] / job["training"]["iterations"]
+    return {"plan": plan, "sim": sim}
+
+
+def _fanin(*arguments: object) -> Any:
+    command = [sys.executable, "-m", "fanin", *map(str, arguments)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def be_rank(args: argparse.Namespace) -> dict[str, list[float]]:
@@ -125,8 +166,10 @@ def be_rank(args: argparse.Namespace) -> dict[str, list[float]]:
     meeting = f"file://{args.meeting}"
     dist.init_process_group("gloo", init_method=meeting, rank=args.rank, world_size=WORKERS)
     options = Options(rate=args.rate, trace=args.trace)
+    at_switch = Options(rate=args.rate, switch=lab_ranks.SWITCH_AT, plan="switch")
     groups: dict[str, Any] = {
-        "fanin": dist.new_group(backend="fanin", pg_options=options),
+        "switch": dist.new_group(backend="fanin", pg_options=at_switch),
+        "own": dist.new_group(backend="fanin", pg_options=options),
         "gloo": None,
     }
     times: dict[str, list[float]] = {}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -261,3 +264,62 @@ def test_the_file_is_named_by_the_rank_of_the_process(
         monkeypatch.setenv("FANIN_TRACE", directory)
         with pytest.raises(ValueError, match=r"FANIN_TRACE is .* must name a file"):
             Settings.of()
+
+
+STEP_BYTES = (400_000, 1_200_000)
+COMPUTING_S = (0.05, 0.02)
+"""Before each sum of a step."""
+SCENARIO = """
+payload = "sample"
+[network]
+topology = "rack"
+hosts = 2
+rate = "1Gbit"
+[[job]]
+system = "switchml"
+workers = 2
+layers = "step.toml"
+iterations = 4
+"""
+
+
+def steps(me: Me, file: str) -> None:
+    os.environ["FANIN_TRACE"] = file
+    me.init()
+    for _ in range(6):
+        works = []
+        for size, seconds in zip(STEP_BYTES, COMPUTING_S, strict=True):
+            time.sleep(seconds)
+            works.append(dist.all_reduce(torch.ones(size // 4), async_op=True))
+        for work in works:
+            assert work is not None
+            work.wait()
+    dist.destroy_process_group()
+
+
+def of_fanin(*arguments: object) -> Any:
+    command = [sys.executable, "-m", "fanin", *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_a_recorded_step_is_planned_and_simulated_on_other_links(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch(steps, 2, str(tmp_path / "trace.json")).results()
+    layers = tmp_path / "step.toml"
+    found = of_fanin("trace", "--json", "--out", layers, *sorted(tmp_path.glob("trace.*.json")))
+    assert tuple(each["bytes"] for each in found["sums"]) == STEP_BYTES
+    # A busy machine computes for longer, and never for less.
+    computing = found["sums"][-1]["ready_s"]
+    assert computing >= sum(COMPUTING_S)
+    plan = of_fanin("plan", "--json", "--machines", 2, "--rate", "1gbit", "--trace", layers)
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    played = of_fanin("sim", tmp_path / "scenario.toml", "--json", "-")
+    (job,) = played["result"]["jobs"]
+    step = job["finished_s"] / job["training"]["iterations"]
+    # The first sum hides under what is computed for the second one. That takes 10 ms, with headers.
+    assert step == pytest.approx(plan["one_switch"]["time_s"], rel=0.02)
+    assert step == pytest.approx(computing + STEP_BYTES[1] * 8 / 1e9 * 1.06, rel=0.02)
+    assert [layer["bytes"] for layer in played["scenario"]["job"][0]["layers"]] == [
+        f"{size}B" for size in reversed(STEP_BYTES)
+    ]

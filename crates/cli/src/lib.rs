@@ -25,9 +25,11 @@ pub mod scenario;
 mod server;
 mod sim;
 mod status;
+mod step;
 mod switch;
 mod tls;
 mod topo;
+mod trace;
 mod version;
 
 use std::ffi::OsString;
@@ -76,6 +78,7 @@ enum Command {
     Sim(sim::Arguments),
     Reproduce(reproduce::Arguments),
     Topo(topo::Arguments),
+    Trace(trace::Arguments),
     Version(version::Arguments),
 }
 
@@ -111,6 +114,7 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Reproduce(arguments) => reproduce::run(&arguments),
         Command::Topo(arguments) => topo::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
         Command::Version(arguments) => version::run(&arguments),
     };
     match result {

@@ -10,13 +10,12 @@ use fanin_wire::PLACES_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::output;
+use crate::step::Step;
 
 mod goat;
 mod thresholds;
-mod trace;
 
 pub(crate) use goat::topology;
-use trace::Step;
 
 /// Spare machines more that are looked at.
 const MORE: [usize; 4] = [1, 2, 4, 8];
@@ -114,7 +113,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "25MB")]
     size: Size,
     /// In place of one tensor: a step of a training, as FANIN_TRACE recorded it, by one rank or
-    /// more
+    /// more; or layers as TOML, as fanin trace writes them
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["size", "thresholds", "goat"])]
     trace: Vec<PathBuf>,
     /// With --trace: how many times as fast as there the machines compute

@@ -1,13 +1,16 @@
-//! `[network] file`: nodes and links that stand in a file of their own, for several scenarios.
+//! What stands in files of its own, for several scenarios: nodes and links (`[network] file`), and
+//! the layers of a job (`layers`).
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
-use super::error::{FileError, Mistake, at};
-use super::schema::{File, TopologyFile};
+use super::error::{FileError, Mistake};
+use super::schema::{File, LayersFile, LayersTable, TopologyFile};
 
 /// A scenario's text, and that of the file beside it, if it names one.
 pub(super) struct Texts<'t> {
@@ -25,6 +28,14 @@ impl<'t> Texts<'t> {
     /// Puts the tables of the file beside the scenario before those of the scenario, which can
     /// change them so. It is looked for from the scenario's folder.
     pub(super) fn read_beside(&mut self, file: &mut File) -> Result<(), Mistake> {
+        for job in &mut file.job {
+            if let Some(given) = &mut job.get_mut().layers
+                && let LayersTable::File(path) = given.get_ref()
+            {
+                let read: LayersFile = self.layers(given.span(), path)?;
+                *given.get_mut() = LayersTable::Given(read.layer);
+            }
+        }
         let Some(given) = &file.network.file else { return Ok(()) };
         let scenario_bytes = self.scenario.len();
         let tables = tables(self.beside(given)?, scenario_bytes)?;
@@ -38,6 +49,14 @@ impl<'t> Texts<'t> {
         let of_toml = |error| Mistake::of_toml(&error);
         let given: Named = toml::from_str(self.scenario).map_err(of_toml)?;
         let mut scenario: toml::Table = toml::from_str(self.scenario).map_err(of_toml)?;
+        for (number, job) in given.job.into_iter().enumerate() {
+            let Some(layers) = job.layers else { continue };
+            if let toml::Value::String(path) = layers.get_ref() {
+                let mut read: toml::Table = self.layers(layers.span(), path)?;
+                scenario["job"][number]["layers"] =
+                    read.remove("layer").unwrap_or(toml::Value::Array(Vec::new()));
+            }
+        }
         let Some(given) = given.network.and_then(|network| network.file) else { return Ok(scenario) };
         let text = self.beside(&given)?.to_owned();
         tables(&text, self.scenario.len())?;
@@ -53,13 +72,28 @@ impl<'t> Texts<'t> {
         Ok(scenario)
     }
 
-    fn beside(&mut self, given: &Spanned<String>) -> Result<&str, Mistake> {
-        let path = Path::new(self.name).with_file_name(given.get_ref());
+    /// A file of layers, which a job names at this place.
+    fn layers<T: DeserializeOwned>(&self, span: Range<usize>, path: &str) -> Result<T, Mistake> {
+        let text = self.read(&span, path)?.1;
+        toml::from_str(&text).map_err(|error| {
+            let Mistake { span: within, message } = Mistake::of_toml(&error);
+            Mistake { span: Some(span), message: FileError::new(path, &text, within, message).to_string() }
+        })
+    }
+
+    fn read(&self, span: &Range<usize>, given: &str) -> Result<(PathBuf, String), Mistake> {
+        let path = Path::new(self.name).with_file_name(given);
         let text = std::fs::read_to_string(&path).map_err(|error| {
             let path = path.display();
-            at(given, format!("cannot read {path}: {error}; it is looked for from the scenario's folder"))
+            let message = format!("cannot read {path}: {error}; it is looked for from the scenario's folder");
+            Mistake { span: Some(span.clone()), message }
         })?;
-        Ok(&self.beside.insert((path, text)).1)
+        Ok((path, text))
+    }
+
+    fn beside(&mut self, given: &Spanned<String>) -> Result<&str, Mistake> {
+        let read = self.read(&given.span(), given.get_ref())?;
+        Ok(&self.beside.insert(read).1)
     }
 
     /// A mistake with the file, line and column that it is in.
@@ -75,10 +109,17 @@ impl<'t> Texts<'t> {
     }
 }
 
-/// The file that a scenario names, whatever else is in it.
+/// The files that a scenario names, whatever else is in it.
 #[derive(Deserialize)]
 struct Named {
     network: Option<NamedInNetwork>,
+    #[serde(default)]
+    job: Vec<NamedInJob>,
+}
+
+#[derive(Deserialize)]
+struct NamedInJob {
+    layers: Option<Spanned<toml::Value>>,
 }
 
 #[derive(Deserialize)]

@@ -1,20 +1,24 @@
 //! `[[job]]`: hosts found, numbers checked; what a system's own table says is the system's to read.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 use toml::Spanned;
 
 use super::entry::{Entry, OwnTable};
 use super::error::{self, Mistake, at};
 use super::lookup::{class, host};
-use super::schema::{DtypeName, File, Hosts, Job, LateTable, PayloadName, RatesTable};
+use super::schema::{
+    DtypeName, File, Hosts, Job, LateTable, LayerTable, LayersTable, PayloadName, RatesTable,
+};
 use crate::net::{Cost, NodeId, Topology};
 use crate::systems::System;
 use crate::workload::models::{FLOPS_PER_S, Model};
-use crate::workload::{JobPlan, Lateness, Rates, WORKERS_MAX, Workload};
+use crate::workload::{JobPlan, Lateness, Rates, TimedLayer, Trained, WORKERS_MAX, Workload};
 
 /// The size of a float32 and of an int32.
 const ELEMENT_BYTES: u64 = 4;
+const TENSOR_BYTES: RangeInclusive<u64> = ELEMENT_BYTES..=1 << 30;
 
 pub(super) fn resolve(
     file: &File,
@@ -140,28 +144,39 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
 }
 
 pub(super) fn workload(job: &Job) -> Result<Workload, Mistake> {
-    match (&job.tensor, &job.model) {
-        (Some(tensor), None) => all_reduce(job, tensor.get_ref().0, tensor),
-        (None, Some(model)) => training(job, model),
-        (Some(tensor), Some(_)) => Err(at(tensor, "a job has either a `tensor` or a `model`")),
-        (None, None) => Err(at(
+    match (&job.tensor, &job.model, &job.layers) {
+        (Some(tensor), None, None) => all_reduce(job, tensor.get_ref().0, tensor),
+        (None, Some(name), None) => {
+            refuse(&job.compute, "compute", "`layers`; a `model` has `flops`")?;
+            let flops_per_s = number(&job.flops, FLOPS_PER_S, 1.0, FLOPS_MEANING)?;
+            training(job, Trained::Model(model(name)?, flops_per_s), batch(&job.batch, BATCH)?)
+        }
+        (None, None, Some(given)) => {
+            refuse(&job.flops, "flops", "a `model`; `layers` have times, and `compute` divides them")?;
+            training(job, Trained::Layers(layers(job, given)?), batch(&job.batch, 1)?)
+        }
+        (None, None, None) => Err(at(
             &job.system,
-            "this job has nothing to do: give it a `tensor` (a size) or a `model` (a name)",
+            "this job has nothing to do: give it a `tensor` (a size), a `model` (a name) or `layers`",
         )),
+        (Some(tensor), ..) => Err(at(tensor, "a job has either a `tensor`, a `model` or `layers`")),
+        (None, Some(model), Some(_)) => Err(at(model, "a job has either a `model` or `layers`")),
     }
 }
 
 fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Result<Workload, Mistake> {
-    const TRAINING: &str = "training, and this job reduces tensors of one size; it would need a `model`";
+    const TRAINING: &str =
+        "training, and this job reduces tensors of one size; it would need a `model` or `layers`";
     refuse(&job.batch, "batch", TRAINING)?;
     refuse(&job.iterations, "iterations", TRAINING)?;
     refuse(&job.scale, "scale", TRAINING)?;
     refuse(&job.flops, "flops", TRAINING)?;
+    refuse(&job.compute, "compute", TRAINING)?;
     refuse(&job.jitter, "jitter", TRAINING)?;
     refuse(&job.pause_every, "pause_every", TRAINING)?;
     refuse(&job.pause, "pause", TRAINING)?;
     refuse(&job.overlap, "overlap", TRAINING)?;
-    if !(ELEMENT_BYTES..=1 << 30).contains(&bytes) {
+    if !TENSOR_BYTES.contains(&bytes) {
         return Err(at(place, "a tensor has from 4 bytes to 1 GiB"));
     }
     let in_flight = job.in_flight.as_ref().map_or(2, |count| *count.get_ref());
@@ -175,12 +190,38 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Resu
     Ok(Workload::AllReduce { elements: (bytes / ELEMENT_BYTES) as usize, in_flight, count })
 }
 
-fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
+/// Layers that say how long they take. Those of a file were read before.
+fn layers(job: &Job, given: &Spanned<LayersTable>) -> Result<Vec<TimedLayer>, Mistake> {
+    let LayersTable::Given(tables) = given.get_ref() else {
+        return Err(at(given, "a file that was not read"));
+    };
+    if tables.is_empty() {
+        return Err(at(given, "at least one layer"));
+    }
+    if let Some(wrong) = tables.iter().position(|layer| !TENSOR_BYTES.contains(&layer.bytes.0)) {
+        let message = format!("a layer has from 4 bytes to 1 GiB, and number {wrong}, from 0, has not");
+        return Err(at(given, message));
+    }
+    if let Some(overlap) = job.overlap.as_ref().filter(|overlap| *overlap.get_ref())
+        && tables.iter().all(|layer| layer.forward.0.is_zero())
+    {
+        let message = "no layer says how long its forward pass takes (`forward`), and a recorded step never does: \
+                       nothing can overlap with it";
+        return Err(at(overlap, message));
+    }
+    let compute = number(&job.compute, 1.0, COMPUTE_MIN, "`compute` divides times: from 0.001 upwards")?;
+    let timed = |layer: &LayerTable| TimedLayer {
+        parameters: layer.bytes.0 / ELEMENT_BYTES,
+        forward: layer.forward.0.div_f64(compute),
+        backward: layer.backward.0.div_f64(compute),
+    };
+    Ok(tables.iter().map(timed).collect())
+}
+
+fn training(job: &Job, trained: Trained, batch: u32) -> Result<Workload, Mistake> {
     const TENSORS: &str = "tensors of one size, and this job trains; it would need a `tensor`";
     refuse(&job.in_flight, "in_flight", TENSORS)?;
     refuse(&job.tensors, "tensors", TENSORS)?;
-    let model = model(name)?;
-    let batch = batch(&job.batch)?;
     if let Some(place) = job.iterations.as_ref().filter(|count| *count.get_ref() == 0) {
         return Err(at(place, "at least one iteration"));
     }
@@ -203,11 +244,10 @@ fn training(job: &Job, name: &Spanned<String>) -> Result<Workload, Mistake> {
         ));
     }
     Ok(Workload::Training {
-        model,
+        trained,
         batch,
         iterations: job.iterations.as_ref().map(|count| *count.get_ref()),
         scale: number(&job.scale, 1.0, 1.0, "`scale` divides; from 1 upwards")?,
-        flops_per_s: number(&job.flops, FLOPS_PER_S, 1.0, FLOPS_MEANING)?,
         jitter: job.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         pause,
         overlap,
@@ -226,13 +266,19 @@ pub(super) fn model(name: &Spanned<String>) -> Result<Model, Mistake> {
 /// Samples of a worker in an iteration, as far as one machine could have any.
 const BATCH_MAX: u32 = 1_000_000;
 
+/// Slower than that, a step takes years.
+const COMPUTE_MIN: f64 = 1e-3;
+
+/// Of a model, unless the file says it.
+pub(super) const BATCH: u32 = 32;
+
 /// Samples of a worker in an iteration.
-pub(super) fn batch(given: &Option<Spanned<u32>>) -> Result<u32, Mistake> {
+pub(super) fn batch(given: &Option<Spanned<u32>>, unless: u32) -> Result<u32, Mistake> {
     match given {
         Some(place) if !(1..=BATCH_MAX).contains(place.get_ref()) => {
             Err(at(place, format!("from 1 to {BATCH_MAX} samples")))
         }
-        given => Ok(given.as_ref().map_or(32, |batch| *batch.get_ref())),
+        given => Ok(given.as_ref().map_or(unless, |batch| *batch.get_ref())),
     }
 }
 

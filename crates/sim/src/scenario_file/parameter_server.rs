@@ -104,7 +104,7 @@ fn tensors(entry: &ParameterServer) -> Result<Vec<TensorPlan>, Mistake> {
         }
         (None, Some(name)) => {
             let model = jobs::model(name)?;
-            let batch = jobs::batch(&entry.batch)?;
+            let batch = jobs::batch(&entry.batch, jobs::BATCH)?;
             let flops = jobs::number(&entry.flops, FLOPS_PER_S, 1.0, jobs::FLOPS_MEANING)?;
             let mut ready = Duration::ZERO;
             let mut tensors = Vec::new();

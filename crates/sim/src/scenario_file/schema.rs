@@ -401,8 +401,12 @@ pub(super) struct Job {
     /// Micro-benchmark: how many in all; without end unless given.
     pub(super) tensors: Option<Spanned<u64>>,
 
-    /// Training: the model.
+    /// Training: the model ..
     pub(super) model: Option<Spanned<String>>,
+    /// .. or its layers, in the order of the forward pass.
+    pub(super) layers: Option<Spanned<LayersTable>>,
+    /// Layers: how many times as fast as they say the workers compute.
+    pub(super) compute: Option<Spanned<f64>>,
     /// Training: samples that a worker handles in an iteration.
     pub(super) batch: Option<Spanned<u32>>,
     /// Training: how many in all; without end unless given.
@@ -425,6 +429,36 @@ pub(super) struct Job {
     pub(super) dtype: DtypeName,
     /// Share of packets whose sum overflows the static factor.
     pub(super) large_values: Option<Spanned<Share>>,
+}
+
+/// `layers` of a job.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "layers: the name of a file of [[layer]] tables (fanin trace writes one), or a list as in [{ bytes = \"4MB\", forward = \"1ms\", backward = \"2ms\" }]"
+)]
+pub(super) enum LayersTable {
+    Given(Vec<LayerTable>),
+    /// Before it is read.
+    File(String),
+}
+
+/// A layer, whose gradient is one tensor.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LayerTable {
+    pub(super) bytes: Size,
+    #[serde(default = "defaults::zero")]
+    pub(super) forward: Time,
+    #[serde(default = "defaults::zero")]
+    pub(super) backward: Time,
+}
+
+/// A file of layers alone.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct LayersFile {
+    pub(super) layer: Vec<LayerTable>,
 }
 
 /// `rates` of a job.

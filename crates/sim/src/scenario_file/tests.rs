@@ -1,7 +1,7 @@
 use super::*;
 use crate::net::{Cost, Order, QueueConfig, Time};
 use crate::workload::models::Model;
-use crate::workload::{JobPlan, Workload};
+use crate::workload::{JobPlan, Trained, Workload};
 
 pub(super) const RACK: &str = "[network]\ntopology = \"rack\"\nhosts = 9\n";
 pub(super) const JOB: &str = "[[job]]\nsystem = \"atp\"\nworkers = 8\ntensor = \"4MB\"\n";
@@ -170,9 +170,9 @@ down = "1ms"
             "2ms",
         ],
     );
-    let Workload::Training { model, batch, jitter, pause, .. } = job.workload else { panic!("it trains") };
-    assert_eq!((model, batch, jitter), (Model::Vgg16, 16, 0.1));
-    assert_eq!(pause, Some((2, Duration::from_millis(10))));
+    let Workload::Training { trained, batch, jitter, pause, .. } = &job.workload else { panic!("it trains") };
+    assert_eq!((trained, *batch, *jitter), (&Trained::Model(Model::Vgg16, 5e12), 16, 0.1));
+    assert_eq!(*pause, Some((2, Duration::from_millis(10))));
     assert_eq!(scenario.topology.programmable().count(), 2);
     assert_eq!(scenario.losses.len(), 1, "one direction of one link");
     assert_eq!(scenario.losses[0].burst, Some((0.1, 0.5)));
@@ -327,6 +327,60 @@ fn a_job_has_one_thing_to_do() {
     let beside = job.replace("ring", "ps-n-to-n") + "tensor = \"4MB\"\n";
     refused(&format!("{RACK}{beside}[job.ps-n-to-n]\nserver = \"h5\"\n"), 9, &["no server of its own"]);
     refused(RACK, 0, &["nothing to simulate"]);
+}
+
+#[test]
+fn layers_say_themselves_how_long_they_take() {
+    let job = "[[job]]\nsystem = \"ring\"\nworkers = 2\n";
+    let front = "{ bytes = \"4MB\", forward = \"10ms\", backward = \"20ms\" }";
+    let with = |more: &str| {
+        format!("{RACK}{job}layers = [{front}, {{ bytes = \"400B\", backward = \"1ms\" }}]\n{more}")
+    };
+    let trained = |text: &str| match ok(text).jobs.remove(0).workload {
+        Workload::Training { trained: Trained::Layers(layers), batch, .. } => (layers, batch),
+        other => panic!("it trains {other:?}"),
+    };
+    let (layers, batch) = trained(&with("compute = 10.0\noverlap = true\n"));
+    let times: Vec<_> = layers.iter().map(|layer| (layer.forward, layer.backward)).collect();
+    let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+    assert_eq!(times, [(ms(1.0), ms(2.0)), (ms(0.0), ms(0.1))]);
+    assert_eq!((layers[0].parameters, layers[1].parameters, batch), (1_000_000, 100, 1));
+    assert_eq!(trained(&with("batch = 64\n")).1, 64);
+
+    refused(&with("flops = 1e12\n"), 8, &["`flops` is about a `model`", "`compute`"]);
+    refused(&with("compute = 0.0\n"), 8, &["from 0.001"]);
+    refused(&with("tensors = 3\n"), 8, &["`tensors` is about"]);
+    refused(&with("model = \"vgg16\"\n"), 8, &["either a `model` or `layers`"]);
+    refused(&format!("{RACK}{job}model = \"vgg16\"\ncompute = 2.0\n"), 8, &["`flops`"]);
+    refused(&format!("{RACK}{job}layers = []\n"), 7, &["at least one layer"]);
+    refused(
+        &format!("{RACK}{job}layers = [{{ bytes = \"2B\" }}]\n"),
+        7,
+        &["from 4 bytes to 1 GiB", "number 0"],
+    );
+    refused(&format!("{RACK}{job}layers = [{{ bytes = \"4MB\", froward = \"1s\" }}]\n"), 7, &["fanin trace"]);
+    let recorded = "layers = [{ bytes = \"4B\", backward = \"1ms\" }]\noverlap = true\n";
+    refused(&format!("{RACK}{job}{recorded}"), 8, &["`forward`", "a recorded step"]);
+}
+
+#[test]
+fn layers_may_stand_in_a_file_beside_the_scenario() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let scenario = folder.path().join("scenario.toml");
+    let name = scenario.to_str().expect("a name");
+    let job = format!("{RACK}[[job]]\nsystem = \"ring\"\nworkers = 2\nlayers = \"step.toml\"\n");
+    let error = parse(name, &job).expect_err("no file").to_string();
+    assert!(error.contains("step.toml") && error.contains("the scenario's folder"), "{error}");
+    std::fs::write(folder.path().join("step.toml"), "[[layer]]\nbytes = \"8B\"\nforward = \"1ms\"\n")
+        .expect("written");
+    let expected = ok(&job.replace("\"step.toml\"", "[{ bytes = \"8B\", forward = \"1ms\" }]"));
+    assert_eq!(parse(name, &job).expect("it is there").jobs[0].workload, expected.jobs[0].workload);
+    // One file says all.
+    let whole = toml::to_string(&whole(name, &job).expect("it is read")).expect("text");
+    assert_eq!(ok(&whole).jobs[0].workload, expected.jobs[0].workload);
+    std::fs::write(folder.path().join("step.toml"), "[[layer]]\nbites = \"8B\"\n").expect("written");
+    let error = parse(name, &job).expect_err("a mistake").to_string();
+    assert!(error.contains("step.toml:2:1") && error.contains("did you mean `bytes`?"), "{error}");
 }
 
 #[test]

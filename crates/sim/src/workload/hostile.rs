@@ -18,8 +18,8 @@ pub use self::shrink::shrink;
 use super::models::Model;
 use super::parameter_server::{Draw, ParameterServerPlan, Sends, TensorPlan};
 use super::scenario::{
-    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which,
-    Workload,
+    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Trained,
+    Which, Workload,
 };
 use super::transport::TransportPlan;
 use super::unlike::{Lateness, Rates};
@@ -534,11 +534,10 @@ fn workload(dice: &mut Dice, packet: usize) -> Workload {
         // As many parameters as the tensors below have elements, and milliseconds to compute them.
         let scale = parameters / dice.range(1, 30 * packet as u64) as f64;
         return Workload::Training {
-            model,
             batch: 32,
             iterations: Some(dice.range(1, 5)),
+            trained: Trained::Model(model, 1e14 / scale * dice.among(&[1.0, 10.0])),
             scale,
-            flops_per_s: 1e14 / scale * dice.among(&[1.0, 10.0]),
             jitter: dice.among(&[0.0, 0.1, 0.9]),
             pause: dice.one_in(3).then(|| (dice.range(1, 3), dice.time(Duration::ZERO, TROUBLE / 4))),
             overlap: false,

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use oorandom::Rand64;
 
-use super::models::Layer;
-use super::scenario::Workload;
+use super::scenario::{TimedLayer, Workload};
 
 /// The worker's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +59,20 @@ struct Phases {
 
 impl Schedule {
     pub(crate) fn new(workload: &Workload) -> Self {
-        match *workload {
-            Workload::AllReduce { elements, in_flight, count } => {
+        match workload {
+            &Workload::AllReduce { elements, in_flight, count } => {
                 Self::AllReduce { elements, in_flight, count }
             }
-            Workload::Training { model, batch, iterations, scale, flops_per_s, jitter, pause, overlap } => {
-                let scaled = Scaled { batch, scale, flops_per_s };
-                let (forward, gradients) = scaled.iteration(&model.layers());
-                Self::Training(Training { forward, gradients, overlap, iterations, jitter, pause })
+            Workload::Training { trained, batch, iterations, scale, jitter, pause, overlap } => {
+                let (forward, gradients) = scaled(&trained.layers(*batch), *scale);
+                Self::Training(Training {
+                    forward,
+                    gradients,
+                    overlap: *overlap,
+                    iterations: *iterations,
+                    jitter: *jitter,
+                    pause: *pause,
+                })
             }
         }
     }
@@ -149,37 +154,28 @@ impl Schedule {
     }
 }
 
-struct Scaled {
-    batch: u32,
-    scale: f64,
-    flops_per_s: f64,
-}
-
-impl Scaled {
-    /// Forward time, and the gradients. The scale is applied to all layers together, and that sum
-    /// is rounded, not each layer. A layer that becomes empty goes with the next.
-    fn iteration(&self, layers: &[Layer]) -> (Duration, Vec<Phases>) {
-        let of = |layer: &Layer| layer.forward(self.batch, self.flops_per_s);
-        let forward: Duration = layers.iter().map(of).sum();
-        let mut gradients: Vec<Phases> = Vec::new();
-        let (mut parameters, mut elements_before, mut waiting) = (0, 0, Phases::default());
-        for layer in layers.iter().rev() {
-            parameters += layer.parameters;
-            waiting.forward += of(layer).div_f64(self.scale);
-            waiting.backward += layer.backward(self.batch, self.flops_per_s).div_f64(self.scale);
-            let elements_here = (parameters as f64 / self.scale).round() as usize;
-            if elements_here > elements_before {
-                gradients.push(Phases { elements: elements_here - elements_before, ..waiting });
-                (elements_before, waiting) = (elements_here, Phases::default());
-            }
+/// Forward time, and the gradients. The scale is applied to all layers together, and that sum is
+/// rounded, not each layer. A layer that becomes empty goes with the next.
+fn scaled(layers: &[TimedLayer], scale: f64) -> (Duration, Vec<Phases>) {
+    let forward: Duration = layers.iter().map(|layer| layer.forward).sum();
+    let mut gradients: Vec<Phases> = Vec::new();
+    let (mut parameters, mut elements_before, mut waiting) = (0, 0, Phases::default());
+    for layer in layers.iter().rev() {
+        parameters += layer.parameters;
+        waiting.forward += layer.forward.div_f64(scale);
+        waiting.backward += layer.backward.div_f64(scale);
+        let elements_here = (parameters as f64 / scale).round() as usize;
+        if elements_here > elements_before {
+            gradients.push(Phases { elements: elements_here - elements_before, ..waiting });
+            (elements_before, waiting) = (elements_here, Phases::default());
         }
-        match gradients.last_mut() {
-            // Nothing waits for what is in front of the first gradient.
-            Some(front) => front.forward += waiting.forward,
-            None => gradients.push(Phases { elements: 1, ..waiting }),
-        }
-        (forward.div_f64(self.scale), gradients)
     }
+    match gradients.last_mut() {
+        // Nothing waits for what is in front of the first gradient.
+        Some(front) => front.forward += waiting.forward,
+        None => gradients.push(Phases { elements: 1, ..waiting }),
+    }
+    (forward.div_f64(scale), gradients)
 }
 
 /// One worker's.
@@ -449,6 +445,7 @@ impl Program {
 mod tests {
     use super::*;
     use crate::workload::models::Model;
+    use crate::workload::scenario::Trained;
 
     fn program(workload: &Workload) -> Program {
         Program::new(Rc::new(Schedule::new(workload)), 1)
@@ -456,11 +453,10 @@ mod tests {
 
     fn training(scale: f64, jitter: f64, iterations: u64, pause: Option<(u64, Duration)>) -> Workload {
         Workload::Training {
-            model: Model::Vgg16,
+            trained: Trained::Model(Model::Vgg16, 1e13),
             batch: 32,
             iterations: Some(iterations),
             scale,
-            flops_per_s: 1e13,
             jitter,
             pause,
             overlap: false,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::models::Model;
+use super::models::{Layer, Model};
 use super::parameter_server::ParameterServerPlan;
 use super::program::Schedule;
 use super::transport::TransportPlan;
@@ -138,16 +138,14 @@ pub enum Workload {
     /// Iterations of a model: forward, then backward, whose gradients go out layer by layer from
     /// the last.
     Training {
-        /// The model.
-        model: Model,
+        /// What is computed.
+        trained: Trained,
         /// Samples of a worker in an iteration.
         batch: u32,
         /// How many in all.
         iterations: Option<u64>,
         /// The divisor of parameters and times.
         scale: f64,
-        /// Floating-point operations that a worker does in a second.
-        flops_per_s: f64,
         /// By how much a worker's times vary: each phase takes up to this share longer or shorter.
         jitter: f64,
         /// An off phase after so many iterations, and its length.
@@ -156,6 +154,62 @@ pub enum Workload {
         /// those of all.
         overlap: bool,
     },
+}
+
+/// What an iteration computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trained {
+    /// A model by its name. The worker does so many floating-point operations in a second.
+    Model(Model, f64),
+    /// These layers, in the order of the forward pass.
+    Layers(Vec<TimedLayer>),
+}
+
+/// A layer that says how long it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimedLayer {
+    /// Parameters, which is also the elements of its gradient.
+    pub parameters: u64,
+    /// How long its forward pass takes ..
+    pub forward: Duration,
+    /// .. and its backward pass.
+    pub backward: Duration,
+}
+
+impl Trained {
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Model(model, _) => model.name(),
+            Self::Layers(_) => "layers",
+        }
+    }
+
+    /// The name of a sample, for reports.
+    #[must_use]
+    pub const fn sample(&self) -> &'static str {
+        match self {
+            Self::Model(model, _) => model.sample(),
+            Self::Layers(_) => "samples",
+        }
+    }
+
+    /// Its layers, in the order of the forward pass, for so many samples.
+    #[must_use]
+    pub fn layers(&self, batch: u32) -> Vec<TimedLayer> {
+        match self {
+            Self::Model(model, flops_per_s) => {
+                let timed = |layer: Layer| TimedLayer {
+                    parameters: layer.parameters,
+                    forward: layer.forward(batch, *flops_per_s),
+                    backward: layer.backward(batch, *flops_per_s),
+                };
+                model.layers().into_iter().map(timed).collect()
+            }
+            Self::Layers(layers) => layers.clone(),
+        }
+    }
 }
 
 impl Workload {

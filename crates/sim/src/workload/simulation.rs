@@ -455,14 +455,14 @@ fn job_report(
     let completed = readings.iter().map(|reading| reading.completed).min().unwrap_or(0);
     let (window, needed) = readings.first().map_or((Duration::ZERO, 0), |one| (one.window, one.needed));
     let counters = place.counters(network);
-    let training = match job.plan.workload {
-        Workload::Training { model, batch, scale, .. } => Some(TrainingReport {
-            model: model.name(),
-            scale,
+    let training = match &job.plan.workload {
+        Workload::Training { trained, batch, scale, .. } => Some(TrainingReport {
+            model: trained.name(),
+            scale: *scale,
             iterations: job.workers.iter().map(|worker| worker.measures.iterations).min().unwrap_or(0),
             iterations_per_s: per_second,
-            samples_per_s: per_second / scale * f64::from(batch),
-            sample: model.sample(),
+            samples_per_s: per_second / scale * f64::from(*batch),
+            sample: trained.sample(),
         }),
         Workload::AllReduce { .. } => None,
     };

@@ -1,10 +1,14 @@
-//! A training's step as timelines have it (FANIN_TRACE): how long it computes before each of its
-//! sums. Its time on other links, or with faster processors, follows from that.
+//! A training's step: how long it computes before each of its sums. Timelines have it (FANIN_TRACE),
+//! and files of layers, as `fanin trace` writes them and `fanin sim` reads them. Its time on other
+//! links, or with faster processors, follows from that.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use fanin_units::{Size, Time};
 use fanin_wire::Dtype;
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +19,15 @@ const HEADERS: f64 = 1.06;
 
 /// A step of synchronous training, in seconds from when all sums of the step before are there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Step {
+pub(crate) struct Step {
     sums: Vec<Sum>,
-    /// What it took where it was recorded.
+    /// If it was recorded, and not written down.
+    recorded: Option<Recorded>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Recorded {
+    /// What it took there.
     measured_s: f64,
     /// The steps whose medians these are.
     steps: usize,
@@ -66,9 +76,36 @@ struct AllReduce {
 /// By job, rank and number.
 type Jobs = BTreeMap<String, BTreeMap<u64, BTreeMap<u64, Asked>>>;
 
+/// A file of layers, in the order of the forward pass.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Layers {
+    layer: Vec<Layer>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Layer {
+    bytes: Size,
+    #[serde(default = "no_time")]
+    forward: Time,
+    #[serde(default = "no_time")]
+    backward: Time,
+}
+
+const fn no_time() -> Time {
+    Time(Duration::ZERO)
+}
+
 impl Step {
-    /// The step that repeats in the timelines of a job's ranks: one rank, or all.
+    /// The step that repeats in the timelines of a job's ranks (one rank, or all), or that of a
+    /// file of layers.
     pub fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
+        if let [path] = paths
+            && path.extension().is_some_and(|extension| extension == "toml")
+        {
+            return Self::of_layers(path);
+        }
         let mut jobs = Jobs::new();
         for path in paths {
             read(path, &mut jobs)?;
@@ -86,21 +123,76 @@ impl Step {
         Self::of(&of_ranks).with_context(|| format!("in the trace of job {job:?}"))
     }
 
+    fn of_layers(path: &Path) -> anyhow::Result<Self> {
+        let name = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the layers {name}"))?;
+        let Layers { layer: layers } = toml::from_str(&text)
+            .with_context(|| format!("{name} has no [[layer]] tables, such as fanin trace writes"))?;
+        ensure!(!layers.is_empty(), "{name} has no layer");
+        // A backward pass begins behind the forward pass, with the last layer.
+        let mut ready_s = layers.iter().map(|layer| layer.forward.0.as_secs_f64()).sum();
+        let asked = |layer: &Layer| {
+            ready_s += layer.backward.0.as_secs_f64();
+            Sum { bytes: layer.bytes.0 as f64, ready_s }
+        };
+        Ok(Self { sums: layers.iter().rev().map(asked).collect(), recorded: None })
+    }
+
+    /// The file of layers that [`Self::read`] and `fanin sim` take. A timeline has no layers: each
+    /// sum is one, and all that is computed before it is its backward pass.
+    pub fn layers(&self) -> String {
+        let mut before_s = 0.0;
+        let tables: Vec<String> = self
+            .sums
+            .iter()
+            .map(|sum| {
+                let backward_s = (sum.ready_s - before_s).max(0.0);
+                before_s = before_s.max(sum.ready_s);
+                format!(
+                    "[[layer]]\nbytes = \"{:.0}B\"\nbackward = \"{:.0}ns\"\n",
+                    sum.bytes,
+                    1e9 * backward_s
+                )
+            })
+            .collect();
+        let tables: Vec<&str> = tables.iter().rev().map(String::as_str).collect();
+        format!("# {}.\n\n{}", self.shown(1.0), tables.join("\n"))
+    }
+
+    /// For people: when each sum is asked for.
+    pub fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_header(["SUM", "bytes", "asked for at"]);
+        for (number, sum) in self.sums.iter().enumerate() {
+            table.add_row([
+                number.to_string(),
+                format!("{:.0}", sum.bytes),
+                format!("{:.3} ms", 1e3 * sum.ready_s),
+            ]);
+        }
+        table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        table.trim_fmt()
+    }
+
     fn of(ranks: &[Vec<Asked>]) -> anyhow::Result<Self> {
-        let steps: Vec<Self> = ranks.iter().map(|sums| of_rank(sums)).collect::<Result<_, _>>()?;
-        let (first, others) = steps.split_first().expect("a job has a rank");
-        let mut step = Self { ranks: ranks.len(), ..first.clone() };
-        for other in others {
-            let alike = step.sums.iter().map(|sum| sum.bytes).eq(other.sums.iter().map(|sum| sum.bytes));
+        let steps: Vec<(Vec<Sum>, Recorded)> =
+            ranks.iter().map(|sums| of_rank(sums)).collect::<Result<_, _>>()?;
+        let ((sums, recorded), others) = steps.split_first().expect("a job has a rank");
+        let (mut sums, mut recorded) = (sums.clone(), *recorded);
+        for (theirs, their_recording) in others {
+            let alike = sums.iter().map(|sum| sum.bytes).eq(theirs.iter().map(|sum| sum.bytes));
             ensure!(alike, "its ranks have unlike steps: give the files of one run");
             // All wait for the slowest.
-            for (sum, theirs) in step.sums.iter_mut().zip(&other.sums) {
+            for (sum, theirs) in sums.iter_mut().zip(theirs) {
                 sum.ready_s = sum.ready_s.max(theirs.ready_s);
             }
-            step.measured_s = step.measured_s.max(other.measured_s);
-            step.steps = step.steps.min(other.steps);
+            recorded = Recorded {
+                measured_s: recorded.measured_s.max(their_recording.measured_s),
+                steps: recorded.steps.min(their_recording.steps),
+                ranks: ranks.len(),
+            };
         }
-        Ok(step)
+        Ok(Self { sums, recorded: Some(recorded) })
     }
 
     /// With processors that are so many times as fast.
@@ -124,17 +216,19 @@ impl Step {
     pub fn shown(&self, faster: f64) -> String {
         let faster =
             if faster == 1.0 { String::new() } else { format!(" ({faster} times as fast as there)") };
+        let recorded = self.recorded.map_or_else(String::new, |Recorded { measured_s, steps, ranks }| {
+            format!(
+                ". Medians of {steps} steps of {ranks} rank{}; with the sums, a step took {:.1} ms there",
+                plural(ranks),
+                1e3 * measured_s,
+            )
+        });
         format!(
-            "A step of {} sum{}, {:.1} MB. Computing alone takes {:.1} ms{faster}. Medians of {} steps of {} rank{}; with \
-             the sums, a step took {:.1} ms there",
+            "A step of {} sum{}, {:.1} MB. Computing alone takes {:.1} ms{faster}{recorded}",
             self.sums.len(),
             plural(self.sums.len()),
             self.bytes() as f64 / 1e6,
             self.time_s(0.0) * 1e3,
-            self.steps,
-            self.ranks,
-            plural(self.ranks),
-            self.measured_s * 1e3,
         )
     }
 }
@@ -166,7 +260,7 @@ fn read(path: &Path, jobs: &mut Jobs) -> anyhow::Result<()> {
 }
 
 /// The step that a rank's sums, in their order, repeat.
-fn of_rank(sums: &[Asked]) -> anyhow::Result<Step> {
+fn of_rank(sums: &[Asked]) -> anyhow::Result<(Vec<Sum>, Recorded)> {
     let before: Vec<f64> = sums
         .iter()
         .scan(f64::NEG_INFINITY, |latest, sum| {
@@ -192,12 +286,8 @@ fn of_rank(sums: &[Asked]) -> anyhow::Result<Step> {
         let done = sums[begin..begin + length].iter().map(|sum| sum.done).fold(f64::NEG_INFINITY, f64::max);
         done - before[begin]
     });
-    Ok(Step {
-        sums: (0..length).map(of_step).collect(),
-        measured_s: seconds(median(took)),
-        steps: count,
-        ranks: 1,
-    })
+    let recorded = Recorded { measured_s: seconds(median(took)), steps: count, ranks: 1 };
+    Ok(((0..length).map(of_step).collect(), recorded))
 }
 
 /// The first sum of the first step, and how many sums each step has, up to the end. A step is as
@@ -256,11 +346,12 @@ mod tests {
     #[test]
     fn the_step_that_repeats_is_found_behind_what_came_once() {
         let step = [(100.0, 40), (110.0, 40), (160.0, 7)];
-        let found = of_rank(&recorded(&[3, 3, 3, 3, 40], &step, 4)).expect("it repeats");
+        let found = Step::of(&[recorded(&[3, 3, 3, 3, 40], &step, 4)]).expect("it repeats");
         let ready: Vec<f64> = found.sums.iter().map(|sum| (sum.ready_s * 1e6).round()).collect();
-        assert_eq!((ready, found.steps, found.bytes()), (vec![100.0, 110.0, 160.0], 4, 87));
+        let Recorded { measured_s, steps, .. } = found.recorded.expect("it is");
+        assert_eq!((ready, steps, found.bytes()), (vec![100.0, 110.0, 160.0], 4, 87));
         // The second sum ends at 180, and then the third one takes 7.
-        assert_eq!((found.measured_s * 1e6).round(), 187.0);
+        assert_eq!((measured_s * 1e6).round(), 187.0);
         assert_eq!((found.time_s(1e-6 / HEADERS) * 1e6).round(), 187.0, "as fast as there");
         assert_eq!((found.time_s(0.0) * 1e6).round(), 160.0, "no sum takes time");
         assert_eq!(
@@ -272,8 +363,8 @@ mod tests {
 
     #[test]
     fn sums_of_one_length_are_a_step_where_they_wait_for_computing() {
-        let found = of_rank(&recorded(&[], &[(50.0, 100), (60.0, 100)], 5)).expect("it repeats");
-        assert_eq!((found.sums.len(), found.steps), (2, 4));
+        let (sums, found) = of_rank(&recorded(&[], &[(50.0, 100), (60.0, 100)], 5)).expect("it repeats");
+        assert_eq!((sums.len(), found.steps), (2, 4));
     }
 
     #[test]
@@ -281,7 +372,7 @@ mod tests {
         let of = |first: f64, second: f64| recorded(&[5], &[(first, 10), (second, 20)], 3);
         let found = Step::of(&[of(60.0, 80.0), of(50.0, 90.0)]).expect("alike");
         let ready: Vec<f64> = found.sums.iter().map(|sum| (sum.ready_s * 1e6).round()).collect();
-        assert_eq!((ready, found.ranks), (vec![60.0, 90.0], 2));
+        assert_eq!((ready, found.recorded.map(|it| it.ranks)), (vec![60.0, 90.0], Some(2)));
         let unlike = Step::of(&[of(60.0, 80.0), recorded(&[5], &[(30.0, 10)], 4)]).expect_err("unlike");
         assert!(unlike.to_string().contains("one run"), "{unlike}");
     }
@@ -294,6 +385,31 @@ mod tests {
         for sums in [Vec::new(), once, overlapping] {
             let error = of_rank(&sums).expect_err("no step").to_string();
             assert!(error.contains("repeats") && error.contains("forward"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_step_that_is_written_as_layers_is_read_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("step.toml");
+        let step = Step::of(&[recorded(&[5], &[(50.0, 100), (40.0, 7), (60.0, 20)], 3)]).expect("it repeats");
+        std::fs::write(&file, step.layers()).expect("written");
+        let read = Step::read(&[file.clone()]).expect("layers");
+        let sums: Vec<(f64, f64)> =
+            read.sums.iter().map(|sum| (sum.bytes, (sum.ready_s * 1e6).round())).collect();
+        // In one queue, what is asked for before the sum in front of it waits.
+        assert_eq!(sums, [(100.0, 50.0), (7.0, 50.0), (20.0, 60.0)]);
+        std::fs::write(&file, "[[layer]]\nbytes = \"8B\"\nforward = \"1ms\"\nbackward = \"3ms\"\n[[layer]]\nbytes = \"4B\"\nforward = \"2ms\"\nbackward = \"4ms\"\n")
+            .expect("written");
+        let sums = Step::read(&[file.clone()]).expect("layers").sums;
+        let sums: Vec<(f64, f64)> = sums.iter().map(|sum| (sum.bytes, (sum.ready_s * 1e3).round())).collect();
+        assert_eq!(sums, [(4.0, 7.0), (8.0, 10.0)], "the last layer's gradient is the first");
+        for (text, cause) in
+            [("", "[[layer]]"), ("layer = []", "no layer"), ("[[layer]]\nbytes = 4", "[[layer]]")]
+        {
+            std::fs::write(&file, text).expect("written");
+            let error = Step::read(&[file.clone()]).expect_err("no step").to_string();
+            assert!(error.contains(cause) && error.contains("step.toml"), "{error}");
         }
     }
 }

@@ -1,0 +1,49 @@
+//! `fanin trace`: the step that a recorded training repeats.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+
+use crate::output;
+use crate::step::Step;
+
+/// Say which step a recorded training repeats, and write it as layers
+///
+/// Reads the timelines that FANIN_TRACE=trace.json writes, of one rank or of all ranks of a run.
+/// The step has each sum, and when it is asked for. Layers are for scenarios of fanin sim, and for
+/// fanin plan --trace.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    FANIN_TRACE=trace.json torchrun --nnodes 4 .. train.py\n  \
+    fanin trace trace.*.json\n  \
+    fanin trace trace.*.json --out step.toml\n\n\
+    A scenario of fanin sim then has:\n  \
+    [[job]]\n  \
+    system = \"switchml\"\n  \
+    workers = 4\n  \
+    layers = \"step.toml\"\n  \
+    compute = 10          # processors ten times as fast")]
+pub(crate) struct Arguments {
+    /// Timelines of one run
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Write the step as layers (TOML)
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let step = Step::read(&arguments.files)?;
+    if let Some(path) = &arguments.out {
+        std::fs::write(path, step.layers()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let text = if arguments.json {
+        serde_json::to_string(&step)?
+    } else {
+        format!("{}\n{}", step.shown(1.0), step.table())
+    };
+    Ok(output::line(&text)?)
+}
