@@ -131,9 +131,14 @@ def measure(args: argparse.Namespace, model: str, rate: str, into: Path) -> dict
 def predict(recordings: Path, recorded: str, rate: str) -> Predicted:
     """Return what plan and simulator make of the timelines of one rate, for links of another."""
     timelines = [str(path) for path in sorted(recordings.glob(f"{recorded}.*.json"))]
-    said = _fanin("plan", "--json", "--machines", WORKERS, "--rate", rate, "--trace", *timelines)
-    plan = {"switch": said["one_switch"], "own": said["split"]["time_s"], "gloo": said["ring_s"]}
-    plan["switch"] = plan["switch"]["time_s"]
+    machines = ["plan", "--json", "--machines", WORKERS, "--rate", rate]
+    own = _fanin(*machines, "--trace", *timelines)
+    switch = ["--spare", 1, "--spare-rate", f"{WORKERS * rate_bps(rate)}bit"]
+    plan = {
+        "switch": _fanin(*machines, *switch, "--trace", *timelines)["one_switch"]["time_s"],
+        "own": own["split"]["time_s"],
+        "gloo": own["ring_s"],
+    }
     layers = recordings / f"{recorded}.toml"
     _fanin("trace", "--json", "--out", layers, *timelines)
     sim = {}

@@ -318,7 +318,7 @@ def test_a_recorded_step_is_planned_and_simulated_on_other_links(
     (job,) = played["result"]["jobs"]
     step = job["finished_s"] / job["training"]["iterations"]
     # The first sum hides under what is computed for the second one. That takes 10 ms, with headers.
-    assert step == pytest.approx(plan["one_switch"]["time_s"], rel=0.02)
+    assert step == pytest.approx(plan["split"]["time_s"], rel=0.02)
     assert step == pytest.approx(computing + STEP_BYTES[1] * 8 / 1e9 * 1.06, rel=0.02)
     assert [layer["bytes"] for layer in played["scenario"]["job"][0]["layers"]] == [
         f"{size}B" for size in reversed(STEP_BYTES)
