@@ -11,7 +11,11 @@ struct Cluster(tempfile::NamedTempFile);
 
 impl Cluster {
     fn new(text: &str) -> Self {
-        let file = tempfile::NamedTempFile::with_suffix(".toml").expect("a file");
+        Self::with_suffix(".toml", text)
+    }
+
+    fn with_suffix(suffix: &str, text: &str) -> Self {
+        let file = tempfile::NamedTempFile::with_suffix(suffix).expect("a file");
         std::fs::write(&file, text).expect("written");
         Self(file)
     }
@@ -316,11 +320,14 @@ fn timeline() -> String {
 
 #[test]
 fn a_step_is_predicted_by_what_a_trace_recorded() {
-    let file = Cluster::new(&timeline());
+    let file = Cluster::with_suffix(".json", &timeline());
     let links = ["--machines", "4", "--rate", "1gbit", "--trace", file.path()];
     let plan = json(&links);
     assert_eq!(plan["size_bytes"], 3_000_000);
-    assert_eq!((&plan["step"]["steps"], &plan["step"]["ranks"]), (&4.into(), &1.into()));
+    assert_eq!(
+        (&plan["step"]["recorded"]["steps"], &plan["step"]["recorded"]["ranks"]),
+        (&4.into(), &1.into())
+    );
     // The last sum of a step ends 181 ms into it, and the next step's first sum comes 79 ms later.
     let ready: Vec<f64> =
         plan["step"]["sums"].as_array().expect("sums").iter().map(|sum| ms(&sum["ready_s"])).collect();
@@ -334,6 +341,18 @@ fn a_step_is_predicted_by_what_a_trace_recorded() {
     assert!(shown.contains("with the sums, a step took 200.0 ms there"), "{shown}");
 }
 
+#[test]
+fn layers_that_somebody_wrote_down_are_a_step_too() {
+    let layer =
+        |bytes: &str, backward: &str| format!("[[layer]]\nbytes = \"{bytes}\"\nbackward = \"{backward}\"\n");
+    let file = Cluster::new(&(layer("2MB", "20ms") + &layer("1MB", "79ms")));
+    let links = ["--machines", "4", "--rate", "1gbit", "--trace", file.path()];
+    assert_eq!(ms(&json(&links)["ring_s"]), 124.4, "as of the timeline above");
+    let shown = plan_text(&links);
+    assert!(shown.contains("A step of 2 sums, 3.0 MB. Computing alone takes 99.0 ms"), "{shown}");
+    assert!(!shown.contains("ranks"), "nobody recorded it: {shown}");
+}
+
 fn plan_text(arguments: &[&str]) -> String {
     text(&plan(arguments).stdout).to_owned()
 }
@@ -341,7 +360,7 @@ fn plan_text(arguments: &[&str]) -> String {
 #[test]
 fn what_no_step_can_be_read_from_is_named_with_the_cure() {
     let refused = |content: &str, more: &[&str]| {
-        let file = Cluster::new(content);
+        let file = Cluster::with_suffix(".json", content);
         let output = plan(&[&["--machines", "4", "--rate", "1gbit", "--trace", file.path()], more].concat());
         assert!(!output.status.success());
         text(&output.stderr).to_owned()
