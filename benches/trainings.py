@@ -282,7 +282,7 @@ def _data(name: str) -> Any:
 
 
 SAMPLES = {"gpt": 8, "vgg": 16, "resnet": 4}
-"""Of a rank and step."""
+"""The batch of a rank and step."""
 
 
 def _batch(args: argparse.Namespace, data: Any, number: int) -> tuple[Any, Any]:

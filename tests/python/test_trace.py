@@ -268,7 +268,7 @@ def test_the_file_is_named_by_the_rank_of_the_process(
 
 STEP_BYTES = (400_000, 1_200_000)
 COMPUTING_S = (0.05, 0.02)
-"""Before each sum of a step."""
+"""The computing before each sum of a step."""
 SCENARIO = """
 payload = "sample"
 [network]

@@ -27,7 +27,7 @@ pub(crate) struct Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Recorded {
-    /// What it took there.
+    /// The time of a step with its sums, where it was recorded.
     measured_s: f64,
     /// The steps whose medians these are.
     steps: usize,
@@ -205,7 +205,7 @@ impl Step {
         self.sums.iter().map(|sum| sum.bytes as u64).sum()
     }
 
-    /// What it takes if sums take so long, one after the other.
+    /// The time of a step whose sums take so long for a byte, one after the other.
     pub fn time_s(&self, seconds_per_byte: f64) -> f64 {
         self.sums
             .iter()

@@ -1,5 +1,5 @@
-//! What stands in files of its own, for several scenarios: nodes and links (`[network] file`), and
-//! the layers of a job (`layers`).
+//! Files beside a scenario, which several scenarios may share: one of nodes and links (`[network]
+//! file`), and one of each job's layers (`layers`).
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

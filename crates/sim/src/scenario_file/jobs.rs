@@ -190,7 +190,7 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Resu
     Ok(Workload::AllReduce { elements: (bytes / ELEMENT_BYTES) as usize, in_flight, count })
 }
 
-/// Layers that say how long they take. Those of a file were read before.
+/// The layers of a job. A file of layers was read before.
 fn layers(job: &Job, given: &Spanned<LayersTable>) -> Result<Vec<TimedLayer>, Mistake> {
     let LayersTable::Given(tables) = given.get_ref() else {
         return Err(at(given, "a file that was not read"));
@@ -269,7 +269,7 @@ const BATCH_MAX: u32 = 1_000_000;
 /// Slower than that, a step takes years.
 const COMPUTE_MIN: f64 = 1e-3;
 
-/// Of a model, unless the file says it.
+/// The samples in an iteration of a model, unless the file says otherwise.
 pub(super) const BATCH: u32 = 32;
 
 /// Samples of a worker in an iteration.

@@ -138,7 +138,7 @@ pub enum Workload {
     /// Iterations of a model: forward, then backward, whose gradients go out layer by layer from
     /// the last.
     Training {
-        /// What is computed.
+        /// The model or the layers.
         trained: Trained,
         /// Samples of a worker in an iteration.
         batch: u32,
@@ -156,7 +156,7 @@ pub enum Workload {
     },
 }
 
-/// What an iteration computes.
+/// The subject of a training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Trained {
     /// A model by its name. The worker does so many floating-point operations in a second.

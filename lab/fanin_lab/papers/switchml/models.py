@@ -33,7 +33,7 @@ class Profile:
 
     @property
     def computing_s(self) -> float:
-        """What is computed of a batch."""
+        """The computing of a batch."""
         return self.batch_s[100] * (1 - self.communicating * (1 - self.hidden))
 
     @property
@@ -74,12 +74,14 @@ CASES = [(model, gbps) for model, profile in PROFILES.items() for gbps in profil
 LAYERS_MAX = 16
 """More buckets of a long model show nothing more: most of them wait for the link."""
 BUCKETS_MB = [25, 64]
-"""What PyTorch's DDP and Horovod fuse, unless told otherwise."""
+"""The defaults of PyTorch's DDP and of Horovod."""
 WORKERS = 8
 SIZE_MB = Either(16.0, quick=4.0)
-"""Of a scaled model."""
+"""The size of a scaled model."""
+SHOWN = {"DeepLight": "Deep-\nLight", "ResNet-50": "Res-\nNet-50"}
+"""Names on the picture's axis."""
 DELAY = "100ns"
-"""Of a link: the paper's communication is emulated, at line rate."""
+"""The delay of a link: the paper emulates communication at line rate."""
 ITERATIONS = 4
 SYSTEMS = ["switchml", "ring"]
 
@@ -128,7 +130,7 @@ def batch_ms(at: At, model: str) -> list[float]:
 
 def picture(at: At) -> Picture:
     """Show ours as bars, and Table 2's."""
-    names = [f"{model}\n{gbps}" for model, gbps in CASES]
+    names = [f"{SHOWN.get(model, model)}\n{gbps}" for model, gbps in CASES]
     ours = [Spread.of(speedup(at, of)).median for of in CASES]
     papers = [
         Line(
@@ -144,7 +146,7 @@ def picture(at: At) -> Picture:
             Panel(
                 [Bars(names, ours, look={"color": "C0"}), *papers],
                 "model, Gbit/s",
-                "SwitchML by ring",
+                "a ring's time by SwitchML's",
             )
         ]
     )

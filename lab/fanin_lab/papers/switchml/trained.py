@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fanin_lab.papers.lab import Scenario, Spread
-from fanin_lab.papers.plot import Bars, Panel, Picture
+from fanin_lab.papers.plot import Bars, Level, Panel, Picture
 from fanin_lab.papers.simulated import At, Cases, Row, Simulated, by, computed, each
 from fanin_lab.papers.switchml import setting
 from fanin_lab.papers.switchml.models import BOUND, DELAY, ITERATIONS, PROFILES, SIZE_MB, batch_s
@@ -19,7 +19,7 @@ WORKERS = 16
 SLOWER = {"RDMA": 2.9, "TCP": 9.1}
 """§1: the most by which SwitchML sums faster than NCCL."""
 FRAME_BYTES, SEGMENT_BYTES = 1538, 1448
-"""Of TCP, with an MTU of 1500."""
+"""A full segment of TCP and its frame, with an MTU of 1500."""
 LOADING = [0.0, 0.5, 1.0]
 """How long data loading takes, by computing."""
 PAPER = {
@@ -79,7 +79,9 @@ def picture(at: At) -> Picture:
     def panel(transport: str) -> Panel:
         ours = [Spread.of(_of_model(at, transport, model)).median for model in BOUND]
         bars = Bars(BOUND, ours, look={"color": "C0"})
-        return Panel([bars], "model", f"SwitchML by a ring over {transport}")
+        labels = {"most": "paper: the most and the least", "least": None}
+        papers = [Level(PAPER[transport, which], label) for which, label in labels.items()]
+        return Panel([bars, *papers], "model", f"time over {transport} by SwitchML's")
 
     return Picture([panel(transport) for transport in SLOWER])
 
