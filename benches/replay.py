@@ -55,7 +55,7 @@ iterations = 3
 """
 
 Predicted: TypeAlias = dict[str, dict[str, float]]
-"""Seconds, by what says so and by backend."""
+"""Seconds by predictor (plan, sim) and backend."""
 
 
 def main() -> int:

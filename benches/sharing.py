@@ -3,12 +3,17 @@
 Every rank is a process in a namespace of its own, and so are the switch and the server: what the
 switch does not sum crosses the server's link, which is as fast as a worker's. Or each job has a
 static part of the aggregators: a process of the switch with half of them. Or there are several
-servers (§A.5), one on each worker's machine, and the switch runs a process for each of them. As a
-program, this file is one rank.
+servers (§A.5), one on each worker's machine, and the switch runs a process for each of them.
+
+    sudo python benches/sharing.py --calls 60 --ecn-bytes 30000
+
+prints by how much one job is faster than the other. With `rank` as its first argument,
+this file is one rank.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import itertools
@@ -210,7 +215,7 @@ class Rank:
     def __init__(self, lab: Netlab, switches: str, job: str, rank: int) -> None:
         self._name = f"rank {rank} of job {job}"
         member = f"w{JOBS.index(job) * WORKERS + rank}"
-        command = [sys.executable, __file__, switches, job, str(rank)]
+        command = [sys.executable, __file__, "rank", switches, job, str(rank)]
         self._process = lab.popen(
             member, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -295,5 +300,27 @@ def _be_rank(switch: str, job: str, rank: int) -> None:
             print(json.dumps({"ends": ends, "wrong": wrong}), flush=True)
 
 
+def main() -> int:
+    """Measure rounds of both jobs, and print a line for each share of the aggregators."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--calls", type=int, default=12, help="all-reduces of 2 MB in a round")
+    parser.add_argument("--ecn-bytes", type=int, help="a port's queue from which it marks")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--shares", type=int, nargs="+", default=[100, 0], help="in per cent")
+    args = parser.parse_args()
+    load = Load(250_000_000, elements=500_000, calls=args.calls, ecn_bytes=args.ecn_bytes)
+    whole = windows(load)
+    for share in args.shares:
+        shown = []
+        for _ in range(args.rounds):
+            *_, both = measure(load, whole * share // 100)
+            rates = sorted(figures.bytes_per_s for figures in both.jobs.values())
+            shown.append(f"{rates[1] / rates[0]:.2f} ({sum(rates) / 1e6:.1f} MB/s)")
+        print(f"{share} %: {', '.join(shown)}", flush=True)
+    return 0
+
+
 if __name__ == "__main__":
-    _be_rank(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    if sys.argv[1:2] != ["rank"]:
+        sys.exit(main())
+    _be_rank(sys.argv[2], sys.argv[3], int(sys.argv[4]))

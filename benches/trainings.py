@@ -76,6 +76,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error("--rounds: at least 2, as the first one warms up")
+    if 3 * args.rounds * args.steps // 4 < SMOOTHED:
+        parser.error(f"--steps: three quarters of all are at least {SMOOTHED}")
     where = {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": machine.commit(),
@@ -149,7 +151,7 @@ def _rows(model: str, workers: int, found: Sequence[dict[str, Any]]) -> list[lis
                 f"{smoothed(curves[way])[-1]:.3f}",
                 "not reached"
                 if until is None
-                else f"{until * step / steps[GLOO] / (reached[GLOO] or whole):.2f}",
+                else f"{until * step / steps[GLOO] / reached[GLOO]:.2f}",
             ]
         )
     return lines
@@ -174,6 +176,7 @@ def be_rank(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    sys.path.insert(0, str(ROOT))  # for the examples
     os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
     torch.set_num_threads(1)
     meeting = f"file://{args.meeting}"
@@ -245,15 +248,10 @@ def _training(
     return step, finish
 
 
-def _examples() -> None:
-    sys.path.insert(0, str(ROOT))
-
-
 def _model(name: str) -> Any:
     import torch
     from torch import nn
 
-    _examples()
     from examples import gpt, resnet
 
     torch.manual_seed(SEED)
@@ -275,7 +273,6 @@ def _model(name: str) -> Any:
 
 
 def _data(name: str) -> Any:
-    _examples()
     from examples import gpt, resnet
 
     return gpt.standard_library() if name == "gpt" else resnet.textures(2000)
@@ -288,7 +285,6 @@ SAMPLES = {"gpt": 8, "vgg": 16, "resnet": 4}
 def _batch(args: argparse.Namespace, data: Any, number: int) -> tuple[Any, Any]:
     import torch
 
-    _examples()
     from examples import gpt
 
     dice = torch.Generator().manual_seed(SEED + number * args.workers + args.rank)

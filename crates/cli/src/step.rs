@@ -1,21 +1,26 @@
-//! A training's step: how long it computes before each of its sums. Timelines have it (FANIN_TRACE),
-//! and files of layers, as `fanin trace` writes them and `fanin sim` reads them. Its time on other
-//! links, or with faster processors, follows from that.
+//! A training's step: how long it computes before each of its sums. Timelines have it
+//! (`step/recorded.rs`), and files of layers, as `fanin trace` writes them and `fanin sim` reads
+//! them. Its time on other links, or with faster processors, follows from that.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
-use fanin_units::{Size, Time};
-use fanin_wire::Dtype;
-use serde::{Deserialize, Serialize};
+use fanin_sim::scenario_file::parse_layers;
+use fanin_sim::workload::TimedLayer;
+use serde::Serialize;
+
+mod recorded;
+
+use recorded::Asked;
 
 /// How often a step has to repeat.
 const REPEATS_MIN: usize = 3;
 /// Bytes that travel for each byte that is summed, with headers and an MTU of 1500.
 const HEADERS: f64 = 1.06;
+/// A layer's parameters are float32.
+const ELEMENT_BYTES: u64 = 4;
 
 /// A step of synchronous training, in seconds from when all sums of the step before are there.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -41,122 +46,47 @@ struct Sum {
     ready_s: f64,
 }
 
-/// A sum of one rank, in microseconds of its clock.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Asked {
-    bytes: usize,
-    submitted: f64,
-    done: f64,
-}
-
-#[derive(Deserialize)]
-struct Event {
-    ph: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    pid: u64,
-    #[serde(default)]
-    ts: f64,
-    #[serde(default)]
-    dur: f64,
-    #[serde(default)]
-    args: serde_json::Value,
-}
-
-#[derive(Deserialize)]
-struct AllReduce {
-    number: u64,
-    job: String,
-    elements: usize,
-    dtype: String,
-    error: Option<String>,
-}
-
-/// By job, rank and number.
-type Jobs = BTreeMap<String, BTreeMap<u64, BTreeMap<u64, Asked>>>;
-
-/// A file of layers, in the order of the forward pass.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Layers {
-    layer: Vec<Layer>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Layer {
-    bytes: Size,
-    #[serde(default = "no_time")]
-    forward: Time,
-    #[serde(default = "no_time")]
-    backward: Time,
-}
-
-const fn no_time() -> Time {
-    Time(Duration::ZERO)
-}
-
 impl Step {
     /// The step that repeats in the timelines of a job's ranks (one rank, or all), or that of a
     /// file of layers.
     pub fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
-        if let [path] = paths
-            && path.extension().is_some_and(|extension| extension == "toml")
-        {
+        if let Some(path) = paths.iter().find(|path| has_layers(path)) {
+            ensure!(paths.len() == 1, "layers are one file, and {} are given", paths.len());
             return Self::of_layers(path);
         }
-        let mut jobs = Jobs::new();
-        for path in paths {
-            read(path, &mut jobs)?;
-        }
-        let bytes = |ranks: &BTreeMap<u64, BTreeMap<u64, Asked>>| {
-            ranks.values().flat_map(BTreeMap::values).map(|asked| asked.bytes).sum::<usize>()
-        };
-        let Some((job, ranks)) = jobs.into_iter().max_by_key(|(_, ranks)| bytes(ranks)) else {
-            bail!(
-                "no all-reduce that came out well is in the trace: FANIN_TRACE=trace.json writes one of a training"
-            );
-        };
-        let of_ranks: Vec<Vec<Asked>> =
-            ranks.into_values().map(|sums| sums.into_values().collect()).collect();
-        Self::of(&of_ranks).with_context(|| format!("in the trace of job {job:?}"))
+        let (job, ranks) = recorded::read(paths)?;
+        Self::of(&ranks).with_context(|| format!("in the trace of {job}"))
     }
 
     fn of_layers(path: &Path) -> anyhow::Result<Self> {
-        let name = path.display();
+        let name = path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the layers {name}"))?;
-        let Layers { layer: layers } = toml::from_str(&text)
-            .with_context(|| format!("{name} has no [[layer]] tables, such as fanin trace writes"))?;
-        ensure!(!layers.is_empty(), "{name} has no layer");
+        let layers = parse_layers(&name, &text)?;
         // A backward pass begins behind the forward pass, with the last layer.
-        let mut ready_s = layers.iter().map(|layer| layer.forward.0.as_secs_f64()).sum();
-        let asked = |layer: &Layer| {
-            ready_s += layer.backward.0.as_secs_f64();
-            Sum { bytes: layer.bytes.0 as f64, ready_s }
+        let mut ready: Duration = layers.iter().map(|layer| layer.forward).sum();
+        let asked = |layer: &TimedLayer| {
+            ready += layer.backward;
+            Sum { bytes: (ELEMENT_BYTES * layer.parameters) as f64, ready_s: ready.as_secs_f64() }
         };
         Ok(Self { sums: layers.iter().rev().map(asked).collect(), recorded: None })
     }
 
-    /// The file of layers that [`Self::read`] and `fanin sim` take. A timeline has no layers: each
-    /// sum is one, and all that is computed before it is its backward pass.
-    pub fn layers(&self) -> String {
+    /// The file of layers that [`Self::read`] and `fanin sim` take, which have float32 alone. A
+    /// timeline has no layers: each sum is one, and all that is computed before it is its backward
+    /// pass.
+    pub fn layers(&self) -> anyhow::Result<String> {
         let mut before_s = 0.0;
-        let tables: Vec<String> = self
-            .sums
-            .iter()
-            .map(|sum| {
-                let backward_s = (sum.ready_s - before_s).max(0.0);
-                before_s = before_s.max(sum.ready_s);
-                format!(
-                    "[[layer]]\nbytes = \"{:.0}B\"\nbackward = \"{:.0}ns\"\n",
-                    sum.bytes,
-                    1e9 * backward_s
-                )
-            })
-            .collect();
-        let tables: Vec<&str> = tables.iter().rev().map(String::as_str).collect();
-        format!("# {}.\n\n{}", self.shown(1.0), tables.join("\n"))
+        let mut tables = Vec::new();
+        for sum in &self.sums {
+            let backward_ns = 1e9 * (sum.ready_s - before_s).max(0.0);
+            before_s = before_s.max(sum.ready_s);
+            let bytes = (sum.bytes as u64).next_multiple_of(ELEMENT_BYTES);
+            tables.push(format!("[[layer]]\nbytes = \"{bytes}B\"\nbackward = \"{backward_ns:.0}ns\"\n"));
+        }
+        tables.reverse();
+        let text = format!("# {}.\n\n{}", self.shown(1.0), tables.join("\n"));
+        parse_layers("the step", &text).context("it cannot be written as layers")?;
+        Ok(text)
     }
 
     /// For people: when each sum is asked for.
@@ -214,8 +144,8 @@ impl Step {
 
     /// For people: the line above the table.
     pub fn shown(&self, faster: f64) -> String {
-        let faster =
-            if faster == 1.0 { String::new() } else { format!(" ({faster} times as fast as there)") };
+        let than = if self.recorded.is_some() { " as there" } else { "" };
+        let faster = if faster == 1.0 { String::new() } else { format!(" ({faster} times as fast{than})") };
         let recorded = self.recorded.map_or_else(String::new, |Recorded { measured_s, steps, ranks }| {
             format!(
                 ". Medians of {steps} steps of {ranks} rank{}; with the sums, a step took {:.1} ms there",
@@ -233,30 +163,9 @@ impl Step {
     }
 }
 
-fn read(path: &Path, jobs: &mut Jobs) -> anyhow::Result<()> {
-    let name = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the trace {name}"))?;
-    let events: Vec<Event> = serde_json::from_str(&text)
-        .with_context(|| format!("{name} is no timeline, such as FANIN_TRACE=trace.json writes"))?;
-    for Event { ph, name: slice, pid, ts, dur, args } in events {
-        if ph != "X" || !slice.starts_with("all-reduce ") {
-            continue;
-        }
-        let sum: AllReduce = serde_json::from_value(args)
-            .with_context(|| format!("{name}: {slice} has not what FANIN_TRACE writes of it"))?;
-        if sum.error.is_some() {
-            continue;
-        }
-        let dtype = Dtype::ALL.into_iter().find(|dtype| dtype.name() == sum.dtype);
-        let dtype = dtype.with_context(|| format!("{name}: {slice} has the dtype {:?}", sum.dtype))?;
-        let asked = Asked { bytes: sum.elements * dtype.element_bytes(), submitted: ts, done: ts + dur };
-        // A shard has a slice of its own.
-        let of_rank = jobs.entry(sum.job).or_default().entry(pid).or_default();
-        let known = of_rank.entry(sum.number).or_insert(asked);
-        known.submitted = known.submitted.min(asked.submitted);
-        known.done = known.done.max(asked.done);
-    }
-    Ok(())
+/// Whether a file has layers, and is no timeline.
+pub(crate) fn has_layers(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "toml")
 }
 
 /// The step that a rank's sums, in their order, repeat.
@@ -393,12 +302,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("step.toml");
         let step = Step::of(&[recorded(&[5], &[(50.0, 100), (40.0, 7), (60.0, 20)], 3)]).expect("it repeats");
-        std::fs::write(&file, step.layers()).expect("written");
+        std::fs::write(&file, step.layers().expect("layers")).expect("written");
         let read = Step::read(&[file.clone()]).expect("layers");
         let sums: Vec<(f64, f64)> =
             read.sums.iter().map(|sum| (sum.bytes, (sum.ready_s * 1e6).round())).collect();
-        // In one queue, what is asked for before the sum in front of it waits.
-        assert_eq!(sums, [(100.0, 50.0), (7.0, 50.0), (20.0, 60.0)]);
+        // A sum waits for those before it in the queue, and its elements are whole.
+        assert_eq!(sums, [(100.0, 50.0), (8.0, 50.0), (20.0, 60.0)]);
         std::fs::write(&file, "[[layer]]\nbytes = \"8B\"\nforward = \"1ms\"\nbackward = \"3ms\"\n[[layer]]\nbytes = \"4B\"\nforward = \"2ms\"\nbackward = \"4ms\"\n")
             .expect("written");
         let sums = Step::read(&[file.clone()]).expect("layers").sums;

@@ -2,14 +2,15 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use crate::output;
-use crate::step::Step;
+use crate::step::{Step, has_layers};
 
 /// Say which step a recorded training repeats, and write it as layers
 ///
-/// Reads the timelines that FANIN_TRACE=trace.json writes, of one rank or of all ranks of a run.
+/// Reads the timelines of one rank, or of all ranks of a run: those that FANIN_TRACE=trace.json
+/// writes, or those that torch.profiler.profile(record_shapes=True) exports of a training on Gloo.
 /// The step has each sum, and when it is asked for. Layers are for scenarios of fanin sim, and for
 /// fanin plan --trace.
 #[derive(Debug, clap::Args)]
@@ -36,9 +37,13 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    ensure!(
+        !arguments.files.iter().any(|path| has_layers(path)),
+        "layers (.toml) are a step already: fanin trace reads timelines"
+    );
     let step = Step::read(&arguments.files)?;
     if let Some(path) = &arguments.out {
-        std::fs::write(path, step.layers()).with_context(|| format!("cannot write {}", path.display()))?;
+        std::fs::write(path, step.layers()?).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let text = if arguments.json {
         serde_json::to_string(&step)?

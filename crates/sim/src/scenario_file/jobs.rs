@@ -192,16 +192,7 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Resu
 
 /// The layers of a job. A file of layers was read before.
 fn layers(job: &Job, given: &Spanned<LayersTable>) -> Result<Vec<TimedLayer>, Mistake> {
-    let LayersTable::Given(tables) = given.get_ref() else {
-        return Err(at(given, "a file that was not read"));
-    };
-    if tables.is_empty() {
-        return Err(at(given, "at least one layer"));
-    }
-    if let Some(wrong) = tables.iter().position(|layer| !TENSOR_BYTES.contains(&layer.bytes.0)) {
-        let message = format!("a layer has from 4 bytes to 1 GiB, and number {wrong}, from 0, has not");
-        return Err(at(given, message));
-    }
+    let LayersTable::Given(tables) = given.get_ref() else { unreachable!("a file is read before") };
     if let Some(overlap) = job.overlap.as_ref().filter(|overlap| *overlap.get_ref())
         && tables.iter().all(|layer| layer.forward.0.is_zero())
     {
@@ -210,6 +201,17 @@ fn layers(job: &Job, given: &Spanned<LayersTable>) -> Result<Vec<TimedLayer>, Mi
         return Err(at(overlap, message));
     }
     let compute = number(&job.compute, 1.0, COMPUTE_MIN, "`compute` divides times: from 0.001 upwards")?;
+    timed(tables, compute).map_err(|message| at(given, message))
+}
+
+/// Layers whose passes take as long as they say, divided by `compute`.
+pub(super) fn timed(tables: &[LayerTable], compute: f64) -> Result<Vec<TimedLayer>, String> {
+    if tables.is_empty() {
+        return Err("at least one layer".into());
+    }
+    if let Some(wrong) = tables.iter().position(|layer| !TENSOR_BYTES.contains(&layer.bytes.0)) {
+        return Err(format!("layer {wrong} (the first one is 0) has not from 4 bytes to 1 GiB"));
+    }
     let timed = |layer: &LayerTable| TimedLayer {
         parameters: layer.bytes.0 / ELEMENT_BYTES,
         forward: layer.forward.0.div_f64(compute),
@@ -266,7 +268,7 @@ pub(super) fn model(name: &Spanned<String>) -> Result<Model, Mistake> {
 /// Samples of a worker in an iteration, as far as one machine could have any.
 const BATCH_MAX: u32 = 1_000_000;
 
-/// Slower than that, a step takes years.
+/// The longest times, divided by it, still fit into a `Duration`.
 const COMPUTE_MIN: f64 = 1e-3;
 
 /// The samples in an iteration of a model, unless the file says otherwise.

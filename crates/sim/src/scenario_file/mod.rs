@@ -31,11 +31,13 @@ pub(crate) use schema::{Hosts, TransportTable};
 
 use crate::net::{LinkId, Multipath, Topology};
 use crate::systems;
-use crate::workload::{Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Which};
+use crate::workload::{
+    Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, TimedLayer, Which,
+};
 use beside::Texts;
 use entry::{OwnTable, own_tables};
 use lookup::{link, node};
-use schema::{FaultKind, File, RoutingName, SwitchTable};
+use schema::{FaultKind, File, LayersFile, RoutingName, SwitchTable};
 
 /// Intervals of a time series: beyond this nobody looks at them, and they fill the memory.
 const INTERVALS_MAX: u128 = 1_000_000;
@@ -111,6 +113,17 @@ pub fn parse_file<T: serde::de::DeserializeOwned, R>(
 ) -> Result<R, FileError> {
     let read = toml::from_str(text).map_err(|error| Mistake::of_toml(&error));
     read.and_then(resolve).map_err(|mistake| Texts::new(name, text).locate(mistake))
+}
+
+/// Reads a file of `[[layer]]` tables, which a job may name as its `layers`: in the order of the
+/// forward pass. `name` is the file's.
+///
+/// # Errors
+/// The first mistake, with its place.
+pub fn parse_layers(name: &str, text: &str) -> Result<Vec<TimedLayer>, FileError> {
+    parse_file(name, text, |file: LayersFile| {
+        jobs::timed(&file.layer, 1.0).map_err(|message| Mistake { span: None, message })
+    })
 }
 
 /// A scenario as a table, with the nodes and links of the file that it may name in place of that

@@ -356,7 +356,7 @@ fn layers_say_themselves_how_long_they_take() {
     refused(
         &format!("{RACK}{job}layers = [{{ bytes = \"2B\" }}]\n"),
         7,
-        &["from 4 bytes to 1 GiB", "number 0"],
+        &["from 4 bytes to 1 GiB", "layer 0"],
     );
     refused(&format!("{RACK}{job}layers = [{{ bytes = \"4MB\", froward = \"1s\" }}]\n"), 7, &["fanin trace"]);
     let recorded = "layers = [{ bytes = \"4B\", backward = \"1ms\" }]\noverlap = true\n";

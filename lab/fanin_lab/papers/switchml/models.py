@@ -1,8 +1,9 @@
 """§2.2 and §3, Tables 1 and 2: batches of eight models, with a switch and with a ring.
 
 Table 1 has what was recorded: how long a batch takes, the share of it that is communication, and
-the share of that which computing hides. So it says how long is computed, and in which time
-gradients come. They come evenly here, in buckets; the paper does not say how long these were.
+the share of that which computing hides. It also says by how much faster GPUs would make the
+communication contiguous. So it says how long is computed, and when gradients come: the hidden share
+evenly over some time, and the rest at the end of computing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import PAPER, Bars, Line, Panel, Picture
-from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, computed
+from fanin_lab.papers.simulated import At, Cases, Either, Row, Simulated, computed
 from fanin_lab.papers.switchml import setting
 
 
@@ -19,64 +20,94 @@ from fanin_lab.papers.switchml import setting
 class Profile:
     """A line of Table 1: a model on P100s."""
 
-    size_mb: float
+    size_mib: float
     batch_s: dict[int, float]
-    """By Gbit/s."""
-    communicating: float
-    """The share of a batch at 100 Gbit/s."""
-    hidden: float
+    """By Gbit/s, as all that follows."""
+    communicating: dict[int, float]
+    """The share of a batch."""
+    hidden: dict[int, float]
     """The share of that which overlaps with computing."""
     alpha: float
     """With GPUs so many times as fast, communication at 100 Gbit/s is contiguous."""
     speedups: dict[int, float]
-    """Table 2's: in-network aggregation by a ring, by Gbit/s."""
+    """Table 2's: in-network aggregation by a ring."""
+
+    def communicating_s(self, gbps: int, hidden: bool) -> float:
+        """Return the communication of a batch that computing hides, or that it does not."""
+        share = self.hidden[gbps] if hidden else 1 - self.hidden[gbps]
+        return self.batch_s[gbps] * self.communicating[gbps] * share
 
     @property
     def computing_s(self) -> float:
         """The computing of a batch."""
-        return self.batch_s[100] * (1 - self.communicating * (1 - self.hidden))
+        return self.batch_s[100] - self.communicating_s(100, hidden=False)
 
-    @property
-    def gradients_s(self) -> float:
-        """The time in which gradients come, up to the end of computing.
+    def layers(self, loading_s: float = 0.0) -> list[dict[str, str]]:
+        """Return layers whose gradients come as Table 1 says, in the order of the forward pass.
 
-        If GPUs are `alpha` times as fast, it is as long as what communication it hides.
+        Data is loaded before it.
         """
-        hidden_s = self.batch_s[100] * self.communicating * self.hidden
-        return min(self.alpha * hidden_s, self.computing_s)
+        # With faster GPUs this time is as short as the communication that it hides.
+        hiding_s = self.alpha * self.communicating_s(100, hidden=True)
+        bytes_in_all, share = self.size_mib * 2**20, self.hidden[100]
+        piece = _layer(share * bytes_in_all / PIECES, hiding_s / PIECES)
+        last = _layer(share * bytes_in_all / PIECES, 0.0)
+        before_s = self.computing_s - hiding_s + loading_s
+        rest = _layer((1 - share) * bytes_in_all, hiding_s / PIECES)
+        return [rest, *[piece] * (PIECES - 1), {**last, "forward": _ns(before_s)}]
 
-    def layers(self, bucket_mb: float, compute: float = 1.0) -> list[dict[str, str]]:
-        """Return a layer for each bucket, in the order of the forward pass."""
-        count = min(LAYERS_MAX, max(1, round(self.size_mb / bucket_mb)))
-        between_s = self.gradients_s / count / compute
-        before_s = (self.computing_s - self.gradients_s) / compute
-        layer = {
-            "bytes": f"{self.size_mb * 1e6 / count:.0f}B",
-            "backward": f"{between_s * 1e9:.0f}ns",
-        }
-        last = {**layer, "forward": f"{before_s * 1e9:.0f}ns"}
-        return [layer] * (count - 1) + [last]
+
+def _layer(size: float, backward_s: float) -> dict[str, str]:
+    return {"bytes": f"{size:.0f}B", "backward": _ns(backward_s)}
+
+
+def _ns(seconds: float) -> str:
+    return f"{seconds * 1e9:.0f}ns"
 
 
 PROFILES = {
-    "DeepLight": Profile(2319, {10: 2.101, 100: 0.258}, 0.79, 0.20, 1.0, {10: 1.80, 100: 1.67}),
-    "LSTM": Profile(1627, {10: 1.534, 100: 0.312}, 0.46, 0.56, 1.5, {10: 1.77, 100: 1.20}),
-    "BERT": Profile(1274, {10: 1.677, 100: 0.668}, 0.17, 0.35, 3.5, {10: 1.54, 100: 1.14}),
-    "VGG19": Profile(548, {10: 0.661, 100: 0.499}, 0.10, 0.99, 6.7, {10: 1.60}),
-    "UGATIT": Profile(511, {10: 1.612, 100: 1.212}, 0.04, 0.99, 17.6, {10: 1.22}),
-    "NCF": Profile(121, {10: 0.149, 100: 0.046}, 0.23, 0.27, 1.2, {10: 1.54, 100: 1.22}),
-    "SSD": Profile(98, {10: 0.293, 100: 0.293}, 0.03, 0.99, 15.2, {10: 1.01}),
-    "ResNet-50": Profile(87, {10: 0.299, 100: 0.270}, 0.03, 0.94, 19.8, {10: 1.05}),
+    "DeepLight": Profile(
+        *(2319, {10: 2.101, 100: 0.258}, {10: 0.97, 100: 0.79}, {10: 0.02, 100: 0.20}),
+        *(1.0, {10: 1.80, 100: 1.67}),
+    ),
+    "LSTM": Profile(
+        *(1627, {10: 1.534, 100: 0.312}, {10: 0.94, 100: 0.46}, {10: 0.10, 100: 0.56}),
+        *(1.5, {10: 1.77, 100: 1.20}),
+    ),
+    "BERT": Profile(
+        *(1274, {10: 1.677, 100: 0.668}, {10: 0.67, 100: 0.17}, {10: 0.03, 100: 0.35}),
+        *(3.5, {10: 1.54, 100: 1.14}),
+    ),
+    "VGG19": Profile(
+        *(548, {10: 0.661, 100: 0.499}, {10: 0.73, 100: 0.10}, {10: 0.67, 100: 0.99}),
+        *(6.7, {10: 1.60}),
+    ),
+    "UGATIT": Profile(
+        *(511, {10: 1.612, 100: 1.212}, {10: 0.28, 100: 0.04}, {10: 0.84, 100: 0.99}),
+        *(17.6, {10: 1.22}),
+    ),
+    "NCF": Profile(
+        *(121, {10: 0.149, 100: 0.046}, {10: 0.72, 100: 0.23}, {10: 0.04, 100: 0.27}),
+        *(1.2, {10: 1.54, 100: 1.22}),
+    ),
+    "SSD": Profile(
+        *(98, {10: 0.293, 100: 0.293}, {10: 0.26, 100: 0.03}, {10: 0.99, 100: 0.99}),
+        *(15.2, {10: 1.01}),
+    ),
+    "ResNet-50": Profile(
+        *(87, {10: 0.299, 100: 0.270}, {10: 0.29, 100: 0.03}, {10: 0.67, 100: 0.94}),
+        *(19.8, {10: 1.05}),
+    ),
 }
 BOUND = [name for name, profile in PROFILES.items() if 100 in profile.speedups]
 """Bound by the network at 100 Gbit/s, too."""
 CASES = [(model, gbps) for model, profile in PROFILES.items() for gbps in profile.speedups]
-LAYERS_MAX = 16
-"""More buckets of a long model show nothing more: most of them wait for the link."""
-BUCKETS_MB = [25, 64]
-"""The defaults of PyTorch's DDP and of Horovod."""
+PIECES = 8
+"""Of the gradients that come evenly."""
 WORKERS = 8
-SIZE_MB = Either(16.0, quick=4.0)
+ELEMENTS = 352
+"""Of a packet: a frame of 1,500 bytes, as the paper emulates line rate and not these packets."""
+SIZE_MIB = Either(16.0, quick=4.0)
 """The size of a scaled model."""
 SHOWN = {"DeepLight": "Deep-\nLight", "ResNet-50": "Res-\nNet-50"}
 """Names on the picture's axis."""
@@ -86,22 +117,22 @@ ITERATIONS = 4
 SYSTEMS = ["switchml", "ring"]
 
 
-def scenario(
-    of: tuple[str, int], system: str, size_mb: float, bucket_mb: float = BUCKETS_MB[0]
-) -> Scenario:
+def scenario(of: tuple[str, int], system: str, size_mib: float) -> Scenario:
     """Return the training of a model at a rate."""
     model, gbps = of
     profile = PROFILES[model]
-    scale = profile.size_mb / size_mb
+    scale = profile.size_mib / size_mib
     job = setting.job(
         system,
         WORKERS,
         gbps,
-        layers=profile.layers(bucket_mb),
+        layers=profile.layers(),
         scale=scale,
         iterations=ITERATIONS,
         jitter="2%",
     )
+    if system == "switchml":
+        job["elements"] = ELEMENTS
     return {
         "title": f"Table 2: {model} at {gbps} Gbit/s, {system}",
         "until": setting.ms(1000 * 4 * ITERATIONS * profile.batch_s[10] / scale),
@@ -123,9 +154,10 @@ def speedup(at: At, of: tuple[str, int]) -> list[float]:
     return at.by(batch_s, {"of": of, "system": "ring"}, {"of": of, "system": "switchml"})
 
 
-def batch_ms(at: At, model: str) -> list[float]:
-    """Return how long a batch takes at 10 Gbit/s."""
-    return [1e3 * time for time in at.samples(batch_s, of=(model, 10), system="switchml")]
+def added_ms(at: At, model: str) -> list[float]:
+    """Return what communication adds to the computing of a batch at 10 Gbit/s."""
+    batches = at.samples(batch_s, of=(model, 10), system="switchml")
+    return [1e3 * (batch - PROFILES[model].computing_s) for batch in batches]
 
 
 def picture(at: At) -> Picture:
@@ -152,52 +184,34 @@ def picture(at: At) -> Picture:
     )
 
 
-ROWS = [
-    *(
-        Row(
-            "Table 1",
-            f"{model}: a batch at 10 Gbit/s, from the profile at 100 Gbit/s",
-            1e3 * profile.batch_s[10],
-            computed(batch_ms, model),
-            "ms",
-        )
-        for model, profile in PROFILES.items()
-    ),
-    *(
-        Row(
-            "Table 2",
-            f"{model} at {gbps} Gbit/s: a batch with SwitchML, times as fast as with a ring",
-            PROFILES[model].speedups[gbps],
-            computed(speedup, (model, gbps)),
-            "x",
-        )
-        for model, gbps in CASES
-    ),
-]
 EXPERIMENT = Simulated(
     "models",
     "A batch of eight models, SwitchML by a ring (Tables 1 and 2)",
     scenario,
+    [Cases({"of": CASES, "system": SYSTEMS}, seeds=3, throughputs=False)],
     [
-        Cases(
-            {"of": CASES, "system": SYSTEMS},
-            settings=[{}, *({"bucket_mb": mb} for mb in BUCKETS_MB[1:])],
-            seeds=3,
-            throughputs=False,
-        )
+        *(
+            Row(
+                "Table 1",
+                f"{model}: what communication adds to a batch's computing at 10 Gbit/s, from the "
+                "column of 100 Gbit/s",
+                1e3 * profile.communicating_s(10, hidden=False),
+                computed(added_ms, model),
+                "ms",
+            )
+            for model, profile in PROFILES.items()
+        ),
+        *(
+            Row(
+                "Table 2",
+                f"{model} at {gbps} Gbit/s: a batch with SwitchML, times as fast as with a ring",
+                PROFILES[model].speedups[gbps],
+                computed(speedup, (model, gbps)),
+                "x",
+            )
+            for model, gbps in CASES
+        ),
     ],
-    ROWS,
     picture,
-    usual={"size_mb": SIZE_MB},
-    changes=[
-        Change(
-            "UGATIT's gradients in two buckets: 511 MB are the light model's, of which "
-            "discriminators are 84 %, and these have a step of their own",
-            {"bucket_mb": 256},
-            where={"of": [("UGATIT", 10)]},
-            of=[row for row in ROWS if "UGATIT" in row.what],
-            cases=[Cases({"of": [("UGATIT", 10)], "system": SYSTEMS}, throughputs=False)],
-        )
-    ],
-    over=f"buckets of {' or '.join(map(str, BUCKETS_MB))} MB",
+    usual={"size_mib": SIZE_MIB},
 ).experiment()

@@ -1,0 +1,224 @@
+//! Files of recorded trainings: fanin's own timelines (FANIN_TRACE), and those of PyTorch's profiler
+//! for Gloo, of which a program needs no fanin.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use fanin_wire::Dtype;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A sum of one rank, in microseconds of its clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Asked {
+    pub bytes: usize,
+    pub submitted: f64,
+    pub done: f64,
+}
+
+/// By job, rank and number.
+type Jobs = BTreeMap<String, BTreeMap<u64, BTreeMap<u64, Asked>>>;
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum File {
+    /// FANIN_TRACE's: the events alone.
+    Timeline(Vec<Event>),
+    Profile(Profile),
+}
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(default)]
+    ph: String,
+    #[serde(default)]
+    name: String,
+    /// A number, except in what PyTorch's profiler says of itself.
+    #[serde(default)]
+    pid: Value,
+    #[serde(default)]
+    ts: f64,
+    #[serde(default)]
+    dur: f64,
+    #[serde(default)]
+    args: Value,
+}
+
+/// `torch.profiler.profile`'s, by `export_chrome_trace`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Profile {
+    trace_events: Vec<Event>,
+    #[serde(default)]
+    distributed_info: DistributedInfo,
+}
+
+#[derive(Default, Deserialize)]
+struct DistributedInfo {
+    #[serde(default)]
+    rank: u64,
+}
+
+/// Of FANIN_TRACE's.
+#[derive(Deserialize)]
+struct AllReduce {
+    number: u64,
+    job: String,
+    elements: usize,
+    dtype: String,
+    error: Option<String>,
+}
+
+/// Of the profiler's, if it records shapes.
+#[derive(Deserialize)]
+struct Shapes {
+    #[serde(rename = "Input Dims")]
+    dims: Value,
+    #[serde(rename = "Input type")]
+    types: Vec<String>,
+}
+
+/// The profiler's name for a sum by Gloo, from its submission to its end.
+const GLOO: &str = "gloo:all_reduce";
+
+/// The job that sums most, and the sums of each of its ranks, in their order.
+pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<(String, Vec<Vec<Asked>>)> {
+    let mut jobs = Jobs::new();
+    for path in paths {
+        read_one(path, &mut jobs)?;
+    }
+    let bytes = |ranks: &BTreeMap<u64, BTreeMap<u64, Asked>>| {
+        ranks.values().flat_map(BTreeMap::values).map(|asked| asked.bytes).sum::<usize>()
+    };
+    let Some((job, ranks)) = jobs.into_iter().max_by_key(|(_, ranks)| bytes(ranks)) else {
+        bail!(
+            "no all-reduce that came out well is in the trace: FANIN_TRACE=trace.json writes one of a training on fanin, \
+             and torch.profiler.profile(record_shapes=True) one of a training on Gloo"
+        );
+    };
+    Ok((job, ranks.into_values().map(|sums| sums.into_values().collect()).collect()))
+}
+
+fn read_one(path: &Path, jobs: &mut Jobs) -> anyhow::Result<()> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the trace {name}"))?;
+    let file = serde_json::from_str(&text)
+        .with_context(|| format!("{name} is no timeline, such as FANIN_TRACE=trace.json writes"))?;
+    match file {
+        File::Timeline(events) => of_timeline(events, jobs),
+        File::Profile(profile) => of_profile(profile, jobs),
+    }
+    .with_context(|| format!("in {name}"))
+}
+
+fn of_timeline(events: Vec<Event>, jobs: &mut Jobs) -> anyhow::Result<()> {
+    for Event { ph, name: slice, pid, ts, dur, args } in events {
+        if ph != "X" || !slice.starts_with("all-reduce ") {
+            continue;
+        }
+        let sum: AllReduce = serde_json::from_value(args)
+            .with_context(|| format!("{slice} has not what FANIN_TRACE writes of it"))?;
+        if sum.error.is_some() {
+            continue;
+        }
+        let dtype = Dtype::ALL.into_iter().find(|dtype| dtype.name() == sum.dtype);
+        let dtype = dtype.with_context(|| format!("{slice} has the dtype {:?}", sum.dtype))?;
+        let asked = Asked { bytes: sum.elements * dtype.element_bytes(), submitted: ts, done: ts + dur };
+        let rank = pid.as_u64().with_context(|| format!("{slice} has no rank as its pid"))?;
+        // A shard has a slice of its own.
+        let of_rank = jobs.entry(format!("job {:?}", sum.job)).or_default().entry(rank).or_default();
+        let known = of_rank.entry(sum.number).or_insert(asked);
+        known.submitted = known.submitted.min(asked.submitted);
+        known.done = known.done.max(asked.done);
+    }
+    Ok(())
+}
+
+fn of_profile(profile: Profile, jobs: &mut Jobs) -> anyhow::Result<()> {
+    let mut events = profile.trace_events;
+    if !events.iter().any(|event| event.name == GLOO) {
+        ensure!(
+            !events.iter().any(|event| event.name.starts_with("nccl")),
+            "the profiler recorded NCCL, whose kernels do not tell when a sum was asked for: record a run on Gloo or fanin"
+        );
+        return Ok(());
+    }
+    events.retain(|event| event.name == GLOO);
+    events.sort_by(|a, b| a.ts.total_cmp(&b.ts));
+    let of_rank = jobs
+        .entry("a training on Gloo".to_owned())
+        .or_default()
+        .entry(profile.distributed_info.rank)
+        .or_default();
+    for (number, event) in events.into_iter().enumerate() {
+        let shapes: Shapes = serde_json::from_value(event.args)
+            .context("its sums have no lengths: record with torch.profiler.profile(record_shapes=True)")?;
+        let types: Option<Vec<usize>> = shapes.types.iter().map(|name| element_bytes(name)).collect();
+        let types = types.with_context(|| format!("a sum has the types {:?}", shapes.types))?;
+        let lengths: Vec<usize> = shapes.dims.as_array().into_iter().flatten().map(elements).collect();
+        ensure!(lengths.len() == types.len(), "a sum has {} types of {} tensors", types.len(), lengths.len());
+        let bytes = lengths.iter().zip(&types).map(|(elements, bytes)| elements * bytes).sum();
+        let asked = Asked { bytes, submitted: event.ts, done: event.ts + event.dur };
+        of_rank.insert(number as u64, asked);
+    }
+    Ok(())
+}
+
+/// A type's length by its C++ name.
+fn element_bytes(name: &str) -> Option<usize> {
+    Some(match name {
+        "double" | "long int" | "long" => 8,
+        "float" | "int" => 4,
+        "c10::Half" | "c10::BFloat16" | "short" => 2,
+        "signed char" | "unsigned char" | "bool" => 1,
+        _ => return None,
+    })
+}
+
+/// The elements of a tensor by its dimensions.
+fn elements(dims: &Value) -> usize {
+    dims.as_array().into_iter().flatten().map(|length| length.as_u64().unwrap_or(0) as usize).product()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(events: &str) -> anyhow::Result<(String, Vec<Vec<Asked>>)> {
+        let file = tempfile::NamedTempFile::with_suffix(".json").expect("a file");
+        std::fs::write(&file, format!(r#"{{"schemaVersion":1,"distributedInfo":{{"backend":"gloo","rank":1}},"traceEvents":[{events}]}}"#))
+            .expect("written");
+        read(&[file.path().to_owned()])
+    }
+
+    fn sum(ts: f64, args: &str) -> String {
+        format!(
+            r#"{{"ph":"X","cat":"user_annotation","name":"gloo:all_reduce","pid":7,"tid":9,"ts":{ts},"dur":5.5,"args":{{{args}}}}}"#
+        )
+    }
+
+    const METADATA: &str =
+        r#"{"name":"process_labels","ph":"M","ts":0.0,"pid":"Spans","tid":0,"args":{"labels":"x"}}"#;
+
+    #[test]
+    fn sums_by_gloo_are_read_from_what_pytorchs_profiler_writes() {
+        let later = sum(20.0, r#""Input Dims":[[3,5]],"Input type":["c10::BFloat16"]"#);
+        let first = sum(10.0, r#""Input Dims":[[1000]],"Input type":["float"]"#);
+        let (job, ranks) = profile(&[METADATA, &later, &first].join(",")).expect("sums");
+        assert_eq!(job, "a training on Gloo");
+        let asked = |bytes, submitted| Asked { bytes, submitted, done: submitted + 5.5 };
+        assert_eq!(ranks, [[asked(4000, 10.0), asked(30, 20.0)]]);
+    }
+
+    #[test]
+    fn a_profile_that_lacks_something_is_told_with_the_cure() {
+        let refused = |events: &str| format!("{:#}", profile(events).expect_err("no sums"));
+        assert!(refused(METADATA).contains("record_shapes=True"));
+        assert!(refused(&sum(1.0, "")).contains("record_shapes=True"));
+        let unknown = sum(1.0, r#""Input Dims":[[1]],"Input type":["c10::complex<float>"]"#);
+        assert!(refused(&unknown).contains("complex"), "{}", refused(&unknown));
+        let nccl = r#"{"ph":"X","name":"ncclDevKernel_AllReduce_Sum_f32_RING_LL(..)","pid":0,"tid":17,"ts":1.5,"dur":2.0,"args":{}}"#;
+        assert!(refused(nccl).contains("NCCL"), "{}", refused(nccl));
+    }
+}
