@@ -313,12 +313,20 @@ mod tests {
         let sums = Step::read(&[file.clone()]).expect("layers").sums;
         let sums: Vec<(f64, f64)> = sums.iter().map(|sum| (sum.bytes, (sum.ready_s * 1e3).round())).collect();
         assert_eq!(sums, [(4.0, 7.0), (8.0, 10.0)], "the last layer's gradient is the first");
-        for (text, cause) in
-            [("", "[[layer]]"), ("layer = []", "no layer"), ("[[layer]]\nbytes = 4", "[[layer]]")]
-        {
+        for (text, cause) in [
+            ("", "missing field `layer`"),
+            ("layer = []", "at least one layer"),
+            ("[[layer]]\nbytes = 4", "step.toml:2:9"),
+            ("[[layer]]\nbites = \"4B\"", "did you mean `bytes`?"),
+        ] {
             std::fs::write(&file, text).expect("written");
             let error = Step::read(&[file.clone()]).expect_err("no step").to_string();
             assert!(error.contains(cause) && error.contains("step.toml"), "{error}");
         }
+        let error = Step::read(&[file.clone(), file]).expect_err("two files").to_string();
+        assert!(error.contains("layers are one file"), "{error}");
+        let long = Step { sums: vec![Sum { bytes: 2e9, ready_s: 1.0 }], recorded: None };
+        let error = format!("{:#}", long.layers().expect_err("too long"));
+        assert!(error.contains("1 GiB"), "{error}");
     }
 }
