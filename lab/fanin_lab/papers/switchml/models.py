@@ -8,6 +8,7 @@ evenly over some time, and the rest at the end of computing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fanin_lab.papers.lab import Report, Scenario, Spread
@@ -53,8 +54,12 @@ class Profile:
         piece = _layer(share * bytes_in_all / PIECES, hiding_s / PIECES)
         last = _layer(share * bytes_in_all / PIECES, 0.0)
         before_s = self.computing_s - hiding_s + loading_s
-        rest = _layer((1 - share) * bytes_in_all, hiding_s / PIECES)
-        return [rest, *[piece] * (PIECES - 1), {**last, "forward": _ns(before_s)}]
+        # A layer has at most 1 GiB. All of these have their gradients at the end of computing.
+        count = math.ceil((1 - share) * bytes_in_all / LAYER_BYTES)
+        rest = _layer((1 - share) * bytes_in_all / count, 0.0)
+        end = {**rest, "backward": _ns(hiding_s / PIECES)}
+        pieces = [*[piece] * (PIECES - 1), {**last, "forward": _ns(before_s)}]
+        return [*[rest] * (count - 1), end, *pieces]
 
 
 def _layer(size: float, backward_s: float) -> dict[str, str]:
@@ -102,6 +107,7 @@ PROFILES = {
 BOUND = [name for name, profile in PROFILES.items() if 100 in profile.speedups]
 """Bound by the network at 100 Gbit/s, too."""
 CASES = [(model, gbps) for model, profile in PROFILES.items() for gbps in profile.speedups]
+LAYER_BYTES = 2**29
 PIECES = 8
 """Of the gradients that come evenly."""
 WORKERS = 8

@@ -103,6 +103,7 @@ EXPERIMENT = Simulated(
                 {"loading": loading, "cost": cost} for loading in LOADING for cost in (False, True)
             ],
             seeds=3,
+            seeds_swept=1,
             throughputs=False,
         )
     ],
