@@ -300,17 +300,17 @@ mod tests {
     #[test]
     fn a_step_that_is_written_as_layers_is_read_again() {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("step.toml");
+        let files = [folder.path().join("step.toml")];
         let step = Step::of(&[recorded(&[5], &[(50.0, 100), (40.0, 7), (60.0, 20)], 3)]).expect("it repeats");
-        std::fs::write(&file, step.layers().expect("layers")).expect("written");
-        let read = Step::read(&[file.clone()]).expect("layers");
+        std::fs::write(&files[0], step.layers().expect("layers")).expect("written");
+        let read = Step::read(&files).expect("layers");
         let sums: Vec<(f64, f64)> =
             read.sums.iter().map(|sum| (sum.bytes, (sum.ready_s * 1e6).round())).collect();
         // A sum waits for those before it in the queue, and its elements are whole.
         assert_eq!(sums, [(100.0, 50.0), (8.0, 50.0), (20.0, 60.0)]);
-        std::fs::write(&file, "[[layer]]\nbytes = \"8B\"\nforward = \"1ms\"\nbackward = \"3ms\"\n[[layer]]\nbytes = \"4B\"\nforward = \"2ms\"\nbackward = \"4ms\"\n")
+        std::fs::write(&files[0], "[[layer]]\nbytes = \"8B\"\nforward = \"1ms\"\nbackward = \"3ms\"\n[[layer]]\nbytes = \"4B\"\nforward = \"2ms\"\nbackward = \"4ms\"\n")
             .expect("written");
-        let sums = Step::read(&[file.clone()]).expect("layers").sums;
+        let sums = Step::read(&files).expect("layers").sums;
         let sums: Vec<(f64, f64)> = sums.iter().map(|sum| (sum.bytes, (sum.ready_s * 1e3).round())).collect();
         assert_eq!(sums, [(4.0, 7.0), (8.0, 10.0)], "the last layer's gradient is the first");
         for (text, cause) in [
@@ -319,11 +319,11 @@ mod tests {
             ("[[layer]]\nbytes = 4", "step.toml:2:9"),
             ("[[layer]]\nbites = \"4B\"", "did you mean `bytes`?"),
         ] {
-            std::fs::write(&file, text).expect("written");
-            let error = Step::read(&[file.clone()]).expect_err("no step").to_string();
+            std::fs::write(&files[0], text).expect("written");
+            let error = Step::read(&files).expect_err("no step").to_string();
             assert!(error.contains(cause) && error.contains("step.toml"), "{error}");
         }
-        let error = Step::read(&[file.clone(), file]).expect_err("two files").to_string();
+        let error = Step::read(&[files.clone(), files].concat()).expect_err("two files").to_string();
         assert!(error.contains("layers are one file"), "{error}");
         let long = Step { sums: vec![Sum { bytes: 2e9, ready_s: 1.0 }], recorded: None };
         let error = format!("{:#}", long.layers().expect_err("too long"));
