@@ -1,5 +1,5 @@
-//! Files of recorded trainings: fanin's own timelines (FANIN_TRACE), and those of PyTorch's profiler
-//! for Gloo, of which a program needs no fanin.
+//! Files of recorded trainings: fanin's own timelines (FANIN_TRACE), and PyTorch's profiles of Gloo.
+//! A training that is profiled needs no fanin.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ struct DistributedInfo {
     rank: u64,
 }
 
-/// Of FANIN_TRACE's.
+/// The arguments of a slice in FANIN_TRACE's timelines.
 #[derive(Deserialize)]
 struct AllReduce {
     number: u64,
@@ -70,7 +70,7 @@ struct AllReduce {
     error: Option<String>,
 }
 
-/// Of the profiler's, if it records shapes.
+/// The arguments of a sum in a profile, if shapes are recorded.
 #[derive(Deserialize)]
 struct Shapes {
     #[serde(rename = "Input Dims")]
