@@ -17,7 +17,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -123,12 +122,7 @@ def main() -> int:
     into.mkdir(parents=True, exist_ok=True)
     raw = (ROOT / "target" if into == ROOT / "docs" else into) / "reproduction-sockets.json"
     raw.parent.mkdir(exist_ok=True)
-    where = {
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-    }
+    where = machine.where()
     try:
         with _signals.as_exit():
             found = measure(where, args.quick)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +107,7 @@ def main() -> int:
     if args.rank:
         be_rank(args.steps)
         return 0
-    where = {
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-    }
+    where = machine.where()
     rounds = {
         ranks: [_round(ranks, args.steps) for _ in range(args.rounds)] for ranks in args.ranks
     }

@@ -11,7 +11,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -97,12 +96,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=PATH, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    where = {
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-    }
+    where = machine.where()
     seeds = range(args.seeds)
     usual = [loss(seed, None, feedback=False) for seed in seeds]
     rounds = {name: rounded(levels) for name, levels in LEVELS.items()}

@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +73,7 @@ def main() -> int:
     raw.parent.mkdir(exist_ok=True)
 
     measured = document.Measured(
-        where={
-            "began": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": machine.commit(),
-            "machine": machine.machine(),
-            "versions": machine.versions(),
-        },
+        where=machine.where(),
         checks=rows.quick(checks) if args.quick else checks,
         fast=[command.quick() for command in others] if args.quick else others,
         quick=args.quick,

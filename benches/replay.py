@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,12 +66,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12, help="of each backend's turn")
     parser.add_argument("--into", type=Path, default=PATH, metavar="FILE")
     args = parser.parse_args()
-    where = {
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-    }
+    where = machine.where()
     lines = []
     for model in args.models:
         with tempfile.TemporaryDirectory() as directory:

@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +77,7 @@ def main() -> int:
         parser.error("--rounds: at least 2, as the first one warms up")
     if 3 * args.rounds * args.steps // 4 < SMOOTHED:
         parser.error(f"--steps: three quarters of all are at least {SMOOTHED}")
-    where = {
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "machine": machine.machine(),
-        "versions": machine.versions(),
-    }
+    where = machine.where()
     lines = []
     for workers in args.workers:
         for model in args.models:

@@ -289,7 +289,7 @@ def steps(me: Me, file: str) -> None:
     for _ in range(6):
         works = []
         for size, seconds in zip(STEP_BYTES, COMPUTING_S, strict=True):
-            time.sleep(seconds)
+            time.sleep(seconds)  # in place of computing
             works.append(dist.all_reduce(torch.ones(size // 4), async_op=True))
         for work in works:
             assert work is not None
@@ -332,7 +332,7 @@ def on_gloo(me: Me, file: str) -> None:
     with torch.profiler.profile(record_shapes=True) as profiler:
         for _ in range(6):
             model(torch.ones(4, 100)).sum().backward()
-            time.sleep(COMPUTING_S[0])
+            time.sleep(COMPUTING_S[0])  # in place of an optimizer and a forward pass
     profiler.export_chrome_trace(file.format(me.rank))
     dist.barrier()
 

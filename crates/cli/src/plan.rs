@@ -112,8 +112,7 @@ pub(crate) struct Arguments {
     /// Bytes of the tensor
     #[arg(long, default_value = "25MB")]
     size: Size,
-    /// In place of one tensor: a step of a training, as FANIN_TRACE or PyTorch's profiler recorded
-    /// it, by one rank or more; or layers as TOML, as fanin trace writes them
+    /// In place of one tensor: a step of a training, from timelines or layers (see fanin trace)
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["size", "thresholds", "goat"])]
     trace: Vec<PathBuf>,
     /// With --trace: how many times as fast as there the machines compute

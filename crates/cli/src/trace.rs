@@ -9,9 +9,9 @@ use crate::step::{Step, has_layers};
 
 /// Say which step a recorded training repeats, and write it as layers
 ///
-/// Reads the timelines of one rank, or of all ranks of a run: those that FANIN_TRACE=trace.json
-/// writes, or those that torch.profiler.profile(record_shapes=True) exports of a training on Gloo.
-/// The step has each sum, and when it is asked for. Layers are for scenarios of fanin sim, and for
+/// Reads the timelines of one rank, or of all ranks of a run. FANIN_TRACE=trace.json writes them.
+/// For a training on Gloo, torch.profiler.profile(record_shapes=True) exports them. The step has
+/// each sum, and when it is asked for. Layers are for scenarios of fanin sim, and for
 /// fanin plan --trace.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -188,9 +187,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     resolve(args)
     sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)
     counts = args.workers or (WORKERS_SWEEP if args.sweep else WORKERS_DEFAULT)
-    began = datetime.now(UTC).isoformat(timespec="seconds")
     machine.warn_of_a_build_for_tests()
-    where = machine.machine()  # its load, too, before ours
+    where = machine.where()  # its load, too, before ours
     rounds = len(counts) * len(sizes) * (args.warmup + args.repeat) * len(backends(args))
     with _signals.as_exit(), progress(rounds) as advance:
         runs = measure(args, counts, sizes, advance)
@@ -201,10 +199,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         document = {
             "format": FORMAT,
             "command": shlex.join(command),
-            "began": began,
-            "commit": machine.commit(),
-            "machine": where,
-            "versions": machine.versions(),
+            **where,
             "runs": [run.as_json() for run in runs],
         }
         args.json.write_text(json.dumps(document, indent=1) + "\n")

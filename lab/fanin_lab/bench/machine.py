@@ -6,12 +6,23 @@ import os
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import fanin
 from fanin import _fanin
+
+
+def where() -> dict[str, Any]:
+    """Return when a measurement begins, of which commit, and on what."""
+    return {
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def machine() -> dict[str, Any]:

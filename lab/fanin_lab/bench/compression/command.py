@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from fanin import _signals
@@ -140,9 +139,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         methods = [method(name) for name in args.methods.split(",")]
     except argparse.ArgumentTypeError as error:
         raise BenchError(str(error)) from None
-    began = datetime.now(UTC).isoformat(timespec="seconds")
     machine.warn_of_a_build_for_tests()
-    where = machine.machine()  # its load, too, before ours
+    where = machine.where()  # its load, too, before ours
     with _signals.as_exit():
         given = (
             read(args.gradients)
@@ -158,10 +156,7 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
         document = {
             "format": FORMAT,
             "command": shlex.join(command),
-            "began": began,
-            "commit": machine.commit(),
-            "machine": where,
-            "versions": machine.versions(),
+            **where,
             "workers": args.workers,
             "steps": args.steps,
             "elements": given.steps.shape[1],
