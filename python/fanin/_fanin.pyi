@@ -417,6 +417,9 @@ class Planned(TypedDict):
     ring: float
     lower_bound: float
 
+def send_order(partitions: Sequence[tuple[float, int, int]], seconds_a_byte: float) -> list[int]:
+    """Return in which order partitions are sent: when each is there, needed, and its bytes."""
+
 def plan(machines: Sequence[tuple[str, bool, bool, float, float, float]]) -> Planned:
     """Return the split over machines that takes the least time.
 

@@ -87,13 +87,15 @@ def test_table_1_of_byteps_is_what_packets_take(tmp_path: Path) -> None:
 
 def test_services_of_a_scenario_have_the_shares_of_the_plan() -> None:
     cluster = Cluster(4, 2, gbps=60.0)
-    job = cluster.servers(equations.gpu_share(4, 2), equations.cpu_share(4, 2), 1e6)
-    assert job["servers"] == ["h0", "h1", "h2", "h3", "h4", "h5"]
+    job = cluster.byteps(equations.gpu_share(4, 2), equations.cpu_share(4, 2))
+    assert job["services"] == ["h0", "h1", "h2", "h3", "h4", "h5"]
     assert job["shares"] == pytest.approx([0.1] * 4 + [0.3] * 2)
     # Machines that only sum have a NIC without GPUs before it.
     scenario = cluster.play("", job)
     assert scenario["link"] == [{"link": [host, "s0"], "rate": "90Gbit"} for host in ("h4", "h5")]
-    assert Cluster(4, 4).servers(0.0, 0.25)["servers"] == ["h4", "h5", "h6", "h7"]
+    spares = ["h4", "h5", "h6", "h7"]
+    assert Cluster(4, 4).byteps(0.0, 0.25)["services"] == spares
+    assert Cluster(4, 4).servers(1e6)["servers"] == spares
 
 
 def _lab(out: Path) -> Lab:

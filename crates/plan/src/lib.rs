@@ -21,6 +21,7 @@ mod placement;
 #[cfg(test)]
 mod random_workloads;
 mod relaxation;
+mod send_order;
 mod slowest_link;
 mod sub_models;
 mod thresholds;
@@ -34,7 +35,8 @@ pub use krgs::{Krgs, Objective, krgs};
 pub use load_split::{Bound, LoadSplit, lower_bound, one_switch, ring};
 pub use memory_sharing::{SharedMemory, Sharing, Ways, arrivals, worker_rates};
 pub use participation::{Convergence, Participation, ParticipationError};
-pub use placement::{Placement, SHARE_WHOLE};
+pub use placement::{PART_PACKETS_MIN, Placement, SHARE_WHOLE};
+pub use send_order::{Partition, send_order};
 pub use slowest_link::{SlowestLinkPlan, slowest_link};
 pub use sub_models::{CELLS_MAX, Job, SubModel, WAYS_MAX, Workload, WorkloadError};
 pub use thresholds::{DroppingPort, ImpactCurve, LayerQueue, Threshold, ThresholdError, Thresholds};

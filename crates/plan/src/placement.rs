@@ -8,6 +8,9 @@
 
 use std::ops::Range;
 
+/// Fewest packets of a range that pay for their own train: most of one.
+pub const PART_PACKETS_MIN: usize = 32;
+
 /// Shares are counted in parts of this: the same whole numbers on every rank.
 pub const SHARE_WHOLE: u32 = 1 << 20;
 

@@ -59,7 +59,7 @@ mod _fanin {
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::plan::{
-        Gauge, cores, cut_off, fill, gauge_at, interface_address, plan, route_to, switch_capacity,
+        Gauge, cores, cut_off, fill, gauge_at, interface_address, plan, route_to, send_order, switch_capacity,
     };
     #[pymodule_export]
     use crate::rotation::rotated;

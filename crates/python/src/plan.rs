@@ -6,7 +6,7 @@ use crate::interruptible::{lock, on_a_thread};
 use crate::settings::security_of;
 use crate::trust::Trust;
 use fanin_controller::{Cancel, Cores, route};
-use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, lower_bound, ring};
+use fanin_plan::{Bound as Limit, Cluster, LoadSplit, Machine, Partition, lower_bound, ring};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -55,6 +55,18 @@ pub(crate) fn plan<'py>(
     answer.set_item("ring", ring(&cluster))?;
     answer.set_item("lower_bound", lower_bound(&cluster))?;
     Ok(answer)
+}
+
+/// In which order partitions of gradients are sent, by their indices, so that the next forward pass
+/// waits least.
+///
+/// A partition is the seconds until it is there, its place in the order in which the next forward
+/// pass reads parameters, and its bytes.
+#[pyfunction]
+pub(crate) fn send_order(partitions: Vec<(f64, u64, u64)>, seconds_a_byte: f64) -> Vec<usize> {
+    let partition = |(ready_s, needed, bytes)| Partition { ready_s, needed, bytes };
+    let partitions: Vec<Partition> = partitions.into_iter().map(partition).collect();
+    fanin_plan::send_order(&partitions, seconds_a_byte)
 }
 
 /// The cores that this process may use, and the bytes a second that one of them sums.

@@ -9,7 +9,7 @@ use crate::socket::{check_shards, connect, open};
 use crate::train_socket::{Peer, TrainSocket};
 use crate::worker_shard::{Command, Intake, LaneId, LanePart, Resume, Shared, ThreadStatistics, WorkerShard};
 use crate::{CollectiveKind, Failure, IoStatistics, Membership, Offload, RawTensor, Submission};
-use fanin_plan::Placement;
+use fanin_plan::{PART_PACKETS_MIN, Placement};
 use fanin_protocol::{Lane, Lanes, Machines, RetransmissionConfig, WorkerStatistics};
 use fanin_wire::{Participants, Pattern, ShardId, WorkerId};
 use std::io;
@@ -25,9 +25,6 @@ pub type Done = Box<dyn FnOnce(Result<Vec<PartTimes>, Failure>) + Send>;
 
 /// Most elements of one collective on the wire; a longer tensor is reduced in pieces. Half of what the header can say.
 const PIECE_ELEMENTS_MAX: usize = 1 << 31;
-
-/// Fewest chunks for which it pays to wake one more shard's thread: most of a train.
-const PART_CHUNKS_MIN: usize = 32;
 
 /// One worker of a job, which is summed by one service or by several.
 #[derive(Clone, Debug, PartialEq)]
@@ -248,7 +245,7 @@ impl WorkerDriver {
 
     /// The packets of a slice that each of its root's services gets, by their shares. A short slice goes to the first.
     fn divided(&self, homes: &[usize], packets: usize) -> Vec<(usize, Range<usize>)> {
-        let homes = if packets < homes.len() * PART_CHUNKS_MIN { &homes[..1] } else { homes };
+        let homes = if packets < homes.len() * PART_PACKETS_MIN { &homes[..1] } else { homes };
         let share = |home: &usize| self.services[*home].share;
         let whole: f64 = homes.iter().map(share).sum();
         let (mut begin, mut before) = (0, 0.0);
@@ -274,7 +271,7 @@ impl WorkerDriver {
             let longest = self.services.iter().map(packet).max().unwrap_or(1);
             let packets = piece.len().div_ceil(longest);
             let placed = match homes {
-                [] => placement.place(packets, PART_CHUNKS_MIN),
+                [] => placement.place(packets, PART_PACKETS_MIN),
                 homes => self.divided(homes, packets),
             };
             for (index, packets) in placed {
@@ -521,10 +518,10 @@ fn pieces(elements: usize, piece_max: usize) -> impl Iterator<Item = Range<usize
 }
 
 /// What each of a service's shards does of `range`: whole chunks (all but the last part, whose last chunk may be
-/// shorter), if that has [`PART_CHUNKS_MIN`]. Every shard gets a part, if only an empty one, so that all of them count collectives alike.
+/// shorter), if that has [`PART_PACKETS_MIN`]. Every shard gets a part, if only an empty one, so that all of them count collectives alike.
 fn parts(range: Range<usize>, chunk: usize, shards: usize) -> impl Iterator<Item = Range<usize>> {
     let chunks = range.len().div_ceil(chunk);
-    let used = chunks.div_ceil(PART_CHUNKS_MIN).clamp(1, shards);
+    let used = chunks.div_ceil(PART_PACKETS_MIN).clamp(1, shards);
     let cut = move |shard: usize| (range.start + chunks * shard.min(used) / used * chunk).min(range.end);
     (0..shards).map(move |shard| cut(shard)..cut(shard + 1))
 }
@@ -643,8 +640,8 @@ mod tests {
     fn parts_shorter_than_a_train_are_not_made() {
         let lengths = |elements| parts(0..elements, 4, 3).map(|range| range.len()).collect::<Vec<_>>();
         assert_eq!(lengths(3), [3, 0, 0]);
-        assert_eq!(lengths(4 * PART_CHUNKS_MIN), [128, 0, 0]);
-        assert_eq!(lengths(4 * PART_CHUNKS_MIN + 1), [64, 65, 0]);
-        assert_eq!(lengths(4 * 2 * PART_CHUNKS_MIN + 1), [84, 88, 85]);
+        assert_eq!(lengths(4 * PART_PACKETS_MIN), [128, 0, 0]);
+        assert_eq!(lengths(4 * PART_PACKETS_MIN + 1), [64, 65, 0]);
+        assert_eq!(lengths(4 * 2 * PART_PACKETS_MIN + 1), [84, 88, 85]);
     }
 }

@@ -14,7 +14,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     ("plan", &[]),
     ("protocol", &["wire", "quant"]),
     ("testworld", &["protocol", "wire"]),
-    ("sim", &["protocol", "units", "wire"]),
+    ("sim", &["plan", "protocol", "units", "wire"]),
     ("udp", &["plan", "protocol", "wire"]),
     ("local", &["udp", "quant", "wire"]),
     ("limits", &[]),

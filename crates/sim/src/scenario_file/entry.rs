@@ -15,6 +15,7 @@ use super::lookup::{host, hosts};
 use super::schema::{File, Hosts, Job, TransportTable};
 use crate::net::{NodeId, Topology};
 use crate::systems::System;
+use crate::systems::placement::line_rate;
 use crate::workload::{SwitchPlan, TransportPlan, Workload};
 
 /// A system, to scenario files.
@@ -255,7 +256,7 @@ impl Entry<'_> {
     /// # Errors
     /// What cannot be.
     pub(crate) fn workload(&self) -> Result<Workload, Mistake> {
-        workload(self.job())
+        workload(self.job(), line_rate(self.topology, self.workers.iter().copied()))
     }
 
     /// Which queue the job's packets are for, where the file says that.

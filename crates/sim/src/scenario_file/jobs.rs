@@ -9,12 +9,13 @@ use super::entry::{Entry, OwnTable};
 use super::error::{self, Mistake, at};
 use super::lookup::{class, host};
 use super::schema::{
-    DtypeName, File, Hosts, Job, LateTable, LayerTable, LayersTable, PayloadName, RatesTable,
+    DtypeName, File, Hosts, Job, LateTable, LayerTable, LayersTable, PayloadName, RatesTable, SendOrderName,
 };
 use crate::net::{Cost, NodeId, Topology};
 use crate::systems::System;
+use crate::systems::placement::line_rate;
 use crate::workload::models::{FLOPS_PER_S, Model};
-use crate::workload::{JobPlan, Lateness, Rates, TimedLayer, Trained, WORKERS_MAX, Workload};
+use crate::workload::{JobPlan, Lateness, Rates, SendOrder, TimedLayer, Trained, WORKERS_MAX, Workload};
 
 /// The size of a float32 and of an int32.
 const ELEMENT_BYTES: u64 = 4;
@@ -61,6 +62,7 @@ fn resolve_one(
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(place, "this job stops before it starts"));
     }
+    let rate_bps = line_rate(topology, workers.iter().copied());
     Ok(JobPlan {
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
         system,
@@ -68,7 +70,7 @@ fn resolve_one(
         class: class(&job.priority, &job.drop_class, job.spray)?,
         start,
         stop,
-        workload: workload(job)?,
+        workload: workload(job, rate_bps)?,
         rates,
         lateness: match job.late.as_ref().map(Spanned::get_ref) {
             None => Lateness::None,
@@ -143,17 +145,18 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
     Ok(found)
 }
 
-pub(super) fn workload(job: &Job) -> Result<Workload, Mistake> {
+/// The work of a job. The slowest of its workers' links has this rate.
+pub(super) fn workload(job: &Job, rate_bps: u64) -> Result<Workload, Mistake> {
     match (&job.tensor, &job.model, &job.layers) {
         (Some(tensor), None, None) => all_reduce(job, tensor.get_ref().0, tensor),
         (None, Some(name), None) => {
             refuse(&job.compute, "compute", "`layers`; a `model` has `flops`")?;
             let flops_per_s = number(&job.flops, FLOPS_PER_S, 1.0, FLOPS_MEANING)?;
-            training(job, Trained::Model(model(name)?, flops_per_s), batch(&job.batch, BATCH)?)
+            training(job, Trained::Model(model(name)?, flops_per_s), batch(&job.batch, BATCH)?, rate_bps)
         }
         (None, None, Some(given)) => {
             refuse(&job.flops, "flops", "a `model`; `layers` have times, and `compute` divides them")?;
-            training(job, Trained::Layers(layers(job, given)?), batch(&job.batch, 1)?)
+            training(job, Trained::Layers(layers(job, given)?), batch(&job.batch, 1)?, rate_bps)
         }
         (None, None, None) => Err(at(
             &job.system,
@@ -176,6 +179,8 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Resu
     refuse(&job.pause_every, "pause_every", TRAINING)?;
     refuse(&job.pause, "pause", TRAINING)?;
     refuse(&job.overlap, "overlap", TRAINING)?;
+    refuse(&job.partition, "partition", TRAINING)?;
+    refuse(&job.order, "order", TRAINING)?;
     if !TENSOR_BYTES.contains(&bytes) {
         return Err(at(place, "a tensor has from 4 bytes to 1 GiB"));
     }
@@ -220,7 +225,7 @@ pub(super) fn timed(tables: &[LayerTable], compute: f64) -> Result<Vec<TimedLaye
     Ok(tables.iter().map(timed).collect())
 }
 
-fn training(job: &Job, trained: Trained, batch: u32) -> Result<Workload, Mistake> {
+fn training(job: &Job, trained: Trained, batch: u32, rate_bps: u64) -> Result<Workload, Mistake> {
     const TENSORS: &str = "tensors of one size, and this job trains; it would need a `tensor`";
     refuse(&job.in_flight, "in_flight", TENSORS)?;
     refuse(&job.tensors, "tensors", TENSORS)?;
@@ -245,6 +250,21 @@ fn training(job: &Job, trained: Trained, batch: u32) -> Result<Workload, Mistake
             "where passes `overlap` there is no moment between two iterations for an off phase",
         ));
     }
+    let order = match &job.order {
+        Some(order) if *order.get_ref() == SendOrderName::Needed && !overlap => {
+            return Err(at(
+                order,
+                "`order = \"needed\"` is about `overlap = true`: without it the next forward pass waits for all",
+            ));
+        }
+        Some(order) if *order.get_ref() == SendOrderName::Needed => {
+            SendOrder::Needed { seconds_a_byte: 8.0 / rate_bps as f64 }
+        }
+        _ => SendOrder::Ready,
+    };
+    if let Some(place) = job.partition.as_ref().filter(|size| size.get_ref().0 < ELEMENT_BYTES) {
+        return Err(at(place, "`partition` is at least an element, 4 bytes"));
+    }
     Ok(Workload::Training {
         trained,
         batch,
@@ -253,6 +273,8 @@ fn training(job: &Job, trained: Trained, batch: u32) -> Result<Workload, Mistake
         jitter: job.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         pause,
         overlap,
+        partition: job.partition.as_ref().map(|size| (size.get_ref().0 / ELEMENT_BYTES) as usize),
+        order,
     })
 }
 

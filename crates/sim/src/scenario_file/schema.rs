@@ -424,6 +424,8 @@ pub(super) struct Job {
     pub(super) pause: Option<Spanned<Time>>,
     /// Training: whether the forward pass of a layer waits for its own parameters alone.
     pub(super) overlap: Option<Spanned<bool>>,
+    pub(super) partition: Option<Spanned<Size>>,
+    pub(super) order: Option<Spanned<SendOrderName>>,
 
     #[serde(default)]
     pub(super) dtype: DtypeName,
@@ -523,6 +525,14 @@ pub(super) enum DtypeName {
     #[default]
     Float32,
     Int32,
+}
+
+/// In which order a training's gradients are sent.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum SendOrderName {
+    Ready,
+    Needed,
 }
 
 /// `[[background]]`: a flow that is no job's.

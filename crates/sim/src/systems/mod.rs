@@ -27,17 +27,20 @@ use crate::workload::{JobPlan, Process, SwitchPlan, Tenant};
 
 mod aggregation;
 pub mod atp;
+pub mod byteps;
+mod distance;
 pub mod dlcp;
 pub mod goat;
 mod keys;
 pub(crate) mod placement;
+mod pools;
 pub mod ring;
 pub mod switchml;
 pub mod tcp_ps;
 mod worker;
 
 /// The systems that this crate has.
-pub const ALL: [Kind; 10] = [
+pub const ALL: [Kind; 11] = [
     atp::ATP,
     atp::ESA,
     atp::RSS,
@@ -45,6 +48,7 @@ pub const ALL: [Kind; 10] = [
     atp::PS_N_TO_N,
     goat::KIND,
     switchml::KIND,
+    byteps::KIND,
     ring::KIND,
     tcp_ps::KIND,
     dlcp::KIND,
@@ -65,6 +69,12 @@ pub trait System: Debug + Send + Sync {
     /// others. `variable` is which of the model's it is the gradient of ([`Tenant::variable`]).
     fn range(&self, _variable: u64, elements: usize, part: usize, parts: usize) -> Range<usize> {
         elements * part / parts..elements * (part + 1) / parts
+    }
+
+    /// The same of tensors that come one after the other, again and again, by tensor and part: of
+    /// systems that cut a tensor by what came before it, and have no use for [`System::range`].
+    fn cuts(&self, _tensors: &[usize]) -> Option<Vec<Vec<Range<usize>>>> {
+        None
     }
 
     /// The host of the server that can be restarted, and that knows where the job stands when

@@ -52,6 +52,12 @@ pub(super) fn programmable(topology: &Topology, node: NodeId) -> bool {
     matches!(topology.get(node).kind, NodeKind::Switch { programmable: true, .. })
 }
 
+/// The slowest of the hosts' first links: all machines of a job have one rate.
+pub(crate) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>) -> u64 {
+    let first = hosts.filter_map(|host| topology.neighbours(host).next());
+    first.map(|(_, link)| topology.links()[link.0 as usize].config.rate_bps).min().unwrap_or(1)
+}
+
 /// A job as its ranks ask for it.
 pub(super) struct Request {
     pub(super) protocol: &'static dyn Protocol,
@@ -60,14 +66,34 @@ pub(super) struct Request {
     /// The job's number, which the registry draws.
     pub(super) id: JobId,
     pub(super) key: Key,
-    /// Packets of a rank that may be in flight: slots, or a window.
-    pub(super) in_flight: u16,
+    /// Packets of a rank that may be in flight: slots, or a window. Without a number the registry
+    /// chooses one for the path.
+    pub(super) in_flight: Option<u16>,
+    pub(super) path: Path,
     /// The elements of a packet, and how many bytes it has then.
     pub(super) elements: u16,
     pub(super) packet_bytes: usize,
     /// For each rank the switches on its way to the root, its own first.
     pub(super) ways: Vec<Vec<NodeId>>,
     pub(super) root: NodeId,
+}
+
+/// The way between ranks and the root, as the registry is told of it.
+#[derive(Clone, Copy)]
+pub(super) struct Path {
+    pub(super) wire_dtype: WireDtype,
+    /// The ranks' links.
+    pub(super) rate_bps: Option<u64>,
+    pub(super) rtt: Duration,
+    /// If the root sums a part alone: what that is of the largest part, in parts of
+    /// [`PORTION_WHOLE`].
+    pub(super) portion: Option<u16>,
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self { wire_dtype: WireDtype::SharedExponent, rate_bps: None, rtt: Duration::ZERO, portion: None }
+    }
 }
 
 /// Asks the registry at the root for a place for all ranks, one after the other.
@@ -102,16 +128,17 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                 world_size: request.ways.len() as u32,
                 protocol: request.protocol.name().into(),
                 agreed: Agreed {
-                    in_flight: Some(request.in_flight),
-                    wire_dtype: WireDtype::SharedExponent,
+                    in_flight: request.in_flight,
+                    wire_dtype: request.path.wire_dtype,
+                    plan: u64::from(request.path.portion.is_some()),
                     ..Agreed::default()
                 },
                 // The MTU gives packets the length that was asked for.
                 mtu: request.packet_bytes + IP_UDP_BYTES,
-                rate_bps: None,
-                rtt: Duration::ZERO,
+                rate_bps: request.path.rate_bps,
+                rtt: request.path.rtt,
                 paths: 1,
-                portion: PORTION_WHOLE,
+                portion: request.path.portion.unwrap_or(PORTION_WHOLE),
                 hops: way.iter().map(hop).collect(),
                 patience: Duration::from_secs(1),
                 wire_version: VERSION,

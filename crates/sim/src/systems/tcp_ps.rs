@@ -4,9 +4,8 @@
 //!
 //! Each server sums what it holds of the tensors and sends the sum to all workers. The gradient of
 //! variable `x` begins at server `x`, counted round, and each further piece of it is at the next.
-//! Alternatively servers have shares of all bytes, as a plan has them for machines that train and
-//! others that only sum (`BytePS` §4.1). Connections carry lengths; the numbers themselves travel
-//! beside them and are taken when their bytes have arrived. A host's data for itself takes no time.
+//! Connections carry lengths; the numbers themselves travel beside them and are taken when their
+//! bytes have arrived. A host's data for itself takes no time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
@@ -22,7 +21,7 @@ use toml::Spanned;
 use super::{Counters, Machines, Process, Role, Site, Station, System, Tenant};
 use crate::net::{Actor, ActorId, Context, FlowId, Network, NodeId, Notice, Packet, TcpConfig};
 use crate::scenario_file::{Entry, Hosts, Kind, Mistake, TransportTable, at, keys};
-use crate::workload::{Gradient, TransportPlan, Workload};
+use crate::workload::{Gradient, TransportPlan};
 use fanin_units::Size;
 
 /// A message's header: which tensor, which piece.
@@ -30,8 +29,6 @@ const HEADER_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 4;
 /// The first port of the first job's servers; the next job's servers have the next ports.
 const FIRST_PORT: u16 = 7000;
-/// How far the sum of shares may be from 1: they are written with a few digits.
-const SHARES_OFF_MAX: f64 = 1e-6;
 /// Token: what the server counts with was sent to it, and some of it is there.
 const CREDIT: u64 = 100;
 /// Tokens from here on: a message has arrived from the server, or at the server from the worker, of
@@ -50,9 +47,6 @@ pub struct TcpPs {
     pub credit_bytes: Option<u64>,
     /// The transport of the connections, both ways.
     pub transport: TransportPlan,
-    /// The share of each server of all bytes; unless given, each piece is at the server after that
-    /// of the piece before.
-    pub shares: Option<Vec<f64>>,
 }
 
 pub(crate) const KIND: Kind = Kind { name: "tcp-ps", keys: keys::<Keys>, resolve };
@@ -66,8 +60,6 @@ struct Keys {
     partition: Option<Spanned<Size>>,
     credit: Option<Spanned<Size>>,
     transport: Option<Spanned<TransportTable>>,
-    /// A share for each server, which together are 1.
-    shares: Option<Spanned<Vec<f64>>>,
 }
 
 fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
@@ -82,32 +74,12 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         }
         given => Ok(given.as_ref().map(|place| place.get_ref().0)),
     };
-    let shares = shares(keys.shares.as_ref(), servers.len())?;
     Ok(Arc::new(TcpPs {
         servers,
-        shares,
         partition_bytes: bytes(&keys.partition, "partition")?,
         credit_bytes: bytes(&keys.credit, "credit")?,
         transport: entry.transport(&keys.transport)?,
     }))
-}
-
-/// A share for each of so many servers, as a plan that shares the sums out (BytePS) has them.
-fn shares(given: Option<&Spanned<Vec<f64>>>, servers: usize) -> Result<Option<Vec<f64>>, Mistake> {
-    let Some(place) = given else { return Ok(None) };
-    let shares = place.get_ref();
-    if shares.len() != servers {
-        let count = shares.len();
-        return Err(at(
-            place,
-            format!("{count} `shares` for {servers} servers: one for each, in their order"),
-        ));
-    }
-    let sum: f64 = shares.iter().sum();
-    if shares.iter().any(|share| share.is_nan() || *share < 0.0) || (sum - 1.0).abs() > SHARES_OFF_MAX {
-        return Err(at(place, format!("`shares` are none below 0, and 1 together: these are {sum}")));
-    }
-    Ok(Some(shares.clone()))
 }
 
 impl System for TcpPs {
@@ -160,8 +132,7 @@ impl System for TcpPs {
             site.station(*node, port, new)
         };
         let servers = self.servers.iter().enumerate().map(server).collect();
-        let dealt = self.shares.as_ref().map(|shares| Rc::new(self.dealt(&tenant, shares)));
-        Box::new(Job { system: self.clone(), tenant: tenant.clone(), servers, up, down, on_the_way, dealt })
+        Box::new(Job { system: self.clone(), tenant: tenant.clone(), servers, up, down, on_the_way })
     }
 }
 
@@ -170,28 +141,6 @@ impl TcpPs {
     fn pieces(&self, elements: usize) -> usize {
         let bytes = ELEMENT_BYTES * elements as u64;
         self.partition_bytes.map_or(1, |most| bytes.div_ceil(most) as usize)
-    }
-
-    /// The server of each piece of each tensor of an iteration: the one that would then have least
-    /// by its share. All of a job know it, and each iteration is dealt alike.
-    fn dealt(&self, tenant: &Tenant, shares: &[f64]) -> Vec<Vec<usize>> {
-        let mut elements_of = vec![0.0; shares.len()];
-        let mut deal = |size: f64| {
-            let with = |server: usize| (elements_of[server] + size) / shares[server];
-            let open = (0..shares.len()).filter(|server| shares[*server] > 0.0);
-            let least = open.min_by(|one, other| with(*one).total_cmp(&with(*other))).unwrap_or(0);
-            elements_of[least] += size;
-            least
-        };
-        let of_tensor = |tensor: u64| {
-            let (elements, pieces) = (tenant.elements(tensor), self.pieces(tenant.elements(tensor)));
-            (0..pieces).map(|piece| deal(share(elements, pieces, piece).len() as f64)).collect()
-        };
-        // The gradient of the last variable is the first tensor; without a model one tensor comes
-        // again and again.
-        let training = matches!(tenant.plan().workload, Workload::Training { .. });
-        let last = if training { tenant.variable(0) } else { 0 };
-        (0..=last).map(of_tensor).collect()
     }
 }
 
@@ -251,8 +200,6 @@ struct Job {
     down: Vec<Vec<Line>>,
     /// By worker: bytes that it has sent and that no server has.
     on_the_way: Vec<Rc<Cell<u64>>>,
-    /// With shares: the server of each piece of each tensor of an iteration.
-    dealt: Option<Rc<Vec<Vec<usize>>>>,
 }
 
 impl Machines for Job {
@@ -261,7 +208,6 @@ impl Machines for Job {
         let worker = WorkerActor {
             process,
             system: self.system.clone(),
-            dealt: self.dealt.clone(),
             servers: self.servers.clone(),
             to: self.up[rank].clone(),
             from: self.down.iter().map(|lines| lines[rank].clone()).collect(),
@@ -401,8 +347,6 @@ impl Actor for ServerActor {
 struct WorkerActor {
     process: Process,
     system: TcpPs,
-    /// The job's.
-    dealt: Option<Rc<Vec<Vec<usize>>>>,
     servers: Vec<Rc<Place>>,
     /// By server.
     to: Vec<Line>,
@@ -427,10 +371,7 @@ impl WorkerActor {
 
     /// Which server has a piece.
     fn server(&self, tensor: u64, piece: usize) -> usize {
-        match &self.dealt {
-            Some(dealt) => dealt[tensor as usize % dealt.len()][piece],
-            None => (self.process.tenant().variable(tensor) as usize + piece) % self.servers.len(),
-        }
+        (self.process.tenant().variable(tensor) as usize + piece) % self.servers.len()
     }
 
     fn submit(&mut self, part: Gradient) {
@@ -536,10 +477,6 @@ mod tests {
             ("4", "servers = [\"h5\"]\n"),
             ("4", "servers = [\"h0\", \"h5\"]\npartition = \"100kB\"\n"),
             ("4", "partition = \"100kB\"\ncredit = \"300kB\"\n"),
-            (
-                "4",
-                "servers = [\"h0\", \"h1\", \"h4\", \"h5\"]\nshares = [0.1, 0.0, 0.45, 0.45]\npartition = \"100kB\"\n",
-            ),
             ("4", "partition = \"4B\"\ncredit = \"4B\"\ntransport = { kind = \"dctcp\" }\n"),
             ("1", ""),
         ] {
@@ -568,25 +505,6 @@ mod tests {
         assert!((2.0..=4.2).contains(&(one / four)), "{one} s and {four} s");
     }
 
-    /// This is `BytePS`'s n = 4 and k = 2 (Eqs. 1, 2 and 6). Pieces are short beside the tensor, a
-    /// worker has two for each server on the way, and no queue drops.
-    #[test]
-    fn servers_of_unequal_shares_take_as_long_as_the_plan_says() {
-        let units = |shares: &str| {
-            let text = format!(
-                "[network]\ntopology = \"rack\"\nhosts = 6\nrate = \"10Gbit\"\nqueue = \"64MB\"\nmtu = 9000\n[[job]]\nsystem = \"tcp-ps\"\nworkers = 4\ntensor = \"20MB\"\ntensors = 1\n[job.tcp-ps]\nservers = [\"h0\", \"h1\", \"h2\", \"h3\", \"h4\", \"h5\"]\npartition = \"20kB\"\ncredit = \"240kB\"\n{shares}transport = {{ initial_window = \"100kB\", receive_window = \"100kB\" }}\n"
-            );
-            let scenario = parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"));
-            let report = run(&scenario, Options::default()).unwrap_or_else(|error| panic!("{error}"));
-            report.ended_s / (8.0 * 20e6 / 10e9)
-        };
-        let planned = units("shares = [0.1, 0.1, 0.1, 0.1, 0.3, 0.3]\n");
-        assert!((1.2..1.26).contains(&planned), "{planned} M / B, where Eq. 6 has 1.2");
-        // Eq. 3: a machine that trains and sums a sixth carries 1 + 2 / 6.
-        let alike = units("");
-        assert!((1.33..1.4).contains(&alike), "{alike} M / B");
-    }
-
     #[test]
     fn with_a_credit_front_layers_overtake_and_passes_that_overlap_end_sooner() {
         let time = |keys: &str, more: &str| {
@@ -611,10 +529,6 @@ mod tests {
             ("partition = \"3B\"\n", "`partition` of at least an element"),
             ("credit = \"0B\"\n", "`credit` of at least an element"),
             ("transport = { kind = \"pias\" }\n", "needs `demotion`"),
-            ("shares = [0.5, 0.5]\n", "2 `shares` for 4 servers"),
-            ("shares = [0.5, 0.5, 0.5, -0.5]\n", "none below 0, and 1 together"),
-            ("shares = [0.5, 0.5, 0.5, nan]\n", "none below 0, and 1 together"),
-            ("shares = [0.3, 0.3, 0.3, 0.3]\n", "1 together: these are 1.2"),
             ("windows = 3\n", "unknown key `windows`"),
         ] {
             let text = format!(

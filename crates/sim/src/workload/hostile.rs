@@ -18,8 +18,8 @@ pub use self::shrink::shrink;
 use super::models::Model;
 use super::parameter_server::{Draw, ParameterServerPlan, Sends, TensorPlan};
 use super::scenario::{
-    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, Trained,
-    Which, Workload,
+    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SendOrder, SwitchPlan, TCP_KINDS, Target,
+    Trained, Which, Workload,
 };
 use super::transport::TransportPlan;
 use super::unlike::{Lateness, Rates};
@@ -29,6 +29,7 @@ use crate::net::{
 };
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
+use crate::systems::byteps::BytePs;
 use crate::systems::dlcp::{Dlcp, PushPlan, Way};
 use crate::systems::goat::{Goat, on_the_way};
 use crate::systems::ring::Ring;
@@ -73,6 +74,7 @@ pub fn hostile(seed: u64) -> Scenario {
         mut unlike_dice,
         mut esa_dice,
         mut onward_dice,
+        mut byteps_dice,
     ] = [
         0xd1c9_0000_0000,
         0x3a75_0000_0000,
@@ -81,6 +83,7 @@ pub fn hostile(seed: u64) -> Scenario {
         0x1a7e_0000_0000,
         0xe5a0_0000_0000,
         0x50e5_0000_0000,
+        0xb17e_0000_0000,
     ]
     .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
@@ -102,8 +105,17 @@ pub fn hostile(seed: u64) -> Scenario {
             system.onward = onward(&mut onward_dice, &topology, &system);
             job.system = Arc::new(system);
         }
+        if matches!(job.system.name(), "switchml" | "ps" | "rss") && byteps_dice.one_in(3) {
+            job.system = Arc::new(byteps(&mut byteps_dice, &topology, job));
+        }
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
+        }
+        if let Workload::Training { overlap, partition, order, .. } = &mut job.workload {
+            *partition = byteps_dice.among(&[None, None, Some(40), Some(300)]);
+            if *overlap && byteps_dice.one_in(2) {
+                *order = SendOrder::Needed { seconds_a_byte: byteps_dice.among(&[1e-9, 1e-7]) };
+            }
         }
         (job.rates, job.lateness) = unlike(&mut unlike_dice, &topology, job);
         job.class.sprayed = more_dice.one_in(8);
@@ -515,16 +527,25 @@ fn servers(dice: &mut Dice, topology: &Topology) -> Vec<NodeId> {
 fn tcp_ps(dice: &mut Dice, topology: &Topology) -> TcpPs {
     let bytes = |dice: &mut Dice| dice.one_in(2).then(|| dice.among(&[4, 1_000, 20_000]));
     let (servers, partition_bytes) = (servers(dice, topology), bytes(dice));
-    // 1 of 1, 2 of 3 and 1 of 3, and so on.
-    let whole = (servers.len() * (servers.len() + 1) / 2) as f64;
-    let shares = (1..=servers.len()).rev().map(|part| part as f64 / whole).collect();
     TcpPs {
         servers,
         partition_bytes,
-        // Not by dice, which would turn up another scenario for every seed with such servers.
-        shares: (partition_bytes == Some(1_000)).then_some(shares),
         credit_bytes: bytes(dice),
         transport: TransportPlan { transport: dice.among(&TRANSPORTS), ..TransportPlan::default() },
+    }
+}
+
+/// `BytePS` in the place of a job's system.
+fn byteps(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> BytePs {
+    let services = servers(dice, topology);
+    // 1 of 1, 1 of 3 and 2 of 3, and so on.
+    let whole = (services.len() * (services.len() + 1) / 2) as f64;
+    BytePs {
+        shares: (1..=services.len()).map(|part| part as f64 / whole).collect(),
+        services,
+        elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
+        window: dice.among(&[None, Some(1), Some(2), Some(16)]),
+        timeout: job.system.timeout(),
     }
 }
 
@@ -541,6 +562,8 @@ fn workload(dice: &mut Dice, packet: usize) -> Workload {
             jitter: dice.among(&[0.0, 0.1, 0.9]),
             pause: dice.one_in(3).then(|| (dice.range(1, 3), dice.time(Duration::ZERO, TROUBLE / 4))),
             overlap: false,
+            partition: None,
+            order: SendOrder::Ready,
         };
     }
     Workload::AllReduce {

@@ -31,10 +31,16 @@ pub(crate) mod token {
     pub(crate) const LATE: u64 = 5;
 }
 
+/// Tensors that are cut before the cuts begin anew, at least: short ones go to services by turns.
+const TENSORS_CUT_MIN: usize = 64;
+
 /// A job, shared by the actors of all its workers.
 pub(crate) struct Job {
     pub(crate) plan: JobPlan,
     schedule: Rc<Schedule>,
+    /// Which elements are whose, by tensor, again and again, and part
+    /// ([`System::cuts`](crate::systems::System::cuts)).
+    cuts: Option<Vec<Vec<Range<usize>>>>,
     source: Origin,
     referee: Rc<Referee>,
     pub(crate) workers: Vec<WorkerState>,
@@ -123,8 +129,11 @@ impl Job {
             lost: None,
             measures: Measures { meter: Meter::new(plan.start, warm_up), ..Measures::default() },
         };
+        let iteration = schedule.iteration();
+        let iterations = TENSORS_CUT_MIN.div_ceil(iteration.len());
         Self {
             plan: plan.clone(),
+            cuts: plan.system.cuts(&iteration.repeat(iterations)),
             source: Origin::Drawn(Source::new(plan, seed)),
             workers: (0..workers).map(worker).collect(),
             schedule,
@@ -201,6 +210,9 @@ impl Job {
 
     /// Which elements of a tensor are machine `shard`'s.
     pub(crate) fn range(&self, tensor: u64, shard: usize) -> Range<usize> {
+        if let Some(cuts) = &self.cuts {
+            return cuts[(tensor % cuts.len() as u64) as usize][shard].clone();
+        }
         let (elements, shards) = (self.schedule.elements(tensor), self.workers[0].waiting.len());
         self.plan.system.range(self.schedule.variable(tensor), elements, shard, shards)
     }

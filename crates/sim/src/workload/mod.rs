@@ -39,8 +39,8 @@ pub use report::{
 };
 pub(crate) use scenario::TCP_KINDS;
 pub use scenario::{
-    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, Target, TimedLayer, Trained,
-    Which, Workload,
+    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SendOrder, SwitchPlan, Target, TimedLayer,
+    Trained, Which, Workload,
 };
 pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use fanin_plan::{Partition, send_order};
 use oorandom::Rand64;
 
-use super::scenario::{TimedLayer, Workload};
+use super::scenario::{SendOrder, TimedLayer, Workload};
 
 /// The worker's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,10 @@ pub(crate) struct Training {
     forward: Duration,
     /// In the order of back-propagation.
     gradients: Vec<Phases>,
+    /// Which of them each tensor of an iteration is: they are sent in this order.
+    order: Vec<usize>,
+    /// The tensor of an iteration that each gradient is.
+    places: Vec<usize>,
     /// Whether a layer's forward pass waits for its own parameters alone, and not for those of all.
     overlap: bool,
     iterations: Option<u64>,
@@ -63,11 +68,29 @@ impl Schedule {
             &Workload::AllReduce { elements, in_flight, count } => {
                 Self::AllReduce { elements, in_flight, count }
             }
-            Workload::Training { trained, batch, iterations, scale, jitter, pause, overlap } => {
-                let (forward, gradients) = scaled(&trained.layers(*batch), *scale);
+            Workload::Training {
+                trained,
+                batch,
+                iterations,
+                scale,
+                jitter,
+                pause,
+                overlap,
+                partition,
+                order,
+            } => {
+                let (forward, gradients) = scaled(&trained.layers(*batch), *scale, *partition);
+                let order = match order {
+                    SendOrder::Ready => (0..gradients.len()).collect(),
+                    SendOrder::Needed { seconds_a_byte } => by_need(&gradients, *seconds_a_byte),
+                };
+                let mut places = vec![0; order.len()];
+                order.iter().enumerate().for_each(|(place, gradient)| places[*gradient] = place);
                 Self::Training(Training {
                     forward,
                     gradients,
+                    order,
+                    places,
                     overlap: *overlap,
                     iterations: *iterations,
                     jitter: *jitter,
@@ -105,7 +128,9 @@ impl Schedule {
     pub(crate) fn iteration(&self) -> Vec<usize> {
         match self {
             Self::AllReduce { elements, .. } => vec![*elements],
-            Self::Training(training) => training.gradients.iter().map(|of| of.elements).collect(),
+            Self::Training(training) => {
+                training.order.iter().map(|gradient| training.gradients[*gradient].elements).collect()
+            }
         }
     }
 
@@ -123,10 +148,7 @@ impl Schedule {
     pub(crate) fn variable(&self, tensor: u64) -> u64 {
         match self {
             Self::AllReduce { .. } => tensor,
-            Self::Training(training) => {
-                let count = training.gradients.len() as u64;
-                count - 1 - tensor % count
-            }
+            Self::Training(training) => (training.gradients.len() - 1 - training.gradient(tensor)) as u64,
         }
     }
 
@@ -147,16 +169,45 @@ impl Schedule {
     pub(crate) fn elements(&self, tensor: u64) -> usize {
         match self {
             Self::AllReduce { elements, .. } => *elements,
-            Self::Training(training) => {
-                training.gradients[(tensor % training.gradients.len() as u64) as usize].elements
-            }
+            Self::Training(training) => training.gradients[training.gradient(tensor)].elements,
         }
     }
 }
 
+impl Training {
+    /// Which gradient a tensor is.
+    fn gradient(&self, tensor: u64) -> usize {
+        self.order[(tensor % self.order.len() as u64) as usize]
+    }
+
+    /// How many gradients have been made, all iterations together, where all tensors before this
+    /// one were sent.
+    fn made_for(&self, tensor: u64) -> u64 {
+        let count = self.order.len() as u64;
+        let sent = &self.order[..(tensor % count) as usize];
+        tensor / count * count + sent.iter().max().map_or(0, |last| *last as u64 + 1)
+    }
+}
+
+/// The order of sending in which the next forward pass waits least.
+fn by_need(gradients: &[Phases], seconds_a_byte: f64) -> Vec<usize> {
+    let mut made = Duration::ZERO;
+    let partition = |(number, phases): (usize, &Phases)| {
+        made += phases.backward;
+        Partition {
+            ready_s: made.as_secs_f64(),
+            needed: (gradients.len() - number) as u64,
+            bytes: 4 * phases.elements as u64,
+        }
+    };
+    let partitions: Vec<Partition> = gradients.iter().enumerate().map(partition).collect();
+    send_order(&partitions, seconds_a_byte)
+}
+
 /// Forward time, and the gradients. The scale is applied to all layers together, and that sum is
-/// rounded, not each layer. A layer that becomes empty goes with the next.
-fn scaled(layers: &[TimedLayer], scale: f64) -> (Duration, Vec<Phases>) {
+/// rounded, not each layer. A layer that becomes empty goes with the next, and one of more elements
+/// than `partition` is several gradients that are there at once.
+fn scaled(layers: &[TimedLayer], scale: f64, partition: Option<usize>) -> (Duration, Vec<Phases>) {
     let forward: Duration = layers.iter().map(|layer| layer.forward).sum();
     let mut gradients: Vec<Phases> = Vec::new();
     let (mut parameters, mut elements_before, mut waiting) = (0, 0, Phases::default());
@@ -166,8 +217,14 @@ fn scaled(layers: &[TimedLayer], scale: f64) -> (Duration, Vec<Phases>) {
         waiting.backward += layer.backward.div_f64(scale);
         let elements_here = (parameters as f64 / scale).round() as usize;
         if elements_here > elements_before {
-            gradients.push(Phases { elements: elements_here - elements_before, ..waiting });
-            (elements_before, waiting) = (elements_here, Phases::default());
+            while elements_here > elements_before {
+                let left = elements_here - elements_before;
+                let elements = partition.map_or(left, |most| most.min(left));
+                // The passes of the layer are the first part's: what comes with it takes no time,
+                // and its forward pass comes after theirs.
+                gradients.push(Phases { elements, ..std::mem::take(&mut waiting) });
+                elements_before += elements;
+            }
         }
     }
     match gradients.last_mut() {
@@ -182,6 +239,8 @@ fn scaled(layers: &[TimedLayer], scale: f64) -> (Duration, Vec<Phases>) {
 pub(crate) struct Program {
     schedule: Rc<Schedule>,
     dice: Rand64,
+    /// Gradients that back-propagation has made.
+    made: u64,
     /// The next tensor that it submits.
     next: u64,
     outstanding: BTreeSet<u64>,
@@ -214,6 +273,7 @@ impl Program {
         Self {
             schedule,
             dice: Rand64::new(seed.into()),
+            made: 0,
             next: 0,
             outstanding: BTreeSet::new(),
             iteration: 0,
@@ -276,14 +336,8 @@ impl Program {
             }
             State::ForwardOf(index) => self.forward_of(training, index - 1, steps),
             State::Backward => {
-                let index = (self.next % training.gradients.len() as u64) as usize;
-                self.submit(training.gradients[index].elements, steps);
-                if index + 1 < training.gradients.len() {
-                    self.wait_for_gradient(training, index + 1, steps);
-                } else if training.overlap && !self.is_last(training) {
-                    self.begun += 1;
-                    self.forward(training, steps);
-                }
+                self.made += 1;
+                self.go_on_backward(training, steps);
             }
             State::Idle | State::WaitsFor(_) | State::Finished => {}
         }
@@ -332,6 +386,7 @@ impl Program {
             Schedule::Training(training) => {
                 let gradients = training.gradients.len() as u64;
                 let iteration = from / gradients;
+                self.made = training.made_for(from);
                 if iteration > self.iteration {
                     (self.iteration, self.state) = (iteration, State::Idle);
                     steps.push(Step::Iterated);
@@ -339,11 +394,11 @@ impl Program {
                 match self.state {
                     State::Finished => {}
                     State::Idle | State::Paused | State::Forward => self.begin_iteration(training, steps),
-                    State::Backward => self.wait_for_gradient(training, (from % gradients) as usize, steps),
+                    State::Backward => self.go_on_backward(training, steps),
                     // It takes back gradients of the iteration before, which are there.
                     State::ForwardOf(_) | State::WaitsFor(_) if from < (self.begun - 1) * gradients => {
                         (self.begun, self.state) = (self.begun - 1, State::Backward);
-                        self.wait_for_gradient(training, (from % gradients) as usize, steps);
+                        self.go_on_backward(training, steps);
                     }
                     State::ForwardOf(index) | State::WaitsFor(index) => {
                         self.forward_of(training, index, steps);
@@ -359,8 +414,8 @@ impl Program {
         match self.state {
             State::Paused | State::Forward => self.forward(training, steps),
             State::ForwardOf(index) => self.forward_of(training, index, steps),
-            State::Backward if self.next < (self.iteration + 1) * training.gradients.len() as u64 => {
-                let index = (self.next % training.gradients.len() as u64) as usize;
+            State::Backward if self.made < (self.iteration + 1) * training.gradients.len() as u64 => {
+                let index = (self.made % training.gradients.len() as u64) as usize;
                 self.wait_for_gradient(training, index, steps);
             }
             State::Backward | State::Idle | State::WaitsFor(_) | State::Finished => {}
@@ -402,12 +457,29 @@ impl Program {
     /// The pass of a gradient's layers, or first their parameters.
     fn forward_of(&mut self, training: &Training, index: usize, steps: &mut Vec<Step>) {
         let before = (self.begun - 1).checked_sub(1).map(|before| before * training.gradients.len() as u64);
-        if before.is_some_and(|before| self.outstanding.contains(&(before + index as u64))) {
+        let place = training.places[index] as u64;
+        if before.is_some_and(|before| self.outstanding.contains(&(before + place))) {
             self.state = State::WaitsFor(index);
             return;
         }
         self.state = State::ForwardOf(index);
         steps.push(Step::Wait(training.gradients[index].forward.mul_f64(self.pace)));
+    }
+
+    /// Submits what is made and whose turn it is, and goes on with the next gradient, or the next
+    /// forward pass.
+    fn go_on_backward(&mut self, training: &Training, steps: &mut Vec<Step>) {
+        let count = training.gradients.len() as u64;
+        let begun = (self.begun - 1) * count;
+        while self.next < begun + count && begun + (training.gradient(self.next) as u64) < self.made {
+            self.submit(training.gradients[training.gradient(self.next)].elements, steps);
+        }
+        if self.made < begun + count {
+            self.wait_for_gradient(training, (self.made % count) as usize, steps);
+        } else if training.overlap && !self.is_last(training) {
+            self.begun += 1;
+            self.forward(training, steps);
+        }
     }
 
     fn wait_for_gradient(&self, training: &Training, index: usize, steps: &mut Vec<Step>) {
@@ -460,6 +532,8 @@ mod tests {
             jitter,
             pause,
             overlap: false,
+            partition: None,
+            order: SendOrder::Ready,
         }
     }
 
@@ -551,6 +625,73 @@ mod tests {
                 }
             }
             assert_eq!((waits, submitted), (passes, (from..2 * count).collect()));
+        }
+    }
+
+    fn sorted_partitions() -> Workload {
+        let mut workload = overlapping();
+        if let Workload::Training { partition, order, .. } = &mut workload {
+            // VGG's largest gradient, of a hundredth of 102 million elements, comes early.
+            (*partition, *order) = (Some(50_000), SendOrder::Needed { seconds_a_byte: 2e-9 });
+        }
+        workload
+    }
+
+    #[test]
+    fn gradients_are_made_in_their_order_and_sent_as_they_are_needed() {
+        let schedule = Schedule::new(&sorted_partitions());
+        let Schedule::Training(training) = &schedule else { panic!("it trains") };
+        assert!(training.gradients.iter().all(|phases| phases.elements <= 50_000));
+        let whole = Schedule::new(&overlapping());
+        assert_eq!(schedule.elements_counted(), whole.elements_counted());
+        let count = training.gradients.len();
+        let mut each: Vec<usize> = (0..count as u64).map(|tensor| training.gradient(tensor)).collect();
+        assert!(!each.is_sorted(), "front layers overtake");
+        each.sort_unstable();
+        assert_eq!(each, (0..count).collect::<Vec<_>>());
+        for gradient in 0..count {
+            assert_eq!(training.gradient(training.places[gradient] as u64), gradient);
+            assert_eq!(schedule.variable(training.places[gradient] as u64), (count - 1 - gradient) as u64);
+        }
+    }
+
+    #[test]
+    fn tensors_are_sent_in_their_turn_whenever_a_worker_begins() {
+        let schedule = Rc::new(Schedule::new(&sorted_partitions()));
+        let Schedule::Training(training) = &*schedule else { panic!("it trains") };
+        let count = training.gradients.len() as u64;
+        for from in [0, 1, count / 3, count - 1, count, count + 2] {
+            let mut program = Program::new(schedule.clone(), 1);
+            let (mut steps, mut submitted) = (Vec::new(), Vec::new());
+            program.start(&mut steps);
+            if from > 0 {
+                // It is in the backward pass when another process takes its place.
+                while program.state != State::Backward {
+                    steps.clear();
+                    program.timer(&mut steps);
+                }
+                steps.clear();
+                program.go_on_from(from, &mut steps);
+            }
+            while !steps.contains(&Step::Finished) {
+                for step in std::mem::take(&mut steps) {
+                    match step {
+                        Step::Submit { tensor, elements } => {
+                            assert_eq!(elements, schedule.elements(tensor));
+                            let number = tensor / count * count + training.gradient(tensor) as u64;
+                            assert!(number < program.made, "tensor {tensor} is not made");
+                            submitted.push(tensor);
+                        }
+                        Step::Wait(_) => program.timer(&mut steps),
+                        _ => {}
+                    }
+                }
+                if steps.is_empty() {
+                    let tensor = program.outstanding.first().copied().expect("it waits for something");
+                    program.completed(tensor, &mut steps);
+                }
+            }
+            assert_eq!(submitted, (from..2 * count).collect::<Vec<_>>());
         }
     }
 

@@ -153,6 +153,23 @@ pub enum Workload {
         /// Whether the forward pass of a layer waits for its own parameters alone, and not for
         /// those of all.
         overlap: bool,
+        /// Most elements of a tensor: a longer gradient is several.
+        partition: Option<usize>,
+        /// In which order the tensors of an iteration are sent.
+        order: SendOrder,
+    },
+}
+
+/// In which order an iteration's gradients are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SendOrder {
+    /// As back-propagation makes them.
+    Ready,
+    /// As the next forward pass needs them, if a byte takes so many seconds: all workers have the
+    /// order from the beginning.
+    Needed {
+        /// To be summed, one behind the other.
+        seconds_a_byte: f64,
     },
 }
 

@@ -17,15 +17,16 @@ NIC_GBPS = 90.0
 """Of a NIC: what RDMA moves through 100 (§7.1)."""
 MTU = 4500
 """Takes RDMA's 4,096 bytes."""
-PAYLOAD = (MTU - 40) / (MTU + 38)
-"""Of what is on a link: less IP, TCP and Ethernet."""
+PAYLOAD = 4096 / (4096 + 106)
+"""Of what is on a link: RDMA's 4,096 bytes, and the headers of fanin, UDP, IP and Ethernet."""
+PAYLOAD_TCP = (MTU - 40) / (MTU + 38)
+"""The same of a connection: less IP, TCP and Ethernet."""
 PARTITION_BYTES = 4e6
 """§4.1."""
-PIECES_ON_THE_WAY = 2
-"""Of a worker, for each server, front layers first. The paper gives no such credit; with all on its
-way at once, links are shared out alike and not by the services' shares."""
 WINDOW = "256kB"
 """On the way of a connection, from the first on: what a link carries in a round trip."""
+WINDOW_PACKETS = 64
+"""As much of BytePS's packets, to the service with the largest share."""
 TRANSPORT = {"initial_window": WINDOW, "receive_window": WINDOW}
 DELAY_US = 5.0
 """Of a link."""
@@ -59,34 +60,29 @@ class Cluster:
         hosts = range(self.trains, self.trains + self.spares)
         return [{"link": [f"h{host}", "s0"], "rate": f"{NIC_GBPS:g}Gbit"} for host in hosts]
 
-    def servers(
-        self, own: float, spare: float, partition_bytes: float = PARTITION_BYTES
-    ) -> dict[str, Any]:
-        """Return who sums: a machine that trains has this share, and one that does not that."""
+    def byteps(self, own: float, spare: float) -> dict[str, Any]:
+        """Return BytePS: a machine that trains has this share, and one that does not that."""
         shares = [own] * self.trains + [spare] * self.spares
         at = [host for host, share in enumerate(shares) if share]
-        # As many digits as make them a whole again.
-        given = [round(shares[host], 12) for host in at]
-        credit = PIECES_ON_THE_WAY * len(at) * partition_bytes
         return {
-            "system": "tcp-ps",
-            "servers": [f"h{host}" for host in at],
-            "shares": given,
-            "partition": f"{partition_bytes:.0f}B",
-            "credit": f"{credit:.0f}B",
-            "transport": TRANSPORT,
+            "system": "byteps",
+            "services": [f"h{host}" for host in at],
+            # As many digits as make them a whole again.
+            "shares": [round(shares[host], 12) for host in at],
+            "window": WINDOW_PACKETS,
         }
 
-    def whole(self) -> dict[str, Any]:
-        """Return servers, on the machines that only sum, each of which has variables as they are.
+    def servers(self, partition_bytes: float | None = None) -> dict[str, Any]:
+        """Return parameter servers, on the machines that only sum; all that is ready goes at once.
 
-        They go one after the other to the next server, all that are ready at once.
+        A variable goes as it is to the next server, or in pieces, each to the next one.
         """
         hosts = range(self.trains, self.trains + self.spares)
         return {
             "system": "tcp-ps",
             "servers": [f"h{host}" for host in hosts],
             "transport": TRANSPORT,
+            **({"partition": f"{partition_bytes:.0f}B"} if partition_bytes else {}),
         }
 
     def play(

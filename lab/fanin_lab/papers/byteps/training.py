@@ -134,14 +134,13 @@ class Trained:
         if case.system == "ring":
             job |= RING
         elif case.system == "whole":
-            job |= cluster.whole()
+            job |= cluster.servers()
+        elif case.system == "servers":
+            job |= cluster.servers(PARTITION_BYTES / scale)
         else:
-            own, spare = (
-                self._shares[case.trains, case.spares]
-                if case.system == "byteps"
-                else (0.0, 1 / case.spares)
-            )
-            job |= cluster.servers(own, spare, PARTITION_BYTES / scale)
+            job |= cluster.byteps(*self._shares[case.trains, case.spares])
+            if case.overlap:
+                job |= {"partition": f"{PARTITION_BYTES / scale:.0f}B", "order": "needed"}
         warm_up_s = 0.0
         if case.overlap:
             sent_s = 2 * 32 * PLAYED[case.model].parameters / (1e9 * case.gbps)

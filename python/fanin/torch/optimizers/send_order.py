@@ -7,9 +7,10 @@ each gradient is there and how long a byte takes (BytePS §6.1; ByteScheduler, S
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from fanin import _fanin
 
 LEARNED_EVERY = 64
 """Passes after which the order is made anew, at most; the first times are closer together."""
@@ -29,24 +30,11 @@ class Partition:
 def order(partitions: Sequence[Partition], seconds_a_byte: float) -> list[int]:
     """Return the indices of partitions in the order in which they are sent.
 
-    The next one is chosen when the one before is through: of those that are there, that which is
-    needed first. A credit of one, in ByteScheduler's words, which costs no pause here: what was
-    chosen ahead is submitted while others are on their way.
+    As `fanin_plan::send_order` has it, which the simulator plays, too.
     """
-    coming = sorted(range(len(partitions)), key=lambda i: (partitions[i].ready, i), reverse=True)
-    there: list[tuple[int, int]] = []
-    chosen: list[int] = []
-    now = 0.0
-    while coming or there:
-        if not there:
-            now = max(now, partitions[coming[-1]].ready)
-        while coming and partitions[coming[-1]].ready <= now:
-            index = coming.pop()
-            heapq.heappush(there, (partitions[index].needed, index))
-        _, index = heapq.heappop(there)
-        chosen.append(index)
-        now += partitions[index].size_bytes * seconds_a_byte
-    return chosen
+    return _fanin.send_order(
+        [(each.ready, each.needed, each.size_bytes) for each in partitions], seconds_a_byte
+    )
 
 
 @dataclass(frozen=True)

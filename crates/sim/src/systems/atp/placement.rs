@@ -8,7 +8,7 @@ use fanin_protocol::atp::{Atp as Protocol, ServerJob};
 use fanin_protocol::control::Admission;
 use fanin_wire::{CHILDREN_MAX, Directions, JobId, Key, fragment_packet_bytes};
 
-use super::super::placement::{PlacementError, Request, admit, programmable, rack};
+use super::super::placement::{Path, PlacementError, Request, admit, programmable, rack};
 use super::{Atp, Help};
 use crate::net::{NodeId, Topology};
 
@@ -71,7 +71,8 @@ impl Atp {
             children_max: CHILDREN_MAX,
             id,
             key,
-            in_flight: self.window,
+            in_flight: Some(self.window),
+            path: Path::default(),
             elements: self.elements,
             packet_bytes: fragment_packet_bytes::<Directions>(self.elements.into()),
             ways,

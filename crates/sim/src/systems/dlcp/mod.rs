@@ -21,6 +21,7 @@ use fanin_wire::{
     Tag, WorkerId, block_packet_bytes,
 };
 
+use super::placement::line_rate;
 use super::worker::{BACK_OFF, retransmission};
 use super::{Counters, Machines, Process, Site, System, Tenant};
 use crate::net::{
@@ -222,12 +223,6 @@ impl Dlcp {
         };
         config.check().expect("a scenario's numbers are checked when it is read")
     }
-}
-
-/// The slowest of the hosts' first links: all machines of a job have one rate.
-pub(crate) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>) -> u64 {
-    let first = hosts.filter_map(|host| topology.neighbours(host).next());
-    first.map(|(_, link)| topology.links()[link.0 as usize].config.rate_bps).min().unwrap_or(1)
 }
 
 /// The treatment of a job's packets on the network.

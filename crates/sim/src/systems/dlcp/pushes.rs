@@ -15,9 +15,10 @@ use fanin_wire::{
     SignalPacket, WorkerId, block_packet_bytes,
 };
 
+use super::super::placement::line_rate;
 use super::super::worker::retransmission;
 use super::keys::{FLOW_BLOCKS, FLOWS, elements_for_mtu};
-use super::{FRAMING_BYTES, Treatment, block, line_rate};
+use super::{FRAMING_BYTES, Treatment, block};
 use crate::net::{
     ActorId, Body, Class, Context, Machine, Network, Nic, NodeId, Owner, Packet, SimAddress, Time,
 };

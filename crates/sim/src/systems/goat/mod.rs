@@ -1,7 +1,6 @@
 //! GOAT: switches that sum the parts of a model that a plan gives them, however late workers are,
 //! and a server behind them.
 
-mod distance;
 mod keys;
 mod placement;
 mod planners;
@@ -27,7 +26,7 @@ use super::{Machines, Site, System, Tenant};
 use crate::net::{NodeId, SimAddress, Topology};
 use placement::{Placement, number};
 
-pub use distance::on_the_way;
+pub use super::distance::on_the_way;
 pub use keys::{KIND, resolve_with};
 pub use planners::{Asked, Nodes, Planner};
 

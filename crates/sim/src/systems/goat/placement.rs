@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use fanin_wire::AggregationNode;
 
+use super::super::distance::first_hop;
 use super::Goat;
-use super::distance::first_hop;
 use crate::net::{NodeId, Topology};
 
 /// A job's switches and ways.

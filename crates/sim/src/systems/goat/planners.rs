@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::distance::distances;
+use super::super::distance::distances;
 use crate::net::{NodeId, Topology};
 
 /// By rank, for each part of the model, the switch that sums it, or the server.

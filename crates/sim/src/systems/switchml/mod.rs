@@ -1,40 +1,33 @@
 //! SwitchML: a pool of slots on the workers' switch, or on the switches of their racks and a root.
 
 mod placement;
-mod pools;
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, SwitchJob, Upstream, Worker};
-use fanin_protocol::{RetransmissionConfig, WorkerMachine};
 use fanin_wire::{
-    CHUNK_ELEMENTS, Kind as PacketKind, Preamble, RANKS_MAX, WireDtype, WorkerId, chunk_elements_for_mtu,
-    chunk_packet_bytes,
+    CHUNK_ELEMENTS, RANKS_MAX, WireDtype, WorkerId, chunk_elements_for_mtu, chunk_packet_bytes,
 };
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::keys::{PacketLengths, timeout};
+use super::pools::{PACKET_KINDS, Pools, counters, kind_of};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
 use crate::scenario_file::{Entry, Kind, Mistake, at, keys};
-use crate::workload::Gradient;
 use fanin_units::Time;
 use placement::Pool;
-use pools::{POOL_PORT, Pools};
 
 /// The shortest chunk: the switch sums elements in their own type in so many words at once.
 const SAMPLE_ELEMENTS: usize = CHUNK_ELEMENTS[0];
 
-/// Kinds of packets: a worker's or a rack's contribution, and a sum.
-const UPDATE: &str = "update";
-const RESULT: &str = "result";
-
-type WorkerActor = Machine<Worker<SimAddress, Gradient>, WorkerOwner>;
+/// UDP port.
+const POOL_PORT: u16 = 4801;
 
 /// SwitchML's configuration for a job.
 #[derive(Clone, Debug)]
@@ -131,15 +124,11 @@ impl System for SwitchMl {
     }
 
     fn packet_kinds(&self) -> &'static [&'static str] {
-        &[UPDATE, RESULT]
+        PACKET_KINDS
     }
 
     fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
-        match Preamble::parse(packet).ok()?.kind {
-            PacketKind::Update => Some(UPDATE),
-            PacketKind::Result => Some(RESULT),
-            _ => None,
-        }
+        kind_of(packet)
     }
 
     /// SwitchML Theorem 1: n / f, where f leaves room for n times the largest value.
@@ -164,18 +153,8 @@ impl System for SwitchMl {
         for Pool { switch, contributions, upstream } in placement.switches {
             let upstream =
                 upstream.map(|(node, place)| Upstream { address: SimAddress::new(node, POOL_PORT), place });
-            let (classify, declare, aggregators) =
-                (site.classify(), declare.clone(), site.switch().aggregators);
-            let station = site.station(switch, POOL_PORT, || Pools {
-                node: switch,
-                aggregators,
-                classify,
-                declare,
-                actor: Cell::new(ActorId(u32::MAX)),
-                jobs: RefCell::default(),
-                counted: Rc::default(),
-            });
-            station.jobs.borrow_mut().push(SwitchJob { config, contributions, upstream });
+            let station = Pools::at(site, (switch, POOL_PORT), &declare);
+            station.add(SwitchJob { config, contributions, upstream });
             pools.push(station);
         }
         Box::new(Job { system: self.clone(), config, workers: placement.workers, tenant, pools, declare })
@@ -214,22 +193,8 @@ impl Machines for Job {
     }
 
     fn counters(&self, network: &Network) -> Counters {
-        let (mut packets_sent, mut retransmissions) = (0, 0);
-        for actor in self.tenant.machines() {
-            if let Some(worker) = network.actor::<WorkerActor>(actor) {
-                packets_sent += worker.machine.statistics().packets_sent;
-                retransmissions += worker.machine.statistics().retransmissions;
-            }
-        }
-        let at_switches = self.pools.iter().map(|pools| pools.counted(self.config.id));
-        let (aggregations, answered_again) = at_switches
-            .fold((0, 0), |sum, counted| (sum.0 + counted.aggregations, sum.1 + counted.answered_again));
-        Counters {
-            switch_aggregations: Some(aggregations),
-            answered_again: Some(answered_again),
-            packets_sent: Some(packets_sent),
-            retransmissions: Some(retransmissions),
-            ..Counters::default()
-        }
+        let pools = self.pools.iter().map(|pools| (&**pools, self.config.id));
+        let (at_switches, counters) = counters(&self.tenant, network, pools);
+        Counters { switch_aggregations: Some(at_switches.aggregations), ..counters }
     }
 }

@@ -9,7 +9,7 @@ use fanin_protocol::switchml::{
 };
 use fanin_wire::{JobId, Key, PLACES_MAX, Rank, WireDtype, WorkerId, chunk_packet_bytes};
 
-use super::super::placement::{PlacementError, Request, admit, nearest, programmable, rack};
+use super::super::placement::{Path, PlacementError, Request, admit, nearest, programmable, rack};
 use super::SwitchMl;
 use crate::net::{NodeId, Topology};
 
@@ -52,7 +52,8 @@ impl SwitchMl {
             children_max: PLACES_MAX as usize,
             id,
             key,
-            in_flight: self.slots,
+            in_flight: Some(self.slots),
+            path: Path::default(),
             elements: self.elements,
             packet_bytes: chunk_packet_bytes(self.elements.into(), WireDtype::SharedExponent),
             ways: racks.iter().map(|rack| way(rack).into_iter().collect()).collect(),

@@ -38,6 +38,12 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             if matches!(job.workload, Workload::Training { overlap: true, .. }) {
                 note("overlap");
             }
+            if matches!(job.workload, Workload::Training { partition: Some(_), .. }) {
+                note("cut gradients");
+            }
+            if matches!(job.workload, Workload::Training { order: SendOrder::Needed { .. }, .. }) {
+                note("needed first");
+            }
             if job.class.priority > 0 {
                 note("priority");
             }
@@ -119,11 +125,11 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             }
         }
     }
-    let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, constant, dlcp, \
+    let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, byteps, constant, cut gradients, dlcp, \
         dlcp in a ring, dlcp with a server, dlcp with servers, drawn rates, drop class, dumbbell, esa, fat tree, float32, given rates, goat, int32, late normally, late uniformly, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
-        lost packets, lost parameters, lost result, lost segment, lost signal, lost update, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
-        reserved, ring, rss, sampled atp, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, shared buffer, small NIC, sprayed, \
-        stop, switchml, tcp-ps, training by dlcp, training by esa, training by goat, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";
+        lost packets, lost parameters, lost result, lost segment, lost signal, lost update, needed first, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
+        reserved, ring, rss, sampled atp, sampled byteps, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, shared buffer, small NIC, sprayed, \
+        stop, switchml, tcp-ps, training by byteps, training by dlcp, training by esa, training by goat, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";
     assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
 }
 

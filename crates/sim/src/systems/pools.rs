@@ -1,22 +1,66 @@
-//! All jobs' pools of slots on one switch, and what is counted there.
+//! All jobs' pools of slots on one machine, and what is counted there: on a switch for SwitchML, on
+//! a host for BytePS.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use fanin_protocol::switchml::{Switch, SwitchJob};
-use fanin_protocol::{JobAborted, Summer, Verdict};
+use fanin_protocol::switchml::{Switch, SwitchJob, Worker};
+use fanin_protocol::{JobAborted, Summer, Verdict, WorkerMachine};
 use fanin_wire::{JobId, Kind, Preamble, SLOT_HEADER_BYTES, ShardId};
 
-use super::super::{Classify, Declare, Role, Station, Table};
+use super::worker::WorkerOwner;
+use super::{Classify, Counters, Declare, Role, Site, Station, Table, Tenant};
 use crate::net::{ActorId, Body, Context, Machine, Network, NodeId, Owner, Packet, SimAddress};
-
-/// UDP port.
-pub(super) const POOL_PORT: u16 = 4801;
+use crate::workload::Gradient;
 
 type SwitchMachine = Machine<Switch<SimAddress>, PoolsOwner>;
 
-/// The work of a switch for a job.
+/// Kinds of packets: a worker's or a rack's contribution, and a sum.
+const UPDATE: &str = "update";
+const RESULT: &str = "result";
+pub(super) const PACKET_KINDS: &[&str] = &[UPDATE, RESULT];
+
+/// Which of these a packet is.
+pub(super) fn kind_of(packet: &[u8]) -> Option<&'static str> {
+    match Preamble::parse(packet).ok()?.kind {
+        Kind::Update => Some(UPDATE),
+        Kind::Result => Some(RESULT),
+        _ => None,
+    }
+}
+
+/// A worker's machine.
+pub(super) type WorkerActor = Machine<Worker<SimAddress, Gradient>, WorkerOwner>;
+
+/// What a job's workers sent, and its pools answered again.
+pub(super) fn counters<'a>(
+    tenant: &Tenant,
+    network: &Network,
+    pools: impl Iterator<Item = (&'a Pools, JobId)>,
+) -> (Counted, Counters) {
+    let workers = tenant.machines().into_iter().filter_map(|actor| network.actor::<WorkerActor>(actor));
+    let (packets_sent, retransmissions) = workers.fold((0, 0), |sum, worker| {
+        let counted = worker.machine.statistics();
+        (sum.0 + counted.packets_sent, sum.1 + counted.retransmissions)
+    });
+    let at_pools = pools.fold(Counted::default(), |sum, (pools, job)| {
+        let counted = pools.counted(job);
+        Counted {
+            aggregations: sum.aggregations + counted.aggregations,
+            answered_again: sum.answered_again + counted.answered_again,
+        }
+    });
+    let counters = Counters {
+        answered_again: Some(at_pools.answered_again),
+        packets_sent: Some(packets_sent),
+        retransmissions: Some(retransmissions),
+        ..Counters::default()
+    };
+    (at_pools, counters)
+}
+
+/// The work of a machine for a job.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
     /// Contributions that it added. A packet that only asks for an exponent has nothing to add.
@@ -28,27 +72,50 @@ pub(super) struct Counted {
 
 type OfJobs = Rc<RefCell<BTreeMap<JobId, Counted>>>;
 
-/// All jobs' pools on one switch.
+/// All jobs' pools on one machine.
 pub(super) struct Pools {
-    pub(super) node: NodeId,
-    /// All of the switch's memory: a slot takes two.
-    pub(super) aggregators: u32,
-    pub(super) classify: Classify,
-    pub(super) declare: Declare,
-    pub(super) actor: Cell<ActorId>,
-    pub(super) jobs: RefCell<Vec<SwitchJob<SimAddress>>>,
-    pub(super) counted: OfJobs,
+    node: NodeId,
+    port: u16,
+    /// All of a switch's memory: a slot takes two. A host's is not counted.
+    aggregators: Option<u32>,
+    classify: Classify,
+    declare: Declare,
+    actor: Cell<ActorId>,
+    jobs: RefCell<Vec<SwitchJob<SimAddress>>>,
+    counted: OfJobs,
 }
 
 impl Pools {
-    pub(super) fn counted(&self, job: JobId) -> Counted {
+    /// The pools of a switch or a host.
+    pub(super) fn at(site: &mut Site<'_>, (node, port): (NodeId, u16), declare: &Declare) -> Rc<Self> {
+        let is_switch = site.topology().layer(node).is_some();
+        let aggregators = is_switch.then_some(site.switch().aggregators);
+        let classify = site.classify();
+        site.station(node, port, || Self {
+            node,
+            port,
+            aggregators,
+            classify,
+            declare: declare.clone(),
+            actor: Cell::new(ActorId(u32::MAX)),
+            jobs: RefCell::default(),
+            counted: Rc::default(),
+        })
+    }
+
+    /// One more job sums here.
+    pub(super) fn add(&self, job: SwitchJob<SimAddress>) {
+        self.jobs.borrow_mut().push(job);
+    }
+
+    fn counted(&self, job: JobId) -> Counted {
         self.counted.borrow().get(&job).copied().unwrap_or_default()
     }
 }
 
 impl Station for Pools {
     fn role(&self) -> Role {
-        Role::Switch
+        if self.aggregators.is_some() { Role::Switch } else { Role::Lasting }
     }
 
     fn place(&self, network: &mut Network) {
@@ -60,7 +127,7 @@ impl Station for Pools {
         let machine = Machine::new(switch, PoolsOwner(self.counted.clone()))
             .classified(move |_, packet| classify(packet))
             .declaring(move |packet| declare(packet));
-        self.actor.set(network.add_actor(self.node, POOL_PORT, machine));
+        self.actor.set(network.add_actor(self.node, self.port, machine));
     }
 
     fn actor(&self) -> ActorId {
@@ -73,11 +140,12 @@ impl Station for Pools {
     /// A sum that gathers is in one of its slot's two aggregators. Nobody else can take a slot, so
     /// nothing collides or is freed.
     fn table(&self, network: &Network) -> Option<Table> {
+        let aggregators = self.aggregators?;
         let machine = &network.actor::<SwitchMachine>(self.actor.get())?.machine;
         let jobs = self.jobs.borrow();
         let gathering = jobs.iter().filter_map(|job| machine.job_progress(job.config.id));
         Some(Table {
-            aggregators: self.aggregators,
+            aggregators,
             in_use: gathering.map(|progress| progress.in_use).sum(),
             aggregations: self.counted.borrow().values().map(|counted| counted.aggregations).sum(),
             ..Table::default()

@@ -1,0 +1,453 @@
+//! `BytePS` (Jiang et al., OSDI 2020) as fanin has it: services on hosts, those of the workers or
+//! others, each of which sums its share of every tensor in a pool of slots.
+//!
+//! A worker has a machine for each service, and what they send waits in one queue of its host, so
+//! that windows decide how they share the link. Shares are those of the planner for the hosts' links
+//! (§4.1), unless the file says others. Tensors are cut, and
+//! windows chosen, by the product's own code. All services are there from the beginning to the end:
+//! that one takes over what another one summed is tried in `crates/protocol/tests/switchml`.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanin_plan::{Cluster, LoadSplit, Machine as Planned, PART_PACKETS_MIN, Placement};
+use fanin_protocol::control::PORTION_WHOLE;
+use fanin_protocol::switchml::{JobConfig, RankTerms, SLOTS_MAX, SwitchJob, SwitchMl as Protocol, Worker};
+use fanin_wire::{
+    CHUNK_ELEMENTS, JobId, Key, PLACES_MAX, WireDtype, WorkerId, chunk_elements_for_mtu, chunk_packet_bytes,
+};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::distance::distances;
+use super::keys::{PacketLengths, timeout};
+use super::placement::{Path, PlacementError, Request, admit, line_rate};
+use super::pools::{PACKET_KINDS, Pools, counters, kind_of};
+use super::worker::{WorkerOwner, retransmission};
+use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
+use crate::net::{ActorId, Machine, Network, NodeId, SimAddress, Topology};
+use crate::scenario_file::{Entry, Hosts, Kind, Mistake, at, keys};
+use fanin_units::Time;
+
+/// UDP port of the services.
+const SERVICE_PORT: u16 = 4804;
+/// The shortest chunk: a service sums elements in so many words at once.
+const SAMPLE_ELEMENTS: usize = CHUNK_ELEMENTS[0];
+/// Slots for each packet of a window that the file gives, as admission has them.
+const SLOTS_OF_WINDOW: u16 = 2;
+/// How far the sum of shares may be from 1: they are written with a few digits.
+const SHARES_OFF_MAX: f64 = 1e-6;
+/// Floats travel as they are, which is the product's default.
+const WIRE_DTYPE: WireDtype = WireDtype::Native;
+
+/// A job's services, and how workers send to them.
+#[derive(Clone, Debug)]
+pub struct BytePs {
+    /// Their hosts, which may be workers' too.
+    pub services: Vec<NodeId>,
+    /// The share of each of all bytes, above 0; 1 together.
+    pub shares: Vec<f64>,
+    /// Elements of a packet.
+    pub elements: u16,
+    /// Packets of a worker that are on the way to the service with the largest share at most, and
+    /// to others as many fewer as their shares are smaller; what admission chooses unless given.
+    pub window: Option<u16>,
+    /// Shortest wait for an answer.
+    pub timeout: Duration,
+}
+
+pub(crate) const KIND: Kind = Kind { name: "byteps", keys: keys::<Keys>, resolve };
+
+const LENGTHS: PacketLengths = PacketLengths {
+    elements: &CHUNK_ELEMENTS,
+    for_mtu: |mtu| chunk_elements_for_mtu(mtu, WIRE_DTYPE),
+    packet_bytes: |elements| chunk_packet_bytes(elements, WIRE_DTYPE),
+};
+
+/// `[job.byteps]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Keys {
+    /// Hosts by name, or how many of the workers'; all of these unless given.
+    services: Option<Spanned<Hosts>>,
+    /// A share for each service, which together are 1; the planner's unless given.
+    shares: Option<Spanned<Vec<f64>>>,
+    /// Elements of a packet; the most that the MTU takes unless given.
+    elements: Option<Spanned<u16>>,
+    /// Packets of a worker that are on the way to the service with the largest share at most.
+    window: Option<Spanned<u16>>,
+    /// Shortest wait for an answer before a packet is sent again.
+    timeout: Option<Spanned<Time>>,
+}
+
+fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
+    let keys: Keys = entry.table()?;
+    entry.workers_between(1, PLACES_MAX as usize)?;
+    let services = match &keys.services {
+        Some(given) => entry.servers(given)?,
+        None => entry.workers().to_vec(),
+    };
+    let shares = match shares(keys.shares.as_ref(), services.len())? {
+        Some(given) => given,
+        None => {
+            planned(entry.topology(), entry.workers(), &services).map_err(|error| entry.at_workers(error))?
+        }
+    };
+    // Who has no part of anything is not joined.
+    let (services, shares) = services.into_iter().zip(shares).filter(|(_, share)| *share > 0.0).unzip();
+    let most = SLOTS_MAX / SLOTS_OF_WINDOW;
+    let window = match &keys.window {
+        Some(window) if !(1..=most).contains(window.get_ref()) => {
+            return Err(at(window, format!("from 1 to {most} packets are on the way to a service")));
+        }
+        window => window.as_ref().map(|window| *window.get_ref()),
+    };
+    let elements = LENGTHS.of(entry, keys.elements.as_ref())?;
+    let system = BytePs { services, shares, elements, window, timeout: timeout(keys.timeout.as_ref())? };
+    system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
+    Ok(Arc::new(system))
+}
+
+/// A share for each of so many services, as a plan that shares the sums out (BytePS) has them.
+fn shares(given: Option<&Spanned<Vec<f64>>>, services: usize) -> Result<Option<Vec<f64>>, Mistake> {
+    let Some(place) = given else { return Ok(None) };
+    let shares = place.get_ref();
+    if shares.len() != services {
+        let count = shares.len();
+        return Err(at(
+            place,
+            format!("{count} `shares` for {services} services: one for each, in their order"),
+        ));
+    }
+    let sum: f64 = shares.iter().sum();
+    if shares.iter().any(|share| share.is_nan() || *share < 0.0) || (sum - 1.0).abs() > SHARES_OFF_MAX {
+        return Err(at(place, format!("`shares` are none below 0, and 1 together: these are {sum}")));
+    }
+    Ok(Some(shares.clone()))
+}
+
+/// The shares with which no link waits for another (§4.1), if the network is nowhere narrower than
+/// the hosts' links.
+fn planned(topology: &Topology, workers: &[NodeId], services: &[NodeId]) -> Result<Vec<f64>, String> {
+    let spare = services.iter().filter(|service| !workers.contains(service));
+    let hosts: Vec<NodeId> = workers.iter().chain(spare).copied().collect();
+    let machine = |host: &NodeId| {
+        let rate_bps = line_rate(topology, [*host].into_iter()) as f64;
+        Planned {
+            trains: workers.contains(host),
+            sums: services.contains(host),
+            ..Planned::training(topology.get(*host).name.clone(), rate_bps)
+        }
+    };
+    let cluster = Cluster::new(hosts.iter().map(machine).collect()).map_err(|error| error.to_string())?;
+    let split = LoadSplit::of(&cluster);
+    let of = |service: &NodeId| hosts.iter().position(|host| host == service).map(|at| split.shares[at]);
+    Ok(services.iter().filter_map(of).collect())
+}
+
+/// A service as its job is admitted to it.
+struct Admitted {
+    config: JobConfig,
+    job: SwitchJob<SimAddress>,
+    /// By rank.
+    places: Vec<WorkerId>,
+}
+
+impl BytePs {
+    /// Whether workers have a place.
+    pub(crate) fn fits(&self, topology: &Topology, workers: &[NodeId]) -> Result<(), PlacementError> {
+        let admitted = |service| self.admitted(topology, workers, service, (JobId(0), Key::new(0)));
+        (0..self.services.len()).try_for_each(|service| admitted(service).map(|_| ()))
+    }
+
+    /// The job at one service, as that one's registry has it.
+    fn admitted(
+        &self,
+        topology: &Topology,
+        workers: &[NodeId],
+        service: usize,
+        (id, key): (JobId, Key),
+    ) -> Result<Admitted, PlacementError> {
+        let root = self.services[service];
+        let largest = self.shares.iter().copied().fold(0.0, f64::max);
+        let portion = self.shares[service] / largest;
+        let window = self.window.map(|window| (f64::from(window) * portion).ceil() as u16);
+        let links = distances(topology, root);
+        let furthest = workers.iter().filter_map(|worker| links.get(worker)).max().copied().unwrap_or(0);
+        let delay = topology.links().iter().map(|link| link.config.delay).max().unwrap_or_default();
+        let request = Request {
+            protocol: &Protocol,
+            children_max: PLACES_MAX as usize,
+            id,
+            key,
+            in_flight: window.map(|window| SLOTS_OF_WINDOW * window),
+            path: Path {
+                wire_dtype: WIRE_DTYPE,
+                rate_bps: Some(line_rate(topology, workers.iter().copied())),
+                rtt: 2 * furthest as u32 * delay,
+                portion: (self.services.len() > 1)
+                    .then_some((portion * f64::from(PORTION_WHOLE)).ceil() as u16),
+            },
+            elements: self.elements,
+            packet_bytes: chunk_packet_bytes(self.elements.into(), WIRE_DTYPE),
+            ways: vec![Vec::new(); workers.len()],
+            root,
+        };
+        let admission = admit(topology, &request)?;
+        let job = admission.identity();
+        let place = |part: &Vec<u8>| RankTerms::read(job, part).expect("a rank's own part").place;
+        let places = admission.seats.ranks.iter().map(place).collect();
+        let job = SwitchJob::read(job, &admission.seats.root, None).expect("a service's own part");
+        let config = JobConfig { window: window.unwrap_or(job.config.window), ..job.config };
+        Ok(Admitted { config, job: SwitchJob { config, ..job }, places })
+    }
+}
+
+impl System for BytePs {
+    fn name(&self) -> &'static str {
+        KIND.name
+    }
+
+    fn parts(&self, _workers: usize) -> usize {
+        self.services.len()
+    }
+
+    fn cuts(&self, tensors: &[usize]) -> Option<Vec<Vec<Range<usize>>>> {
+        let mut placement = Placement::new(&self.shares);
+        let elements = usize::from(self.elements);
+        let cut = |count: &usize| {
+            let mut ranges = vec![0..0; self.services.len()];
+            for (service, packets) in placement.place(count.div_ceil(elements), PART_PACKETS_MIN) {
+                let end = |packet: usize| (packet * elements).min(*count);
+                ranges[service] = end(packets.start)..end(packets.end);
+            }
+            ranges
+        };
+        Some(tensors.iter().map(cut).collect())
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn sample_elements(&self) -> Option<usize> {
+        Some(SAMPLE_ELEMENTS)
+    }
+
+    fn packet_kinds(&self) -> &'static [&'static str] {
+        PACKET_KINDS
+    }
+
+    fn kind_of(&self, packet: &[u8]) -> Option<&'static str> {
+        kind_of(packet)
+    }
+
+    /// Workers' numbers are such that floats sum to the very number.
+    fn bound(&self, _workers: usize, _largest: f64) -> f64 {
+        0.0
+    }
+
+    fn packet_elements(&self) -> usize {
+        self.elements.into()
+    }
+
+    fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
+        let (topology, plan) = (site.topology(), tenant.plan());
+        let elements = if plan.sampled { SAMPLE_ELEMENTS as u16 } else { self.elements };
+        let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WIRE_DTYPE));
+        let service = |(part, node): (usize, &NodeId)| {
+            let Admitted { config, job, places } = self
+                .admitted(topology, &plan.workers, part, (tenant.id(part), tenant.key(part)))
+                .expect("a scenario's placements are checked when it is read");
+            let config = JobConfig { elements, ..config };
+            let pools = Pools::at(site, (*node, SERVICE_PORT), &declare);
+            pools.add(SwitchJob { config, ..job });
+            Service { config, address: SimAddress::new(*node, SERVICE_PORT), places, pools }
+        };
+        let services = self.services.iter().enumerate().map(service).collect();
+        let tenant = tenant.clone();
+        Box::new(Job { timeout: self.timeout, tenant, services, declare })
+    }
+}
+
+/// A service in a run.
+struct Service {
+    config: JobConfig,
+    address: SimAddress,
+    /// By rank.
+    places: Vec<WorkerId>,
+    pools: Rc<Pools>,
+}
+
+/// A job in a run.
+struct Job {
+    timeout: Duration,
+    tenant: Tenant,
+    services: Vec<Service>,
+    declare: Declare,
+}
+
+impl Machines for Job {
+    fn add_worker(&self, network: &mut Network, process: Process) -> ActorId {
+        let Service { config, address, places, .. } = &self.services[process.part()];
+        let place = places[process.rank()];
+        let worker = Worker::new(*config, place, *address, retransmission(self.timeout));
+        let (node, port, class) = (process.node(), process.port(), self.tenant.plan().class);
+        let declare = self.declare.clone();
+        let machine = Machine::new(worker, WorkerOwner::new(process))
+            .classified(move |_, _| class)
+            .declaring(move |packet| declare(packet));
+        network.add_actor(node, port, machine)
+    }
+
+    fn counters(&self, network: &Network) -> Counters {
+        let pools = self.services.iter().map(|service| (&*service.pools, service.config.id));
+        let (at_services, counters) = counters(&self.tenant, network, pools);
+        Counters { server_aggregations: Some(at_services.aggregations), ..counters }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scenario_file::parse;
+    use crate::workload::{Options, Report, run};
+
+    fn played(text: &str) -> Report {
+        let scenario = parse("test.toml", text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        run(&scenario, Options { seed: 1, ..Options::default() }).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn refused(text: &str) -> String {
+        parse("test.toml", text).expect_err("a mistake").to_string()
+    }
+
+    /// `trains` workers and `spares` hosts more at a switch, links of 10 Gbit/s. All are services.
+    fn rack(trains: usize, spares: usize, job: &str, byteps: &str) -> String {
+        let hosts = trains + spares;
+        let services: Vec<String> = (0..hosts).map(|host| format!("\"h{host}\"")).collect();
+        let services = services.join(", ");
+        format!(
+            "payload = \"sample\"\n[network]\ntopology = \"rack\"\nhosts = {hosts}\nrate = \"10Gbit\"\nqueue = \"8MB\"\n\
+             [[job]]\nsystem = \"byteps\"\nworkers = {trains}\n{job}\n[job.byteps]\nservices = [{services}]\n{byteps}"
+        )
+    }
+
+    const LONG: &str = "tensor = \"40MB\"\ntensors = 1\nin_flight = 1";
+
+    /// How long a sum takes, by what a link takes to carry the tensor.
+    fn by_link(spares: usize, byteps: &str) -> f64 {
+        let job = &played(&rack(4, spares, LONG, byteps)).jobs[0];
+        assert_eq!(job.counters.retransmissions, Some(0), "{spares} more, {byteps}");
+        // A packet of 352 elements is 1,408 bytes of numbers in 1,514 on the link.
+        job.finished_s.expect("it ends") / (40e6 * 8.0 / 10e9 * 1514.0 / 1408.0)
+    }
+
+    /// §4.1: 2 (n - 1) / n with no more machines, 1 with as many, and Eq. 6 between.
+    #[test]
+    fn a_sum_by_planned_services_takes_as_long_as_the_papers_formula_says() {
+        let n = 4.0;
+        for spares in [0, 1, 2, 4] {
+            let k = spares as f64;
+            let formula = if k < n { 2.0 * n * (n - 1.0) / (n * n + k * n - 2.0 * k) } else { 1.0 };
+            let ratio = by_link(spares, "window = 64\n") / formula;
+            assert!((0.99..1.03).contains(&ratio), "k = {k}: {ratio} times the formula's");
+        }
+    }
+
+    #[test]
+    fn wrong_shares_take_longer_than_the_planners() {
+        let even = by_link(2, "window = 64\nshares = [0.2, 0.2, 0.2, 0.2, 0.1, 0.1]\n");
+        assert!(even > 1.05 * by_link(2, "window = 64\n"), "{even}");
+    }
+
+    /// Without a window in the file admission chooses one, for a rate of 10 Gbit/s and hosts that
+    /// take their time.
+    #[test]
+    fn windows_are_those_of_admission_unless_the_file_has_one() {
+        let scenario = parse("test.toml", &rack(4, 0, LONG, "")).unwrap_or_else(|error| panic!("{error}"));
+        let system = format!("{:?}", scenario.jobs[0].system);
+        assert!(system.contains("window: None"), "{system}");
+        assert!(by_link(0, "") < by_link(0, "window = 1\n"), "a packet at a time waits for each");
+    }
+
+    #[test]
+    fn services_get_their_shares_of_short_tensors_too() {
+        // 40 elements are one packet, and no part of another service's.
+        let text = rack(3, 0, "tensor = \"160B\"\ntensors = 64", "shares = [0.5, 0.25, 0.25]\n");
+        let report = played(&text);
+        assert_eq!(report.jobs[0].counters.server_aggregations, Some(3 * 64));
+        let scenario = parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"));
+        let cuts = scenario.jobs[0].system.cuts(&[40; 64]).expect("it cuts");
+        let of = |service: usize| cuts.iter().filter(|ranges| ranges[service] == (0..40)).count();
+        assert_eq!([of(0), of(1), of(2)], [32, 16, 16]);
+    }
+
+    #[test]
+    fn sums_survive_losses_however_packets_are_cut() {
+        let text = rack(4, 1, "tensor = \"600kB\"\ntensors = 5", "elements = 64\nwindow = 20\n")
+            .replace("payload = \"sample\"\n", "");
+        let lossy = ["h0", "h2", "h4"].map(|host| {
+            format!("[[loss]]\nlink = [\"{host}\", \"s0\"]\nloss = 0.02\n[[loss]]\nlink = [\"s0\", \"{host}\"]\nloss = 0.02\n")
+        });
+        let report = played(&format!("{text}{}", lossy.concat()));
+        let counters = report.jobs[0].counters;
+        assert!(counters.retransmissions > Some(0) && counters.answered_again > Some(0), "{counters:?}");
+        // Each contribution once: 600 kB are 2,344 packets, but for what the last of a part is short.
+        let added = counters.server_aggregations.expect("counted");
+        assert!((5 * 4 * 2_344..=5 * 4 * 2_348).contains(&added), "{added}");
+    }
+
+    #[test]
+    fn who_has_no_share_is_no_service() {
+        let text = rack(2, 1, LONG, "shares = [0, 0, 1]\n");
+        let scenario = parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(scenario.jobs[0].system.parts(2), 1);
+    }
+
+    #[test]
+    fn several_jobs_share_a_host_and_each_gets_its_own_sums() {
+        let job = |workers: &str| {
+            format!(
+                "[[job]]\nsystem = \"byteps\"\nworkers = {workers}\ntensor = \"1MB\"\ntensors = 3\n[job.byteps]\nservices = [\"h0\", \"h3\"]\nshares = [0.5, 0.5]\n"
+            )
+        };
+        let jobs = job("[\"h0\", \"h1\"]") + &job("[\"h0\", \"h2\"]");
+        let report = played(&format!("[network]\ntopology = \"rack\"\nhosts = 4\n{jobs}"));
+        let added: Vec<_> = report.jobs.iter().map(|job| job.counters.server_aggregations).collect();
+        assert_eq!(added, [Some(2 * 3 * 711); 2]);
+    }
+
+    #[test]
+    fn a_mistake_in_the_table_is_named() {
+        let mistakes = [
+            ("shares = [0.5, 0.5]\n", "2 `shares` for 3 services"),
+            ("shares = [0.5, 0.5, 0.5]\n", "1 together: these are 1.5"),
+            ("shares = [0.5, 0.7, -0.2]\n", "none below 0, and 1 together"),
+            ("shares = [0.5, 0.5, nan]\n", "none below 0, and 1 together"),
+            ("window = 0\n", "from 1 to 8192 packets"),
+            ("slots = 3\n", "window"),
+        ];
+        for (byteps, expected) in mistakes {
+            let message = refused(&rack(2, 1, LONG, byteps));
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    /// A layer in front that is needed first, behind one that is four times as long.
+    #[test]
+    fn gradients_that_are_needed_first_overtake_others_in_partitions() {
+        let layers = "layers = [{ bytes = \"1MB\", forward = \"5ms\", backward = \"1ms\" }, { bytes = \"32MB\", forward = \"30ms\", backward = \"1ms\" }]\niterations = 4\noverlap = true\n";
+        let took = |more: &str| {
+            let job = &played(&rack(4, 4, &format!("{layers}{more}"), "")).jobs[0];
+            job.finished_s.expect("it ends")
+        };
+        let cut = took("partition = \"1MB\"\n");
+        let sorted = took("partition = \"1MB\"\norder = \"needed\"\n");
+        // The front layer's pass of 5 ms hides under the other's sum, three times.
+        assert!((0.012..0.018).contains(&(cut - sorted)), "{cut} s and {sorted} s");
+        let whole = took("order = \"needed\"\n");
+        assert!(whole > sorted + 0.01, "a whole gradient is not overtaken: {whole} s and {sorted} s");
+    }
+}
