@@ -54,6 +54,8 @@ pub struct BytePs {
     /// Packets of a worker that are on the way to the service with the largest share at most, and
     /// to others as many fewer as their shares are smaller; what admission chooses unless given.
     pub window: Option<u16>,
+    /// Fewest packets of a part of a tensor that is cut.
+    pub part_min: usize,
     /// Shortest wait for an answer.
     pub timeout: Duration,
 }
@@ -78,6 +80,8 @@ struct Keys {
     elements: Option<Spanned<u16>>,
     /// Packets of a worker that are on the way to the service with the largest share at most.
     window: Option<Spanned<u16>>,
+    /// Fewest packets of a part of a tensor that is cut; as the product has it unless given.
+    part_min: Option<Spanned<usize>>,
     /// Shortest wait for an answer before a packet is sent again.
     timeout: Option<Spanned<Time>>,
 }
@@ -105,7 +109,12 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         window => window.as_ref().map(|window| *window.get_ref()),
     };
     let elements = LENGTHS.of(entry, keys.elements.as_ref())?;
-    let system = BytePs { services, shares, elements, window, timeout: timeout(keys.timeout.as_ref())? };
+    let part_min = match &keys.part_min {
+        Some(least) if *least.get_ref() == 0 => return Err(at(least, "a part has at least one packet")),
+        least => least.as_ref().map_or(PART_PACKETS_MIN, |least| *least.get_ref()),
+    };
+    let timeout = timeout(keys.timeout.as_ref())?;
+    let system = BytePs { services, shares, elements, window, part_min, timeout };
     system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
     Ok(Arc::new(system))
 }
@@ -219,7 +228,7 @@ impl System for BytePs {
         let elements = usize::from(self.elements);
         let cut = |count: &usize| {
             let mut ranges = vec![0..0; self.services.len()];
-            for (service, packets) in placement.place(count.div_ceil(elements), PART_PACKETS_MIN) {
+            for (service, packets) in placement.place(count.div_ceil(elements), self.part_min) {
                 let end = |packet: usize| (packet * elements).min(*count);
                 ranges[service] = end(packets.start)..end(packets.end);
             }
@@ -427,6 +436,7 @@ mod tests {
             ("shares = [0.5, 0.7, -0.2]\n", "none below 0, and 1 together"),
             ("shares = [0.5, 0.5, nan]\n", "none below 0, and 1 together"),
             ("window = 0\n", "from 1 to 8192 packets"),
+            ("part_min = 0\n", "at least one packet"),
             ("slots = 3\n", "window"),
         ];
         for (byteps, expected) in mistakes {

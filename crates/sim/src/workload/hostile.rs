@@ -545,6 +545,7 @@ fn byteps(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> BytePs {
         services,
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
         window: dice.among(&[None, Some(1), Some(2), Some(16)]),
+        part_min: dice.among(&[1, 5, 32]),
         timeout: job.system.timeout(),
     }
 }

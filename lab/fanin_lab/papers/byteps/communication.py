@@ -120,13 +120,10 @@ def run(lab: Lab) -> Outcome:
                 f"the split, n = {n}, k = {listed(between)}: {of_formula}, for the worst k",
                 off("split", between),
             ),
-            Finding(
+            row(
                 "Table 1, Eq. 6",
                 f"k = n = {n}: the split by non-colocated PS, which it then is",
-                1.0,
                 Spread.of([times["split", n, n].median / times["servers", n, n].median]),
-                unit="x",
-                cannot_fail="the plan gives all to the others, so that both are one scenario",
             ),
             row(
                 "§4.1.1, Eq. 7",
