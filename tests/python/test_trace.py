@@ -155,6 +155,49 @@ def test_each_all_reduce_is_in_the_trace_once_a_rank_and_shard(
             assert max(e["ts"] for e in exchanges) <= min(map(end, exchanges))
 
 
+def late(me: Me, file: str) -> None:
+    os.environ["FANIN_TRACE"] = file
+    me.init()
+    for _ in range(12):
+        if me.rank == 1:
+            time.sleep(0.05)  # It computes for longer.
+        dist.all_reduce(torch.ones(1000))
+    dist.destroy_process_group()
+
+
+def test_ranks_whose_clocks_differ_are_joined_on_one_and_the_late_one_is_named(
+    launch: Launch, tmp_path: Path
+) -> None:
+    launch(late, 3, str(tmp_path / "trace.json")).results()
+    files = [tmp_path / f"trace.{rank}.json" for rank in range(3)]
+    ahead_s = [0.0, 86_400.0, -7.5]
+    recorded = [json.loads(file.read_text()) for file in files]
+    for events, file, seconds in zip(recorded, files, ahead_s, strict=True):
+        shifted = [
+            event | ({"ts": event["ts"] + 1e6 * seconds} if "ts" in event else {})
+            for event in events
+        ]
+        file.write_text(json.dumps(shifted))
+    joined = tmp_path / "all.json"
+    command = [sys.executable, "-m", "fanin", "trace", *map(str, files), "--join", str(joined)]
+    ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    found = json.loads(ended.stdout)
+    assert found["sums"] == 12
+    for rank, seconds in zip(found["ranks"], ahead_s, strict=True):
+        # Results come to all at about the same time, as far as this machine has cores for it.
+        assert abs(rank["ahead_s"] - seconds) < 0.02, rank
+        assert rank["name"].startswith(f"rank {rank['rank']} on {os.uname().nodename} ")
+    assert found["ranks"][1]["last"] >= 0.9
+    assert found["ranks"][1]["later_s"] > 0.02
+    events = json.loads(joined.read_text())
+    assert len(events) == sum(map(len, recorded))
+    begun = [e["ts"] for e in events if e["name"] == "all-reduce 11"]
+    assert max(begun) - min(begun) < 1e6, "a day apart before"
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "12 sums of all" in table
+    assert "asked last" in table
+
+
 def again(me: Me, file: str) -> None:
     os.environ["FANIN_TRACE"] = file
     for _ in range(2):

@@ -305,7 +305,9 @@ impl Writer {
             lanes: BTreeMap::new(),
             next_thread: 1,
         };
-        let name = format!("rank {} (process {})", config.rank, std::process::id());
+        // Linux has it there; a machine without a name is none.
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let name = format!("rank {} on {} (process {})", config.rank, host.trim(), std::process::id());
         writer.metadata("process_name", 0, Name { name: &name });
         writer.metadata("process_sort_index", 0, SortIndex { sort_index: config.rank.into() });
         writer

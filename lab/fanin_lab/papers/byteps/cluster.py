@@ -60,7 +60,7 @@ class Cluster:
         hosts = range(self.trains, self.trains + self.spares)
         return [{"link": [f"h{host}", "s0"], "rate": f"{NIC_GBPS:g}Gbit"} for host in hosts]
 
-    def byteps(self, own: float, spare: float) -> dict[str, Any]:
+    def byteps(self, own: float, spare: float, window: int = WINDOW_PACKETS) -> dict[str, Any]:
         """Return BytePS: a machine that trains has this share, and one that does not that."""
         shares = [own] * self.trains + [spare] * self.spares
         at = [host for host, share in enumerate(shares) if share]
@@ -69,7 +69,7 @@ class Cluster:
             "services": [f"h{host}" for host in at],
             # As many digits as make them a whole again.
             "shares": [round(shares[host], 12) for host in at],
-            "window": WINDOW_PACKETS,
+            "window": window,
         }
 
     def servers(self, partition_bytes: float | None = None) -> dict[str, Any]:

@@ -27,6 +27,9 @@ ITERATIONS = 2
 """All alike, where none begins before the last has ended."""
 ITERATIONS_OVERLAPPING = 6
 """Of which the first is longer, and the last four or five count."""
+WINDOW_SCALED = 8
+"""Packets: what a link carries in a round trip whose delays are scaled down, and its packets are
+not."""
 BASELINE_GBPS = 41.0
 """Without what §6.2 mends (Table 2), which native PS lacks (§7)."""
 
@@ -138,7 +141,9 @@ class Trained:
         elif case.system == "servers":
             job |= cluster.servers(PARTITION_BYTES / scale)
         else:
-            job |= cluster.byteps(*self._shares[case.trains, case.spares])
+            # What is scaled down has as much of it on the way, and in a part of a tensor.
+            shares = self._shares[case.trains, case.spares]
+            job |= cluster.byteps(*shares, window=WINDOW_SCALED) | {"part_min": 1}
             if case.overlap:
                 job |= {"partition": f"{PARTITION_BYTES / scale:.0f}B", "order": "needed"}
         warm_up_s = 0.0

@@ -1,23 +1,29 @@
-//! `fanin trace`: the step that a recorded training repeats.
+//! `fanin trace`: the step that a recorded training repeats, and the timelines of all ranks as one.
+
+mod joined;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 
+use joined::Joined;
+
 use crate::output;
 use crate::step::{Step, has_layers};
 
-/// Say which step a recorded training repeats, and write it as layers
+/// Say which step a recorded training repeats, and write it as layers; or join the ranks' timelines
 ///
 /// Reads the timelines of one rank, or of all ranks of a run. FANIN_TRACE=trace.json writes them.
 /// For a training on Gloo, torch.profiler.profile(record_shapes=True) exports them. The step has
 /// each sum, and when it is asked for. Layers are for scenarios of fanin sim, and for
-/// fanin plan --trace.
+/// fanin plan --trace. With --join, timelines of FANIN_TRACE become one file on one clock, and the
+/// ranks that others wait for are named.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     FANIN_TRACE=trace.json torchrun --nnodes 4 .. train.py\n  \
     fanin trace trace.*.json\n  \
-    fanin trace trace.*.json --out step.toml\n\n\
+    fanin trace trace.*.json --out step.toml\n  \
+    fanin trace trace.*.json --join all.json   (for ui.perfetto.dev)\n\n\
     A scenario of fanin sim then has:\n  \
     [[job]]\n  \
     system = \"switchml\"\n  \
@@ -31,6 +37,9 @@ pub(crate) struct Arguments {
     /// Write the step as layers (TOML)
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write the timelines of all ranks as one, on the first rank's clock
+    #[arg(long, value_name = "FILE", conflicts_with = "out")]
+    join: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -41,6 +50,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         !arguments.files.iter().any(|path| has_layers(path)),
         "layers (.toml) are a step already: fanin trace reads timelines"
     );
+    if let Some(path) = &arguments.join {
+        let joined = Joined::read(&arguments.files)?;
+        joined.write(path)?;
+        let text = if arguments.json { serde_json::to_string(&joined)? } else { joined.table() };
+        return Ok(output::line(&text)?);
+    }
     let step = Step::read(&arguments.files)?;
     if let Some(path) = &arguments.out {
         std::fs::write(path, step.layers()?).with_context(|| format!("cannot write {}", path.display()))?;
