@@ -492,6 +492,13 @@ def check_scenario(name: str, text: str) -> None:
     Raises `ValueError` with the first mistake; its text begins with `name`, line and column.
     """
 
+def layers(name: str, text: str) -> list[tuple[int, float, float]]:
+    """Return the layers of a file of `[[layer]]` tables, in the order of the forward pass.
+
+    Each is its parameters, and the seconds of its forward and its backward pass. Raises
+    `ValueError` for a mistake.
+    """
+
 def whole_scenario(name: str, text: str) -> str:
     """Return a scenario file's text as JSON, with the nodes and links of a file that it names.
 

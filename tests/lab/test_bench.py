@@ -97,6 +97,56 @@ def test_buckets_of_another_dtype_are_checked_too(tmp_path: Path) -> None:
     assert (run["buckets"], run["calls"], run["payload_bytes"]) == (4, 2, 40_000)
 
 
+STEP = """
+[[layer]]
+bytes = "40kB"
+forward = "10ms"
+backward = "30ms"
+[[layer]]
+bytes = "8kB"
+backward = "20ms"
+"""
+
+
+def test_a_step_asks_for_each_sum_when_its_training_does(tmp_path: Path) -> None:
+    layers = tmp_path / "step.toml"
+    layers.write_text(STEP)
+    arguments = ("--workers", "2", "--repeat", "2", "--warmup", "0", "--step", str(layers))
+    shown, (run,) = bench(tmp_path, *arguments)
+    assert "2 workers, loopback: a step that asks last after 60.00 ms, of 48 kB of float32" in shown
+    assert (run["payload_bytes"], run["calls"], run["bound_s"]) == (48_000, 1, None)
+    # The last layer's gradient is there first.
+    assert run["step"] == [
+        {"elements": 2_000, "ready_s": pytest.approx(0.03)},
+        {"elements": 10_000, "ready_s": pytest.approx(0.06)},
+    ]
+    for found in run["backends"].values():
+        assert found["min_s"] >= 0.06
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "words"),
+    [
+        (STEP, ["--size", "1MB"], "--step says which tensors there are"),
+        (STEP, ["--buckets", "2"], "--step says which tensors there are"),
+        (STEP, ["--baseline", "openmpi"], "Open MPI takes turns in all-reduces alone"),
+        ("[[layer]]\nbytes = 3\n", [], "step.toml"),
+        ("", [], "missing field `layer`"),
+    ],
+)
+def test_a_step_that_cannot_be_measured_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    more: list[str],
+    words: str,
+) -> None:
+    layers = tmp_path / "step.toml"
+    layers.write_text(text)
+    assert command.main("allreduce", ["--workers", "2", "--step", str(layers), *more]) == 1
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_floats_sent_as_bfloat16_are_checked_by_their_own_bound(tmp_path: Path, dtype: str) -> None:
     shown, runs = bench(

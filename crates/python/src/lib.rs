@@ -64,7 +64,7 @@ mod _fanin {
     #[pymodule_export]
     use crate::rotation::rotated;
     #[pymodule_export]
-    use crate::scenario::{check_scenario, system_keys, whole_scenario};
+    use crate::scenario::{check_scenario, layers, system_keys, whole_scenario};
     #[pymodule_export]
     use crate::simulation::simulated_sum;
     #[pymodule_export]

@@ -1,6 +1,7 @@
 //! Python's questions about scenario files.
 
 use fanin_cli::scenario;
+use fanin_sim::workload::TimedLayer;
 use fanin_sim::{scenario_file, systems};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -22,6 +23,19 @@ pub(crate) fn whole_scenario(name: &str, text: &str) -> PyResult<String> {
     let scenario =
         scenario_file::whole(name, text).map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(serde_json::to_string(&scenario).expect("a table has names as keys"))
+}
+
+/// The layers of a file of `[[layer]]` tables, in the order of the forward pass: each as its
+/// parameters, and the seconds of its forward and of its backward pass.
+///
+/// Raises `ValueError` with the first mistake; its text begins with `name`.
+#[pyfunction]
+pub(crate) fn layers(name: &str, text: &str) -> PyResult<Vec<(u64, f64, f64)>> {
+    let layers = scenario_file::parse_layers(name, text);
+    let layers = layers.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let told =
+        |layer: TimedLayer| (layer.parameters, layer.forward.as_secs_f64(), layer.backward.as_secs_f64());
+    Ok(layers.into_iter().map(told).collect())
 }
 
 /// The keys of the table `[job.SYSTEM]` that a simulated system has for itself.

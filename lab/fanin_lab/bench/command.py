@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from fanin import _signals
+from fanin import _fanin, _signals
 from fanin._settings import Settings, add_flags
 
 from fanin_lab import commands, units
 from fanin_lab.bench import COLLECTIVES, DTYPES, BenchError
-from fanin_lab.bench.message import OVER_TCP, TCP
+from fanin_lab.bench.message import OVER_TCP, TCP, Sum
 from fanin_lab.bench.progress import progress
 from fanin_lab.netlab.command import add_link_arguments, add_machine_arguments
 
@@ -54,6 +54,7 @@ examples:
   fanin bench allreduce --protocol atp --size 4MB
   sudo $(which fanin) bench allreduce --protocol atp --racks 2 --rate 1gbit
   sudo $(which fanin) bench allreduce --sweep --rate 1gbit --plot tat.png
+  sudo $(which fanin) bench allreduce --step step.toml --workers 4 --rate 1gbit
 """
 
 
@@ -65,7 +66,7 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.set_defaults(collective=COLLECTIVES[name])
+    made.set_defaults(collective=COLLECTIVES[name], layers=())
     made.add_argument(
         "--workers",
         type=_listed(units.positive_number),
@@ -88,6 +89,14 @@ def parser(name: str = "allreduce") -> argparse.ArgumentParser:
         metavar="B",
         help="tensors of S/B bytes, in flight at once",
     )
+    if name == "allreduce":
+        made.add_argument(
+            "--step",
+            type=Path,
+            metavar="FILE",
+            help="the sums of a training's step, each when it is asked for: layers, as fanin trace "
+            "--out writes them. Ranks wait where the training computes",
+        )
     made.add_argument("--dtype", choices=list(DTYPES), default="float32")
     add_flags(made, "wire_dtype", "protocol", "loss_bound", "paths", "plan")
     made.add_argument(
@@ -185,7 +194,11 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     from fanin_lab.bench.report import LEGEND, table
 
     resolve(args)
+    args.layers = _step_of(args)
     sizes = args.size or (SIZES_SWEEP if args.sweep else SIZES_DEFAULT)
+    if args.layers:
+        element_bytes = DTYPES[args.dtype][0]
+        sizes = [element_bytes * sum(asked.elements for asked in args.layers)]
     counts = args.workers or (WORKERS_SWEEP if args.sweep else WORKERS_DEFAULT)
     machine.warn_of_a_build_for_tests()
     where = machine.where()  # its load, too, before ours
@@ -220,6 +233,25 @@ def resolve(args: argparse.Namespace) -> None:
         args.settings = Settings.of_flags(args)
     except ValueError as error:
         raise BenchError(str(error)) from None
+
+
+def _step_of(args: argparse.Namespace) -> tuple[Sum, ...]:
+    """Return the sums of the step that is asked for, in the order of the backward pass."""
+    file: Path | None = getattr(args, "step", None)
+    if file is None:
+        return ()
+    if args.size or args.sweep or args.buckets > 1:
+        raise BenchError("--step says which tensors there are: without --size, --sweep, --buckets")
+    try:
+        layers = _fanin.layers(str(file), file.read_text())
+    except (OSError, ValueError) as error:
+        raise BenchError(f"--step: {error}") from None
+    ready_s = sum(forward_s for _, forward_s, _ in layers)
+    sums = []
+    for elements, _, backward_s in reversed(layers):
+        ready_s += backward_s
+        sums.append(Sum(elements, ready_s))
+    return tuple(sums)
 
 
 def _baseline(text: str) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def measure(
     with_switch = has_switch(args)
     _check_cast(counts, grouped, links, settings, with_switch)
     if OPENMPI in args.baseline:
-        _check_openmpi(args.collective, args.dtype)
+        _check_openmpi(args.collective, args.dtype, bool(args.layers))
     runs = []
     for workers in counts:
         with stage(
@@ -52,17 +52,22 @@ def measure(
                     protocol=settings.protocol,
                     element_bytes=DTYPES[args.dtype][0],
                     buckets=args.buckets,
-                    calls=args.calls or (CALLS_SMALL if size < SMALL_BYTES else 1),
+                    calls=args.calls or _calls(args, size),
                     links=links,
                     ranks_per_machine=grouped,
                     with_switch=with_switch,
                     own_services=settings.plan != "switch",
                     loss_bound=settings.loss_bound,
                     collective=args.collective,
+                    step=args.layers,
                 )
                 plan = ready.plan(setting.payload_bytes, settings.plan)
                 runs.append(_take_turns(ready, replace(setting, plan=plan), args, advance))
     return runs
+
+
+def _calls(args: argparse.Namespace, size: int) -> int:
+    return CALLS_SMALL if size < SMALL_BYTES and not args.layers else 1
 
 
 def _check_cast(
@@ -98,8 +103,8 @@ def _check_cast(
         raise BenchError(f"--untold: {settings.protocol} has no plan that depends on rates")
 
 
-def _check_openmpi(collective: str, dtype: str) -> None:
-    if collective != "all_reduce":
+def _check_openmpi(collective: str, dtype: str, step: bool) -> None:
+    if collective != "all_reduce" or step:
         raise BenchError("Open MPI takes turns in all-reduces alone: --baseline gloo")
     if dtype not in openmpi.DTYPES:
         raise BenchError(
@@ -162,6 +167,7 @@ def _take_turns(ready: Stage, setting: Setting, args: argparse.Namespace, advanc
                     buckets=setting.buckets,
                     calls=setting.calls,
                     collective=setting.collective,
+                    step=setting.step,
                 )
             )
             _check(backend, setting, sample)

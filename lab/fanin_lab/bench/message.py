@@ -44,6 +44,15 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """A sum of a training's step."""
+
+    elements: int
+    ready_s: float
+    """When it is asked for, from the step's beginning."""
+
+
+@dataclass(frozen=True)
 class Round:
     """The next round of all ranks."""
 
@@ -57,6 +66,8 @@ class Round:
     """How often, one after the other, on other tensors each time."""
     collective: str = "all_reduce"
     """By torch's name. The root is rank 0."""
+    step: tuple[Sum, ...] = ()
+    """In place of equal tensors: those of a training's step."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,9 @@ def _measure(inputs: Inputs, group: Any, round_: Round, begin: float) -> Timing:
     cpu = time.process_time()
     began = time.monotonic()
     for call in inputs.calls:
-        if len(call) == 1:
+        if round_.step:
+            _step(inputs, group, round_, call)
+        elif len(call) == 1:
             inputs.start(call[0], group, False)
         else:
             for work in [inputs.start(tensor, group, True) for tensor in call]:
@@ -109,6 +111,17 @@ def _measure(inputs: Inputs, group: Any, round_: Round, begin: float) -> Timing:
     again = _retransmissions(group, round_.backend) - retransmissions
     of_all, lost_of_all = _loss(group, round_.backend)
     return Timing(began, ended, cpu, again, of_all - contributions, lost_of_all - lost)
+
+
+def _step(inputs: Inputs, group: Any, round_: Round, tensors: Sequence[torch.Tensor]) -> None:
+    """Wait as long as is computed before each sum, and for all sums."""
+    began = time.monotonic()
+    works = []
+    for asked, tensor in zip(round_.step, tensors, strict=True):
+        time.sleep(max(0.0, began + asked.ready_s - time.monotonic()))
+        works.append(inputs.start(tensor, group, True))
+    for work in works:
+        work.wait()
 
 
 class Inputs:
@@ -140,9 +153,10 @@ class Inputs:
             "reduce_scatter": self._of(place.rank),
             "reduce": slice(0, round_.elements if place.rank == 0 else 0),
         }.get(round_.collective, slice(None))
+        lengths = [asked.elements for asked in round_.step]
+        lengths = lengths or [round_.elements] * round_.buckets
         self.calls = [
-            [torch.empty(round_.elements, dtype=dtype) for _ in range(round_.buckets)]
-            for _ in range(round_.calls)
+            [torch.empty(length, dtype=dtype) for length in lengths] for _ in range(round_.calls)
         ]
 
     def _of(self, rank: int) -> slice:
@@ -170,7 +184,7 @@ class Inputs:
     def fill(self, number: int) -> None:
         """Write the inputs of that round."""
         for i, tensor in enumerate(self._tensors()):
-            torch.add(self._mine, offset(number, i), out=tensor)
+            torch.add(self._mine[: len(tensor)], offset(number, i), out=tensor)
 
     def verdict(self, number: int) -> Verdict:
         """Compare the sums of that round."""
@@ -178,7 +192,8 @@ class Inputs:
         error = 0.0
         alike = self._round.collective not in ("reduce", "reduce_scatter")
         for i, tensor in enumerate(self._tensors()):
-            result, expected = tensor[self._results], self._expected[self._results]
+            expected = self._expected[: len(tensor)][self._results]
+            result = tensor[self._results]
             if alike:
                 digest.update(result.view(torch.uint8).numpy().data)
             off = result.to(torch.float32).sub_(expected).sub_(self._times * offset(number, i))

@@ -31,6 +31,9 @@ def title(setting: Setting) -> str:
     wire += f" by {setting.protocol}" if setting.protocol != "switchml" else ""
     wire += f", bounded may lose {100 * setting.loss_bound:g} %" if setting.loss_bound else ""
     what = "" if setting.collective == "all_reduce" else f"{setting.collective} of "
+    if setting.step:
+        what = f"a step that asks last after {shown_time(setting.step[-1].ready_s)}, of "
+        tensors = f" in {len(setting.step)} tensors"
     calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
     return (
         f"{setting.workers} workers, {where}: {what}"
@@ -63,10 +66,10 @@ def table(run: Run) -> str:
 
 
 LEGEND = """\
-times: of one collective, on the slowest rank; bound: what the links take at least for the payload,
-summed where the plan says; ranks, switch: CPU seconds a gigabyte, all ranks together, and all that
-only sums; resent: packets in all rounds; lost: of the contributions, with a loss bound; error: the
-largest absolute one in any sum."""
+times: of one collective or step, on the slowest rank; bound: what the links take at least for the
+payload, summed where the plan says; ranks, switch: CPU seconds a gigabyte, all ranks together, and
+all that only sums; resent: packets in all rounds; lost: of the contributions, with a loss bound;
+error: the largest absolute one in any sum."""
 
 
 def _plan(plan: Plan) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fanin._settings import Protocol, TravelsAs
 
-from fanin_lab.bench.message import ALONE, OVER_TCP
+from fanin_lab.bench.message import ALONE, OVER_TCP, Sum
 from fanin_lab.bench.plan import Plan
 from fanin_lab.bench.stage import Links, Sample
 
@@ -47,28 +47,42 @@ class Setting:
     """The loss bound of the backend "bounded"; 0: there is none."""
     plan: Plan | None = None
     """None: the planner does not know the links."""
+    step: tuple[Sum, ...] = ()
+    """The sums of a training's step, in place of `buckets` equal ones."""
 
     @property
     def elements(self) -> int:
-        """The elements of each tensor; slices count together, and each rank has as many."""
+        """The elements of each tensor; slices count together, and each rank has as many.
+
+        Of a step's tensors it is the longest one.
+        """
+        if self.step:
+            return max(asked.elements for asked in self.step)
         elements = max(1, self.size_bytes // self.element_bytes // self.buckets)
         if self.collective in SLICED:
             elements = max(1, elements // self.workers) * self.workers
         return elements
 
     @property
+    def elements_in_all(self) -> int:
+        """The elements of a call."""
+        return sum(asked.elements for asked in self.step) or self.elements * self.buckets
+
+    @property
     def payload_bytes(self) -> int:
         """As `size_bytes`, in whole elements."""
-        return self.elements * self.element_bytes * self.buckets
+        return self.elements_in_all * self.element_bytes
 
     @property
     def bound_s(self) -> float | None:
         """The time of the plan; without one, of the payload on a link. Headers are not in it.
 
+        A step, which also computes, has none.
+
         With these shares nobody who sends every byte once can be faster; who rounds them to fewer
         can. None for other collectives than all-reduces, which are not planned.
         """
-        if self.collective != "all_reduce":
+        if self.collective != "all_reduce" or self.step:
             return None
         if self.plan is not None:
             return self.plan.time_s
@@ -135,7 +149,7 @@ class Run:
         return {
             **asdict(self.setting),
             "place": "loopback" if self.setting.links is None else "laboratory",
-            "elements": self.setting.elements * self.setting.buckets,
+            "elements": self.setting.elements_in_all,
             "payload_bytes": self.setting.payload_bytes,
             "bound_s": self.setting.bound_s,
             "ratio_to_gloo": self.ratio,
@@ -157,7 +171,7 @@ def figures(setting: Setting, samples: Sequence[Sample]) -> Figures:
         median_s=median,
         min_s=min(times),
         max_s=max(times),
-        elements_per_s=setting.elements * setting.buckets / median,
+        elements_per_s=setting.elements_in_all / median,
         bound_share=None if setting.bound_s is None else setting.bound_s / median,
         ranks_cpu_s_per_gb=sum(sample.ranks_cpu_s for sample in samples) / gigabytes,
         switch_cpu_s_per_gb=sum(sample.switch_cpu_s for sample in samples) / gigabytes,
