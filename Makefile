@@ -9,7 +9,7 @@ LABORATORY := $(VENV)/.laboratory
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build checked wheel demo test test-lab test-arm lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-atp reproduction reproduction-byteps docs docs-tools clean tools test-tools
+.PHONY: help build checked wheel demo test test-lab test-arm lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-papers bench-atp bench-switchml reproduction reproduction-byteps docs docs-tools clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -24,7 +24,7 @@ help:
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
-	@echo 'make bench-atp   docs/reproduction-sockets.md: two of the ATP paper'\''s experiments on real sockets; needs root (5 minutes)'
+	@echo 'make bench-papers   docs/reproduction-sockets.md: experiments of the ATP and SwitchML papers on real sockets (bench-atp, bench-switchml); needs root (15 minutes)'
 	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (an hour and a half)'
 	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (10 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
@@ -239,9 +239,12 @@ reproduction-byteps: build
 	$(BIN)/fanin reproduce byteps --why --out target/reproduction/byteps
 	rm -f docs/reproduction/byteps/*.png && cp target/reproduction/byteps/README.md target/reproduction/byteps/*.png docs/reproduction/byteps/
 
-# ATP on real sockets: docs/reproduction-sockets.md. Needs root, for network namespaces.
+# Two papers on real sockets: docs/reproduction-sockets.md. They need root, for network namespaces.
+bench-papers: bench-atp bench-switchml
 bench-atp: build
 	$(BIN)/python benches/atp_sockets.py
+bench-switchml: build
+	$(BIN)/python benches/switchml_sockets.py
 
 # The documentation site, from the Markdown that the repository shows: website/conf.py. Its tools have an environment of their own.
 DOCS := target/venv-docs

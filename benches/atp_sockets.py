@@ -37,7 +37,7 @@ FORMAT = 1
 """Of the JSON."""
 BEGIN = "<!-- what stands from here to the next mark is written by `make bench-atp` -->"
 END = "<!-- written by `make bench-atp` to here -->"
-TITLE = "ATP on real sockets"
+TITLE = "Two papers on real sockets"
 
 LOSSES = ("0", "0.01%", "0.1%", "1%")
 LOSS_LINKS = "--rate 250mbit"
@@ -185,7 +185,7 @@ def measure(where: Mapping[str, Any], quick: bool) -> Found:
                 which = replace(row, what=f"{row.what}, {protocol}", options=options)
                 which = _small(which) if quick else which
                 say(bar, which.what)
-                found.beside[row.what][protocol].append(_bench(which))
+                found.beside[row.what][protocol].append(bench(which))
     return found
 
 
@@ -194,11 +194,12 @@ def _loss(found: Found, bar: Advance, step: int) -> None:
         for system in SYSTEMS[::step]:
             one = system.command(loss, found.quick)
             say(bar, one.what)
-            found.loss[system.name][loss].append(_bench(one, system.environment))
+            found.loss[system.name][loss].append(bench(one, system.environment))
 
 
-def _bench(one: Command, environment: Environment = ()) -> dict[str, Any]:
+def bench(one: Command, environment: Environment = (), quick: bool = False) -> dict[str, Any]:
     """Do what `fanin bench allreduce` does, in this process, which has torch already."""
+    one = _small(one) if quick else one
     before = dict(os.environ)
     os.environ.update(environment)
     try:
