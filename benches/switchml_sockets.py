@@ -36,6 +36,8 @@ FORMAT = 1
 BEGIN = "<!-- what stands from here to the next mark is written by `make bench-switchml` -->"
 END = "<!-- written by `make bench-switchml` to here -->"
 LINKS = "--rate 250mbit"
+FAST = "--rate 1gbit"
+"""Where a few packets do not fill the link in the time that hosts take."""
 BYTES = 10 * MB
 
 
@@ -49,29 +51,26 @@ class Row:
 
 
 def _command(
-    what: str, workers: int = 4, links: str = "", options: str = "", peers: str = "none"
+    what: str, workers: int = 4, links: str = LINKS, options: str = "", peers: str = "none"
 ) -> Command:
-    shown = f"{LINKS} {links}".strip()
-    return Command(
-        what,
-        workers,
-        BYTES,
-        shown,
-        f"--plan switch --warmup 1 {options}".strip(),
-        repeat=3,
-        peers=peers,
-    )
+    options = f"--plan switch --warmup 1 {options}".strip()
+    return Command(what, workers, BYTES, links, options, repeat=3, peers=peers)
 
 
 WORKERS = [
     Row(str(count), _command(f"{count} workers", count, peers="gloo")) for count in (2, 4, 6, 8)
 ]
 LOSSES = [
-    Row(loss, _command(f"loss {loss}", links=f"--loss {loss}" if loss != "0" else "", peers="gloo"))
+    Row(
+        loss,
+        _command(
+            f"loss {loss}", links=f"{LINKS} --loss {loss}" if loss != "0" else LINKS, peers="gloo"
+        ),
+    )
     for loss in ("0", "0.01%", "0.1%", "1%")
 ]
 SLOTS = [
-    Row(str(slots), _command(f"{slots} slots"), ((variable("in_flight"), str(slots)),))
+    Row(str(slots), _command(f"{slots} slots", links=FAST), ((variable("in_flight"), str(slots)),))
     for slots in (4, 8, 16, 32, 64, 128, 512)
 ]
 TYPES = [
@@ -201,8 +200,9 @@ _LOSSES = """\
 SwitchML is significantly faster than Gloo at 0.1 % and more, and 0.01 % costs either little.
 """
 _SLOTS = """\
-4 workers. As many packets of a worker are on the way (FANIN_IN_FLIGHT). In the paper the time falls
-until the slots fill the link's bandwidth-delay product, which is here what hosts take.
+4 workers with links of 1 Gbit/s. As many packets of a worker are on the way (FANIN_IN_FLIGHT). In
+the paper the time falls until the slots fill the link's bandwidth-delay product. The delay is here
+what hosts take. At 250 Mbit/s four slots fill it.
 """
 _TYPES = """\
 4 workers. In the paper, scaling and conversion to int32 cost nothing beside int32, and half of the

@@ -1,4 +1,4 @@
-"""`make bench-switchml`: tiny experiments that run, and the document. Nothing here is about speed."""
+"""`make bench-switchml`: tiny experiments that run, and the document. Nothing is about speed."""
 
 from __future__ import annotations
 
@@ -49,4 +49,4 @@ def test_a_figure_is_compared_with_the_same_rounds() -> None:
     shown = switchml_sockets._by(
         [run(1.0), run(2.0), run(4.0)], [run(2.0), run(2.0), run(8.0)], "fanin"
     )
-    assert shown == "2.00 (1.00 to 2.00); 2.000 s"
+    assert shown == "2.00 (1.00 to 2.00); 2000.0 ms"

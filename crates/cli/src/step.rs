@@ -11,7 +11,7 @@ use fanin_sim::scenario_file::parse_layers;
 use fanin_sim::workload::TimedLayer;
 use serde::Serialize;
 
-mod recorded;
+pub(crate) mod recorded;
 
 use recorded::Asked;
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// A sum of one rank, in microseconds of its clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Asked {
+pub(crate) struct Asked {
     pub bytes: usize,
     pub submitted: f64,
     pub done: f64,
@@ -19,6 +19,18 @@ pub(super) struct Asked {
 
 /// By job, rank and number.
 type Jobs = BTreeMap<String, BTreeMap<u64, BTreeMap<u64, Asked>>>;
+
+/// The sums in the events of a rank's timeline, by job and number.
+pub(crate) fn sums_of_timeline(events: &[Value]) -> anyhow::Result<BTreeMap<(String, u64), Asked>> {
+    let events = events.iter().map(Event::deserialize).collect::<Result<_, _>>();
+    let mut jobs = Jobs::new();
+    of_timeline(events.context("it is no timeline")?, &mut jobs)?;
+    let of_job = |(job, ranks): (String, BTreeMap<u64, BTreeMap<u64, Asked>>)| {
+        let sums = ranks.into_values().flatten();
+        sums.map(move |(number, asked)| ((job.clone(), number), asked))
+    };
+    Ok(jobs.into_iter().flat_map(of_job).collect())
+}
 
 #[derive(Deserialize)]
 #[serde(untagged)]

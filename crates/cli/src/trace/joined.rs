@@ -1,9 +1,8 @@
 //! The timelines of all ranks on one clock.
 //!
 //! Clocks of several machines differ. The sums themselves say by how much: all ranks have a sum at
-//! about the same time, however late one of them asked for it, as it comes from who summed it to all
-//! at once. And nobody has a sum before all have begun to send for it, which no clock can
-//! contradict. Clocks also drift, so that each stretch of time is compared by itself.
+//! about the same time, however late one of them asked for it, because its service sends it to all
+//! ranks at once. Clocks also drift, so each stretch of time is compared by itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +12,11 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Over so much time, in microseconds, clocks differ by one number: they drift by a few microseconds
-/// in a second.
+use crate::step::recorded::{Asked, sums_of_timeline};
+
+/// Over so much time, in microseconds, the difference of two clocks is compared as one: a clock that
+/// is wrong by ten in a million drifts by 100 us then, and the difference is taken to change evenly
+/// from one stretch to the next.
 const STRETCH_US: f64 = 10e6;
 
 /// A run on the clock of its first rank.
@@ -36,12 +38,13 @@ pub(super) struct RankOnTime {
     pub name: String,
     /// By how much its clock is ahead of the first rank's, in seconds, in the middle of the run.
     pub ahead_s: f64,
-    /// On that clock, nineteen of twenty sums ended at both ranks within so many seconds of each
-    /// other.
+    /// On the first rank's clock, nineteen of twenty sums ended at both within so many seconds of
+    /// each other.
     pub within_s: f64,
-    /// The part of the sums that it asked for last, by more than that.
-    pub last: f64,
-    /// How long after the last of the others it asked for these: the median.
+    /// The part of the sums that it asked for later than the median rank, by more than the clocks
+    /// of both may be wrong.
+    pub late: f64,
+    /// How long after the median rank it asked for these: the median.
     pub later_s: Option<f64>,
 }
 
@@ -49,49 +52,20 @@ pub(super) struct RankOnTime {
 struct Timeline {
     rank: u64,
     name: String,
+    /// Ranks of one boot of a machine have one clock.
+    boot: Option<String>,
     events: Vec<Value>,
     /// By job and number.
-    sums: BTreeMap<(String, u64), Times>,
+    sums: BTreeMap<(String, u64), Asked>,
 }
 
-/// A sum at one rank, in microseconds of its clock.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Times {
-    submitted: f64,
-    /// When the first shard began to send.
-    sent: f64,
-    done: f64,
-}
-
-/// By how much a clock is ahead of another, at moments of its own.
+/// By how much a clock is ahead of another, at moments of its own, in microseconds.
+#[derive(Clone)]
 struct Clock {
     /// Moment and difference.
     known: Vec<(f64, f64)>,
+    /// How far the ends of nineteen of twenty sums are from each other.
     within: f64,
-}
-
-/// The sums of a stretch of time, at two ranks.
-struct Stretch {
-    /// By how much later each ended, by its own clock.
-    ahead: Vec<f64>,
-    /// When they ended, added up.
-    moments: f64,
-    /// A clock is ahead by so much at least ..
-    least: f64,
-    /// .. and at most.
-    most: f64,
-}
-
-impl Default for Stretch {
-    fn default() -> Self {
-        Self { ahead: Vec::new(), moments: 0.0, least: f64::NEG_INFINITY, most: f64::INFINITY }
-    }
-}
-
-/// The median of some numbers, which it sorts.
-fn median(numbers: &mut [f64]) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 impl Joined {
@@ -105,14 +79,13 @@ impl Joined {
         if let Some(two) = timelines.windows(2).find(|two| two[0].rank == two[1].rank) {
             bail!("two timelines are of rank {}: give one file a rank, all of one run", two[0].rank);
         }
-        let (first, _) = timelines.split_first().context("no timeline is given")?;
-        let clocks: Vec<Clock> =
-            timelines.iter().map(|one| Clock::of(one, first)).collect::<Result<_, _>>()?;
+        let first = timelines.first().context("no timeline is given")?;
+        let clocks = clocks(&timelines, first)?;
         let asked: Vec<BTreeMap<&(String, u64), f64>> = timelines
             .iter()
             .zip(&clocks)
             .map(|(one, clock)| {
-                one.sums.iter().map(|(sum, times)| (sum, clock.of_first(times.submitted))).collect()
+                one.sums.iter().map(|(sum, asked)| (sum, clock.of_first(asked.submitted))).collect()
             })
             .collect();
         let common: Vec<Vec<f64>> = first
@@ -124,22 +97,24 @@ impl Joined {
         for of_sum in &common {
             let mut by_time: Vec<usize> = (0..of_sum.len()).collect();
             by_time.sort_by(|one, other| of_sum[*one].total_cmp(&of_sum[*other]));
-            if let [.., before, last] = by_time[..]
-                && of_sum[last] - of_sum[before] > clocks[last].within + clocks[before].within
-            {
-                later[last].push(of_sum[last] - of_sum[before]);
+            // The earlier one of two: with two ranks the other one is it.
+            let usual = by_time[(by_time.len() - 1) / 2];
+            for (rank, later) in later.iter_mut().enumerate() {
+                let after = of_sum[rank] - of_sum[usual];
+                if after > clocks[rank].within + clocks[usual].within {
+                    later.push(after);
+                }
             }
         }
         let ranks = timelines.iter().zip(&clocks).zip(later).map(|((one, clock), mut later)| {
-            let later_s = (!later.is_empty()).then(|| 1e-6 * median(&mut later));
             let middle = clock.middle();
             RankOnTime {
                 rank: one.rank,
                 name: one.name.clone(),
                 ahead_s: 1e-6 * (middle - clock.of_first(middle)),
                 within_s: 1e-6 * clock.within,
-                last: later.len() as f64 / common.len().max(1) as f64,
-                later_s,
+                late: later.len() as f64 / common.len().max(1) as f64,
+                later_s: (!later.is_empty()).then(|| 1e-6 * median(&mut later)),
             }
         });
         let (ranks, sums) = (ranks.collect(), common.len());
@@ -167,22 +142,21 @@ impl Joined {
             "RANK",
             "clock ahead of the first",
             "sums end within",
-            "asked last",
+            "asked late",
             "after the others",
         ]);
         for rank in &self.ranks {
-            let RankOnTime { name, ahead_s, within_s, last, later_s, .. } = rank;
+            let RankOnTime { name, ahead_s, within_s, late, later_s, .. } = rank;
             table.add_row([
                 name.clone(),
                 format!("{ahead_s:.6} s"),
                 format!("{:.3} ms", 1e3 * within_s),
-                format!("{:.0} %", 100.0 * last),
+                format!("{:.0} %", 100.0 * late),
                 later_s.map_or("-".into(), |later| format!("{:.3} ms", 1e3 * later)),
             ]);
         }
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        let sums = self.sums;
-        format!("{}\n{sums} sums of all; a rank is last where clocks can tell", table.trim_fmt())
+        format!("{}\n{} sums that all ranks asked for", table.trim_fmt(), self.sums)
     }
 }
 
@@ -202,55 +176,46 @@ impl Timeline {
         let [rank] = ranks[..] else {
             bail!("it has {} ranks: give each rank's own file, as FANIN_TRACE writes it", ranks.len());
         };
-        let named = events.iter().find(|event| event["name"] == "process_name");
-        let name = named.and_then(|event| event["args"]["name"].as_str()).unwrap_or_default();
-        let name = if name.is_empty() { format!("rank {rank}") } else { name.to_owned() };
-        let mut sums: BTreeMap<(String, u64), Times> = BTreeMap::new();
-        // The sum whose slices come next in each row.
-        let mut of_row: BTreeMap<u64, (String, u64)> = BTreeMap::new();
-        for event in &events {
-            let (Some(slice), Some(row)) = (event["name"].as_str(), event["tid"].as_u64()) else { continue };
-            let (Some(from), Some(long)) = (event["ts"].as_f64(), event["dur"].as_f64()) else { continue };
-            let arguments = &event["args"];
-            if slice.starts_with("all-reduce ") && arguments["error"].is_null() {
-                let (Some(job), Some(number)) = (arguments["job"].as_str(), arguments["number"].as_u64())
-                else {
-                    bail!("{slice} has not what FANIN_TRACE writes of it");
-                };
-                let times = Times { submitted: from, sent: f64::INFINITY, done: from + long };
-                let sum = (job.to_owned(), number);
-                let known = sums.entry(sum.clone()).or_insert(times);
-                known.submitted = known.submitted.min(from);
-                known.done = known.done.max(from + long);
-                of_row.insert(row, sum);
-            } else if slice == "exchanging"
-                && let Some(sum) = of_row.get(&row)
-                && let Some(times) = sums.get_mut(sum)
-            {
-                times.sent = times.sent.min(from);
-            }
-        }
-        Ok(Self { rank, name, events, sums })
+        let told = |what: &str| {
+            let event = events.iter().find(|event| event["name"] == what)?;
+            event["args"]["name"].as_str().map(str::to_owned)
+        };
+        let name = told("process_name").unwrap_or_else(|| format!("rank {rank}"));
+        let (boot, sums) = (told("boot"), sums_of_timeline(&events)?);
+        Ok(Self { rank, name, boot, events, sums })
     }
 }
 
-impl Clock {
-    /// The clock of a timeline, by that of the first.
-    fn of(one: &Timeline, first: &Timeline) -> anyhow::Result<Self> {
-        if one.rank == first.rank {
-            return Ok(Self { known: vec![(0.0, 0.0)], within: 0.0 });
+/// The clocks of timelines, by that of the first: one for each boot of a machine.
+fn clocks(timelines: &[Timeline], first: &Timeline) -> anyhow::Result<Vec<Clock>> {
+    let mut of_boots: BTreeMap<&str, Clock> = BTreeMap::new();
+    let mut clocks = Vec::with_capacity(timelines.len());
+    for one in timelines {
+        let boot = one.boot.as_deref();
+        let known = match boot {
+            _ if one.rank == first.rank => Some(Clock { known: vec![(0.0, 0.0)], within: 0.0 }),
+            Some(boot) => of_boots.get(boot).cloned(),
+            None => None,
+        };
+        let mut clock = known.map_or_else(|| Clock::of(one, first), Ok)?;
+        clock.within = clock.apart(one, first);
+        if let Some(boot) = boot {
+            of_boots.entry(boot).or_insert_with(|| clock.clone());
         }
-        let mut stretches: BTreeMap<i64, Stretch> = BTreeMap::new();
+        clocks.push(clock);
+    }
+    Ok(clocks)
+}
+
+impl Clock {
+    fn of(one: &Timeline, first: &Timeline) -> anyhow::Result<Self> {
+        // By stretch of its own time: by how much later each sum ended, and when.
+        let mut stretches: BTreeMap<i64, (Vec<f64>, f64)> = BTreeMap::new();
         for (sum, own) in &one.sums {
             let Some(its) = first.sums.get(sum) else { continue };
-            let stretch = stretches.entry((own.done / STRETCH_US) as i64).or_default();
-            stretch.ahead.push(own.done - its.done);
-            stretch.moments += own.done;
-            // It had begun when the first one was done, and the other way round.
-            if own.sent.is_finite() && its.sent.is_finite() {
-                stretch.least = stretch.least.max(own.sent - its.done);
-                stretch.most = stretch.most.min(own.done - its.sent);
-            }
+            let (ahead, moments) = stretches.entry((own.done / STRETCH_US) as i64).or_default();
+            ahead.push(own.done - its.done);
+            *moments += own.done;
         }
         ensure!(
             !stretches.is_empty(),
@@ -258,28 +223,11 @@ impl Clock {
             first.rank,
             one.rank
         );
-        let mut known = Vec::with_capacity(stretches.len());
-        for mut stretch in stretches.into_values() {
-            ensure!(
-                stretch.least <= stretch.most,
-                "the clocks of ranks {} and {} jump against each other by {:.3} ms within {:.0} s: these are not \
-                 timelines of one run, or a machine slept",
-                first.rank,
-                one.rank,
-                1e-3 * (stretch.least - stretch.most),
-                1e-6 * STRETCH_US
-            );
-            let moment = stretch.moments / stretch.ahead.len() as f64;
-            known.push((moment, median(&mut stretch.ahead).clamp(stretch.least, stretch.most)));
-        }
-        let mut clock = Self { known, within: 0.0 };
-        clock.within = clock.apart(one, first);
-        // One machine has one clock, and nothing that was measured says otherwise.
-        if clock.known.iter().all(|(_, ahead)| ahead.abs() <= clock.within) {
-            clock.known = vec![(0.0, 0.0)];
-            clock.within = clock.apart(one, first);
-        }
-        Ok(clock)
+        let known = stretches.into_values().map(|(mut ahead, moments)| {
+            let moment = moments / ahead.len() as f64;
+            (moment, median(&mut ahead))
+        });
+        Ok(Self { known: known.collect(), within: 0.0 })
     }
 
     /// How far the ends of nineteen of twenty sums are from each other, on this clock.
@@ -310,6 +258,12 @@ impl Clock {
     }
 }
 
+/// The median of some numbers, which it sorts.
+fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -318,15 +272,23 @@ mod tests {
     /// Sums every 100 ms for half a minute, each of which the ranks exchange in 400 us. Rank 1's
     /// clock is ahead, and drifts; it asks as much later as `late_us` says.
     fn timelines(ahead_us: f64, drift: f64, late_us: f64) -> Vec<Timeline> {
+        timelines_of(2, ahead_us, drift, late_us)
+    }
+
+    /// The same of more ranks, half of them, the odd ones, on the other machine. Each has a sum 200
+    /// us after the rank before.
+    fn timelines_of(ranks: u64, ahead_us: f64, drift: f64, late_us: f64) -> Vec<Timeline> {
         let of_rank = |rank: u64| {
-            let mut events = vec![json!({
-                "ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": format!("rank {rank} on m{rank}")},
-            })];
+            let told = |what: &str, name: String| json!({"ph": "M", "pid": rank, "tid": 0, "name": what, "args": {"name": name}});
+            let is_other = rank % 2 == 1;
+            let mut events = vec![told("process_name", format!("rank {rank} on m{}", rank % 2))];
+            let boot = if is_other && (ahead_us, drift) != (0.0, 0.0) { "other" } else { "first" };
+            events.push(told("boot", boot.into()));
             for number in 0..300_u64 {
                 let asked = 1e5 * (number + 1) as f64;
-                let own = if rank == 1 { late_us } else { 0.0 };
-                let done = asked + late_us + 400.0;
-                let clock = |at: f64| if rank == 1 { at * (1.0 + drift) + ahead_us } else { at };
+                let own = if is_other { late_us } else { 0.0 };
+                let done = asked + late_us + 400.0 + if ranks > 2 { 200.0 * rank as f64 } else { 0.0 };
+                let clock = |at: f64| if is_other { at * (1.0 + drift) + ahead_us } else { at };
                 let slice = |name: String, from: f64, to: f64, args: Value| json!({"ph": "X", "pid": rank, "tid": 1, "name": name, "ts": clock(from), "dur": clock(to) - clock(from), "args": args});
                 let args = json!({"number": number, "job": "j", "elements": 1, "dtype": "float32"});
                 events.push(slice(format!("all-reduce {number}"), asked + own, done, args));
@@ -334,7 +296,7 @@ mod tests {
             }
             Timeline::of(events).expect("a timeline")
         };
-        vec![of_rank(0), of_rank(1)]
+        (0..ranks).map(of_rank).collect()
     }
 
     fn joined(of: Vec<Timeline>) -> anyhow::Result<Joined> {
@@ -370,8 +332,8 @@ mod tests {
     fn the_same_clock_is_left_as_it_is_and_who_is_late_is_named() {
         let found = joined(timelines(0.0, 0.0, 41_000.0)).expect("joined");
         let [first, late] = &found.ranks[..] else { panic!("two ranks") };
-        assert_eq!((first.last, first.later_s, late.ahead_s, late.within_s), (0.0, None, 0.0, 0.0));
-        assert_eq!(late.last.to_bits(), 1.0_f64.to_bits());
+        assert_eq!((first.late, first.later_s, late.ahead_s, late.within_s), (0.0, None, 0.0, 0.0));
+        assert_eq!(late.late.to_bits(), 1.0_f64.to_bits());
         assert!((late.later_s.expect("late") - 0.041).abs() < 1e-6, "{late:?}");
         let table = found.table();
         assert!(
@@ -381,6 +343,16 @@ mod tests {
         // On clocks that differ it is late by as much.
         let late = &joined(timelines(5e6, 1e-5, 41_000.0)).expect("joined").ranks[1];
         assert!((late.later_s.expect("late") - 0.041).abs() <= 60e-6, "{late:?}");
+    }
+
+    #[test]
+    fn all_ranks_of_a_machine_have_one_clock_and_all_that_are_late_are_named() {
+        let found = joined(timelines_of(5, 3e6, 1e-5, 41_000.0)).expect("joined");
+        let late: Vec<bool> = found.ranks.iter().map(|rank| rank.late > 0.9).collect();
+        assert_eq!(late, [false, true, false, true, false]);
+        let ahead: Vec<f64> = found.ranks.iter().map(|rank| rank.ahead_s).collect();
+        assert_eq!((ahead[0], ahead[2], ahead[4]), (0.0, 0.0, 0.0), "results that come later are no clock");
+        assert!((ahead[1] - ahead[3]).abs() < 1e-9 && (ahead[1] - 3.0).abs() < 1e-3, "{ahead:?}");
     }
 
     #[test]

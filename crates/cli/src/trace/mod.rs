@@ -51,6 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         "layers (.toml) are a step already: fanin trace reads timelines"
     );
     if let Some(path) = &arguments.join {
+        ensure!(!arguments.files.contains(path), "{} is one of the timelines", path.display());
         let joined = Joined::read(&arguments.files)?;
         joined.write(path)?;
         let text = if arguments.json { serde_json::to_string(&joined)? } else { joined.table() };

@@ -305,10 +305,15 @@ impl Writer {
             lanes: BTreeMap::new(),
             next_thread: 1,
         };
-        // Linux has it there; a machine without a name is none.
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let name = format!("rank {} on {} (process {})", config.rank, host.trim(), std::process::id());
+        let kernel = |file: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{file}"));
+            text.map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
+        };
+        let host = kernel("hostname");
+        let name = format!("rank {} on {host} (process {})", config.rank, std::process::id());
         writer.metadata("process_name", 0, Name { name: &name });
+        // All processes of a boot have one clock.
+        writer.metadata("boot", 0, Name { name: &kernel("random/boot_id") });
         writer.metadata("process_sort_index", 0, SortIndex { sort_index: config.rank.into() });
         writer
     }

@@ -15,7 +15,6 @@ use super::lookup::{host, hosts};
 use super::schema::{File, Hosts, Job, TransportTable};
 use crate::net::{NodeId, Topology};
 use crate::systems::System;
-use crate::systems::placement::line_rate;
 use crate::workload::{SwitchPlan, TransportPlan, Workload};
 
 /// A system, to scenario files.
@@ -251,12 +250,13 @@ impl Entry<'_> {
         at(&self.file.network.mtu, message)
     }
 
-    /// The tensors that the workers sum.
+    /// The tensors that the workers sum, in an order that does not count: how long a byte takes is
+    /// the system's to say, which is not there yet.
     ///
     /// # Errors
     /// What cannot be.
     pub(crate) fn workload(&self) -> Result<Workload, Mistake> {
-        workload(self.job(), line_rate(self.topology, self.workers.iter().copied()))
+        workload(self.job(), 0.0)
     }
 
     /// Which queue the job's packets are for, where the file says that.

@@ -13,12 +13,13 @@ use super::schema::{
 };
 use crate::net::{Cost, NodeId, Topology};
 use crate::systems::System;
-use crate::systems::placement::line_rate;
 use crate::workload::models::{FLOPS_PER_S, Model};
 use crate::workload::{JobPlan, Lateness, Rates, SendOrder, TimedLayer, Trained, WORKERS_MAX, Workload};
 
 /// The size of a float32 and of an int32.
 const ELEMENT_BYTES: u64 = 4;
+/// Tensors that gradients are cut into in an iteration, at most: packets name a layer by 16 bits.
+const PARTITIONS_MAX: f64 = 65_535.0;
 const TENSOR_BYTES: RangeInclusive<u64> = ELEMENT_BYTES..=1 << 30;
 
 pub(super) fn resolve(
@@ -62,7 +63,7 @@ fn resolve_one(
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(place, "this job stops before it starts"));
     }
-    let rate_bps = line_rate(topology, workers.iter().copied());
+    let seconds_a_byte = system.seconds_a_byte(topology, &workers);
     Ok(JobPlan {
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
         system,
@@ -70,7 +71,7 @@ fn resolve_one(
         class: class(&job.priority, &job.drop_class, job.spray)?,
         start,
         stop,
-        workload: workload(job, rate_bps)?,
+        workload: workload(job, seconds_a_byte)?,
         rates,
         lateness: match job.late.as_ref().map(Spanned::get_ref) {
             None => Lateness::None,
@@ -145,18 +146,23 @@ fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Resu
     Ok(found)
 }
 
-/// The work of a job. The slowest of its workers' links has this rate.
-pub(super) fn workload(job: &Job, rate_bps: u64) -> Result<Workload, Mistake> {
+/// The work of a job, where a byte takes so long to be summed.
+pub(super) fn workload(job: &Job, seconds_a_byte: f64) -> Result<Workload, Mistake> {
     match (&job.tensor, &job.model, &job.layers) {
         (Some(tensor), None, None) => all_reduce(job, tensor.get_ref().0, tensor),
         (None, Some(name), None) => {
             refuse(&job.compute, "compute", "`layers`; a `model` has `flops`")?;
             let flops_per_s = number(&job.flops, FLOPS_PER_S, 1.0, FLOPS_MEANING)?;
-            training(job, Trained::Model(model(name)?, flops_per_s), batch(&job.batch, BATCH)?, rate_bps)
+            training(
+                job,
+                Trained::Model(model(name)?, flops_per_s),
+                batch(&job.batch, BATCH)?,
+                seconds_a_byte,
+            )
         }
         (None, None, Some(given)) => {
             refuse(&job.flops, "flops", "a `model`; `layers` have times, and `compute` divides them")?;
-            training(job, Trained::Layers(layers(job, given)?), batch(&job.batch, 1)?, rate_bps)
+            training(job, Trained::Layers(layers(job, given)?), batch(&job.batch, 1)?, seconds_a_byte)
         }
         (None, None, None) => Err(at(
             &job.system,
@@ -225,7 +231,7 @@ pub(super) fn timed(tables: &[LayerTable], compute: f64) -> Result<Vec<TimedLaye
     Ok(tables.iter().map(timed).collect())
 }
 
-fn training(job: &Job, trained: Trained, batch: u32, rate_bps: u64) -> Result<Workload, Mistake> {
+fn training(job: &Job, trained: Trained, batch: u32, seconds_a_byte: f64) -> Result<Workload, Mistake> {
     const TENSORS: &str = "tensors of one size, and this job trains; it would need a `tensor`";
     refuse(&job.in_flight, "in_flight", TENSORS)?;
     refuse(&job.tensors, "tensors", TENSORS)?;
@@ -257,19 +263,25 @@ fn training(job: &Job, trained: Trained, batch: u32, rate_bps: u64) -> Result<Wo
                 "`order = \"needed\"` is about `overlap = true`: without it the next forward pass waits for all",
             ));
         }
-        Some(order) if *order.get_ref() == SendOrderName::Needed => {
-            SendOrder::Needed { seconds_a_byte: 8.0 / rate_bps as f64 }
-        }
+        Some(order) if *order.get_ref() == SendOrderName::Needed => SendOrder::Needed { seconds_a_byte },
         _ => SendOrder::Ready,
     };
-    if let Some(place) = job.partition.as_ref().filter(|size| size.get_ref().0 < ELEMENT_BYTES) {
-        return Err(at(place, "`partition` is at least an element, 4 bytes"));
+    let scale = number(&job.scale, 1.0, 1.0, "`scale` divides; from 1 upwards")?;
+    if let Some(place) = &job.partition {
+        let bytes = ELEMENT_BYTES * trained.layers(1).iter().map(|layer| layer.parameters).sum::<u64>();
+        let least = (bytes as f64 / scale / PARTITIONS_MAX).max(ELEMENT_BYTES as f64).ceil();
+        if (place.get_ref().0 as f64) < least {
+            let message = format!(
+                "`partition` is at least {least} bytes here: an iteration has at most {PARTITIONS_MAX} tensors"
+            );
+            return Err(at(place, message));
+        }
     }
     Ok(Workload::Training {
         trained,
         batch,
         iterations: job.iterations.as_ref().map(|count| *count.get_ref()),
-        scale: number(&job.scale, 1.0, 1.0, "`scale` divides; from 1 upwards")?,
+        scale,
         jitter: job.jitter.as_ref().map_or(0.0, |jitter| jitter.get_ref().0),
         pause,
         overlap,

@@ -1,11 +1,11 @@
-//! `BytePS` (Jiang et al., OSDI 2020) as fanin has it: services on hosts, those of the workers or
-//! others, each of which sums its share of every tensor in a pool of slots.
+//! `BytePS` (Jiang et al., OSDI 2020) as fanin has it: services on hosts. Each sums its share of
+//! every tensor in a pool of slots. The hosts are workers' or others.
 //!
-//! A worker has a machine for each service, and what they send waits in one queue of its host, so
-//! that windows decide how they share the link. Shares are those of the planner for the hosts' links
-//! (§4.1), unless the file says others. Tensors are cut, and
-//! windows chosen, by the product's own code. All services are there from the beginning to the end:
-//! that one takes over what another one summed is tried in `crates/protocol/tests/switchml`.
+//! A worker has a machine for each service. Packets of all of them wait in one queue of its host, so
+//! windows decide how the services share the link. Shares are those of the planner for the hosts'
+//! links (§4.1), unless the file says others. The product's own code cuts tensors and chooses
+//! windows. All services are there from the beginning to the end: takeover after one fails is tested
+//! in `crates/protocol/tests/switchml`.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use fanin_wire::{
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::distance::distances;
+use super::distance::delay;
 use super::keys::{PacketLengths, timeout};
 use super::placement::{Path, PlacementError, Request, admit, line_rate};
 use super::pools::{PACKET_KINDS, Pools, counters, kind_of};
@@ -32,7 +32,7 @@ use crate::scenario_file::{Entry, Hosts, Kind, Mistake, at, keys};
 use fanin_units::Time;
 
 /// UDP port of the services.
-const SERVICE_PORT: u16 = 4804;
+const SERVICE_PORT: u16 = 4805;
 /// The shortest chunk: a service sums elements in so many words at once.
 const SAMPLE_ELEMENTS: usize = CHUNK_ELEMENTS[0];
 /// Slots for each packet of a window that the file gives, as admission has them.
@@ -99,7 +99,7 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
             planned(entry.topology(), entry.workers(), &services).map_err(|error| entry.at_workers(error))?
         }
     };
-    // Who has no part of anything is not joined.
+    // Workers do not join a service whose share is 0.
     let (services, shares) = services.into_iter().zip(shares).filter(|(_, share)| *share > 0.0).unzip();
     let most = SLOTS_MAX / SLOTS_OF_WINDOW;
     let window = match &keys.window {
@@ -138,7 +138,7 @@ fn shares(given: Option<&Spanned<Vec<f64>>>, services: usize) -> Result<Option<V
 }
 
 /// The shares with which no link waits for another (§4.1), if the network is nowhere narrower than
-/// the hosts' links.
+/// the hosts' links. Hosts that send no faster than a job's `rates` say count as fast as their links.
 fn planned(topology: &Topology, workers: &[NodeId], services: &[NodeId]) -> Result<Vec<f64>, String> {
     let spare = services.iter().filter(|service| !workers.contains(service));
     let hosts: Vec<NodeId> = workers.iter().chain(spare).copied().collect();
@@ -182,10 +182,8 @@ impl BytePs {
         let root = self.services[service];
         let largest = self.shares.iter().copied().fold(0.0, f64::max);
         let portion = self.shares[service] / largest;
-        let window = self.window.map(|window| (f64::from(window) * portion).ceil() as u16);
-        let links = distances(topology, root);
-        let furthest = workers.iter().filter_map(|worker| links.get(worker)).max().copied().unwrap_or(0);
-        let delay = topology.links().iter().map(|link| link.config.delay).max().unwrap_or_default();
+        let window = self.window.map(|window| (f64::from(window) * portion).round().max(1.0) as u16);
+        let delays = workers.iter().filter_map(|worker| delay(topology, *worker, root));
         let request = Request {
             protocol: &Protocol,
             children_max: PLACES_MAX as usize,
@@ -195,7 +193,7 @@ impl BytePs {
             path: Path {
                 wire_dtype: WIRE_DTYPE,
                 rate_bps: Some(line_rate(topology, workers.iter().copied())),
-                rtt: 2 * furthest as u32 * delay,
+                rtt: 2 * delays.max().unwrap_or_default(),
                 portion: (self.services.len() > 1)
                     .then_some((portion * f64::from(PORTION_WHOLE)).ceil() as u16),
             },
@@ -235,6 +233,22 @@ impl System for BytePs {
             ranges
         };
         Some(tensors.iter().map(cut).collect())
+    }
+
+    /// Eqs. 3 and 4 for each host's link, and the slowest of them.
+    fn seconds_a_byte(&self, topology: &Topology, workers: &[NodeId]) -> f64 {
+        let n = workers.len() as f64;
+        let share_of = |host: NodeId| self.services.iter().position(|service| *service == host);
+        let of_host = |host: NodeId| {
+            let share = share_of(host).map_or(0.0, |service| self.shares[service]);
+            let carried = match (workers.contains(&host), share > 0.0) {
+                (true, true) => 1.0 + (n - 2.0) * share,
+                (true, false) => 1.0,
+                (false, _) => n * share,
+            };
+            8.0 * carried / line_rate(topology, [host].into_iter()) as f64
+        };
+        workers.iter().chain(&self.services).map(|host| of_host(*host)).fold(0.0, f64::max)
     }
 
     fn timeout(&self) -> Duration {
@@ -320,6 +334,8 @@ impl Machines for Job {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::net::{LinkConfig, Parts, Programmable};
     use crate::scenario_file::parse;
     use crate::workload::{Options, Report, run};
 
@@ -371,14 +387,63 @@ mod tests {
         assert!(even > 1.05 * by_link(2, "window = 64\n"), "{even}");
     }
 
-    /// Without a window in the file admission chooses one, for a rate of 10 Gbit/s and hosts that
-    /// take their time.
+    /// Without a window in the file admission chooses those of a rate of 10 Gbit/s, and of hosts
+    /// that take 200 us: 256 packets of 1,448 bytes, to a service of a third as much as the largest.
     #[test]
     fn windows_are_those_of_admission_unless_the_file_has_one() {
-        let scenario = parse("test.toml", &rack(4, 0, LONG, "")).unwrap_or_else(|error| panic!("{error}"));
-        let system = format!("{:?}", scenario.jobs[0].system);
-        assert!(system.contains("window: None"), "{system}");
-        assert!(by_link(0, "") < by_link(0, "window = 1\n"), "a packet at a time waits for each");
+        let mut topology =
+            Topology::one_rack(6, &Parts::uniform(LinkConfig::new(10_000_000_000, Duration::from_micros(1))))
+                .expect("a rack");
+        topology.set_programmable(&Programmable::Share(0.0)).expect("a share");
+        let hosts: Vec<NodeId> = topology.hosts().collect();
+        let windows = |window: Option<u16>| {
+            let system = BytePs {
+                services: hosts.clone(),
+                shares: vec![0.1, 0.1, 0.1, 0.1, 0.3, 0.3],
+                elements: 352,
+                window,
+                part_min: 1,
+                timeout: Duration::from_millis(1),
+            };
+            let of = |service| system.admitted(&topology, &hosts[..4], service, (JobId(1), Key::new(2)));
+            let config = |service: usize| of(service).expect("a place").config;
+            [config(0), config(5)].map(|config| (config.window, config.slots))
+        };
+        assert_eq!(windows(None), [(256, 512), (256, 512)], "the product divides no window of a fast link");
+        assert_eq!(windows(Some(60)), [(20, 40), (60, 120)]);
+    }
+
+    #[test]
+    fn one_worker_and_hosts_of_unlike_links_have_their_services() {
+        let alone = &played(&rack(1, 1, "tensor = \"1MB\"\ntensors = 2", "")).jobs[0];
+        assert_eq!(alone.counters.server_aggregations, Some(2 * 711));
+        // h0 has a tenth of the others' rate.
+        let text =
+            rack(3, 0, LONG, "window = 64\n") + "[[link]]\nlink = [\"h0\", \"s0\"]\nrate = \"1Gbit\"\n";
+        let scenario = parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(scenario.jobs[0].system.parts(3), 2, "it sums nothing");
+        // Its link carries the tensor once, and no more.
+        let took = played(&text).jobs[0].finished_s.expect("it ends");
+        assert!((1.0..1.1).contains(&(took / (40e6 * 8.0 / 1e9 * 1514.0 / 1408.0))), "{took} s");
+    }
+
+    #[test]
+    fn many_services_get_their_shares_of_tensors_that_are_short_for_them() {
+        for (services, elements) in [(3, 20 * 352), (100, 20 * 352), (48, 352)] {
+            let system = BytePs {
+                services: (0..services).map(NodeId).collect(),
+                shares: vec![1.0 / f64::from(services); services as usize],
+                elements: 352,
+                window: None,
+                part_min: PART_PACKETS_MIN,
+                timeout: Duration::from_millis(1),
+            };
+            let cuts = system.cuts(&vec![elements; 64 * services as usize]).expect("it cuts");
+            let of = |service: usize| cuts.iter().map(|ranges| ranges[service].len()).sum::<usize>();
+            let all: Vec<usize> = (0..services as usize).map(of).collect();
+            let (least, most) = (all.iter().min().expect("some"), all.iter().max().expect("some"));
+            assert!(most - least <= 2 * elements, "{services}: {least} to {most} elements");
+        }
     }
 
     #[test]
@@ -403,13 +468,12 @@ mod tests {
         let report = played(&format!("{text}{}", lossy.concat()));
         let counters = report.jobs[0].counters;
         assert!(counters.retransmissions > Some(0) && counters.answered_again > Some(0), "{counters:?}");
-        // Each contribution once: 600 kB are 2,344 packets, but for what the last of a part is short.
-        let added = counters.server_aggregations.expect("counted");
-        assert!((5 * 4 * 2_344..=5 * 4 * 2_348).contains(&added), "{added}");
+        // Each contribution once: 600 kB are 2,344 packets, and parts end where packets do.
+        assert_eq!(counters.server_aggregations, Some(5 * 4 * 2_344));
     }
 
     #[test]
-    fn who_has_no_share_is_no_service() {
+    fn a_service_without_a_share_is_none() {
         let text = rack(2, 1, LONG, "shares = [0, 0, 1]\n");
         let scenario = parse("test.toml", &text).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(scenario.jobs[0].system.parts(2), 1);

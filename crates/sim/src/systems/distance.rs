@@ -1,6 +1,7 @@
 //! Shortest paths between nodes, over switches alone.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use crate::net::{NodeId, Topology};
 
@@ -22,6 +23,22 @@ pub(super) fn distances(topology: &Topology, from: NodeId) -> BTreeMap<NodeId, u
         }
     }
     distance
+}
+
+/// How long a shortest path between two nodes takes, of several the one over the first nodes.
+pub(super) fn delay(topology: &Topology, from: NodeId, to: NodeId) -> Option<Duration> {
+    let distance = distances(topology, to);
+    let (mut at, mut whole) = (from, Duration::ZERO);
+    while at != to {
+        let left = *distance.get(&at)?;
+        let nearer =
+            topology.neighbours(at).filter(|(node, _)| distance.get(node).is_some_and(|of| of + 1 == left));
+        let passes = nearer.filter(|(node, _)| *node == to || topology.layer(*node).is_some());
+        let (next, link) = passes.min()?;
+        whole += topology.links()[link.0 as usize].config.delay;
+        at = next;
+    }
+    Some(whole)
 }
 
 /// The first programmable switch on a shortest path between two nodes, of several paths one on

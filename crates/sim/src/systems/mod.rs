@@ -71,10 +71,16 @@ pub trait System: Debug + Send + Sync {
         elements * part / parts..elements * (part + 1) / parts
     }
 
-    /// The same of tensors that come one after the other, again and again, by tensor and part: of
-    /// systems that cut a tensor by what came before it, and have no use for [`System::range`].
+    /// The ranges of tensors that come in this order, by tensor and part. Systems that cut a tensor by
+    /// what came before it have this in place of [`System::range`].
     fn cuts(&self, _tensors: &[usize]) -> Option<Vec<Vec<Range<usize>>>> {
         None
+    }
+
+    /// How long a byte of a tensor takes to be summed at least, in seconds: from the first link to
+    /// the last.
+    fn seconds_a_byte(&self, topology: &Topology, workers: &[NodeId]) -> f64 {
+        8.0 / placement::line_rate(topology, workers.iter().copied()) as f64
     }
 
     /// The host of the server that can be restarted, and that knows where the job stands when
@@ -198,7 +204,8 @@ pub struct Counters {
     pub switch_aggregations: Option<u64>,
     /// Packets that found no room at a switch.
     pub switch_collisions: Option<u64>,
-    /// Contributions that came again to a sum that a switch had, and were answered with it.
+    /// Contributions that came again to a sum that a switch or a service had, and were answered
+    /// with it.
     pub answered_again: Option<u64>,
     /// Packets that servers added: whole sums, partial ones and single contributions.
     pub server_aggregations: Option<u64>,

@@ -53,7 +53,7 @@ pub(super) fn programmable(topology: &Topology, node: NodeId) -> bool {
 }
 
 /// The slowest of the hosts' first links: all machines of a job have one rate.
-pub(crate) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>) -> u64 {
+pub(super) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>) -> u64 {
     let first = hosts.filter_map(|host| topology.neighbours(host).next());
     first.map(|(_, link)| topology.links()[link.0 as usize].config.rate_bps).min().unwrap_or(1)
 }

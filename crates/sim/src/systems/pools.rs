@@ -33,7 +33,7 @@ pub(super) fn kind_of(packet: &[u8]) -> Option<&'static str> {
 /// A worker's machine.
 pub(super) type WorkerActor = Machine<Worker<SimAddress, Gradient>, WorkerOwner>;
 
-/// What a job's workers sent, and its pools answered again.
+/// Counts of a job's workers and pools.
 pub(super) fn counters<'a>(
     tenant: &Tenant,
     network: &Network,

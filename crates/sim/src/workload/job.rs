@@ -31,14 +31,15 @@ pub(crate) mod token {
     pub(crate) const LATE: u64 = 5;
 }
 
-/// Tensors that are cut before the cuts begin anew, at least: short ones go to services by turns.
+/// Tensors for each part that are cut before the cuts begin anew, at least: short ones go to
+/// services by turns.
 const TENSORS_CUT_MIN: usize = 64;
 
 /// A job, shared by the actors of all its workers.
 pub(crate) struct Job {
     pub(crate) plan: JobPlan,
     schedule: Rc<Schedule>,
-    /// Which elements are whose, by tensor, again and again, and part
+    /// Ranges by tensor, modulo their number, and part
     /// ([`System::cuts`](crate::systems::System::cuts)).
     cuts: Option<Vec<Vec<Range<usize>>>>,
     source: Origin,
@@ -130,7 +131,7 @@ impl Job {
             measures: Measures { meter: Meter::new(plan.start, warm_up), ..Measures::default() },
         };
         let iteration = schedule.iteration();
-        let iterations = TENSORS_CUT_MIN.div_ceil(iteration.len());
+        let iterations = (TENSORS_CUT_MIN * shards).div_ceil(iteration.len());
         Self {
             plan: plan.clone(),
             cuts: plan.system.cuts(&iteration.repeat(iterations)),

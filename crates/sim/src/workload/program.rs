@@ -660,18 +660,27 @@ mod tests {
         let schedule = Rc::new(Schedule::new(&sorted_partitions()));
         let Schedule::Training(training) = &*schedule else { panic!("it trains") };
         let count = training.gradients.len() as u64;
-        for from in [0, 1, count / 3, count - 1, count, count + 2] {
+        // In the backward pass, and in the forward pass that waits for what that has sent, another
+        // process takes its place.
+        let backward: fn(State) -> bool = |state| state == State::Backward;
+        let forward: fn(State) -> bool = |state| matches!(state, State::WaitsFor(_));
+        let mut cases = vec![(1, forward), (count - 2, forward), (count, forward)];
+        cases.extend([0, 1, count / 3, count - 1, count, count + 2].map(|from| (from, backward)));
+        for (from, is_there) in cases {
             let mut program = Program::new(schedule.clone(), 1);
             let (mut steps, mut submitted) = (Vec::new(), Vec::new());
             program.start(&mut steps);
             if from > 0 {
-                // It is in the backward pass when another process takes its place.
-                while program.state != State::Backward {
+                while !is_there(program.state) {
                     steps.clear();
                     program.timer(&mut steps);
                 }
                 steps.clear();
                 program.go_on_from(from, &mut steps);
+                // Its node was away, too: timers are lost, and what it has submitted is not.
+                let submits = |step: &Step| matches!(step, Step::Submit { .. });
+                steps.retain(|step| submits(step) || *step == Step::Iterated);
+                program.restarted(&mut steps);
             }
             while !steps.contains(&Step::Finished) {
                 for step in std::mem::take(&mut steps) {

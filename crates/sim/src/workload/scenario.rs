@@ -168,7 +168,7 @@ pub enum SendOrder {
     /// As the next forward pass needs them, if a byte takes so many seconds: all workers have the
     /// order from the beginning.
     Needed {
-        /// To be summed, one behind the other.
+        /// The time of a sum, divided by its bytes.
         seconds_a_byte: f64,
     },
 }

@@ -141,7 +141,7 @@ class Trained:
         elif case.system == "servers":
             job |= cluster.servers(PARTITION_BYTES / scale)
         else:
-            # What is scaled down has as much of it on the way, and in a part of a tensor.
+            # Packets are not scaled: the window is 8 of them, and a part may be one.
             shares = self._shares[case.trains, case.spares]
             job |= cluster.byteps(*shares, window=WINDOW_SCALED) | {"part_min": 1}
             if case.overlap:
