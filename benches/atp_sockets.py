@@ -70,7 +70,7 @@ class System:
         options = f"--protocol {self.protocol} --baseline none --warmup 1"
         what = f"{self.name}, loss {loss}"
         one = Command(what, LOSS_WORKERS, LOSS_BYTES, links, options, repeat=3)
-        return _small(one) if quick else one
+        return small(one) if quick else one
 
 
 SYSTEMS = (
@@ -183,7 +183,7 @@ def measure(where: Mapping[str, Any], quick: bool) -> Found:
             for protocol in PROTOCOLS:
                 options = f"--protocol {protocol}"
                 which = replace(row, what=f"{row.what}, {protocol}", options=options)
-                which = _small(which) if quick else which
+                which = small(which) if quick else which
                 say(bar, which.what)
                 found.beside[row.what][protocol].append(bench(which))
     return found
@@ -199,7 +199,7 @@ def _loss(found: Found, bar: Advance, step: int) -> None:
 
 def bench(one: Command, environment: Environment = (), quick: bool = False) -> dict[str, Any]:
     """Do what `fanin bench allreduce` does, in this process, which has torch already."""
-    one = _small(one) if quick else one
+    one = small(one) if quick else one
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -212,7 +212,7 @@ def bench(one: Command, environment: Environment = (), quick: bool = False) -> d
     return run.as_json()
 
 
-def _small(one: Command) -> Command:
+def small(one: Command) -> Command:
     return replace(one, options=one.options.replace("--warmup 1", "")).quick()
 
 
