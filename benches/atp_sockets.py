@@ -213,6 +213,7 @@ def bench(one: Command, environment: Environment = (), quick: bool = False) -> d
 
 
 def small(one: Command) -> Command:
+    """Return it so small that it says nothing about speed."""
     return replace(one, options=one.options.replace("--warmup 1", "")).quick()
 
 
