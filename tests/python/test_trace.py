@@ -165,9 +165,7 @@ def late(me: Me, file: str) -> None:
     dist.destroy_process_group()
 
 
-def test_ranks_whose_clocks_differ_are_joined_on_one(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_ranks_whose_clocks_differ_are_joined_on_one(launch: Launch, tmp_path: Path) -> None:
     launch(late, 3, str(tmp_path / "trace.json")).results()
     files = [tmp_path / f"trace.{rank}.json" for rank in range(3)]
     ahead_s = [0.0, 86_400.0, -7.5]

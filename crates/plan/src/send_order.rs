@@ -1,8 +1,9 @@
 //! In which order the partitions of gradients are sent, so that the next forward pass waits least.
 //!
 //! All ranks submit in one order, and no moment of one rank may change it. So the order is made
-//! ahead: what a queue would do that always sends next what is needed first, played in virtual time,
-//! by when each gradient is there and how long a byte takes (BytePS §6.1; ByteScheduler, SOSP 2019).
+//! ahead. It is that of a queue that always sends next what is needed first, played in virtual time.
+//! The times when gradients are there, and how long a byte takes, are known (BytePS §6.1;
+//! ByteScheduler, SOSP 2019).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -25,7 +25,7 @@ pub(crate) fn whole_scenario(name: &str, text: &str) -> PyResult<String> {
     Ok(serde_json::to_string(&scenario).expect("a table has names as keys"))
 }
 
-/// The layers of a file of `[[layer]]` tables, in the order of the forward pass: each as its
+/// The layers of a file of `[[layer]]` tables, in the order of the forward pass. Each is its
 /// parameters, and the seconds of its forward and of its backward pass.
 ///
 /// Raises `ValueError` with the first mistake; its text begins with `name`.

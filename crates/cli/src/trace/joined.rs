@@ -1,8 +1,8 @@
 //! The timelines of all ranks on one clock.
 //!
-//! Clocks of several machines differ. The sums themselves say by how much: all ranks have a sum at
-//! about the same time, however late one of them asked for it, because its service sends it to all
-//! ranks at once. Clocks also drift, so each stretch of time is compared by itself.
+//! Clocks of several machines differ. All ranks have a sum at about the same time, however late one
+//! of them asked for it: its service sends it to all at once. So the sums themselves say by how much
+//! clocks differ. Clocks also drift, so each stretch of time is compared by itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::step::recorded::{Asked, sums_of_timeline};
 
-/// Over so much time, in microseconds, the difference of two clocks is compared as one: a clock that
-/// is wrong by ten in a million drifts by 100 us then, and the difference is taken to change evenly
-/// from one stretch to the next.
+/// A stretch of time, in microseconds, which has one difference of two clocks. A clock that is wrong
+/// by ten in a million drifts by 100 us in it. From one stretch to the next the difference changes
+/// evenly.
 const STRETCH_US: f64 = 10e6;
 
 /// A run on the clock of its first rank.

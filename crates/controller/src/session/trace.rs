@@ -532,11 +532,11 @@ mod tests {
         let scratch = Scratch::new();
         let mut writer = writer(&scratch);
         writer.write().expect("written");
-        assert_eq!(scratch.events().len(), 2, "the process and its place");
+        assert_eq!(scratch.events().len(), 3, "the process, its clock and its place");
         writer.done(row(RowKind::Shard(0)), &done(0, 1_000, 9_000));
         writer.write().expect("written");
         let events = scratch.events();
-        assert_eq!(events[2]["args"]["name"], "shard 0 of a \"job\"");
+        assert_eq!(events[3]["args"]["name"], "shard 0 of a \"job\"");
         assert_eq!(
             slices(&events),
             [

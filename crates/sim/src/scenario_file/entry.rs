@@ -250,8 +250,8 @@ impl Entry<'_> {
         at(&self.file.network.mtu, message)
     }
 
-    /// The tensors that the workers sum, in an order that does not count: how long a byte takes is
-    /// the system's to say, which is not there yet.
+    /// The tensors that the workers sum. Their order does not count, as it depends on the system,
+    /// which is not there yet.
     ///
     /// # Errors
     /// What cannot be.

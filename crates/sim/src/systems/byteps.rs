@@ -51,8 +51,8 @@ pub struct BytePs {
     pub shares: Vec<f64>,
     /// Elements of a packet.
     pub elements: u16,
-    /// Packets of a worker that are on the way to the service with the largest share at most, and
-    /// to others as many fewer as their shares are smaller; what admission chooses unless given.
+    /// Most packets of a worker that are on the way to the service with the largest share. To others
+    /// there are as many fewer as their shares are smaller. Admission chooses unless given.
     pub window: Option<u16>,
     /// Fewest packets of a part of a tensor that is cut.
     pub part_min: usize,
@@ -387,8 +387,8 @@ mod tests {
         assert!(even > 1.05 * by_link(2, "window = 64\n"), "{even}");
     }
 
-    /// Without a window in the file admission chooses those of a rate of 10 Gbit/s, and of hosts
-    /// that take 200 us: 256 packets of 1,448 bytes, to a service of a third as much as the largest.
+    /// Without a window in the file admission chooses one for 10 Gbit/s and for hosts that take 200
+    /// us: 256 packets of 1,448 bytes.
     #[test]
     fn windows_are_those_of_admission_unless_the_file_has_one() {
         let mut topology =
