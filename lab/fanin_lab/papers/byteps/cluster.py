@@ -17,8 +17,10 @@ NIC_GBPS = 90.0
 """Of a NIC: what RDMA moves through 100 (§7.1)."""
 MTU = 4500
 """Takes RDMA's 4,096 bytes."""
-PAYLOAD = 4096 / (4096 + 106)
-"""Of what is on a link: RDMA's 4,096 bytes, and the headers of fanin, UDP, IP and Ethernet."""
+PACKET_BYTES = 4096
+"""Of numbers in a packet, as RDMA has."""
+PAYLOAD = PACKET_BYTES / (PACKET_BYTES + 106)
+"""Of what is on a link: numbers, and the headers of fanin, UDP, IP and Ethernet."""
 PAYLOAD_TCP = (MTU - 40) / (MTU + 38)
 """The same of a connection: less IP, TCP and Ethernet."""
 PARTITION_BYTES = 4e6

@@ -13,7 +13,14 @@ from itertools import product
 from typing import Any
 
 from fanin_lab.papers.byteps import equations, inside
-from fanin_lab.papers.byteps.cluster import NIC_GBPS, PARTITION_BYTES, RING, Cluster, finished_s
+from fanin_lab.papers.byteps.cluster import (
+    NIC_GBPS,
+    PACKET_BYTES,
+    PARTITION_BYTES,
+    RING,
+    Cluster,
+    finished_s,
+)
 from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.lab import Lab, Report, Scenario
 
@@ -145,7 +152,9 @@ class Trained:
             shares = self._shares[case.trains, case.spares]
             job |= cluster.byteps(*shares, window=WINDOW_SCALED) | {"part_min": 1}
             if case.overlap:
-                job |= {"partition": f"{PARTITION_BYTES / scale:.0f}B", "order": "needed"}
+                # Whole packets: part of one would weigh more than in a partition of 4 MB.
+                packets = max(1, round(PARTITION_BYTES / scale / PACKET_BYTES))
+                job |= {"partition": f"{packets * PACKET_BYTES}B", "order": "needed"}
         warm_up_s = 0.0
         if case.overlap:
             sent_s = 2 * 32 * PLAYED[case.model].parameters / (1e9 * case.gbps)
