@@ -543,7 +543,8 @@ fn byteps(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> BytePs {
     BytePs {
         shares: (1..=services.len()).map(|part| part as f64 / whole).collect(),
         services,
-        elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
+        // As long as that system's: tensors are so many packets of it.
+        elements: job.system.packet_elements() as u16,
         window: dice.among(&[None, Some(1), Some(2), Some(16)]),
         part_min: dice.among(&[1, 5, 32]),
         timeout: job.system.timeout(),
