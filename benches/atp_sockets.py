@@ -10,34 +10,27 @@ worker is a network namespace. Takes less than five minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import document
+import part
 import sharing
-from fanin import _signals
 from fanin._settings import variable
-from fanin_lab.bench import BenchError, command, machine
+from fanin_lab.bench import command
 from fanin_lab.bench.measure import measure as all_reduces
 from fanin_lab.bench.progress import Advance, progress
-from fanin_lab.netlab import NetlabError
 from fanin_lab.units import rate_bps, shown_rate, shown_time
-from performance import ROOT, no_laboratory, say
+from performance import say
 from rows import MB, Command, fanin_samples, median_s
 
 ROUNDS = 3
-FORMAT = 1
-"""Of the JSON."""
 BEGIN = "<!-- what stands from here to the next mark is written by `make bench-atp` -->"
 END = "<!-- written by `make bench-atp` to here -->"
-TITLE = "Two papers on real sockets"
 
 LOSSES = ("0", "0.01%", "0.1%", "1%")
 LOSS_LINKS = "--rate 250mbit"
@@ -108,48 +101,13 @@ class Found:
 
 def main() -> int:
     """Measure, write, and say where."""
-    args = _arguments()
-    if why := no_laboratory():
-        print(f"skipped: {why}", file=sys.stderr)
-        return 1
-    into: Path = (args.into or ROOT / ("target/partial" if args.quick else "docs")).resolve()
-    path = into / "reproduction-sockets.md"
-    before = path.read_text() if path.exists() else None
-    try:
-        _rewritten(before, "")  # now, and not after minutes of measuring
-    except ValueError as error:
-        sys.exit(f"{path}: {error}")
-    into.mkdir(parents=True, exist_ok=True)
-    raw = (ROOT / "target" if into == ROOT / "docs" else into) / "reproduction-sockets.json"
-    raw.parent.mkdir(exist_ok=True)
-    where = machine.where()
-    try:
-        with _signals.as_exit():
-            found = measure(where, args.quick)
-    except (BenchError, NetlabError, sharing.SharingError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        return 130
-    path.write_text(_rewritten(before, generated(found)))
-    raw.write_text(json.dumps({"format": FORMAT, **asdict(found)}, indent=1) + "\n")
-    print(f"{path}\n{raw}")
-    return 0
 
+    def measured(where: Mapping[str, Any], quick: bool) -> tuple[str, Mapping[str, Any]]:
+        found = measure(where, quick)
+        return generated(found), asdict(found)
 
-def _rewritten(text: str | None, generated: str) -> str:
-    return document.rewritten(text, generated, BEGIN, END, TITLE)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Repeat ATP's experiments on real sockets")
-    parser.add_argument("--quick", action="store_true", help="tiny, once, to see that it runs")
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="FOLDER",
-        help="for both (default: docs, and target for the JSON; with --quick: target/partial)",
-    )
-    return parser.parse_args()
+    what = "Repeat ATP's experiments on real sockets"
+    return part.main(what, (BEGIN, END), "reproduction-sockets.json", measured)
 
 
 def measure(where: Mapping[str, Any], quick: bool) -> Found:

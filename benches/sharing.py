@@ -28,6 +28,7 @@ from typing import Any
 
 import fanin
 import numpy as np
+from fanin.errors import FaninError
 from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab, address
 
 JOBS = ("A", "B")
@@ -47,7 +48,7 @@ _NOTICE_S = 0.02
 _PERIOD = 97
 
 
-class SharingError(Exception):
+class SharingError(FaninError):
     """A process of the experiment failed, or a sum is wrong."""
 
 

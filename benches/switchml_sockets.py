@@ -5,12 +5,11 @@
 
 How many workers there are (Figure 3), losses (Figure 6), slots (Figure 9) and types of numbers
 (Figure 12). Writes its part of docs/reproduction-sockets.md, and the JSON. Needs root: every worker
-is a network namespace. Takes six minutes.
+is a network namespace. Takes four minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,19 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import document
-from atp_sockets import TITLE, Environment, bench, small
-from fanin import _signals
+import part
+from atp_sockets import Environment, bench, small
 from fanin._settings import variable
-from fanin_lab.bench import BenchError, machine
+from fanin_lab.bench import BenchError
 from fanin_lab.bench.progress import progress
-from fanin_lab.netlab import NetlabError
 from fanin_lab.units import shown_time
-from performance import ROOT, no_laboratory, say
+from performance import say
 from rows import MB, Command, median_s
 
 ROUNDS = 3
-FORMAT = 1
-"""Of the JSON."""
 BEGIN = "<!-- what stands from here to the next mark is written by `make bench-switchml` -->"
 END = "<!-- written by `make bench-switchml` to here -->"
 LINKS = "--rate 250mbit"
@@ -96,45 +92,14 @@ Found = Mapping[str, Mapping[str, Sequence[Any]]]
 
 def main() -> int:
     """Measure, write, and say where."""
-    args = _arguments()
-    if why := no_laboratory():
-        print(f"skipped: {why}", file=sys.stderr)
-        return 1
-    into: Path = (args.into or ROOT / ("target/partial" if args.quick else "docs")).resolve()
-    path = into / "reproduction-sockets.md"
-    before = path.read_text() if path.exists() else None
-    try:
-        document.rewritten(before, "", BEGIN, END, TITLE)  # now, and not after minutes of measuring
-    except ValueError as error:
-        sys.exit(f"{path}: {error}")
-    into.mkdir(parents=True, exist_ok=True)
-    where = machine.where()
-    try:
-        with _signals.as_exit():
-            found = measure(args.quick)
-    except (BenchError, NetlabError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        return 130
-    shown = "\n".join([document.where_line("make bench-switchml", where), generated(found)])
-    path.write_text(document.rewritten(before, shown, BEGIN, END, TITLE))
-    raw = (ROOT / "target" if into == ROOT / "docs" else into) / "switchml-sockets.json"
-    raw.parent.mkdir(exist_ok=True)
-    raw.write_text(json.dumps({"format": FORMAT, **where, "runs": found}, indent=1) + "\n")
-    print(f"{path}\n{raw}")
-    return 0
 
+    def measured(where: Mapping[str, Any], quick: bool) -> tuple[str, Mapping[str, Any]]:
+        found = measure(quick)
+        head = document.where_line("make bench-switchml", where)
+        return f"{head}\n{generated(found)}", {**where, "runs": found}
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Repeat SwitchML's experiments on real sockets")
-    parser.add_argument("--quick", action="store_true", help="tiny, once, to see that it runs")
-    parser.add_argument(
-        "--into",
-        type=Path,
-        metavar="FOLDER",
-        help="for both (default: docs, and target for the JSON; with --quick: target/partial)",
-    )
-    return parser.parse_args()
+    what = "Repeat SwitchML's experiments on real sockets"
+    return part.main(what, (BEGIN, END), "switchml-sockets.json", measured)
 
 
 def measure(quick: bool) -> Found:

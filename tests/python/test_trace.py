@@ -160,7 +160,7 @@ def late(me: Me, file: str) -> None:
     me.init()
     for _ in range(12):
         if me.rank == 1:
-            time.sleep(0.05)  # It computes for longer.
+            time.sleep(0.05)  # in place of computing for longer than the others
         dist.all_reduce(torch.ones(1000))
     dist.destroy_process_group()
 

@@ -60,8 +60,8 @@ pub(crate) fn plan<'py>(
 /// In which order partitions of gradients are sent, by their indices, so that the next forward pass
 /// waits least.
 ///
-/// A partition is the seconds until it is there, its place in the order in which the next forward
-/// pass reads parameters, and its bytes.
+/// A partition has three numbers: the seconds until it is there, its place among what the next
+/// forward pass reads, and its bytes.
 #[pyfunction]
 pub(crate) fn send_order(partitions: Vec<(f64, u64, u64)>, seconds_a_byte: f64) -> Vec<usize> {
     let partition = |(ready_s, needed, bytes)| Partition { ready_s, needed, bytes };

@@ -118,6 +118,7 @@ def _step(inputs: Inputs, group: Any, round_: Round, tensors: Sequence[torch.Ten
     began = time.monotonic()
     works = []
     for asked, tensor in zip(round_.step, tensors, strict=True):
+        # The time is what is played: as long as the training computes before this sum.
         time.sleep(max(0.0, began + asked.ready_s - time.monotonic()))
         works.append(inputs.start(tensor, group, True))
     for work in works:

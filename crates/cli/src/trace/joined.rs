@@ -1,8 +1,8 @@
 //! The timelines of all ranks on one clock.
 //!
-//! Clocks of several machines differ. All ranks have a sum at about the same time, however late one
-//! of them asked for it: its service sends it to all at once. So the sums themselves say by how much
-//! clocks differ. Clocks also drift, so each stretch of time is compared by itself.
+//! Clocks of several machines differ. A service sends a sum to all ranks at once. So all have it at
+//! about the same time, however late one of them asked for it, and the sums say by how much clocks
+//! differ. Clocks also drift, so each stretch of time is compared by itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -306,14 +306,16 @@ impl Writer {
             next_thread: 1,
         };
         let kernel = |file: &str| {
-            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{file}"));
-            text.map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{file}")).ok()?;
+            Some(text.trim().to_owned())
         };
-        let host = kernel("hostname");
+        let host = kernel("hostname").unwrap_or_else(|| "unknown".into());
         let name = format!("rank {} on {host} (process {})", config.rank, std::process::id());
         writer.metadata("process_name", 0, Name { name: &name });
-        // All processes of a boot have one clock.
-        writer.metadata("boot", 0, Name { name: &kernel("random/boot_id") });
+        // All processes of a boot have one clock. Two machines that do not tell are not one.
+        if let Some(boot) = kernel("random/boot_id") {
+            writer.metadata("boot", 0, Name { name: &boot });
+        }
         writer.metadata("process_sort_index", 0, SortIndex { sort_index: config.rank.into() });
         writer
     }

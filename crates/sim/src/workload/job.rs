@@ -12,8 +12,9 @@ use oorandom::Rand64;
 
 use super::checker::{Referee, Violation, first};
 use super::meter::{Meter, Reading};
-use super::program::{Program, Schedule, Step};
+use super::program::{Program, Step};
 use super::scenario::{JobPlan, Workload};
+use super::schedule::Schedule;
 use super::values::{Given, Gradient, Inside, Numbers, Origin, Source, mix};
 use crate::net::{ActorId, Context, Time};
 

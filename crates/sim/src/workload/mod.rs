@@ -21,6 +21,7 @@ mod parameter_server;
 mod program;
 mod report;
 mod scenario;
+mod schedule;
 mod simulation;
 mod tenant;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::models::{Layer, Model};
 use super::parameter_server::ParameterServerPlan;
-use super::program::Schedule;
+use super::schedule::Schedule;
 use super::transport::TransportPlan;
 use super::unlike::{Lateness, Rates};
 use crate::net::{Class, LinkId, Multipath, NodeId, PortId, Topology};
