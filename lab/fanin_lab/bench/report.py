@@ -33,7 +33,7 @@ def title(setting: Setting) -> str:
     what = "" if setting.collective == "all_reduce" else f"{setting.collective} of "
     if setting.step:
         what = f"a step that asks last after {shown_time(setting.step[-1].ready_s)}, of "
-        tensors = f" in {len(setting.step)} tensors"
+        tensors = f" in {len(setting.step)} tensors" if len(setting.step) > 1 else ""
     calls = f", {setting.calls} calls a round" if setting.calls > 1 else ""
     return (
         f"{setting.workers} workers, {where}: {what}"
