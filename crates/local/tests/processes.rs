@@ -3,21 +3,25 @@
 mod common;
 
 use common::{PATIENCE, expected, name, start, submit, tensor};
-use fanin_local::{Group, LocalError, SharedMemory};
-use fanin_udp::Failure;
+use fanin_local::{Done, Group, LocalError, Network, SharedMemory};
+use fanin_udp::{Failure, Loss, Submission};
 use fanin_wire::{Dtype, Op};
+use rustix::process::{Pid, Signal, kill_process};
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-/// Says to this program which rank it is: name of the memory, ranks, rank.
+/// Says to this program which rank it is: name of the memory, ranks, rank, and how many of them sum.
 const RANK: &str = "FANIN_LOCAL_TEST_RANK";
 /// The words of a rank when it has the memory, when a sum was right, and what ended it.
 const HERE: &str = "here";
 const RIGHT: &str = "right";
 const ENDED: &str = "ended: ";
 const ELEMENTS: usize = 1_000_003;
+
+/// Says to a rank that it awaits a line of its input, sums once, and is gone.
+const ONCE: &str = "FANIN_LOCAL_TEST_ONCE";
 
 /// No test, but a rank: sums until it is told to stop, or somebody else is gone.
 #[test]
@@ -26,9 +30,10 @@ fn rank() {
     let Ok(what) = env::var(RANK) else { return };
     let mut words = what.split(' ');
     let name = words.next().expect("a name");
-    let [ranks, me] = [0; 2].map(|_| words.next().expect("a number").parse::<usize>().expect("a number"));
-    let group =
-        Group { ranks: (0..ranks as u32).map(|rank| rank * 10).collect(), columns: ranks, networked: false };
+    let [ranks, me, columns] =
+        [0; 3].map(|_| words.next().expect("a number").parse::<usize>().expect("a number"));
+    let networked = columns < ranks;
+    let group = Group { ranks: (0..ranks as u32).map(|rank| rank * 10).collect(), columns, networked };
     let memory = match me {
         0 => SharedMemory::create(name, group),
         _ => SharedMemory::open(name, group, me, PATIENCE),
@@ -37,15 +42,25 @@ fn rank() {
     memory.gather(PATIENCE).expect("all ranks");
     // The others are not asked for anything.
     let machines = (0..10 * ranks).map(|rank| usize::from(rank % 10 != 0)).collect();
-    let local = start(memory, None, machines);
+    let network = (networked && me < columns).then(|| Box::new(NoOthers) as Box<dyn Network>);
+    let local = start(memory, network, machines);
+    // Short ones keep nobody waiting for room while a rank is stopped.
+    let elements = if networked { 1_003 } else { ELEMENTS };
     say(HERE);
+    let once = env::var_os(ONCE).is_some();
+    if once {
+        std::io::stdin().read_line(&mut String::new()).expect("a line");
+    }
     for number in 0.. {
-        let mut memory = tensor(Dtype::Float32, ELEMENTS, me, number);
+        let mut memory = tensor(Dtype::Float32, elements, me, number);
         match submit(&local, &mut memory, Dtype::Float32, Op::Sum).recv_timeout(PATIENCE).expect("an answer")
         {
             Ok(_) => {
-                assert!(memory == expected(Dtype::Float32, ELEMENTS, ranks, number, Op::Sum), "a wrong sum");
+                assert!(memory == expected(Dtype::Float32, elements, ranks, number, Op::Sum), "a wrong sum");
                 say(RIGHT);
+                if once {
+                    std::process::abort();
+                }
             }
             Err(Failure::Because(cause)) => {
                 cause.downcast_ref::<LocalError>().expect("an error of the group");
@@ -53,6 +68,15 @@ fn rank() {
             }
             Err(other) => panic!("{other}"),
         }
+    }
+}
+
+/// The network of a job that has one machine.
+struct NoOthers;
+
+impl Network for NoOthers {
+    fn submit(&self, _: Submission, done: Done) {
+        done(Ok(Loss::default()));
     }
 }
 
@@ -64,20 +88,33 @@ fn say(text: &str) {
 struct Rank {
     process: Child,
     says: BufReader<ChildStdout>,
-    _stays_open: ChildStdin,
+    stays_open: ChildStdin,
 }
 
 impl Rank {
     fn start(name: &str, ranks: usize, me: usize) -> Self {
-        let mut process = Command::new(env::current_exe().expect("this program"))
+        Self::spawn(Self::program(name, ranks, me, ranks))
+    }
+
+    /// The program of a rank of a group in which the first `columns` add.
+    fn program(name: &str, ranks: usize, me: usize, columns: usize) -> Command {
+        let mut program = Command::new(env::current_exe().expect("this program"));
+        program
             .args(["rank", "--exact", "--ignored", "--nocapture"])
-            .env(RANK, format!("{name} {ranks} {me}"))
+            .env(RANK, format!("{name} {ranks} {me} {columns}"))
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
+            .stdout(Stdio::piped());
+        program
+    }
+
+    fn spawn(mut program: Command) -> Self {
+        let mut process = program.spawn().expect("a process");
         let says = BufReader::new(process.stdout.take().expect("piped"));
-        Self { _stays_open: process.stdin.take().expect("piped"), says, process }
+        Self { stays_open: process.stdin.take().expect("piped"), says, process }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("a process that lives");
     }
 
     /// The next thing it says that begins so.
@@ -139,16 +176,41 @@ fn a_rank_that_is_stopped_is_waited_for() {
     for rank in &mut group {
         rank.hear(RIGHT).expect("a sum");
     }
-    let pid = rustix::process::Pid::from_child(&group[1].process);
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("a process that lives");
+    group[1].signal(Signal::STOP);
     // Longer than it takes to find out that a rank is dead.
     std::thread::sleep(Duration::from_millis(500));
-    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("a process that lives");
+    group[1].signal(Signal::CONT);
     for rank in &mut group {
         for _ in 0..50 {
             rank.hear(RIGHT).expect("a sum, as before");
         }
     }
+}
+
+#[test]
+fn a_sum_that_one_rank_got_before_it_died_is_the_others_too() {
+    let name = name();
+    let program = |me| Rank::program(&name, 3, me, 1);
+    let mut first = program(0);
+    first.env(ONCE, "");
+    let mut ranks = [Rank::spawn(first), Rank::spawn(program(1)), Rank::spawn(program(2))];
+    for rank in &mut ranks {
+        rank.hear(HERE).expect("a rank that has begun");
+    }
+    let [mut first, mut second, mut third] = ranks;
+    // They have submitted then, or will when they go on, and await the first, which alone adds.
+    std::thread::sleep(Duration::from_millis(300));
+    second.signal(Signal::STOP);
+    writeln!(first.stays_open).expect("a process that reads");
+    first.hear(RIGHT).expect("a sum");
+    first.process.wait().expect("an end");
+    // The third says that the first is lost while the second has not read the sum.
+    let lost = format!("{ENDED}rank 0 is lost");
+    third.hear(RIGHT).expect("the sum that the first got");
+    assert!(third.hear(ENDED).expect("an end").starts_with(&lost));
+    second.signal(Signal::CONT);
+    second.hear(RIGHT).expect("the sum that the first got");
+    assert!(second.hear(ENDED).expect("an end").starts_with(&lost));
 }
 
 #[test]

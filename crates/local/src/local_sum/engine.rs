@@ -102,6 +102,10 @@ impl Engine {
                 continue;
             }
             if let Some(ending) = Ending::unpack(self.shared.memory.ended().load(Ordering::Acquire)) {
+                // A sum that is whole is every rank's, also when somebody got it sooner and is gone.
+                while self.can_read() {
+                    self.read();
+                }
                 let failure = Failure::Because(Arc::new(self.error(ending)));
                 self.shared.inbox().ended.get_or_insert(failure);
                 continue;
@@ -116,12 +120,7 @@ impl Engine {
         if self.shared.memory.ended().load(Ordering::Relaxed) != 0 {
             return false;
         }
-        let wishes = self.wishes();
-        let is_open = |wish: Option<Wish>| {
-            wish.is_none_or(|(gate, until)| self.shared.memory.gate(gate).open() >= until)
-        };
-        let [contribute, sum, read] =
-            wishes.map(|wishes| wishes.is_some_and(|wishes| wishes.into_iter().all(is_open)));
+        let [contribute, sum, read] = self.possible();
         if read {
             self.read();
         } else if sum {
@@ -130,6 +129,19 @@ impl Engine {
             self.contribute();
         }
         read || sum || contribute
+    }
+
+    /// Which of the tasks can go on.
+    fn possible(&self) -> [bool; 3] {
+        let is_open = |wish: Option<Wish>| {
+            wish.is_none_or(|(gate, until)| self.shared.memory.gate(gate).open() >= until)
+        };
+        self.wishes().map(|wishes| wishes.is_some_and(|wishes| wishes.into_iter().all(is_open)))
+    }
+
+    fn can_read(&self) -> bool {
+        let [_, _, read] = self.possible();
+        read
     }
 
     /// The wishes of each task; `None` for one that has nothing to do.
