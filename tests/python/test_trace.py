@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 PHASES = ["queued", "exchanging", "completing"]
+# Of ranks that share a machine.
+PHASES_HERE = ["queued", "contributing", "awaiting", "completing"]
 # Chrome counts in microseconds with a fraction; fanin's clock in nanoseconds.
 HALF_A_NANOSECOND = 0.0005
 
@@ -192,6 +196,59 @@ def test_ranks_whose_clocks_differ_are_joined_on_one(launch: Launch, tmp_path: P
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "12 sums that all ranks asked for" in table
     assert "asked late" in table
+
+
+def machines(me: Me, file: str, of_ranks: str) -> str:
+    """Sums where ranks with one letter share a machine, and rank 1 is late; returns the job."""
+    os.environ |= {"FANIN_TRACE": file, "FANIN_SWITCH": "", "FANIN_MACHINE": of_ranks[me.rank]}
+    me.init()
+    for _ in range(12):
+        if me.rank == 1:
+            time.sleep(0.05)  # in place of computing for longer than the others
+        dist.all_reduce(torch.ones(300_000))
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    job = str(backend._channel._client.job)
+    dist.destroy_process_group()
+    return job
+
+
+@pytest.mark.parametrize("of_ranks", ["aaa", "aab"], ids=["one machine", "two"])
+def test_ranks_of_a_machine_have_timelines_too(
+    launch: Launch, tmp_path: Path, of_ranks: str
+) -> None:
+    jobs = launch(machines, 3, str(tmp_path / "trace.json"), of_ranks).results()
+    files = [tmp_path / f"trace.{rank}.json" for rank in range(3)]
+    for rank, file in enumerate(files):
+        slices = [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
+        wholes = [e for e in slices if e["name"].startswith("all-reduce ")]
+        assert [e["args"]["number"] for e in wholes] == list(range(12))
+        assert {e["args"]["job"] for e in wholes} == {jobs[0]}
+        segments = [e for e in slices if e["name"].startswith("segment ")]
+        # A column of each machine speaks to the other.
+        assert bool(segments) == (of_ranks == "aab" and rank in {0, 2})
+        for whole in wholes:
+            inside = [
+                e
+                for e in slices
+                if e["tid"] == whole["tid"] and e["args"]["number"] == whole["args"]["number"]
+            ]
+            phases = [e for e in inside if e is not whole]
+            assert [e["name"] for e in phases] == PHASES_HERE
+            assert same(phases[0]["ts"], whole["ts"])
+            assert same(end(phases[-1]), end(whole))
+            assert all(same(end(a), b["ts"]) for a, b in pairwise(phases))
+        ends = [(e["ts"], end(e)) for e in wholes]
+        assert all(any(a <= e["ts"] and end(e) <= b for a, b in ends) for e in segments)
+
+    command = [sys.executable, "-m", "fanin", "trace", *map(str, files)]
+    joined = [*command, "--join", str(tmp_path / "all.json"), "--json"]
+    found = json.loads(subprocess.run(joined, capture_output=True, text=True, check=True).stdout)
+    assert found["sums"] == 12
+    assert found["ranks"][1]["late"] > 0.5 > found["ranks"][0]["late"]
+    # Not the segments, which are a second way to see the same sums.
+    subprocess.run([*command, "--out", str(tmp_path / "step.toml")], check=True)
+    step = tomllib.loads((tmp_path / "step.toml").read_text())
+    assert [layer["bytes"] for layer in step["layer"]] == ["1200000B"]
 
 
 def again(me: Me, file: str) -> None:

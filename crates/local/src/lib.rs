@@ -41,6 +41,6 @@ mod sums;
 pub use cores::Cores;
 pub use error::{LocalError, MemoryError, Submission};
 pub use gate::RANKS_MAX;
-pub use local_sum::{Done, DoneOf, LocalConfig, LocalSum, Network};
+pub use local_sum::{Completed, Done, DoneOf, LocalConfig, LocalSum, Network};
 pub use machine::machine_id;
 pub use memory::{Group, MemoryOfRanks, SharedMemory, memory_of_ranks, probe};

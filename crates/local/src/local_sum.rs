@@ -25,7 +25,20 @@ use self::item::Item;
 pub type Done = Box<dyn FnOnce(Result<Loss, Failure>) + Send>;
 /// Told once what became of a collective that this rank submitted, and the collective's number. It
 /// must be quick, must not block, and must not panic.
-pub type DoneOf = Box<dyn FnOnce(u64, Result<Loss, Failure>) + Send>;
+pub type DoneOf = Box<dyn FnOnce(u64, Result<Completed, Failure>) + Send>;
+
+/// A collective that came out well.
+#[derive(Clone, Copy, Debug)]
+pub struct Completed {
+    /// What its sum lacks.
+    pub loss: Loss,
+    /// This rank's thread began to write its tensors for the others.
+    pub begun: Instant,
+    /// All of them were written.
+    pub contributed: Instant,
+    /// The last part of the sum was there to be read.
+    pub summed: Instant,
+}
 
 /// The network above the ranks of a machine: the collectives over machines, of one column's part.
 pub trait Network: Send {

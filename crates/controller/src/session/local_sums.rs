@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fanin_local::{Done, LocalConfig, LocalError, LocalSum, Network};
+use fanin_local::{Completed, Done, LocalConfig, LocalError, LocalSum, Network};
 use fanin_protocol::control::Ranks;
-use fanin_udp::{CollectiveKind, Failure, Loss, Submission};
+use fanin_udp::{CollectiveKind, Failure, Submission};
 use fanin_wire::{Collective, Dtype, LossBound, Op, RANKS_MAX, Rank, WireDtype, WorkerId};
 
 use super::cancel::Cancel;
@@ -14,7 +14,7 @@ use super::config::SessionConfig;
 use super::local_ranks::{LocalRanks, hear};
 use super::services::Services;
 use super::shared::Shared;
-use super::trace::HandOver;
+use super::trace::{HandOver, SessionTrace, TracedAs};
 use crate::error::{AllReduceError, SessionError, Tensor};
 
 /// Most ranks of a job that has other collectives than all-reduces: a root is named in a byte.
@@ -31,6 +31,7 @@ const ENCRYPTS: u32 = 4;
 /// A rank's sums with its machine's.
 pub(super) struct LocalSums {
     pub sum: Arc<LocalSum>,
+    pub trace: Option<SessionTrace>,
     pub has_roots: bool,
     pub has_participants: bool,
     pub encrypts: bool,
@@ -52,6 +53,8 @@ impl LocalSums {
         mut ranks: LocalRanks,
         cancel: &Cancel,
     ) -> Result<(Self, Option<Arc<Services>>), SessionError> {
+        let trace =
+            config.trace.as_ref().map(|trace| trace.open(&config.job, TracedAs::Ranks)).transpose()?;
         let group = ranks.group();
         let memory = ranks.gather(config.join_timeout, cancel)?;
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.travels_as());
@@ -86,6 +89,7 @@ impl LocalSums {
         let here = group.ranks;
         let local = Self {
             sum,
+            trace,
             has_roots,
             has_participants,
             encrypts,
@@ -111,16 +115,20 @@ impl LocalSums {
         let bound = submission.loss_bound().unwrap_or(self.loss_bound);
         let bound = (self.loss_bound != LossBound::RELIABLE).then_some(bound);
         let submission = submission.losing(bound);
-        let done = move |number, result: Result<Loss, Failure>| {
+        let trace = self.trace.clone();
+        let done = move |number, result: Result<Completed, Failure>| {
             let tensor = Tensor { number, ..unnumbered };
-            let hand_over = HandOver::losing(result.as_ref().copied().unwrap_or_default());
-            let result = result.map(drop).map_err(|failure| AllReduceError {
+            let result = result.map_err(|failure| AllReduceError {
                 cause: error_of(&failure, wire_dtype, tensor, &switch),
                 tensor,
                 switch,
                 waited: submitted.elapsed(),
             });
-            done(result, hand_over);
+            let hand_over = match trace {
+                Some(trace) => trace.done_here(tensor, submitted, &result),
+                None => HandOver::losing(result.as_ref().map(|done| done.loss).unwrap_or_default()),
+            };
+            done(result.map(drop), hand_over);
         };
         let number = self.sum.submit(submission, Box::new(done));
         Tensor { number, ..unnumbered }

@@ -300,6 +300,9 @@ impl Session {
         if let Some(local) = &self.local {
             // First, as its thread speaks to the services, too.
             local.sum.stop();
+            if let Some(trace) = &local.trace {
+                trace.flush();
+            }
             if self.services.is_some() && local.has_lost_a_neighbour() {
                 // Until the services have noticed: the other machines are to hear of that rank, and
                 // not that this one left.

@@ -16,7 +16,7 @@ use super::oversight::oversee;
 use super::presence::{attend, attend_meanwhile};
 use super::shared::{Shared, names};
 use super::thread::SessionThread;
-use super::trace::SessionTrace;
+use super::trace::TracedAs;
 use super::warnings::{self, say};
 use super::watch::{substitute, watch};
 use crate::control_channel::{Connection, Lines, RETRY, Waiting};
@@ -126,14 +126,9 @@ async fn join_all(
     cancel: &Cancel,
     lines: &Arc<Lines>,
 ) -> Result<(Arc<Shared>, Vec<u64>, JoinSet<SessionError>), SessionError> {
-    let trace = config.trace.as_ref().map(|trace| {
-        SessionTrace::open(trace, &config.job).map_err(|error| SessionError::Local {
-            what: "opening the trace file (FANIN_TRACE)",
-            cause: format!("{}: {error}", trace.file.display()),
-        })
-    });
+    let traced_as = if config.ranks_here.is_empty() { TracedAs::Ranks } else { TracedAs::Machines };
     // First of all: a run whose timeline was asked for should not begin without one.
-    let trace = trace.transpose()?;
+    let trace = config.trace.as_ref().map(|trace| trace.open(&config.job, traced_as)).transpose()?;
     let (joined, meanwhile) = admissions(&config, cancel, lines).await?;
     // The services admitted the rank, so that it fits.
     let rank = Rank(config.rank as u16);

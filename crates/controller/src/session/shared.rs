@@ -157,9 +157,7 @@ impl Shared {
                 let hand_over = HandOver::untraced(&result);
                 return done(result.map(drop), hand_over);
             };
-            let times =
-                result.as_ref().map_or_else(|error| Err(error.cause.to_string()), |times| Ok(times.clone()));
-            let hand_over = trace.done(name, submitted, times);
+            let hand_over = trace.done(name, submitted, &result);
             done(result.map(drop), hand_over);
         };
         self.driver.submit(submission, Box::new(done));

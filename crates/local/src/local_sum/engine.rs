@@ -184,7 +184,9 @@ impl Engine {
     fn contribute(&mut self) {
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.contribute);
-        let item = self.item_mut(at.item);
+        let number = at.item;
+        let item = self.item_mut(number);
+        item.begun.get_or_insert_with(Instant::now);
         let submission = item.submission();
         let Item { tensors, cut, own, kind, .. } = item;
         let segment = cut.segment(at.segment);
@@ -214,6 +216,9 @@ impl Engine {
         memory.seat(memory.me).submit((at.blocks % memory.layout.contributions as u64) as usize, submission);
         shared.arrive(CONTRIBUTED, at.blocks);
         at.pass_block(cut, segment.blocks);
+        if at.item != number {
+            item.contributed = Some(Instant::now());
+        }
         self.contribute = at;
     }
 
@@ -297,6 +302,7 @@ impl Engine {
 
     /// Takes what this rank gets of a segment.
     fn read(&mut self) {
+        let summed = Instant::now();
         let shared = Arc::clone(&self.shared);
         let (memory, mut at) = (&shared.memory, self.read);
         let (networked, world_size) = (memory.group.networked, shared.places.machines.len());
@@ -327,8 +333,8 @@ impl Engine {
             && let Some(mut item) = self.items.pop_front()
         {
             self.progressed = Instant::now();
-            let loss = item.loss;
-            item.over(Ok(loss));
+            let completed = item.completed(summed);
+            item.over(Ok(completed));
         }
     }
 

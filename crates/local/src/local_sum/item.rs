@@ -1,6 +1,6 @@
 //! A collective of a rank.
 
-use super::{Counts, DoneOf, Places, Shared};
+use super::{Completed, Counts, DoneOf, Places, Shared};
 use crate::cut::Cut;
 use crate::error;
 use fanin_udp::{CollectiveKind, Failure, Layer, Loss, RawTensor, Submission};
@@ -29,6 +29,9 @@ pub(super) struct Item {
     pub own: Option<usize>,
     pub cut: Cut,
     pub submitted: Instant,
+    /// When the rank began to contribute, and when it had.
+    pub begun: Option<Instant>,
+    pub contributed: Option<Instant>,
     pub counts: Arc<Counts>,
     pub done: Option<DoneOf>,
 }
@@ -78,6 +81,8 @@ impl Item {
             own,
             cut: Cut::new(memory.layout.blocks, Arc::clone(groups), kind.adds(), dtype, elements),
             submitted: Instant::now(),
+            begun: None,
+            contributed: None,
             counts: Arc::clone(&shared.counts),
             done: Some(done),
         }
@@ -122,7 +127,14 @@ impl Item {
         submission.of_layer(self.layer).losing(self.loss_bound).among(participants)
     }
 
-    pub fn over(&mut self, result: Result<Loss, Failure>) {
+    /// It came out well; the last part of its sum was there at this time.
+    pub fn completed(&self, summed: Instant) -> Completed {
+        // Nothing is read before all is contributed.
+        let begun = self.begun.unwrap_or(self.submitted);
+        Completed { loss: self.loss, begun, contributed: self.contributed.unwrap_or(begun), summed }
+    }
+
+    pub fn over(&mut self, result: Result<Completed, Failure>) {
         if let Some(done) = self.done.take() {
             // Before the callback: who was told that it is done must not count it any more.
             self.counts.outstanding.fetch_sub(1, Ordering::Release);
@@ -130,7 +142,7 @@ impl Item {
                 CollectiveKind::AllReduce => &self.counts.completed,
                 _ => &self.counts.others_completed,
             };
-            if let Ok(loss) = result {
+            if let Ok(Completed { loss, .. }) = result {
                 completed.fetch_add(1, Ordering::Relaxed);
                 *self.counts.loss.lock().unwrap_or_else(PoisonError::into_inner) += loss;
             }

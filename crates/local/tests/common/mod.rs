@@ -1,7 +1,7 @@
 //! Groups of ranks to try, as threads of this process.
 #![allow(dead_code, reason = "not every test needs everything")]
 
-use fanin_local::{Done, Group, LocalConfig, LocalSum, Network, SharedMemory};
+use fanin_local::{Completed, Done, Group, LocalConfig, LocalSum, Network, SharedMemory};
 use fanin_udp::{CollectiveKind, Failure, Loss, RawTensor, Submission};
 use fanin_wire::{Dtype, LossBound, Op, Participants, Pattern, Rank, WorkerId};
 use std::collections::HashMap;
@@ -39,7 +39,7 @@ pub fn machine(ranks: usize) -> Vec<LocalSum> {
 }
 
 /// An answer to come.
-pub type Answer = mpsc::Receiver<Result<Loss, Failure>>;
+pub type Answer = mpsc::Receiver<Result<Completed, Failure>>;
 
 /// Starts an all-reduce of memory that stays where it is until the answer has come.
 pub fn submit(rank: &LocalSum, memory: &mut [u8], dtype: Dtype, op: Op) -> Answer {
