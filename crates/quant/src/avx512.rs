@@ -118,6 +118,13 @@ fn save_i32<T: Plain<4>>(y: Doubles, out: &mut [T; STEP]) {
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn load_f64(x: &[f64; STEP]) -> Doubles {
+    // SAFETY: `x` is 64 readable bytes; the load needs no alignment.
+    unsafe { _mm512_loadu_pd(x.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn save_f64(y: Doubles, out: &mut [f64; STEP]) {
     // SAFETY: `out` is 64 writable bytes; the store needs no alignment.
     unsafe { _mm512_storeu_pd(out.as_mut_ptr(), y) }

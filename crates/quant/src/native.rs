@@ -18,7 +18,7 @@ const WORDS_MULTIPLE: usize = 32;
 /// Elements that are summed at a time: their sums stay in the nearest cache while the workers'
 /// payloads go by. Whole loops over them, and not some lanes that are unrolled, are what the
 /// compiler makes vector instructions of.
-const BLOCK: usize = 256;
+pub(crate) const BLOCK: usize = 256;
 
 /// The quiet NaN that every sum has which is none: which bits an addition leaves in it is the
 /// processor's choice.

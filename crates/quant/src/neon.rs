@@ -183,6 +183,14 @@ fn save_i32<T: Plain<4>>(y: Doubles, out: &mut [T; STEP]) {
 
 #[inline]
 #[target_feature(enable = "neon")]
+fn load_f64(x: &[f64; STEP]) -> Doubles {
+    let (lower, upper) = x.split_at(STEP / 2);
+    // SAFETY: `lower` and `upper` are 16 readable bytes each.
+    unsafe { [vld1q_f64(lower.as_ptr()), vld1q_f64(upper.as_ptr())] }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
 fn save_f64([a, b]: Doubles, out: &mut [f64; STEP]) {
     let (lower, upper) = out.split_at_mut(STEP / 2);
     // SAFETY: `lower` is 16 writable bytes.

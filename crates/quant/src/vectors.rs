@@ -12,7 +12,7 @@
 //! - `load_f32`, `load_f16`, `load_bf16`, `load_i32` read a step of that type.
 //! - `save_f32`, `save_f16`, `save_bf16`, `save_i32` write a step, rounded to nearest, ties to
 //!   even. `save_bf16` need not know NaNs.
-//! - `save_f64` writes a step as it is.
+//! - `load_f64` and `save_f64` read and write a step as it is.
 //! - `widen` and `narrow` go from `Singles` to `Doubles` and back.
 //! - `splat`, `add`, `mul`, `div`: arithmetic.
 //! - `clamp`: as the specification does it, so that a NaN becomes the limit.
@@ -58,7 +58,7 @@ macro_rules! compiled {
 macro_rules! kernels {
     ($features:literal) => {
         use crate::integer::ELEMENT_BYTES;
-        use crate::native::{sum_blocks, to_odd};
+        use crate::native::{BLOCK, sum_blocks, to_odd};
         use crate::packed::Packing;
         use crate::scalar;
         use crate::scale::Finite;
@@ -229,27 +229,44 @@ macro_rules! kernels {
 
         #[target_feature(enable = $features)]
         pub(crate) fn sum_f16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
+            sum_16::<false>(payloads, divisor, sum);
+        }
+
+        #[target_feature(enable = $features)]
+        pub(crate) fn sum_bf16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
+            sum_16::<true>(payloads, divisor, sum);
+        }
+
+        /// Sums of elements of two bytes, bfloat16 or IEEE's.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn sum_16<const BRAIN: bool>(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]) {
+            let load = |x: &[[u8; 2]; STEP]| widen(if BRAIN { load_bf16(x) } else { load_f16(x) });
             // Whole steps: payloads are whole multiples of 64 elements.
             let begin = |totals: &mut [f64], part: &[[u8; 2]]| {
                 let totals = totals.as_chunks_mut::<STEP>().0.iter_mut();
                 for (total, x) in totals.zip(part.as_chunks::<STEP>().0) {
-                    save_f64(widen(load_f16(x)), total);
+                    save_f64(load(x), total);
                 }
             };
             let add = |totals: &mut [f64], part: &[[u8; 2]]| {
                 let totals = totals.as_chunks_mut::<STEP>().0.iter_mut();
                 for (total, x) in totals.zip(part.as_chunks::<STEP>().0) {
-                    let mut wide = [0.0; STEP];
-                    save_f64(widen(load_f16(x)), &mut wide);
-                    for (total, x) in total.iter_mut().zip(wide) {
-                        *total += x;
-                    }
+                    save_f64(add(load_f64(total), load(x)), total);
                 }
             };
             let finish = |totals: &[f64], out: &mut [[u8; 2]]| {
-                let totals = totals.as_chunks::<STEP>().0.iter();
-                for (total, out) in totals.zip(out.as_chunks_mut::<STEP>().0) {
-                    save_f16(load_f32(&total.map(to_odd)), out);
+                let mut odd = [0.0; BLOCK];
+                for (odd, total) in odd.iter_mut().zip(totals) {
+                    *odd = to_odd(*total);
+                }
+                let odd = odd.as_chunks::<STEP>().0.iter();
+                for (odd, out) in odd.zip(out.as_chunks_mut::<STEP>().0) {
+                    if BRAIN {
+                        save_bf16(load_f32(odd), out);
+                    } else {
+                        save_f16(load_f32(odd), out);
+                    }
                 }
             };
             sum_blocks(payloads, divisor, sum, begin, add, finish);
@@ -271,7 +288,6 @@ macro_rules! kernels {
             store_bf16(acc: &mut [i32], payload: &[u8], scale: &Finite);
             add_bf16(acc: &mut [i32], payload: &[u8], scale: &Finite);
             write_bf16(acc: &[i32], inverse: f64, out: &mut [u8]);
-            sum_bf16(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]);
             sum_f64(payloads: &[&[u8]], divisor: Option<f64>, sum: &mut [i32]);
             pack_f32(packing: Packing, values: &[f32], seed: u64, payload: &mut [u8]);
             pack_f16(packing: Packing, values: &[u16], seed: u64, payload: &mut [u8]);
