@@ -7,6 +7,8 @@ from fanin_lab.papers.byteps import (
     communication,
     goodput,
     machine,
+    motivation,
+    optimizers,
     scalability,
     spares,
     summation,
@@ -20,11 +22,13 @@ PAPER = Paper(
         for module in (
             theorem,
             acceleration,
+            motivation,
             communication,
             machine,
             spares,
             scalability,
             summation,
+            optimizers,
             goodput,
         )
     ],

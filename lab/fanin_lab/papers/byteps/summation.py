@@ -32,33 +32,21 @@ def run(lab: Lab) -> Outcome:
     """Sum on one core and on all, and copy as many bytes."""
     import numpy
 
-    size, repeat = (BYTES_QUICK, REPEAT_QUICK) if lab.quick else (BYTES, REPEAT)
-    cores = len(os.sched_getaffinity(0))
-    dice = numpy.random.default_rng(lab.seeds[0])
+    cores = available()
     found: dict[str, list[float]] = {}
     for _ in lab.seeds:
         for dtype, name in DTYPES.items():
-            kind = numpy.dtype(dtype)
-
-            def contributions(kind: numpy.dtype[numpy.generic] = kind) -> list[bytes]:
-                values = dice.standard_normal((WORKERS, size // kind.itemsize)).astype(kind)
-                return [of_one.tobytes() for of_one in values]
-
-            of_cores = [contributions() for _ in range(cores)]
-
-            def sums(core: int, of: list[list[bytes]] = of_cores, dtype: DType = dtype) -> None:
-                _fanin.summed(of[core], dtype)
-
+            sums = service_sums(lab, dtype)
             for of, count in (("1", 1), ("all", cores)):
-                rate = _gbps(repeat, count, WORKERS * size, sums)
-                found.setdefault(f"{name}, {of}", []).append(rate)
+                found.setdefault(f"{name}, {of}", []).append(cpu_gbps(*sums, count))
+        size, repeat = _sizes(lab)
         source = numpy.ones(WORKERS * size, numpy.uint8)
         target = numpy.empty_like(source)
 
         def copy(_: int, to: numpy.ndarray = target, of: numpy.ndarray = source) -> None:
             numpy.copyto(to, of)
 
-        rate = _gbps(repeat, 1, source.nbytes, copy)
+        rate = cpu_gbps(repeat, source.nbytes, copy, 1)
         found.setdefault("memcpy, 1", []).append(rate)
 
     names = [*DTYPES.values(), "memcpy"]
@@ -103,8 +91,37 @@ def run(lab: Lab) -> Outcome:
     return outcome(findings, Picture([panel]))
 
 
-def _gbps(repeat: int, cores: int, size: int, work: Callable[[int], None]) -> float:
-    """Return how fast so many cores at once are, each with so many bytes, the best of some tries.
+def available() -> int:
+    """Return how many cores there are."""
+    return len(os.sched_getaffinity(0))
+
+
+def _sizes(lab: Lab) -> tuple[int, int]:
+    return (BYTES_QUICK, REPEAT_QUICK) if lab.quick else (BYTES, REPEAT)
+
+
+def service_sums(lab: Lab, dtype: DType) -> tuple[int, int, Callable[[int], object]]:
+    """Return what `cpu_gbps` measures of a service: sums of eight partitions."""
+    import numpy
+
+    size, repeat = _sizes(lab)
+    kind = numpy.dtype(dtype)
+    dice = numpy.random.default_rng(lab.seeds[0])
+
+    def contributions() -> list[bytes]:
+        values = dice.standard_normal((WORKERS, size // kind.itemsize)).astype(kind)
+        return [of_one.tobytes() for of_one in values]
+
+    of_cores = [contributions() for _ in range(available())]
+    return repeat, WORKERS * size, lambda core: _fanin.summed(of_cores[core], dtype)
+
+
+def cpu_gbps(
+    repeat: int, size: int, work: Callable[[int], object], cores: int | None = None
+) -> float:
+    """Return how fast cores are at once, each with so many bytes, the best of some tries.
+
+    All cores, unless their number is given.
 
     By how long a core works for it: what else runs there meanwhile is not in it.
     """
@@ -114,8 +131,9 @@ def _gbps(repeat: int, cores: int, size: int, work: Callable[[int], None]) -> fl
         work(core)
         return time.thread_time() - began
 
-    with ThreadPoolExecutor(cores) as pool:
-        tries = [list(pool.map(cpu_s, range(cores))) for _ in range(repeat)]
+    count = cores or available()
+    with ThreadPoolExecutor(count) as pool:
+        tries = [list(pool.map(cpu_s, range(count))) for _ in range(repeat)]
     return max(sum(8e-9 * size / of_core for of_core in times) for times in tries)
 
 

@@ -24,9 +24,9 @@ from fanin_lab.papers.byteps.cluster import (
 from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.lab import Lab, Report, Scenario
 
-FLOPS = (5e12, 1e13, 2e13)
-"""Of a GPU, in a second."""
-SLOW, USUAL, FAST = COMPUTINGS = range(3)
+FLOPS = (5e12, 1e13, 2e13, 4e13)
+"""Of a GPU, in a second: a V100 has at most 15.7 TFLOP/s in float32, and 125 with tensor cores."""
+SLOW, USUAL, FAST, FASTEST = COMPUTINGS = range(4)
 """Of `FLOPS`, and of each model's batches."""
 PLAYED_MB, PLAYED_QUICK_MB = 8.0, 2.0
 """To what a model's gradients are scaled down."""
@@ -49,7 +49,7 @@ class Model:
     """Which of the simulator's models it is."""
     name: str
     parameters: float
-    batches: tuple[int, int, int]
+    batches: tuple[int, int, int, int]
     """Samples of a GPU, in the order of `FLOPS`: from the longest computing to the shortest."""
     has_servers: bool = True
     """Whether the paper has native PS for it."""
@@ -58,21 +58,27 @@ class Model:
 
 
 MODELS = {
-    "resnet50": Model("resnet50", "ResNet-50", 25.6e6, (256, 128, 64)),
-    "vgg16": Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32)),
+    "resnet50": Model("resnet50", "ResNet-50", 25.6e6, (256, 128, 64, 64)),
+    "vgg16": Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32, 32)),
     # §7.2: 2 images, in PyTorch, which has no PS (§7.4).
-    "ugatit": Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2), has_servers=False),
+    "ugatit": Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2, 2), has_servers=False),
     # Sentences of 32 tokens, and sequences of 128.
-    "transformer": Model("transformer", "Transformer", 63.1e6, (256, 128, 64)),
-    "bert-large": Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16)),
+    "transformer": Model("transformer", "Transformer", 63.1e6, (256, 128, 64, 64)),
+    "bert-large": Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16, 16)),
     # §7.2: 80 tokens; the simulator's sequence has 1,024.
-    "gpt2": Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1), has_servers=False, of_sample=80 / 1024),
+    "gpt2": Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1, 1), has_servers=False, of_sample=80 / 1024),
 }
 LONG = "gpt2-long"
-PLAYED = {**MODELS, LONG: Model("gpt2", "GPT-2, long", 124.4e6, (8, 8, 8), has_servers=False)}
+MOTIVATION = "vgg16-32"
+PLAYED = {
+    **MODELS,
+    LONG: Model("gpt2", "GPT-2, long", 124.4e6, (8, 8, 8, 8), has_servers=False),
+    # §3.1: 32 images for each GPU.
+    MOTIVATION: Model("vgg16", "VGG-16", 138.4e6, (32, 32, 32, 32)),
+}
 LONG_CHANGE = "a batch of 8 sequences of 1,024 tokens"
 LONG_CONTRADICTS = '§7.2: "80 tokens for GPT-2"'
-OVER_COMPUTING = "GPUs of 5, 10 or 20 TFLOP/s with large to small batches"
+OVER_COMPUTING = "GPUs of 5, 10, 20 or 40 TFLOP/s with large to small batches"
 OVER_OVERLAP = "BytePS's passes overlapping or not"
 OVER_RING = "all-reduce limited by the inside of machines or by NICs alone"
 
@@ -292,7 +298,10 @@ class Systems:
         gbps = self._rates[n, 0].ring if of.limited else NIC_GBPS
         return Case(model, "ring", n, gbps=gbps, computing=of.computing)
 
-    def servers(self, model: str, n: int, of: Setting, system: str = "servers") -> Case:
-        """Return native PS's."""
-        gbps = BASELINE_GBPS if of.limited else self._rates[n, n].servers
-        return Case(model, system, n, n, gbps, of.computing)
+    def servers(
+        self, model: str, n: int, of: Setting, system: str = "servers", k: int | None = None
+    ) -> Case:
+        """Return native PS's, on n machines more unless it is said."""
+        k = n if k is None else k
+        gbps = BASELINE_GBPS if of.limited else self._rates[n, k].servers
+        return Case(model, system, n, k, gbps, of.computing)
