@@ -375,3 +375,43 @@ fn what_no_step_can_be_read_from_is_named_with_the_cure() {
     assert!(refused(&timeline(), &["--compute", "0"]).contains("a number above 0"));
     assert!(refused(&timeline(), &["--size", "1MB"]).contains("cannot be used with"));
 }
+
+/// A profile as PyTorch writes it of DDP on NCCL: five steps of two sums, after 40 ms and 60 ms of
+/// kernels that the host launches in the first millisecond.
+fn profile_of_nccl() -> String {
+    let mut events = Vec::new();
+    for step in 0..5 {
+        let begin = 200_000 * step;
+        for (place, (ready, took, elements)) in
+            [(40_000, 40_000, 250_000), (60_000, 20_000, 500_000)].into_iter().enumerate()
+        {
+            let id = 100 + 10 * step + 2 * place;
+            let submitted = begin + 300 * (1 + place);
+            let (kernel, launch) = (begin + ready - took, submitted - 50);
+            let sum = begin + if place == 0 { 40_020 } else { 120_020 };
+            events.push(format!(
+                r#"{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":{launch}.0,"dur":5.0,"args":{{"correlation":{id}}}}},
+                {{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":{kernel}.0,"dur":{took}.0,"args":{{"device":0,"stream":7,"correlation":{id}}}}},
+                {{"ph":"X","cat":"cpu_op","name":"record_param_comms","pid":1,"tid":2,"ts":{submitted}.0,"dur":90.0,"args":{{"External id":{id},"Collective name":"allreduce","In msg nelems":{elements},"dtype":"Float","Process Group Name":"0","Group size":4}}}},
+                {{"ph":"X","cat":"kernel","name":"ncclDevKernel_AllReduce_Sum_f32_RING_LL","pid":0,"tid":20,"ts":{sum}.0,"dur":79980.0,"args":{{"External id":{id},"device":0,"stream":20,"correlation":{}}}}}"#,
+                id + 1
+            ));
+        }
+    }
+    format!(
+        r#"{{"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank":0,"world_size":4}},"traceEvents":[{}]}}"#,
+        events.join(",")
+    )
+}
+
+#[test]
+fn a_step_is_predicted_by_what_pytorchs_profiler_recorded_of_nccl() {
+    let file = Cluster::with_suffix(".json", &profile_of_nccl());
+    let plan = json(&["--machines", "4", "--rate", "1gbit", "--trace", file.path()]);
+    assert_eq!(plan["size_bytes"], 3_000_000);
+    assert_eq!(plan["step"]["recorded"]["steps"], 4);
+    let ready = plan["step"]["sums"].as_array().expect("sums").iter().map(|sum| ms(&sum["ready_s"]));
+    // NCCL ends a step where the next one begins. The second sum is ready at 60 ms, and its kernel
+    // begins at 120 ms, behind the first one.
+    assert_eq!(ready.collect::<Vec<_>>(), [40.0, 60.0]);
+}
