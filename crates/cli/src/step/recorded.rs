@@ -1,5 +1,6 @@
-//! Files of recorded trainings: fanin's own timelines (FANIN_TRACE), and PyTorch's profiles of Gloo and of
-//! NCCL (`nccl.rs`). A training that is profiled needs no fanin.
+//! Files of recorded trainings: fanin's own timelines (FANIN_TRACE), PyTorch's profiles of Gloo and of
+//! NCCL (`nccl.rs`), and Chakra's execution traces (`chakra.rs`). A training that is profiled needs no
+//! fanin.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+pub(crate) mod chakra;
 mod nccl;
 
 /// A sum of one rank, in microseconds of its clock.
