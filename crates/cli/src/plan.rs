@@ -33,7 +33,8 @@ const GAIN_MIN: f64 = 0.01;
 /// (FANIN_RATE, FANIN_SWITCH).
 ///
 /// With --trace it says how long a step of your training takes there. The timelines are those of a
-/// run elsewhere, with one rank a machine. Headers are counted then.
+/// run elsewhere, with one rank a machine. They are FANIN_TRACE's, PyTorch's profiles, or Chakra's
+/// execution traces (see fanin trace). Headers are counted then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     fanin plan --machines 8 --rate 1gbit\n  \

@@ -1,6 +1,6 @@
-//! A training's step: how long it computes before each of its sums. Timelines have it
-//! (`step/recorded.rs`), and files of layers, as `fanin trace` writes them and `fanin sim` reads
-//! them. Its time on other links, or with faster processors, follows from that.
+//! A training's step: how long it computes before each of its sums. Timelines and other recordings
+//! have it (`step/recorded.rs`), and files of layers, as `fanin trace` writes them and `fanin sim`
+//! reads them. Its time on other links, or with faster processors, follows from that.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde::Serialize;
 
 pub(crate) mod recorded;
 
-use recorded::Asked;
+use recorded::{Asked, chakra};
 
 /// How often a step has to repeat.
 const REPEATS_MIN: usize = 3;
@@ -47,15 +47,36 @@ struct Sum {
 }
 
 impl Step {
-    /// The step that repeats in the timelines of a job's ranks (one rank, or all), or that of a
-    /// file of layers.
+    /// The step that repeats in the timelines of a job's ranks (one rank, or all), that of their
+    /// graphs, or that of a file of layers.
     pub fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
         if let Some(path) = paths.iter().find(|path| has_layers(path)) {
             ensure!(paths.len() == 1, "layers are one file, and {} are given", paths.len());
             return Self::of_layers(path);
         }
+        if let Some(path) = paths.iter().find(|path| chakra::is_chakra(path)) {
+            let alike = paths.iter().all(|path| chakra::is_chakra(path));
+            ensure!(
+                alike,
+                "{} is of Chakra (.et), and others are not: give the files of one run",
+                path.display()
+            );
+            return Self::of_graphs(paths);
+        }
         let (job, ranks) = recorded::read(paths)?;
         Self::of(&ranks).with_context(|| format!("in the trace of {job}"))
+    }
+
+    /// The step of Chakra's execution traces, of which each rank has one.
+    fn of_graphs(paths: &[PathBuf]) -> anyhow::Result<Self> {
+        let of_graph = |path: &PathBuf| {
+            let step = match chakra::read(path)? {
+                chakra::Trace::Timed(sums) => of_rank(&sums),
+                chakra::Trace::Steps(steps) => of_steps(&steps),
+            };
+            step.with_context(|| format!("in {}", path.display()))
+        };
+        Self::slowest(paths.iter().map(of_graph).collect::<Result<_, _>>()?)
     }
 
     fn of_layers(path: &Path) -> anyhow::Result<Self> {
@@ -105,24 +126,28 @@ impl Step {
     }
 
     fn of(ranks: &[Vec<Asked>]) -> anyhow::Result<Self> {
-        let steps: Vec<(Vec<Sum>, Recorded)> =
-            ranks.iter().map(|sums| of_rank(sums)).collect::<Result<_, _>>()?;
-        let ((sums, recorded), others) = steps.split_first().expect("a job has a rank");
-        let (mut sums, mut recorded) = (sums.clone(), *recorded);
-        for (theirs, their_recording) in others {
-            let alike = sums.iter().map(|sum| sum.bytes).eq(theirs.iter().map(|sum| sum.bytes));
-            ensure!(alike, "its ranks have unlike steps: give the files of one run");
-            // All wait for the slowest.
-            for (sum, theirs) in sums.iter_mut().zip(theirs) {
-                sum.ready_s = sum.ready_s.max(theirs.ready_s);
-            }
-            recorded = Recorded {
-                measured_s: recorded.measured_s.max(their_recording.measured_s),
-                steps: recorded.steps.min(their_recording.steps),
-                ranks: ranks.len(),
-            };
-        }
-        Ok(Self { sums, recorded: Some(recorded) })
+        Self::slowest(ranks.iter().map(|sums| of_rank(sums)).collect::<Result<_, _>>()?)
+    }
+
+    /// Joins the steps of all ranks: every sum waits for the rank that asks last.
+    fn slowest(steps: Vec<(Vec<Sum>, Option<Recorded>)>) -> anyhow::Result<Self> {
+        let ranks = steps.len();
+        let slower = |one: (Vec<Sum>, Option<Recorded>), other: (Vec<Sum>, Option<Recorded>)| {
+            ensure!(are_alike(&one.0, &other.0), "its ranks have unlike steps: give the files of one run");
+            let latest =
+                |(sum, theirs): (&Sum, &Sum)| Sum { ready_s: sum.ready_s.max(theirs.ready_s), ..*sum };
+            let sums = one.0.iter().zip(&other.0).map(latest).collect();
+            let recorded = one.1.zip(other.1).map(|(one, other)| Recorded {
+                measured_s: one.measured_s.max(other.measured_s),
+                steps: one.steps.min(other.steps),
+                ranks,
+            });
+            Ok((sums, recorded))
+        };
+        let mut steps = steps.into_iter();
+        let first = steps.next().context("no rank's recording is given")?;
+        let (sums, recorded) = steps.try_fold(first, slower)?;
+        Ok(Self { sums, recorded })
     }
 
     /// With processors that are so many times as fast.
@@ -169,7 +194,7 @@ pub(crate) fn has_layers(path: &Path) -> bool {
 }
 
 /// The step that a rank's sums, in their order, repeat.
-fn of_rank(sums: &[Asked]) -> anyhow::Result<(Vec<Sum>, Recorded)> {
+fn of_rank(sums: &[Asked]) -> anyhow::Result<(Vec<Sum>, Option<Recorded>)> {
     let before: Vec<f64> = sums
         .iter()
         .scan(f64::NEG_INFINITY, |latest, sum| {
@@ -196,7 +221,40 @@ fn of_rank(sums: &[Asked]) -> anyhow::Result<(Vec<Sum>, Recorded)> {
         done - before[begin]
     });
     let recorded = Recorded { measured_s: seconds(median(took)), steps: count, ranks: 1 };
-    Ok(((0..length).map(of_step).collect(), recorded))
+    Ok(((0..length).map(of_step).collect(), Some(recorded)))
+}
+
+/// The step that a rank's graph has, from its beginning on. The times of its sums are not measured.
+/// If there are several, computing may have begun before the first one was recorded, so the others
+/// count.
+fn of_steps(steps: &[Vec<Asked>]) -> anyhow::Result<(Vec<Sum>, Option<Recorded>)> {
+    let mut begins = 0.0;
+    let mut from_begin = Vec::new();
+    for step in steps {
+        let ready = |sum: &Asked| Sum { bytes: sum.bytes as f64, ready_s: (sum.submitted - begins) / 1e6 };
+        from_begin.push(step.iter().map(ready).collect::<Vec<_>>());
+        begins = step.iter().fold(begins, |latest, sum| latest.max(sum.done));
+    }
+    let whole = &from_begin[usize::from(from_begin.len() > 1)..];
+    let first = whole.first().context("it has no sums")?;
+    ensure!(
+        whole.iter().all(|step| are_alike(first, step)),
+        "computing waits for sums {} times, and not for equal ones: only data-parallel trainings are understood, whose \
+         steps are alike and wait for their sums once",
+        steps.len() - 1
+    );
+    ensure!(
+        whole.iter().flatten().all(|sum| sum.ready_s >= 0.0),
+        "its steps sum under the next forward pass: give one step alone"
+    );
+    let of_step =
+        |place: usize| Sum { ready_s: median(whole.iter().map(|step| step[place].ready_s)), ..first[place] };
+    Ok(((0..first.len()).map(of_step).collect(), None))
+}
+
+/// Whether two steps have equally long sums.
+fn are_alike(one: &[Sum], other: &[Sum]) -> bool {
+    one.iter().map(|sum| sum.bytes).eq(other.iter().map(|sum| sum.bytes))
 }
 
 /// The first sum of the first step, and how many sums each step has, up to the end. A step is as
@@ -273,7 +331,26 @@ mod tests {
     #[test]
     fn sums_of_one_length_are_a_step_where_they_wait_for_computing() {
         let (sums, found) = of_rank(&recorded(&[], &[(50.0, 100), (60.0, 100)], 5)).expect("it repeats");
-        assert_eq!((sums.len(), found.steps), (2, 4));
+        assert_eq!((sums.len(), found.map(|it| it.steps)), (2, Some(4)));
+    }
+
+    #[test]
+    fn a_graphs_step_begins_where_the_sums_before_it_are_done() {
+        let at = |submitted: f64, bytes: usize| Asked { bytes, submitted, done: submitted + 10.0 };
+        let ready = |steps: &[Vec<Asked>]| {
+            let (sums, recorded) = of_steps(steps).expect("a step");
+            assert_eq!(recorded, None, "nobody measured it");
+            sums.iter().map(|sum| (sum.ready_s * 1e6).round()).collect::<Vec<_>>()
+        };
+        let (first, second) = (vec![at(70.0, 4), at(90.0, 8)], vec![at(181.0, 4), at(211.0, 8)]);
+        assert_eq!(ready(std::slice::from_ref(&first)), [70.0, 90.0]);
+        assert_eq!(ready(&[first.clone(), second.clone()]), [81.0, 111.0], "from 100 on");
+        let cut_off = vec![at(5.0, 8)];
+        assert_eq!(ready(&[cut_off, first.clone(), second.clone()]), [68.0, 93.0], "medians");
+        let error = of_steps(&[first.clone(), second, vec![at(300.0, 4)]]).expect_err("unlike").to_string();
+        assert!(error.contains("data-parallel"), "{error}");
+        let error = of_steps(&[first, vec![at(95.0, 4)]]).expect_err("under the next").to_string();
+        assert!(error.contains("one step alone"), "{error}");
     }
 
     #[test]

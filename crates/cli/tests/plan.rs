@@ -375,3 +375,123 @@ fn what_no_step_can_be_read_from_is_named_with_the_cure() {
     assert!(refused(&timeline(), &["--compute", "0"]).contains("a number above 0"));
     assert!(refused(&timeline(), &["--size", "1MB"]).contains("cannot be used with"));
 }
+
+/// A profile as PyTorch writes it of DDP on NCCL: five steps of two sums, after 40 ms and 60 ms of
+/// kernels that the host launches in the first millisecond.
+fn profile_of_nccl() -> String {
+    let mut events = Vec::new();
+    for step in 0..5 {
+        let begin = 200_000 * step;
+        for (place, (ready, took, elements)) in
+            [(40_000, 40_000, 250_000), (60_000, 20_000, 500_000)].into_iter().enumerate()
+        {
+            let id = 100 + 10 * step + 2 * place;
+            let submitted = begin + 300 * (1 + place);
+            let (kernel, launch) = (begin + ready - took, submitted - 50);
+            let sum = begin + if place == 0 { 40_020 } else { 120_020 };
+            events.push(format!(
+                r#"{{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":2,"ts":{launch}.0,"dur":5.0,"args":{{"correlation":{id}}}}},
+                {{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":{kernel}.0,"dur":{took}.0,"args":{{"device":0,"stream":7,"correlation":{id}}}}},
+                {{"ph":"X","cat":"cpu_op","name":"record_param_comms","pid":1,"tid":2,"ts":{submitted}.0,"dur":90.0,"args":{{"External id":{id},"Collective name":"allreduce","In msg nelems":{elements},"dtype":"Float","Process Group Name":"0","Group size":4}}}},
+                {{"ph":"X","cat":"kernel","name":"ncclDevKernel_AllReduce_Sum_f32_RING_LL","pid":0,"tid":20,"ts":{sum}.0,"dur":79980.0,"args":{{"External id":{id},"device":0,"stream":20,"correlation":{}}}}}"#,
+                id + 1
+            ));
+        }
+    }
+    format!(
+        r#"{{"schemaVersion":1,"distributedInfo":{{"backend":"nccl","rank":0,"world_size":4}},"traceEvents":[{}]}}"#,
+        events.join(",")
+    )
+}
+
+#[test]
+fn a_step_is_predicted_by_what_pytorchs_profiler_recorded_of_nccl() {
+    let file = Cluster::with_suffix(".json", &profile_of_nccl());
+    let plan = json(&["--machines", "4", "--rate", "1gbit", "--trace", file.path()]);
+    assert_eq!(plan["size_bytes"], 3_000_000);
+    assert_eq!(plan["step"]["recorded"]["steps"], 4);
+    let ready = plan["step"]["sums"].as_array().expect("sums").iter().map(|sum| ms(&sum["ready_s"]));
+    // NCCL ends a step where the next one begins. The second sum is ready at 60 ms, and its kernel
+    // begins at 120 ms, behind the first one.
+    assert_eq!(ready.collect::<Vec<_>>(), [40.0, 60.0]);
+}
+
+/// Messages of et_def.proto with their lengths: fields of numbers (wire type 0) and of bytes (2).
+fn message(fields: &[(u8, Result<u64, &[u8]>)]) -> Vec<u8> {
+    let varint = |mut value: u64| {
+        let mut bytes = Vec::new();
+        while value >= 0x80 {
+            bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        bytes.push(value as u8);
+        bytes
+    };
+    let mut content = Vec::new();
+    for (number, value) in fields {
+        match value {
+            Ok(value) => content.extend([vec![number << 3], varint(*value)].concat()),
+            Err(bytes) => {
+                content
+                    .extend([vec![(number << 3) | 2], varint(bytes.len() as u64), bytes.to_vec()].concat());
+            }
+        }
+    }
+    [varint(content.len() as u64), content].concat()
+}
+
+/// A step in Chakra's form: two layers compute backwards for 40 ms and 20 ms, and each has a sum.
+fn execution_trace() -> Vec<u8> {
+    let attribute =
+        |name: &str, value: u64| message(&[(1, Err(name.as_bytes())), (9, Ok(value))])[1..].to_vec();
+    let computing = |id: u64, micros: u64, after: &[u8]| {
+        message(&[(1, Ok(id)), (2, Err(b"COMP_NODE")), (3, Ok(4)), (5, Err(after)), (7, Ok(micros))])
+    };
+    let sum = |id: u64, bytes: u64, after: &[u8]| {
+        let (kind, size) = (attribute("comm_type", 0), attribute("comm_size", bytes));
+        message(&[
+            (1, Ok(id)),
+            (2, Err(b"SUM")),
+            (3, Ok(7)),
+            (5, Err(after)),
+            (10, Err(&kind)),
+            (10, Err(&size)),
+        ])
+    };
+    let metadata = message(&[(1, Err(b"1.0.0"))]);
+    let step = [
+        computing(1, 40_000, &[]),
+        sum(2, 1_000_000, &[1]),
+        computing(3, 20_000, &[1]),
+        sum(4, 2_000_000, &[3]),
+    ];
+    [metadata, step.concat()].concat()
+}
+
+#[test]
+fn a_step_is_predicted_by_an_execution_trace_of_chakra() {
+    let file = Cluster::with_suffix(".et", "");
+    std::fs::write(file.path(), execution_trace()).expect("written");
+    let links = ["--machines", "4", "--rate", "1gbit", "--trace", file.path()];
+    let plan = json(&[&links[..], &["--compute", "2"]].concat());
+    let ready = plan["step"]["sums"].as_array().expect("sums").iter().map(|sum| ms(&sum["ready_s"]));
+    assert_eq!(ready.collect::<Vec<_>>(), [20.0, 30.0]);
+    assert_eq!(plan["size_bytes"], 3_000_000);
+    let shown = plan_text(&links);
+    assert!(shown.contains("Computing alone takes 60.0 ms") && !shown.contains("took"), "{shown}");
+    let other = Cluster::with_suffix(".json", &timeline());
+    let mixed = plan_of_trace(&[file.path(), other.path()]);
+    assert!(mixed.contains("of one run"), "{mixed}");
+    let joined = Command::new(env!("CARGO_BIN_EXE_fanin"))
+        .args(["trace", file.path(), "--join", "/nowhere/all.json"])
+        .output()
+        .expect("the command runs");
+    assert!(text(&joined.stderr).contains("no common clock"), "{}", text(&joined.stderr));
+}
+
+/// The error of `fanin plan` for files that it refuses.
+fn plan_of_trace(files: &[&str]) -> String {
+    let output = plan(&[&["--machines", "4", "--rate", "1gbit", "--trace"], files].concat());
+    assert!(!output.status.success());
+    text(&output.stderr).to_owned()
+}

@@ -9,20 +9,23 @@ use anyhow::{Context, ensure};
 use joined::Joined;
 
 use crate::output;
+use crate::step::recorded::chakra::is_chakra;
 use crate::step::{Step, has_layers};
 
 /// Say which step a recorded training repeats, and write it as layers; or join the ranks' timelines
 ///
 /// Reads the timelines of one rank, or of all ranks of a run. FANIN_TRACE=trace.json writes them.
-/// For a training on Gloo, torch.profiler.profile(record_shapes=True) exports them. The step has
-/// each sum, and when it is asked for. Layers are for scenarios of fanin sim, and for
-/// fanin plan --trace. With --join, timelines of FANIN_TRACE become one file on one clock, and the
-/// ranks that others wait for are named.
+/// For a training on Gloo or NCCL, torch.profiler.profile(record_shapes=True) exports them, on a GPU
+/// with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]. Execution traces of MLCommons
+/// Chakra have the ending .et. The step has each sum, and when it is asked for. Layers are for
+/// scenarios of fanin sim, and for fanin plan --trace. With --join, timelines of FANIN_TRACE become
+/// one file on one clock, and the ranks that others wait for are named.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     FANIN_TRACE=trace.json torchrun --nnodes 4 .. train.py\n  \
     fanin trace trace.*.json\n  \
     fanin trace trace.*.json --out step.toml\n  \
+    fanin trace chakra.*.et\n  \
     fanin trace trace.*.json --join all.json   (for ui.perfetto.dev)\n\n\
     A scenario of fanin sim then has:\n  \
     [[job]]\n  \
@@ -31,7 +34,7 @@ use crate::step::{Step, has_layers};
     layers = \"step.toml\"\n  \
     compute = 10          # processors ten times as fast")]
 pub(crate) struct Arguments {
-    /// Timelines of one run
+    /// Timelines of one run, its profiles by PyTorch, or its execution traces (.et)
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Write the step as layers (TOML)
@@ -51,6 +54,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         "layers (.toml) are a step already: fanin trace reads timelines"
     );
     if let Some(path) = &arguments.join {
+        ensure!(
+            !arguments.files.iter().any(|path| is_chakra(path)),
+            "execution traces of Chakra (.et) have no common clock: --join takes what FANIN_TRACE=trace.json writes"
+        );
         ensure!(!arguments.files.contains(path), "{} is one of the timelines", path.display());
         let joined = Joined::read(&arguments.files)?;
         joined.write(path)?;
