@@ -83,7 +83,7 @@ enum RowKind {
     Failed,
 }
 
-/// One shard's part of a collective that is done, a machine's, or all of one that failed.
+/// A collective that failed; or one that is done: as a shard had its part, or a machine's ranks.
 #[derive(Debug)]
 struct Done {
     collective: Tensor,
