@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 PHASES = ["queued", "exchanging", "completing"]
-# Of ranks that share a machine.
+# The same of ranks that share a machine.
 PHASES_HERE = ["queued", "contributing", "awaiting", "completing"]
 # Chrome counts in microseconds with a fraction; fanin's clock in nanoseconds.
 HALF_A_NANOSECOND = 0.0005

@@ -30,13 +30,13 @@ pub type DoneOf = Box<dyn FnOnce(u64, Result<Completed, Failure>) + Send>;
 /// A collective that came out well.
 #[derive(Clone, Copy, Debug)]
 pub struct Completed {
-    /// What its sum lacks.
+    /// The part that its sum lacks.
     pub loss: Loss,
     /// This rank's thread began to write its tensors for the others.
     pub begun: Instant,
-    /// All of them were written.
+    /// All of them were written. Long tensors wait for room meanwhile.
     pub contributed: Instant,
-    /// The last part of the sum was there to be read.
+    /// This rank's thread began to read the last part of the sum.
     pub summed: Instant,
 }
 

@@ -18,6 +18,8 @@ const RANK: &str = "FANIN_LOCAL_TEST_RANK";
 const HERE: &str = "here";
 const RIGHT: &str = "right";
 const ENDED: &str = "ended: ";
+/// The word of a rank that awaits the first one's contribution.
+const CONTRIBUTED: &str = "contributed";
 const ELEMENTS: usize = 1_000_003;
 
 /// Says to a rank that it awaits a line of its input, sums once, and is gone.
@@ -53,8 +55,14 @@ fn rank() {
     }
     for number in 0.. {
         let mut memory = tensor(Dtype::Float32, elements, me, number);
-        match submit(&local, &mut memory, Dtype::Float32, Op::Sum).recv_timeout(PATIENCE).expect("an answer")
-        {
+        let answer = submit(&local, &mut memory, Dtype::Float32, Op::Sum);
+        if networked && me > 0 && number == 0 {
+            while !local.awaited().contains(&0) {
+                std::thread::yield_now();
+            }
+            say(CONTRIBUTED);
+        }
+        match answer.recv_timeout(PATIENCE).expect("an answer") {
             Ok(_) => {
                 assert!(memory == expected(Dtype::Float32, elements, ranks, number, Op::Sum), "a wrong sum");
                 say(RIGHT);
@@ -188,7 +196,7 @@ fn a_rank_that_is_stopped_is_waited_for() {
 }
 
 #[test]
-fn a_sum_that_one_rank_got_before_it_died_is_the_others_too() {
+fn an_all_reduce_that_one_rank_got_before_it_died_is_the_others_too() {
     let name = name();
     let program = |me| Rank::program(&name, 3, me, 1);
     let mut first = program(0);
@@ -198,8 +206,9 @@ fn a_sum_that_one_rank_got_before_it_died_is_the_others_too() {
         rank.hear(HERE).expect("a rank that has begun");
     }
     let [mut first, mut second, mut third] = ranks;
-    // They have submitted then, or will when they go on, and await the first, which alone adds.
-    std::thread::sleep(Duration::from_millis(300));
+    for rank in [&mut second, &mut third] {
+        rank.hear(CONTRIBUTED).expect("a rank that awaits the first one");
+    }
     second.signal(Signal::STOP);
     writeln!(first.stays_open).expect("a process that reads");
     first.hear(RIGHT).expect("a sum");

@@ -162,7 +162,7 @@ fn sums_of_floats_have_the_bits_of_the_order_of_ranks_everywhere() {
 #[test]
 fn times_tell_that_a_rank_waited_for_one_that_was_late() {
     let ranks = machine(2);
-    // Of more blocks and segments than the memory has places.
+    // The memory has no room for so many blocks.
     let mut memory = vec![vec![1u8; 40_000_000]; 2];
     let [mine, late] = &mut memory[..] else { unreachable!("two") };
     let before = Instant::now();

@@ -11,7 +11,7 @@
 //! - `Bits`: a register of `LANES` words of 32 bits, or of twice as many of 16 bits.
 //! - `load_f32`, `load_f16`, `load_bf16`, `load_i32` read a step of that type.
 //! - `save_f32`, `save_f16`, `save_bf16`, `save_i32` write a step, rounded to nearest, ties to
-//!   even. `save_bf16` need not know NaNs.
+//!   even. `save_bf16` keeps the canonical NaN, and need know no other.
 //! - `load_f64` and `save_f64` read and write a step as it is.
 //! - `widen` and `narrow` go from `Singles` to `Doubles` and back.
 //! - `splat`, `add`, `mul`, `div`: arithmetic.
@@ -249,7 +249,7 @@ macro_rules! kernels {
                     save_f64(load(x), total);
                 }
             };
-            let add = |totals: &mut [f64], part: &[[u8; 2]]| {
+            let add_part = |totals: &mut [f64], part: &[[u8; 2]]| {
                 let totals = totals.as_chunks_mut::<STEP>().0.iter_mut();
                 for (total, x) in totals.zip(part.as_chunks::<STEP>().0) {
                     save_f64(add(load_f64(total), load(x)), total);
@@ -269,7 +269,7 @@ macro_rules! kernels {
                     }
                 }
             };
-            sum_blocks(payloads, divisor, sum, begin, add, finish);
+            sum_blocks(payloads, divisor, sum, begin, add_part, finish);
         }
 
         $crate::vectors::compiled! {

@@ -297,10 +297,10 @@ impl Session {
     /// returned. A second call has no effect.
     pub fn close(&mut self) {
         self.is_closed = true;
-        if let Some(local) = &self.local {
+        if let Some(local) = &mut self.local {
             // First, as its thread speaks to the services, too.
             local.sum.stop();
-            if let Some(trace) = &local.trace {
+            if let Some(trace) = local.trace.take() {
                 trace.flush();
             }
             if self.services.is_some() && local.has_lost_a_neighbour() {

@@ -41,12 +41,12 @@ pub struct TraceConfig {
     pub rank: u32,
 }
 
-/// Whose collectives a session's are.
+/// The collectives that a session has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TracedAs {
-    /// The program's.
+    /// Those of the program.
     Ranks,
-    /// Between machines whose ranks sum first. Each is a segment of a tensor.
+    /// Those between machines whose ranks sum first. Each is a segment of a tensor.
     Machines,
 }
 
@@ -83,7 +83,7 @@ enum RowKind {
     Failed,
 }
 
-/// A collective that failed; or one that is done: as a shard had its part, or a machine's ranks.
+/// A shard's part of a collective that is done, or a machine's, or a collective that failed.
 #[derive(Debug)]
 struct Done {
     collective: Tensor,
@@ -93,7 +93,7 @@ struct Done {
     done: Instant,
 }
 
-/// What a collective waited for, from its submission to its end.
+/// The way of a collective from its submission to its end.
 #[derive(Debug)]
 enum Way {
     Shard(PartTimes),
@@ -110,7 +110,7 @@ struct MemoryTimes {
 }
 
 impl Way {
-    /// What each phase is called, and its end. The last one ends with the collective.
+    /// Each phase's name and end. The last one ends with the collective.
     fn phases(&self, done: Instant) -> Vec<(&'static str, Instant)> {
         let mut phases = match self {
             Self::Shard(PartTimes { times, .. }) => {
@@ -227,8 +227,9 @@ impl SessionTrace {
         submitted: std::time::Instant,
         outcome: &Result<Completed, AllReduceError>,
     ) -> HandOver {
-        let (done, now) = (Clock.now(), std::time::Instant::now());
+        let now = std::time::Instant::now();
         // Both read one clock of the machine.
+        let done = Clock.now();
         let by_driver = |moment: std::time::Instant| {
             Instant(done.0.saturating_sub(now.saturating_duration_since(moment).as_nanos() as u64))
         };
@@ -269,6 +270,9 @@ impl SessionTrace {
     }
 
     fn send(&self, kind: RowKind, message: impl FnOnce(Row) -> Message) {
+        if self.trace.process != std::process::id() {
+            return;
+        }
         if self.trace.queue.try_send(message(Row { job: Arc::clone(&self.job), kind })).is_err() {
             self.trace.lost.fetch_add(1, Ordering::Relaxed);
         }

@@ -88,6 +88,9 @@ impl Engine {
                 (inbox.ended.clone(), inbox.stopped)
             };
             if let Some(failure) = ended {
+                if !stopped {
+                    self.read_what_is_whole();
+                }
                 for mut item in self.items.drain(..) {
                     item.over(Err(failure.clone()));
                 }
@@ -102,10 +105,6 @@ impl Engine {
                 continue;
             }
             if let Some(ending) = Ending::unpack(self.shared.memory.ended().load(Ordering::Acquire)) {
-                // A sum that is whole is every rank's, also when somebody got it sooner and is gone.
-                while self.can_read() {
-                    self.read();
-                }
                 let failure = Failure::Because(Arc::new(self.error(ending)));
                 self.shared.inbox().ended.get_or_insert(failure);
                 continue;
@@ -131,17 +130,19 @@ impl Engine {
         read || sum || contribute
     }
 
-    /// Which of the tasks can go on.
+    /// A sum that is whole is every rank's, even if somebody got it sooner and is gone.
+    fn read_what_is_whole(&mut self) {
+        while let [_, _, true] = self.possible() {
+            self.read();
+        }
+    }
+
+    /// The tasks that can go on.
     fn possible(&self) -> [bool; 3] {
         let is_open = |wish: Option<Wish>| {
             wish.is_none_or(|(gate, until)| self.shared.memory.gate(gate).open() >= until)
         };
         self.wishes().map(|wishes| wishes.is_some_and(|wishes| wishes.into_iter().all(is_open)))
-    }
-
-    fn can_read(&self) -> bool {
-        let [_, _, read] = self.possible();
-        read
     }
 
     /// The wishes of each task; `None` for one that has nothing to do.

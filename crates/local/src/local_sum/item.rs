@@ -127,11 +127,12 @@ impl Item {
         submission.of_layer(self.layer).losing(self.loss_bound).among(participants)
     }
 
-    /// It came out well; the last part of its sum was there at this time.
+    /// It came out well; this rank read the last part of its sum from `summed` on.
     pub fn completed(&self, summed: Instant) -> Completed {
-        // Nothing is read before all is contributed.
-        let begun = self.begun.unwrap_or(self.submitted);
-        Completed { loss: self.loss, begun, contributed: self.contributed.unwrap_or(begun), summed }
+        let (Some(begun), Some(contributed)) = (self.begun, self.contributed) else {
+            unreachable!("the last part is read when all is contributed")
+        };
+        Completed { loss: self.loss, begun, contributed, summed }
     }
 
     pub fn over(&mut self, result: Result<Completed, Failure>) {

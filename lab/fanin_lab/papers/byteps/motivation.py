@@ -1,4 +1,7 @@
-"""§3.1, Figure 4: VGG-16 on 32 GPUs, by architecture and the number of CPU machines."""
+"""§3.1, Figure 4: VGG-16 on 32 GPUs, by architecture and the number of CPU machines.
+
+ByteScheduler, which the figure has as well, is not played; nor is native PS without CPU machines.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from fanin_lab.papers.plot import Level, Line, Panel, Picture, outcome
 MACHINES = 4
 SPARES = range(MACHINES + 1)
 FAR_FROM_LINEAR = at_most(80.0)
-"""§3.1: "far from the linear scaling"; our bound."""
+"""§3.1: "far from the linear scaling"."""
 OVER_FLOPS = "GPUs of 5, 10, 20 or 40 TFLOP/s"
 OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
 
@@ -67,7 +70,7 @@ def run(lab: Lab) -> Outcome:
     rows = [
         Finding(
             "Fig. 4",
-            f"BytePS by all-reduce, {worst}",
+            f"BytePS by all-reduce without ByteScheduler, {worst}",
             "outperforms all of above at any given number of CPU machines",
             over(lambda of: min(trained.gain(byteps(k, of), ring(of)) for k in SPARES)),
             MORE,
@@ -76,7 +79,7 @@ def run(lab: Lab) -> Outcome:
         ),
         Finding(
             "Fig. 4",
-            f"BytePS by native PS, for the worst k of 1 to {SPARES[-1]}",
+            f"BytePS by native PS without ByteScheduler, for the worst k of 1 to {SPARES[-1]}",
             "outperforms all of above at any given number of CPU machines",
             over(lambda of: min(trained.gain(byteps(k, of), servers(k, of)) for k in with_servers)),
             MORE,
@@ -95,11 +98,20 @@ def run(lab: Lab) -> Outcome:
         Finding(
             "Fig. 4",
             "all-reduce's part of linear scaling",
-            "far from the linear scaling",
+            "far from the linear scaling: our bound is 80 %",
             over(lambda of: percent(ring(of))),
             FAR_FROM_LINEAR,
             "%",
             f"{swept}, {OVER_RING}",
+        ),
+        Finding(
+            "Fig. 4",
+            "native PS's part of linear scaling, for the best k",
+            "far from the linear scaling: our bound is 80 %",
+            over(lambda of: max(percent(servers(k, of)) for k in with_servers)),
+            FAR_FROM_LINEAR,
+            "%",
+            f"{swept}, {OVER_SERVERS}",
         ),
     ]
     panel = Panel(

@@ -25,7 +25,7 @@ from fanin_lab.papers.byteps.plans import plans
 from fanin_lab.papers.lab import Lab, Report, Scenario
 
 FLOPS = (5e12, 1e13, 2e13, 4e13)
-"""Of a GPU, in a second: a V100 has at most 15.7 TFLOP/s in float32, and 125 with tensor cores."""
+"""A GPU's, in a second: a V100 has at most 15.7 TFLOP/s in float32, and 125 with tensor cores."""
 SLOW, USUAL, FAST, FASTEST = COMPUTINGS = range(4)
 """Of `FLOPS`, and of each model's batches."""
 PLAYED_MB, PLAYED_QUICK_MB = 8.0, 2.0
