@@ -32,6 +32,7 @@ LONG = (
     "test_profile",
     "test_tutorial",
     "test_links",
+    "test_ssh",
     "test_bench",
     "test_sweep",
     "test_atp_sockets",

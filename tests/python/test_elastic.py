@@ -386,14 +386,15 @@ def test_all_meet_whatever_dies_and_comes(block: int) -> None:
 
 TRAIN = """
 import os, sys, time
-os.environ["FANIN_MACHINE"] = sys.argv[1].format(os.environ["RANK"])
+if sys.argv[1]:
+    os.environ["FANIN_MACHINE"] = sys.argv[1].format(os.environ["RANK"])
 import torch
 import fanin.horovod as hvd
 
 enough, place = sys.argv[2], os.environ["RANK"]
 
 def say(line):
-    sys.stdout.write(line + "\\n")  # at once, as others write there, too
+    os.write(1, (line + "\\n").encode())  # whole and at once, as others write there, too
 
 hvd.init()
 model = torch.nn.Linear(1000, 1, bias=False)
