@@ -43,6 +43,7 @@ def is_locked() -> bool:
     return False
 
 
+# Namespaces and logins need root. What else is missing is named, with the cure; CI installs sshd.
 pytestmark = [
     needs_lab,
     pytest.mark.skipif(

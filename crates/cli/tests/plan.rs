@@ -376,8 +376,8 @@ fn what_no_step_can_be_read_from_is_named_with_the_cure() {
     assert!(refused(&timeline(), &["--size", "1MB"]).contains("cannot be used with"));
 }
 
-/// A profile as PyTorch writes it of DDP on NCCL: five steps of two sums, after 40 ms and 60 ms of
-/// kernels that the host launches in the first millisecond.
+/// A profile as PyTorch writes it of DDP on NCCL. It has five steps of two sums, after 40 ms and
+/// 60 ms of kernels. The host launches these in the first millisecond.
 fn profile_of_nccl() -> String {
     let mut events = Vec::new();
     for step in 0..5 {

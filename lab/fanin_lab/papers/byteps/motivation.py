@@ -11,6 +11,7 @@ from fanin_lab.papers.byteps.training import (
     MOTIVATION,
     OVER_OVERLAP,
     OVER_RING,
+    OVER_SERVERS,
     SHOWN,
     Case,
     Setting,
@@ -27,7 +28,6 @@ SPARES = range(MACHINES + 1)
 FAR_FROM_LINEAR = at_most(80.0)
 """§3.1: "far from the linear scaling"."""
 OVER_FLOPS = "GPUs of 5, 10, 20 or 40 TFLOP/s"
-OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
 
 
 def run(lab: Lab) -> Outcome:

@@ -16,6 +16,7 @@ from fanin_lab.papers.byteps.training import (
     OVER_COMPUTING,
     OVER_OVERLAP,
     OVER_RING,
+    OVER_SERVERS,
     SETTINGS,
     SHOWN,
     Case,
@@ -46,7 +47,6 @@ LOST_MOST = at_most(100 - 91.6)
 PAPERS_PERCENT = {"resnet50": [97.5, 88.0], "ugatit": [74.0]}
 """BytePS's with as many CPU machines, and all-reduce's, as far as §7.4 says them in words."""
 BAR: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "butt"}
-OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
 
 
 @dataclass(frozen=True)

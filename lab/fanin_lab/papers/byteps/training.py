@@ -81,6 +81,7 @@ LONG_CONTRADICTS = '§7.2: "80 tokens for GPT-2"'
 OVER_COMPUTING = "GPUs of 5, 10, 20 or 40 TFLOP/s with large to small batches"
 OVER_OVERLAP = "BytePS's passes overlapping or not"
 OVER_RING = "all-reduce limited by the inside of machines or by NICs alone"
+OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
 
 
 @dataclass(frozen=True)

@@ -187,8 +187,8 @@ fn element_bytes(name: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Events as PyTorch wrote them in May 2024, of a ResNet on two GPUs: the fields that are read,
-    /// with its names of kernels and its streams.
+    /// Events as PyTorch wrote them in May 2024, of a ResNet on two GPUs. They have the fields that
+    /// are read, and its names of kernels and streams.
     fn collective(id: u64, ts: f64, name: &str, elements: u64, group: &str) -> String {
         format!(
             r#"{{"ph":"X","cat":"cpu_op","name":"record_param_comms","pid":2910249,"tid":2919752,"ts":{ts},"dur":189.626,"args":{{"External id":{id},"Process Group Name":"{group}","Group size":2,"In msg nelems":{elements},"Out msg nelems":{elements},"dtype":"Float","Collective name":"{name}"}}}}"#

@@ -124,6 +124,7 @@ impl Writer {
 
     pub(super) fn run(&mut self, messages: &Receiver<Message>) -> io::Result<()> {
         while let Ok(first) = messages.recv() {
+            // A burst comes while it sleeps, and is one write.
             thread::sleep(GATHER);
             let mut flushes = Vec::new();
             for message in std::iter::once(first).chain(messages.try_iter()).take(QUEUE_MAX) {

@@ -1,5 +1,5 @@
-//! Traces in the form of Chakra's own writers: its generator, its text converter (a graph with
-//! durations and without devices), and its PyTorch converter (a host, kernels and NCCL).
+//! Traces in the form of Chakra's own writers. Its generator is one. Its text converter writes a
+//! graph with durations and without devices. Its PyTorch converter writes a host, kernels and NCCL.
 
 use super::*;
 
@@ -58,8 +58,9 @@ fn refused(nodes: &[Node]) -> String {
     format!("{:#}", read_nodes(nodes).err().expect("no step"))
 }
 
-/// The bytes of et_def.proto, written by hand: a version of 5 bytes; a node with id 7, the name
-/// "s", the kind COMM_COLL_NODE, start 300, duration 2, and the attributes comm_type and comm_size.
+/// The bytes of et_def.proto, written by hand. A version of 5 bytes comes first. A node follows with
+/// id 7, the name "s", the kind COMM_COLL_NODE, start 300 and duration 2. It has the attributes
+/// comm_type and comm_size.
 #[test]
 fn messages_have_the_numbers_of_the_schema() {
     let mut content = vec![7, 0x0a, 5];
