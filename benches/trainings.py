@@ -77,6 +77,7 @@ def main() -> int:
         parser.error("--rounds: at least 2, as the first one warms up")
     if 3 * args.rounds * args.steps // 4 < SMOOTHED:
         parser.error(f"--steps: three quarters of all are at least {SMOOTHED}")
+    before = args.into.read_text() if args.into.exists() else None
     where = machine.where()
     lines = []
     for workers in args.workers:
@@ -93,7 +94,7 @@ def main() -> int:
             ),
         ]
     )
-    args.into.write_text(document.rewritten(args.into.read_text(), text, BEGIN, END, "Trainings"))
+    args.into.write_text(document.rewritten(before, text, BEGIN, END, "Trainings"))
     return 0
 
 

@@ -33,6 +33,8 @@ PHASES = ["queued", "exchanging", "completing"]
 PHASES_HERE = ["queued", "contributing", "awaiting", "completing"]
 # Chrome counts in microseconds with a fraction; fanin's clock in nanoseconds.
 HALF_A_NANOSECOND = 0.0005
+# Process numbers below are ranks, and others are services.
+SERVICES = 1_000_000
 
 Event = dict[str, Any]
 
@@ -105,7 +107,8 @@ def test_each_all_reduce_is_in_the_trace_once_a_rank_and_shard(
     files = [tmp_path / f"trace.{rank}.json" for rank in range(world_size)]
     assert sorted(tmp_path.iterdir()) == files
     # Joined as docs/operations.md says.
-    events = [event for file in files for event in json.loads(file.read_text())]
+    of_all = [event for file in files for event in json.loads(file.read_text())]
+    events = [event for event in of_all if event["pid"] < SERVICES]
 
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -186,6 +189,13 @@ def test_ranks_whose_clocks_differ_are_joined_on_one(launch: Launch, tmp_path: P
     ended = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     found = json.loads(ended.stdout)
     assert found["sums"] == 12
+    (service,) = found["services"]
+    assert service["name"].startswith("service ")
+    # It sleeps for nearly all of the time. A sample comes every 50 ms.
+    assert service["waits_for"][0] == "rank 1"
+    assert service["waits_for"][1] > 20
+    # 12 sums of 1,000 floats. Packets count as full ones, and have at most 1,024 elements here.
+    assert 0.04 < service["megabytes"] < 0.15
     for rank, seconds in zip(found["ranks"], ahead_s, strict=True):
         assert abs(rank["ahead_s"] - seconds) < 5, rank
         assert rank["name"].startswith(f"rank {rank['rank']} on {os.uname().nodename} ")
@@ -196,6 +206,7 @@ def test_ranks_whose_clocks_differ_are_joined_on_one(launch: Launch, tmp_path: P
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "12 sums that all ranks asked for" in table
     assert "asked late" in table
+    assert "waits longest for" in table
 
 
 def machines(me: Me, file: str, of_ranks: str) -> str:
@@ -284,7 +295,7 @@ def test_equal_ranks_of_different_groups_do_not_share_a_file(
     launch(halves, 4, str(tmp_path / "trace.json")).results()
     for rank in range(4):
         events = json.loads((tmp_path / f"trace.{rank}.json").read_text())
-        assert {e["pid"] for e in events} == {rank}
+        assert {e["pid"] for e in events if e["pid"] < SERVICES} == {rank}
         assert sum(e["name"] == "all-reduce 0" for e in events) == 1
 
 

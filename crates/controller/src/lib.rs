@@ -37,6 +37,7 @@ pub use path::{
 pub use session::{
     Cancel, HEARTBEATS_PER_TIMEOUT, HandOver, JobStatus, JobStatusState, Joining, LocalRanks, Meeting,
     MeetingConfig, MemberStatus, Place, PlannedShare, Prediction, Probe, ProbeReport, ProbeSum, RankNames,
-    RelayJob, RelayStatus, ServiceConfig, Session, SessionConfig, Share, Split, SwitchStatus, TraceConfig,
-    cut_off, gauge_at, gauge_here, resolve_switch, switch_capacity, switch_status, trusted_status,
+    RelayJob, RelayStatus, SERVICES_IN_TRACES, ServiceConfig, Session, SessionConfig, Share, Split,
+    SwitchStatus, TraceConfig, cut_off, gauge_at, gauge_here, resolve_switch, switch_capacity, switch_status,
+    trusted_status,
 };

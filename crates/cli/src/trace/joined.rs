@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
+use fanin_controller::SERVICES_IN_TRACES;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::services::{ServiceOnTime, renumbered, services};
 use crate::step::recorded::{Asked, sums_of_timeline};
 
 /// A stretch of time, in microseconds, which has one difference of two clocks. A clock that is wrong
@@ -26,6 +28,8 @@ pub(super) struct Joined {
     pub ranks: Vec<RankOnTime>,
     /// Sums that all ranks have asked for.
     pub sums: usize,
+    /// As rank 0 saw them.
+    pub services: Vec<ServiceOnTime>,
     #[serde(skip)]
     events: Vec<Value>,
 }
@@ -118,15 +122,17 @@ impl Joined {
             }
         });
         let (ranks, sums) = (ranks.collect(), common.len());
-        let shifted = timelines.into_iter().zip(&clocks).flat_map(|(one, clock)| {
-            one.events.into_iter().map(|mut event| {
+        let shifted = timelines.into_iter().zip(&clocks).map(|(one, clock)| {
+            let events = one.events.into_iter().map(|mut event| {
                 if let Some(at) = event.get("ts").and_then(Value::as_f64) {
                     event["ts"] = clock.of_first(at).into();
                 }
                 event
-            })
+            });
+            events.collect()
         });
-        Ok(Self { ranks, sums, events: shifted.collect() })
+        let events = renumbered(shifted.collect());
+        Ok(Self { ranks, sums, services: services(&events), events })
     }
 
     /// Writes the events of all, as chrome://tracing and Perfetto open them.
@@ -156,7 +162,29 @@ impl Joined {
             ]);
         }
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        format!("{}\n{} sums that all ranks asked for", table.trim_fmt(), self.sums)
+        let ranks = format!("{}\n{} sums that all ranks asked for", table.trim_fmt(), self.sums);
+        if self.services.is_empty() {
+            return ranks;
+        }
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING).set_header([
+            "SERVICE",
+            "summed",
+            "while it sums",
+            "waits longest for",
+        ]);
+        for ServiceOnTime { name, megabytes, mbit_per_s, waits_for } in &self.services {
+            table.add_row([
+                name.clone(),
+                format!("{megabytes:.1} MB"),
+                mbit_per_s.map_or("-".into(), |rate| format!("{rate:.0} Mbit/s")),
+                waits_for
+                    .as_ref()
+                    .map_or("-".into(), |(rank, percent)| format!("{rank}, {percent:.0} % of the time")),
+            ]);
+        }
+        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        format!("{ranks}\n\n{}", table.trim_fmt())
     }
 }
 
@@ -170,14 +198,15 @@ impl Timeline {
     }
 
     fn of(events: Vec<Value>) -> anyhow::Result<Self> {
-        let mut ranks: Vec<u64> = events.iter().filter_map(|event| event["pid"].as_u64()).collect();
+        let pids = events.iter().filter_map(|event| event["pid"].as_u64());
+        let mut ranks: Vec<u64> = pids.filter(|pid| *pid < SERVICES_IN_TRACES.into()).collect();
         ranks.sort_unstable();
         ranks.dedup();
         let [rank] = ranks[..] else {
             bail!("it has {} ranks: give each rank's own file, as FANIN_TRACE writes it", ranks.len());
         };
         let told = |what: &str| {
-            let event = events.iter().find(|event| event["name"] == what)?;
+            let event = events.iter().find(|event| event["name"] == what && event["pid"] == rank)?;
             event["args"]["name"].as_str().map(str::to_owned)
         };
         let name = told("process_name").unwrap_or_else(|| format!("rank {rank}"));

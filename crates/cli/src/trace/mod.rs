@@ -1,6 +1,7 @@
 //! `fanin trace`: the step that a recorded training repeats, and the timelines of all ranks as one.
 
 mod joined;
+mod services;
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ use crate::step::{Step, has_layers};
 /// with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]. Execution traces of MLCommons
 /// Chakra have the ending .et. The step has each sum, and when it is asked for. Layers are for
 /// scenarios of fanin sim, and for fanin plan --trace. With --join, timelines of FANIN_TRACE become
-/// one file on one clock, and the ranks that others wait for are named.
+/// one file on one clock; the ranks that others wait for are named, and what services summed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     FANIN_TRACE=trace.json torchrun --nnodes 4 .. train.py\n  \

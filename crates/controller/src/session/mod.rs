@@ -54,7 +54,7 @@ pub use status::{
     JobStatus, JobStatusState, PlannedShare, RelayJob, RelayStatus, SwitchStatus, switch_capacity,
     switch_status, trusted_status,
 };
-pub use trace::{HandOver, TraceConfig};
+pub use trace::{HandOver, SERVICES_IN_TRACES, TraceConfig};
 pub use watch::HEARTBEATS_PER_TIMEOUT;
 
 /// What stands for a switch in messages where there is none.

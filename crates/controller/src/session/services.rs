@@ -16,7 +16,7 @@ use super::oversight::oversee;
 use super::presence::{attend, attend_meanwhile};
 use super::shared::{Shared, names};
 use super::thread::SessionThread;
-use super::trace::TracedAs;
+use super::trace::{TracedAs, record};
 use super::warnings::{self, say};
 use super::watch::{substitute, watch};
 use crate::control_channel::{Connection, Lines, RETRY, Waiting};
@@ -57,6 +57,10 @@ impl Services {
             let watching = watch(Arc::clone(&shared), service, switch_instance, heard);
             let failing = Arc::clone(&shared);
             tasks.spawn_on(supervise(watching, move |error| failing.fail(error)), thread.handle());
+            // What one rank hears of a service, all would.
+            if let Some(trace) = shared.trace.clone().filter(|_| shared.rank == Rank(0)) {
+                tasks.spawn_on(record(Arc::clone(&shared), service, trace), thread.handle());
+            }
         }
         let failing = Arc::clone(&shared);
         let overseeing = oversee(Arc::clone(&shared));

@@ -19,11 +19,16 @@ use fanin_local::Completed;
 use fanin_protocol::{Instant, Loss};
 use fanin_udp::{Clock, PartTimes};
 
+use self::recorder::Sample;
 use self::writer::Writer;
 use super::warnings::say;
 use crate::error::{AllReduceError, SessionError, Tensor};
 
+mod recorder;
 mod writer;
+
+pub(super) use self::recorder::record;
+pub use self::writer::SERVICES_IN_TRACES;
 
 /// All-reduces that wait to be written. More are left out, and counted.
 const QUEUE_MAX: usize = 4096;
@@ -63,7 +68,9 @@ struct Trace {
 enum Message {
     Done(Row, Done),
     Taken(Row, Taken),
-    Flush(SyncSender<()>),
+    Service(Arc<str>, Sample),
+    /// All of a job is to be in the file, which ends.
+    Flush(Arc<str>, SyncSender<()>),
 }
 
 /// A row of the viewer.
@@ -270,10 +277,19 @@ impl SessionTrace {
     }
 
     fn send(&self, kind: RowKind, message: impl FnOnce(Row) -> Message) {
+        self.queue(|job| message(Row { job, kind }));
+    }
+
+    /// What a service does for the job.
+    fn service(&self, sample: Sample) {
+        self.queue(|job| Message::Service(job, sample));
+    }
+
+    fn queue(&self, message: impl FnOnce(Arc<str>) -> Message) {
         if self.trace.process != std::process::id() {
             return;
         }
-        if self.trace.queue.try_send(message(Row { job: Arc::clone(&self.job), kind })).is_err() {
+        if self.trace.queue.try_send(message(Arc::clone(&self.job))).is_err() {
             self.trace.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -285,7 +301,7 @@ impl SessionTrace {
         }
         let until = std::time::Instant::now() + FLUSH;
         let (sender, written) = sync_channel(1);
-        let mut message = Message::Flush(sender);
+        let mut message = Message::Flush(Arc::clone(&self.job), sender);
         while let Err(TrySendError::Full(back)) = self.trace.queue.try_send(message) {
             if std::time::Instant::now() > until {
                 return;

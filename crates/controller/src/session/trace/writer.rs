@@ -15,11 +15,14 @@ use fanin_udp::Clock;
 use fanin_wire::Op;
 use serde::Serialize;
 
+use super::recorder::{Sample, Track};
 use super::{Done, Message, QUEUE_MAX, Row, RowKind, Taken, TraceConfig, TracedAs};
 
 /// How long the writer lets events gather: a burst costs one write, and its senders wake nobody.
 const GATHER: Duration = Duration::from_millis(50);
 const END: &str = "\n]\n";
+/// Services have process numbers in timelines from here on: above all ranks'.
+pub const SERVICES_IN_TRACES: u32 = 1_000_000;
 
 /// Turns messages into events, and events into a file.
 pub(super) struct Writer {
@@ -34,6 +37,10 @@ pub(super) struct Writer {
     /// overlap.
     lanes: BTreeMap<Row, Vec<(u64, Instant)>>,
     next_thread: u64,
+    /// The services and switches that were sampled, by name: their process numbers.
+    services: BTreeMap<String, u32>,
+    /// What each track of a service shows for a job. A viewer draws it until something else is written.
+    shown: BTreeMap<(u32, Arc<str>, &'static str), BTreeMap<String, f64>>,
 }
 
 #[derive(Serialize)]
@@ -106,6 +113,8 @@ impl Writer {
             text: "[".into(),
             lanes: BTreeMap::new(),
             next_thread: 1,
+            services: BTreeMap::new(),
+            shown: BTreeMap::new(),
         };
         let kernel = |file: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/kernel/{file}")).ok()?;
@@ -131,7 +140,11 @@ impl Writer {
                 match message {
                     Message::Done(row, done) => self.done(row, &done),
                     Message::Taken(row, taken) => self.taken(row, &taken),
-                    Message::Flush(flush) => flushes.push(flush),
+                    Message::Service(job, sample) => self.service(&job, sample),
+                    Message::Flush(job, flush) => {
+                        self.ended(&job);
+                        flushes.push(flush);
+                    }
                 }
             }
             self.write()?;
@@ -204,6 +217,45 @@ impl Writer {
         self.slice(thread, &format!("hand-over {number}"), (*done, *taken), Number { number: *number });
     }
 
+    fn service(&mut self, job: &Arc<str>, Sample { machine, from, tracks }: Sample) {
+        let next = SERVICES_IN_TRACES + self.services.len() as u32;
+        let pid = *self.services.entry(machine.clone()).or_insert(next);
+        if pid == next {
+            self.metadata_of(pid, "process_name", 0, Name { name: &machine });
+            self.metadata_of(pid, "process_sort_index", 0, SortIndex { sort_index: pid.into() });
+        }
+        for Track { name, values } in tracks {
+            self.track((pid, Arc::clone(job), name), from, values);
+        }
+    }
+
+    fn track(&mut self, track: (u32, Arc<str>, &'static str), from: Instant, values: BTreeMap<String, f64>) {
+        let shown = self.shown.get(&track);
+        let is_shown = |(key, value): (&String, &f64)| {
+            shown.and_then(|shown| shown.get(key)).copied().unwrap_or_default() == *value
+        };
+        if values.iter().all(is_shown) {
+            return;
+        }
+        let (pid, job, name) = &track;
+        let (pid, name, ts) = (*pid, format!("{name} ({job})"), Some(micros(from)));
+        self.event(&Event { ph: "C", pid, tid: 0, ts, dur: None, name: &name, cat: "fanin", args: &values });
+        self.shown.insert(track, values);
+    }
+
+    /// Services do nothing more for a job.
+    fn ended(&mut self, job: &str) {
+        let (its, others) =
+            std::mem::take(&mut self.shown).into_iter().partition(|((_, of, _), _)| **of == *job);
+        self.shown = others;
+        let its: BTreeMap<_, BTreeMap<String, f64>> = its;
+        for (track, values) in its {
+            let nothing = values.keys().map(|key| (key.clone(), 0.0)).collect();
+            self.shown.insert(track.clone(), values);
+            self.track(track, Clock.now(), nothing);
+        }
+    }
+
     /// The first lane of the row that is free from `begin` on, which is taken until `end`; a new
     /// one if there is none.
     fn lane(&mut self, row: &Row, begin: Instant, end: Instant) -> u64 {
@@ -238,16 +290,11 @@ impl Writer {
     }
 
     fn metadata(&mut self, name: &str, tid: u64, args: impl Serialize) {
-        self.event(&Event {
-            ph: "M",
-            pid: self.process,
-            tid,
-            ts: None,
-            dur: None,
-            name,
-            cat: "__metadata",
-            args,
-        });
+        self.metadata_of(self.process, name, tid, args);
+    }
+
+    fn metadata_of(&mut self, pid: u32, name: &str, tid: u64, args: impl Serialize) {
+        self.event(&Event { ph: "M", pid, tid, ts: None, dur: None, name, cat: "__metadata", args });
     }
 
     fn slice(&mut self, tid: u64, name: &str, (begin, end): (Instant, Instant), args: impl Serialize) {

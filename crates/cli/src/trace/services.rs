@@ -1,0 +1,151 @@
+//! What services did, in the timelines of the ranks that asked them.
+
+use std::collections::BTreeMap;
+
+use fanin_controller::SERVICES_IN_TRACES;
+use serde::Serialize;
+use serde_json::Value;
+
+/// A service, as the ranks saw it that asked it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct ServiceOnTime {
+    /// As its row is called.
+    pub name: String,
+    /// What it summed: bytes of sums, each once.
+    pub megabytes: f64,
+    /// The mean over the time in which it summed something.
+    pub mbit_per_s: Option<f64>,
+    /// The rank that it waited longest for while it did not wait for all, and for how long: in per
+    /// cent of the time from the first moment that is known of the service to the last.
+    pub waits_for: Option<(String, f64)>,
+}
+
+/// What each track shows, by its name: from when on, and its numbers by what they are called.
+type Tracks<'a> = BTreeMap<&'a str, Vec<(f64, BTreeMap<&'a str, f64>)>>;
+
+/// Makes a service one process in the events of several timelines, which have numbered services by
+/// themselves.
+pub(super) fn renumbered(timelines: Vec<Vec<Value>>) -> Vec<Value> {
+    let mut known: BTreeMap<String, u64> = BTreeMap::new();
+    let mut all = Vec::new();
+    for mut events in timelines {
+        let mut numbers: BTreeMap<u64, u64> = BTreeMap::new();
+        for event in &mut events {
+            let Some(pid) = service(event) else { continue };
+            if let (true, Some(name)) = (event["name"] == "process_name", event["args"]["name"].as_str()) {
+                let next = u64::from(SERVICES_IN_TRACES) + known.len() as u64;
+                numbers.insert(pid, *known.entry(name.to_owned()).or_insert(next));
+            }
+            event["pid"] = numbers.get(&pid).copied().unwrap_or(pid).into();
+        }
+        all.append(&mut events);
+    }
+    all
+}
+
+/// The services of a run's events.
+pub(super) fn services(events: &[Value]) -> Vec<ServiceOnTime> {
+    let mut of_services: BTreeMap<u64, (&str, Tracks<'_>)> = BTreeMap::new();
+    for event in events {
+        let (Some(pid), Some(name)) = (service(event), event["name"].as_str()) else { continue };
+        let (known_as, tracks) = of_services.entry(pid).or_default();
+        if let (true, Some(process)) = (name == "process_name", event["args"]["name"].as_str()) {
+            *known_as = process;
+        }
+        let Some(from) = event["ts"].as_f64() else { continue };
+        let numbers = event["args"].as_object().into_iter().flatten();
+        let numbers = numbers.map(|(called, number)| (called.as_str(), number.as_f64().unwrap_or(0.0)));
+        tracks.entry(name).or_default().push((from, numbers.collect()));
+    }
+    let of_service = |(name, mut tracks): (&str, Tracks<'_>)| {
+        tracks.values_mut().for_each(|shown| shown.sort_by(|a, b| a.0.total_cmp(&b.0)));
+        // Switches on the way tell nothing of ranks.
+        name.starts_with("service ").then(|| ServiceOnTime::of(name, &tracks))
+    };
+    of_services.into_values().filter_map(of_service).collect()
+}
+
+/// The process number of an event, if it is a service's.
+fn service(event: &Value) -> Option<u64> {
+    event["pid"].as_u64().filter(|pid| *pid >= SERVICES_IN_TRACES.into())
+}
+
+impl ServiceOnTime {
+    fn of(name: &str, tracks: &Tracks<'_>) -> Self {
+        let moments = || tracks.values().flatten().map(|(from, _)| *from);
+        let (first, last) = (moments().fold(f64::INFINITY, f64::min), moments().fold(0.0, f64::max));
+        let (mut bits, mut busy_us, mut waits) = (0.0, 0.0, BTreeMap::<&str, f64>::new());
+        for (track, shown) in tracks {
+            let until = shown.iter().skip(1).map(|(from, _)| *from).chain([last]);
+            for ((from, numbers), until) in shown.iter().zip(until) {
+                let us = until - from;
+                if track.starts_with("sums ") {
+                    // Mbit/s times microseconds are bits.
+                    let mbit_per_s: f64 = numbers.values().sum();
+                    bits += mbit_per_s * us;
+                    busy_us += if mbit_per_s > 0.0 { us } else { 0.0 };
+                }
+                let waits_for_all = numbers.values().all(|waiting| *waiting > 0.0);
+                if track.starts_with("waits for") && !waits_for_all {
+                    for (rank, _) in numbers.iter().filter(|(_, waiting)| **waiting > 0.0) {
+                        *waits.entry(rank).or_default() += us;
+                    }
+                }
+            }
+        }
+        let longest = waits.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        let waits_for = longest.map(|(rank, us)| (rank.to_owned(), 100.0 * us / (last - first).max(1.0)));
+        let mbit_per_s = (busy_us > 0.0).then(|| bits / busy_us);
+        Self { name: name.to_owned(), megabytes: bits / 8e6, mbit_per_s, waits_for }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const FIRST: u32 = SERVICES_IN_TRACES;
+
+    fn called(pid: u32, name: &str) -> Value {
+        json!({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}})
+    }
+
+    fn shows(pid: u32, track: &str, ts: f64, args: Value) -> Value {
+        json!({"ph": "C", "pid": pid, "tid": 0, "name": track, "ts": ts, "args": args})
+    }
+
+    #[test]
+    fn a_service_of_two_timelines_is_one_and_says_what_it_summed_and_for_whom_it_waited() {
+        let waits = "waits for, % of its slots (j)";
+        let of_rank_0 = vec![
+            called(FIRST, "service a"),
+            shows(FIRST, "sums (j)", 1e6, json!({"Mbit/s": 800.0})),
+            shows(FIRST, waits, 1e6, json!({"rank 0": 0.0, "rank 1": 50.0})),
+            // In no order.
+            shows(FIRST, "sums (j)", 3e6, json!({"Mbit/s": 0.0})),
+            shows(FIRST, waits, 5e6, json!({"rank 0": 0.0, "rank 1": 0.0})),
+            shows(FIRST, waits, 2e6, json!({"rank 0": 10.0, "rank 1": 1.0})),
+            called(FIRST + 1, "switch x"),
+            shows(FIRST + 1, "summed (j)", 1e6, json!({"packets/s": 7.0})),
+        ];
+        let of_rank_1 = vec![
+            called(FIRST, "service b"),
+            called(FIRST + 1, "service a"),
+            shows(FIRST + 1, "sums (k)", 3e6, json!({"Mbit/s": 80.0})),
+        ];
+        let all = renumbered(vec![of_rank_0, of_rank_1]);
+        let found = services(&all);
+        let names: Vec<_> = found.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["service a", "service b"]);
+        // 800 Mbit/s for two seconds, and 80 for two.
+        assert!((found[0].megabytes - 220.0).abs() < 1e-9, "{found:?}");
+        assert!((found[0].mbit_per_s.expect("it summed") - 440.0).abs() < 1e-9, "{found:?}");
+        // A second of four for rank 1, and then three for both, which is for nobody.
+        let (rank, percent) = found[0].waits_for.clone().expect("it waited");
+        assert!(rank == "rank 1" && (percent - 25.0).abs() < 1e-9, "{found:?}");
+        let none =
+            ServiceOnTime { name: "service b".into(), megabytes: 0.0, mbit_per_s: None, waits_for: None };
+        assert_eq!(found[1], none);
+    }
+}
