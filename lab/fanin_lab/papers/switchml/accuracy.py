@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fanin_lab.papers import training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, Range, at_most
 from fanin_lab.papers.lab import Lab
@@ -12,14 +14,19 @@ NAMES = {"float32": "sums of float32", "scaled": "SwitchML: integers, scaled by 
 
 def run(lab: Lab) -> Outcome:
     """Train from the same beginnings, with sums of float32 and with SwitchML's."""
-    found = training.curves(lab, {"float32": training.plainly, "scaled": _switchml})
+    tasks = training.tasks()
+    found = training.curves(lab, {"float32": training.plainly, "scaled": switchml}, learned=tasks)
+    return outcome(findings(found, tasks), training.picture(found, NAMES))
 
-    findings = []
+
+def findings(found: training.Curves, tasks: Mapping[str, training.Task]) -> list[Finding]:
+    """Return what the paper says of sums of integers that are scaled by block, and ours."""
+    all_of_them = []
     for task, ways in found.items():
-        aim = training.tasks()[task].aim
+        aim = tasks[task].aim
         differs = training.differs(ways["scaled"], ways["float32"])
         later = training.later(ways["scaled"], ways["float32"], aim)
-        findings += [
+        all_of_them += [
             Finding(
                 "§4.6, Figs. 2, 11",
                 f"{task}: accuracy with integers scaled by block, less that with float32",
@@ -36,10 +43,11 @@ def run(lab: Lab) -> Outcome:
                 holds=at_most(1),
             ),
         ]
-    return outcome(findings, training.picture(found, NAMES))
+    return all_of_them
 
 
-def _switchml(_task: str, seed: int) -> training.Summed:
+def switchml(_task: str, seed: int) -> training.Summed:
+    """Sum by SwitchML's machines."""
     job = training.Job("switchml", training.WORKERS, seed)
     return lambda gradients: job.sum(gradients)[0]
 
