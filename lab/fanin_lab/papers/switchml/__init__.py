@@ -5,6 +5,7 @@ from __future__ import annotations
 from fanin_lab.papers.finding import Paper
 from fanin_lab.papers.switchml import (
     accuracy,
+    compressed,
     convergence,
     factor,
     halves,
@@ -18,13 +19,23 @@ from fanin_lab.papers.switchml import (
 PAPER = Paper(
     [
         module.EXPERIMENT
-        for module in (models, trained, scaling, loss, pool, halves, accuracy, convergence, factor)
+        for module in (
+            models,
+            compressed,
+            trained,
+            scaling,
+            loss,
+            pool,
+            halves,
+            accuracy,
+            convergence,
+            factor,
+        )
     ],
     repeated="seeds",
     repetitions=6,
     missing=[
         "Table 1 at 100 Gbit/s: what models compute is taken from it.",
-        "Table 2, QSGD and Top-k: no compression is modelled in the simulator.",
         "Figure 3, servers on machines of their own: only by what the paper says of them, twice "
         "those beside workers. Gloo and NCCL: the CPU time of TCP is not modelled, and the ring "
         "is the textbook's, in as many chunks as workers, without NCCL's channels and start-up.",

@@ -1,0 +1,128 @@
+"""§3, Table 2: batches of eight models with compressed gradients, by a ring without compression.
+
+As in the paper, workers hand their compressed gradients to all others (all-gather). The simulator
+plays it as a ring that carries as many bytes: an all-gather of m bytes from each of n workers takes
+a link (n - 1) m, and a ring's sum of S bytes 2 (n - 1) / n S. Top-k's messages are as long as those
+of the product's compressor, an index and a value for each element; QSGD's have the paper's bits.
+The paper took from a survey how long GPUs compress, and does not say it. So one number of each
+method, the time for a byte, is fitted to DeepLight at 10 Gbit/s, and not counted there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fanin_lab.papers.lab import Scenario, Spread
+from fanin_lab.papers.plot import PAPER, Line, Panel, Picture
+from fanin_lab.papers.simulated import At, Cases, Row, Simulated, computed
+from fanin_lab.papers.switchml import models
+from fanin_lab.papers.switchml.models import CASES, PROFILES, SIZE_MIB, WORKERS, batch_s
+
+FITTED = ("DeepLight", 10)
+BITS = 32
+"""Of a gradient's element."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to compress, and how many times as fast as a ring it makes a batch (Table 2)."""
+
+    ratio: float
+    """The length of a message by that of the gradient."""
+    speedups: tuple[float, ...]
+    """By model and rate, in the order of `CASES`."""
+
+    @property
+    def seconds_a_byte(self) -> float:
+        """How long a byte of the gradient is compressed, and others' bytes are decompressed."""
+        model, gbps = FITTED
+        profile = PROFILES[model]
+        line_s = profile.line_s(gbps)
+        ring_s = profile.computing_s + 2 * (WORKERS - 1) / WORKERS * line_s
+        gathering_s = profile.computing_s + (WORKERS - 1) * self.ratio * line_s
+        cost_s = ring_s / self.speedups[CASES.index(FITTED)] - gathering_s
+        return max(cost_s, 0.0) / (profile.size_mib * 2**20)
+
+
+METHODS = {
+    "QSGD, 6 bits": Method(
+        6 / BITS, (1.27, 0.93, 1.27, 0.98, 1.20, 0.98, 1.22, 1.12, 1.22, 1.00, 1.00, 1.07)
+    ),
+    "QSGD, 8 bits": Method(
+        8 / BITS, (0.97, 0.78, 0.97, 0.84, 0.98, 0.92, 0.97, 0.99, 0.96, 0.85, 1.00, 0.95)
+    ),
+    "Top-k, 1 %": Method(
+        2 * 0.01, (9.24, 2.96, 7.49, 1.37, 3.45, 1.27, 2.13, 1.58, 4.07, 1.22, 1.01, 1.15)
+    ),
+    "Top-k, 10 %": Method(
+        2 * 0.1, (1.05, 0.47, 1.05, 0.54, 1.04, 0.74, 1.04, 1.02, 1.05, 0.65, 1.00, 1.02)
+    ),
+}
+NONE = "none"
+
+
+def scenario(of: tuple[str, int], method: str, size_mib: float) -> Scenario:
+    """Return the training of a model at a rate, with gradients that are compressed, or are not."""
+    found = models.scenario(of, "ring", size_mib, gathered=True)
+    if method == NONE:
+        return found
+    compressed = METHODS[method]
+    (job,) = found["job"]
+    job["layers"] = [
+        {
+            **layer,
+            "bytes": f"{compressed.ratio * WORKERS / 2 * float(layer['bytes'][:-1]):.0f}B",
+            "backward": _later(layer, compressed.seconds_a_byte),
+        }
+        for layer in job["layers"]
+    ]
+    return {**found, "title": f"Table 2: {of[0]} at {of[1]} Gbit/s, {method}"}
+
+
+def _later(layer: dict[str, str], seconds_a_byte: float) -> str:
+    """Return the time from one gradient to the next, with what compressing takes."""
+    compressing_ns = 1e9 * seconds_a_byte * float(layer["bytes"].removesuffix("B"))
+    return f"{float(layer['backward'].removesuffix('ns')) + compressing_ns:.0f}ns"
+
+
+def speedup(at: At, of: tuple[str, int], method: str) -> list[float]:
+    """Return how many times as fast as with a ring a batch is."""
+    return at.by(batch_s, {"of": of, "method": NONE}, {"of": of, "method": method})
+
+
+def picture(at: At) -> Picture:
+    """Show all cases of each method, ours and the paper's."""
+    names = [f"{models.SHOWN.get(model, model)}\n{gbps}" for model, gbps in CASES]
+
+    def panel(method: str) -> Panel:
+        ours = [Spread.of(speedup(at, of, method)).median for of in CASES]
+        papers = METHODS[method].speedups
+        lines = [
+            Line(names, ours, label="here", look={"marker": "o", "color": "C0"}),
+            Line(names, papers, label="paper (Table 2)", look=PAPER),
+        ]
+        return Panel(lines, "model, Gbit/s", "a ring's time by this one's", method)
+
+    return Picture([panel(method) for method in METHODS])
+
+
+EXPERIMENT = Simulated(
+    "compressed",
+    "A batch of eight models with compressed gradients, by a ring (Table 2)",
+    scenario,
+    [Cases({"of": CASES, "method": [NONE, *METHODS]}, seeds=3, throughputs=False)],
+    [
+        Row(
+            "Table 2",
+            f"{model} at {gbps} Gbit/s: a batch with {name}, times as fast as with a ring",
+            paper,
+            computed(speedup, (model, gbps), name),
+            "x",
+            cannot_fail="fitted: how long a byte is compressed" if (model, gbps) == FITTED else "",
+        )
+        for name, method in METHODS.items()
+        for (model, gbps), paper in zip(CASES, method.speedups, strict=True)
+    ],
+    picture,
+    usual={"size_mib": SIZE_MIB},
+).experiment()
