@@ -5,9 +5,9 @@
 //! [`scenario_file`] reads what `fanin sim` plays. The same seed plays the same way on every
 //! machine: nothing here reads a clock, an address or a hash map's order.
 //!
-//! Deliberately absent: sockets, threads, and control after the beginning. The hostile world of
-//! `crates/protocol/tests/switchml` plays ranks that fall silent, and services that restart, or die
-//! and are taken over.
+//! Deliberately absent: sockets, threads, and control after the beginning, except that services
+//! which die are taken over. The hostile world of `crates/protocol/tests/switchml` plays what leads
+//! to that, ranks that fall silent, and services that restart.
 #![forbid(unsafe_code)]
 
 mod agenda;

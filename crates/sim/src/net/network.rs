@@ -316,6 +316,12 @@ impl Network {
         self.core.set_link(link, up);
     }
 
+    /// Whether a node is there.
+    #[must_use]
+    pub fn is_up(&self, node: NodeId) -> bool {
+        self.core.nodes[node.index()].up
+    }
+
     /// Takes a node down, with all its links and actors, or up again. When it comes back its actors
     /// are started: a machine that should have lost its memory is replaced while it is down.
     pub fn set_node(&mut self, node: NodeId, up: bool) {

@@ -58,6 +58,9 @@ fn resolve_one(
     let mut entry = Entry { file, topology, number, workers: &workers, taken, tables };
     let system = (tables[number].kind.resolve)(&mut entry)?;
     let sampled = sampled(file, job, &*system)?;
+    if system.is_asynchronous() {
+        fits_asynchronous(job)?;
+    }
     let rates = rates(topology, job, &workers)?;
     let (start, stop) = (job.start.0, job.stop.map(|stop| stop.0));
     if stop.is_some_and(|stop| stop <= start) {
@@ -118,6 +121,19 @@ fn sampled(file: &File, job: &Job, system: &dyn System) -> Result<bool, Mistake>
         return Err(at(large, message));
     }
     Ok(true)
+}
+
+/// Checks the keys of a job whose workers exchange parameters and wait for nobody.
+fn fits_asynchronous(job: &Job) -> Result<(), Mistake> {
+    if let Some(overlap) = job.overlap.as_ref().filter(|overlap| *overlap.get_ref()) {
+        let message = "an asynchronous worker exchanges all parameters after its step, and goes on with the latest: leave `overlap` out";
+        return Err(at(overlap, message));
+    }
+    if let Some(large) = job.large_values.as_ref().filter(|large| large.get_ref().0 > 0.0) {
+        let message = "numbers that are large in some tensors alone cannot be told in parameters, which tensors change in turn: leave `large_values` out";
+        return Err(at(large, message));
+    }
+    Ok(())
 }
 
 fn workers(topology: &Topology, job: &Job, taken: &mut BTreeSet<NodeId>) -> Result<Vec<NodeId>, Mistake> {

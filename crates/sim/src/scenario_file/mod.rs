@@ -29,7 +29,7 @@ pub use entry::{Entry, Kind, keys};
 pub use error::{FileError, Mistake, at, unknown};
 pub(crate) use schema::{Hosts, TransportTable};
 
-use crate::net::{LinkId, Multipath, Topology};
+use crate::net::{LinkId, Multipath, NodeId, Topology};
 use crate::systems;
 use crate::workload::{
     Fault, FaultPlan, JobPlan, LossPlan, Scenario, SwitchPlan, TCP_KINDS, Target, TimedLayer, Which,
@@ -177,11 +177,19 @@ fn resolve(file: &File, tables: &[OwnTable<'_>]) -> Result<Scenario, Mistake> {
     }
     let faults: Vec<FaultPlan> =
         file.fault.iter().map(|fault| fault_of(&topology, &jobs, fault)).collect::<Result<_, _>>()?;
-    // An outage is no stall: what is away comes back.
+    someone_takes_over(file, &topology, &jobs, &faults)?;
+    // An outage is no stall: what is away comes back, or is taken over, perhaps one after the other.
     let outage = file.fault.iter().filter_map(|fault| fault.get_ref().down).map(|down| down.0).max();
+    let taken_over = faults.iter().map(|plan| match plan.fault {
+        Fault::ServiceDies(node) => {
+            with_service(&jobs, node).map(|job| job.system.services().1).max().unwrap_or_default()
+        }
+        _ => Duration::ZERO,
+    });
+    let outage = outage.unwrap_or_default() + taken_over.sum::<Duration>();
     let timeout = jobs.iter().map(|job| job.system.timeout()).max();
-    let stall = (until / STALL_SHARE).min(STALL_MAX).max(timeout.unwrap_or_default() * STALL_TIMEOUTS)
-        + outage.unwrap_or_default();
+    let stall =
+        (until / STALL_SHARE).min(STALL_MAX).max(timeout.unwrap_or_default() * STALL_TIMEOUTS) + outage;
     Ok(Scenario {
         title: file.title.clone(),
         until,
@@ -323,7 +331,54 @@ fn fault_of(
             let rank = found.ok_or_else(|| at(rank, format!("this job has ranks 0 to {}", workers - 1)))?;
             Fault::WorkerRespawns(job, rank, down()?)
         }
+        FaultKind::ServiceDies => {
+            let host = node_of()?;
+            if with_service(jobs, host).next().is_none() {
+                let services = jobs.iter().flat_map(|job| job.system.services().0);
+                let names: BTreeSet<&str> = services.map(|node| topology.get(*node).name.as_str()).collect();
+                let there = match names.len() {
+                    0 => "no job has any: only those of `byteps` are, and not with `asynchronous`".into(),
+                    _ => format!("those are on {}", Vec::from_iter(names).join(", ")),
+                };
+                let message = format!(
+                    "no service is on {} that another one takes over: {there}",
+                    topology.get(host).name
+                );
+                return Err(at(plan.node.as_ref().ok_or_else(|| needs("node"))?, message));
+            }
+            Fault::ServiceDies(host)
+        }
         FaultKind::JobDies => Fault::JobDies(job()?),
     };
     Ok(FaultPlan { at: plan.at.0, fault })
+}
+
+/// The jobs with a service on a host that others take over.
+fn with_service(jobs: &[JobPlan], host: NodeId) -> impl Iterator<Item = &JobPlan> {
+    jobs.iter().filter(move |job| job.system.services().0.contains(&host))
+}
+
+/// Checks that no job loses its last service.
+fn someone_takes_over(
+    file: &File,
+    topology: &Topology,
+    jobs: &[JobPlan],
+    faults: &[FaultPlan],
+) -> Result<(), Mistake> {
+    let mut in_order: Vec<_> = faults.iter().zip(&file.fault).collect();
+    in_order.sort_by_key(|(plan, _)| plan.at);
+    let mut dead = BTreeSet::new();
+    for (plan, place) in in_order {
+        let Fault::ServiceDies(host) = plan.fault else { continue };
+        dead.insert(host);
+        let is_last = |job: &&JobPlan| job.system.services().0.iter().all(|service| dead.contains(service));
+        if let Some(job) = with_service(jobs, host).find(is_last) {
+            let (host, name) = (&topology.get(host).name, &job.name);
+            let message = format!(
+                "the service on {host} is the last of {name} that lives, and nobody could take over: leave this fault out, or give {name} one more host in `services`"
+            );
+            return Err(at(place, message));
+        }
+    }
+    Ok(())
 }

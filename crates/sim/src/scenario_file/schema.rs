@@ -611,7 +611,7 @@ pub(super) struct Fault {
     pub(super) kind: Spanned<FaultKind>,
     /// The two ends of the link that fails.
     pub(super) link: Option<Spanned<[String; 2]>>,
-    /// The switch that fails or loses its memory, or the host that fails.
+    /// The switch that fails or loses its memory, the host that fails or whose service dies.
     pub(super) node: Option<Spanned<String>>,
     /// The job whose worker or server dies, or that dies itself.
     pub(super) job: Option<Spanned<String>>,
@@ -634,6 +634,8 @@ pub(super) enum FaultKind {
     ServerRestarts,
     /// A worker dies and another takes its rank.
     WorkerRespawns,
+    /// A service dies for good, and others take over.
+    ServiceDies,
     /// All of a job's workers and its server vanish; its aggregators stay behind.
     JobDies,
 }

@@ -23,7 +23,7 @@ use serde::Serialize;
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
 use crate::scenario_file::Kind;
-use crate::workload::{JobPlan, Process, SwitchPlan, Tenant};
+use crate::workload::{JobPlan, Process, SwitchPlan, Tenant, Violation};
 
 mod aggregation;
 pub mod atp;
@@ -32,6 +32,7 @@ mod distance;
 pub mod dlcp;
 pub mod goat;
 mod keys;
+mod lines;
 pub(crate) mod placement;
 mod pools;
 pub mod ring;
@@ -87,6 +88,18 @@ pub trait System: Debug + Send + Sync {
     /// another process takes a worker's rank. Without one, neither fault can be asked for.
     fn server(&self) -> Option<NodeId> {
         None
+    }
+
+    /// The hosts of services that may die for good, and how long one is gone before another takes
+    /// its part over. Of those that nobody takes over there are none.
+    fn services(&self) -> (&[NodeId], Duration) {
+        (&[], Duration::ZERO)
+    }
+
+    /// Whether workers send by how much their parameters changed, in all, and get the latest back
+    /// without waiting for each other, in place of sums (BytePS §5).
+    fn is_asynchronous(&self) -> bool {
+        false
     }
 
     /// How long a worker waits before it asks for something again, at least: a job that waits for a
@@ -153,6 +166,17 @@ pub trait Machines {
     /// The machines on `node` are back without their memory: workers that depend on them are told.
     fn resume(&self, _network: &mut Network, _node: NodeId) {}
 
+    /// The service on `node` has been gone for as long as [`System::services`] says: another one
+    /// takes over what it summed. False if that cannot be yet, and is to be tried again.
+    fn take_over(&self, _network: &mut Network, _node: NodeId) -> bool {
+        true
+    }
+
+    /// Checks the state that is left when the run is over, of a job that has finished or has not.
+    fn check(&self, _network: &Network) -> Option<Violation> {
+        None
+    }
+
     /// Adds the machine of a process that takes a dead worker's rank, or not yet: then it is asked
     /// again. Only of systems with a [`System::server`].
     fn respawn(&self, _network: &mut Network, _process: Process) -> Option<ActorId> {
@@ -191,7 +215,9 @@ pub enum Role {
     Switch,
     /// On a host: restarts when a job's server does.
     Server,
-    /// A server that does not: what it has lost cannot be brought back, so that its jobs name no
+    /// On a host: may die for good, and other services of its jobs take over.
+    Service,
+    /// A server that does neither: what it has lost cannot be brought back, so that its jobs name no
     /// [`System::server`].
     Lasting,
 }
@@ -231,6 +257,8 @@ pub struct Counters {
     /// How often workers asked again for packets of a flow: for sums of a server's, for all in a
     /// ring.
     pub retransmission_rounds: Option<u64>,
+    /// How often a service went on with a part of the tensors whose service had died.
+    pub take_overs: Option<u64>,
 }
 
 /// The use of a switch's memory, by all jobs; a count that a system cannot have is none.
@@ -275,6 +303,7 @@ impl Counted for Counters {
             contributions: of(self.contributions, other.contributions),
             contributions_lost: of(self.contributions_lost, other.contributions_lost),
             retransmission_rounds: of(self.retransmission_rounds, other.retransmission_rounds),
+            take_overs: of(self.take_overs, other.take_overs),
         }
     }
 }

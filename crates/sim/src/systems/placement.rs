@@ -9,7 +9,7 @@ use std::time::Duration;
 use fanin_protocol::Instant;
 use fanin_protocol::control::{
     Admission, Agreed, Hop, JoinDecision, JoinRequest, PORTION_WHOLE, Protocol, Refusal, Registry,
-    RegistryConfig,
+    RegistryConfig, Resume,
 };
 use fanin_wire::{IP_UDP_BYTES, JobId, Key, VERSION, WireDtype};
 
@@ -59,7 +59,7 @@ pub(super) fn line_rate(topology: &Topology, hosts: impl Iterator<Item = NodeId>
 }
 
 /// A job as its ranks ask for it.
-pub(super) struct Request {
+pub(super) struct Request<'a> {
     pub(super) protocol: &'static dyn Protocol,
     /// Most children of a node.
     pub(super) children_max: usize,
@@ -76,6 +76,8 @@ pub(super) struct Request {
     /// For each rank the switches on its way to the root, its own first.
     pub(super) ways: Vec<Vec<NodeId>>,
     pub(super) root: NodeId,
+    /// By rank: what it remembers of the job, if all resume one.
+    pub(super) resumes: &'a [Resume],
 }
 
 /// The way between ranks and the root, as the registry is told of it.
@@ -97,7 +99,7 @@ impl Default for Path {
 }
 
 /// Asks the registry at the root for a place for all ranks, one after the other.
-pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission, PlacementError> {
+pub(super) fn admit(topology: &Topology, request: &Request<'_>) -> Result<Admission, PlacementError> {
     let config = RegistryConfig {
         // How switches' memory is shared out is the scenario's to say.
         pool_units: u32::MAX,
@@ -142,7 +144,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
                 hops: way.iter().map(hop).collect(),
                 patience: Duration::from_secs(1),
                 wire_version: VERSION,
-                resume: None,
+                resume: request.resumes.get(rank).cloned(),
                 origin: None,
             },
         );
@@ -159,7 +161,7 @@ pub(super) fn admit(topology: &Topology, request: &Request) -> Result<Admission,
 }
 
 /// With the names that the nodes have here.
-fn refused(topology: &Topology, request: &Request, refusal: Refusal) -> PlacementError {
+fn refused(topology: &Topology, request: &Request<'_>, refusal: Refusal) -> PlacementError {
     let Refusal::TooManyChildren { switch, children } = refusal else {
         return PlacementError::Refused(refusal);
     };

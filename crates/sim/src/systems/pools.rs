@@ -108,6 +108,17 @@ impl Pools {
         self.jobs.borrow_mut().push(job);
     }
 
+    /// Whether nothing has taken its machine's place: a service may die for good.
+    pub(super) fn is_alive(&self, network: &Network) -> bool {
+        network.actor::<SwitchMachine>(self.actor.get()).is_some()
+    }
+
+    /// One more job sums here, while the run goes on; whether there is room.
+    pub(super) fn admit(&self, network: &mut Network, job: SwitchJob<SimAddress>) -> bool {
+        network
+            .with_actor(self.actor.get(), |pools: &mut SwitchMachine, _| pools.machine.add_job(job).is_ok())
+    }
+
     fn counted(&self, job: JobId) -> Counted {
         self.counted.borrow().get(&job).copied().unwrap_or_default()
     }
@@ -115,7 +126,7 @@ impl Pools {
 
 impl Station for Pools {
     fn role(&self) -> Role {
-        if self.aggregators.is_some() { Role::Switch } else { Role::Lasting }
+        if self.aggregators.is_some() { Role::Switch } else { Role::Service }
     }
 
     fn place(&self, network: &mut Network) {

@@ -4,11 +4,9 @@
 //!
 //! Each server sums what it holds of the tensors and sends the sum to all workers. The gradient of
 //! variable `x` begins at server `x`, counted round, and each further piece of it is at the next.
-//! Connections carry lengths; the numbers themselves travel beside them and are taken when their
-//! bytes have arrived. A host's data for itself takes no time.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,14 +16,13 @@ use fanin_protocol::Tensor;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Counters, Machines, Process, Role, Site, Station, System, Tenant};
-use crate::net::{Actor, ActorId, Context, FlowId, Network, NodeId, Notice, Packet, TcpConfig};
+use super::lines::{Line, Place, lines, sent};
+use super::{Counters, Machines, Process, Site, Station, System, Tenant};
+use crate::net::{Actor, ActorId, Context, Network, NodeId, Notice, Packet, TcpConfig};
 use crate::scenario_file::{Entry, Hosts, Kind, Mistake, TransportTable, at, keys};
 use crate::workload::{Gradient, TransportPlan};
 use fanin_units::Size;
 
-/// A message's header: which tensor, which piece.
-const HEADER_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 4;
 /// The first port of the first job's servers; the next job's servers have the next ports.
 const FIRST_PORT: u16 = 7000;
@@ -107,13 +104,7 @@ impl System for TcpPs {
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
         let (topology, plan) = (site.topology(), tenant.plan());
         let (workers, class) = (&plan.workers, plan.class);
-        let connection = |from: NodeId, to: NodeId| {
-            (from != to).then(|| self.transport.connection(topology, from, to, class))
-        };
-        let lines = |from: &[NodeId], to: &[NodeId]| -> Vec<Vec<Line>> {
-            let of = |from: NodeId| to.iter().map(|to| Line::new(connection(from, *to))).collect();
-            from.iter().copied().map(of).collect()
-        };
+        let lines = |from: &[NodeId], to: &[NodeId]| lines(&self.transport, topology, class, from, to);
         let (up, down) = (lines(workers, &self.servers), lines(&self.servers, workers));
         let on_the_way: Vec<_> = workers.iter().map(|_| Rc::new(Cell::new(0))).collect();
         let column = |number: usize| up.iter().map(|lines| lines[number].clone()).collect();
@@ -128,8 +119,7 @@ impl System for TcpPs {
                 sums: BTreeMap::new(),
                 aggregations: 0,
             };
-            let new = || Place { node: *node, port, actor: Cell::new(None), server: Cell::new(Some(server)) };
-            site.station(*node, port, new)
+            site.station(*node, port, || Place::new(*node, port, server))
         };
         let servers = self.servers.iter().enumerate().map(server).collect();
         Box::new(Job { system: self.clone(), tenant: tenant.clone(), servers, up, down, on_the_way })
@@ -153,51 +143,13 @@ struct Message {
     bytes: u64,
 }
 
-/// A way between a worker and a server.
-#[derive(Clone)]
-struct Line {
-    /// None within a host.
-    connection: Option<TcpConfig>,
-    flow: Rc<Cell<Option<FlowId>>>,
-    /// The messages that were sent and not taken, in order.
-    mailbox: Rc<RefCell<VecDeque<Message>>>,
-}
-
-impl Line {
-    fn new(connection: Option<TcpConfig>) -> Self {
-        Self { connection, flow: Rc::default(), mailbox: Rc::default() }
-    }
-
-    /// Once: connections outlive that a node is away.
-    fn open(&self, context: &mut Context<'_>) {
-        if let (Some(connection), None) = (self.connection, self.flow.get()) {
-            self.flow.set(Some(context.open_tcp(connection)));
-        }
-    }
-
-    fn send(&self, context: &mut Context<'_>, message: Message, arrived: Notice) {
-        let bytes = message.bytes;
-        self.mailbox.borrow_mut().push_back(message);
-        match self.flow.get() {
-            Some(flow) => context.write(flow, HEADER_BYTES + bytes, Some(arrived)),
-            None => context.notify(arrived.actor, arrived.token),
-        }
-    }
-
-    /// The next message, when `told` that something came. Within a host it is all that was sent,
-    /// since a notice is lost while that is away.
-    fn take(&self, told: bool) -> Option<Message> {
-        if told || self.connection.is_none() { self.mailbox.borrow_mut().pop_front() } else { None }
-    }
-}
-
 /// A job in a run. Lines up are by worker and server, those down by server and worker.
 struct Job {
     system: TcpPs,
     tenant: Tenant,
-    servers: Vec<Rc<Place>>,
-    up: Vec<Vec<Line>>,
-    down: Vec<Vec<Line>>,
+    servers: Vec<Rc<Place<ServerActor>>>,
+    up: Vec<Vec<Line<Message>>>,
+    down: Vec<Vec<Line<Message>>>,
     /// By worker: bytes that it has sent and that no server has.
     on_the_way: Vec<Rc<Cell<u64>>>,
 }
@@ -218,30 +170,16 @@ impl Machines for Job {
         network.add_actor(node, port, worker)
     }
 
-    /// The packets that connections sent, acknowledgements among them, and sent again.
     fn counters(&self, network: &Network) -> Counters {
+        let added = self.servers.iter().filter_map(|server| server.server(network));
+        let added = added.map(|server| server.aggregations).sum();
         let lines = self.up.iter().chain(&self.down).flatten();
-        let flows = lines.filter_map(|line| line.flow.get()).map(|flow| network.flow(flow));
-        let (packets_sent, retransmissions) =
-            flows.fold((0, 0), |sum, flow| (sum.0 + flow.sent_packets, sum.1 + flow.retransmissions));
-        let added = |server: &Rc<Place>| {
-            server
-                .actor
-                .get()
-                .and_then(|actor| network.actor::<ServerActor>(actor))
-                .map_or(0, |of| of.aggregations)
-        };
-        Counters {
-            server_aggregations: Some(self.servers.iter().map(added).sum()),
-            packets_sent: Some(packets_sent),
-            retransmissions: Some(retransmissions),
-            ..Counters::default()
-        }
+        Counters { server_aggregations: Some(added), ..sent(lines, network) }
     }
 
     fn standing(&self, network: &Network) -> String {
-        let open = |server: &Rc<Place>| {
-            let actor = network.actor::<ServerActor>(server.actor.get()?)?;
+        let open = |server: &Rc<Place<ServerActor>>| {
+            let actor = server.server(network)?;
             let ((tensor, piece), (count, _)) = actor.sums.first_key_value()?;
             let missing = self.tenant.plan().workers.len() - count;
             Some(format!("; server {} lacks {missing} of tensor {tensor}, piece {piece}", actor.number))
@@ -250,42 +188,13 @@ impl Machines for Job {
     }
 }
 
-/// A server's place. Two jobs have none in common.
-struct Place {
-    node: NodeId,
-    port: u16,
-    actor: Cell<Option<ActorId>>,
-    /// Until it is placed.
-    server: Cell<Option<ServerActor>>,
-}
-
-impl Station for Place {
-    /// Nobody else has what it has summed of a tensor.
-    fn role(&self) -> Role {
-        Role::Lasting
-    }
-
-    fn place(&self, network: &mut Network) {
-        if let Some(server) = self.server.take() {
-            self.actor.set(Some(network.add_actor(self.node, self.port, server)));
-        }
-    }
-
-    fn actor(&self) -> ActorId {
-        self.actor.get().expect("it is placed")
-    }
-
-    /// A lasting server is never asked to.
-    fn forget(&self, _network: &mut Network) {}
-}
-
 /// One server.
 struct ServerActor {
     tenant: Tenant,
     number: usize,
     /// By worker.
-    from: Vec<Line>,
-    to: Vec<Line>,
+    from: Vec<Line<Message>>,
+    to: Vec<Line<Message>>,
     /// By worker: what it counts as on the way to any server.
     on_the_way: Vec<Rc<Cell<u64>>>,
     /// By tensor and piece: of how many workers it is, and what it is so far.
@@ -321,7 +230,7 @@ impl ServerActor {
         let Some((_, sum)) = self.sums.remove(&(tensor, piece)) else { return };
         for (rank, line) in self.to.iter().enumerate() {
             let arrived = Notice { actor: self.tenant.machine(rank, 0), token: ARRIVED + self.number as u64 };
-            line.send(context, Message { tensor, piece, numbers: sum.clone(), bytes }, arrived);
+            line.send(context, Message { tensor, piece, numbers: sum.clone(), bytes }, bytes, arrived);
         }
     }
 }
@@ -347,10 +256,10 @@ impl Actor for ServerActor {
 struct WorkerActor {
     process: Process,
     system: TcpPs,
-    servers: Vec<Rc<Place>>,
+    servers: Vec<Rc<Place<ServerActor>>>,
     /// By server.
-    to: Vec<Line>,
-    from: Vec<Line>,
+    to: Vec<Line<Message>>,
+    from: Vec<Line<Message>>,
     /// Bytes that no server has yet.
     on_the_way: Rc<Cell<u64>>,
     /// The pieces still to be sent: by layer if there is a credit, tensor and piece.
@@ -397,7 +306,7 @@ impl WorkerActor {
             let server = self.server(tensor, piece);
             let token = ARRIVED + self.process.rank() as u64;
             let arrived = Notice { actor: self.servers[server].actor(), token };
-            self.to[server].send(context, Message { tensor, piece, numbers, bytes }, arrived);
+            self.to[server].send(context, Message { tensor, piece, numbers, bytes }, bytes, arrived);
         }
     }
 

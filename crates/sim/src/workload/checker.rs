@@ -84,6 +84,15 @@ pub enum Violation {
         /// The fragment that took the place.
         sequence: u64,
     },
+    /// At the end a service's parameters are not the sum of all deltas, each once.
+    WrongParameters {
+        /// The job.
+        job: String,
+        /// Of which variable: the first tensor that changed it.
+        tensor: u64,
+        /// The first wrong element.
+        element: usize,
+    },
     /// Workers of a job wait, and nothing has come to any of them for too long, or nothing can come
     /// any more.
     Stalled {
@@ -129,6 +138,10 @@ impl std::fmt::Display for Violation {
             Self::ReusedEarly { job, rank, lacks, sequence } => write!(
                 f,
                 "{job}: fragment {sequence} took the place of {lacks}, which worker {rank} still lacks"
+            ),
+            Self::WrongParameters { job, tensor, element } => write!(
+                f,
+                "{job}: element {element} of the parameters that tensor {tensor} changed first is not the sum of all deltas"
             ),
             Self::Stalled { job, waits } => write!(f, "{job}: no progress; {waits}"),
             Self::Aborted { job, rank, reason } => {

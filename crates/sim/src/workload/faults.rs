@@ -11,7 +11,7 @@ use super::scenario::{Fault, FaultPlan};
 use crate::net::{Actor, Context, LinkId, Listener, Network, NodeId, Packet};
 use crate::systems::Role;
 
-/// How often a process that cannot reach its server asks for it.
+/// How often a process that cannot reach its server, or the next service, asks for it.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The things that are away, and how many outages of each go on: it is back when the last of them
@@ -79,6 +79,7 @@ pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, outages: &Rc<
         }
         Fault::ServerRestarts(job, down) => restart_server(network, &layout, &outages, job, down),
         Fault::WorkerRespawns(job, rank, down) => respawn(network, &layout, job, rank.into(), down),
+        Fault::ServiceDies(node) => lose_service(network, &layout, node),
         Fault::JobDies(job) => die(network, &layout, job),
     });
 }
@@ -133,6 +134,31 @@ fn restart_server(
 fn resume_through(network: &mut Network, layout: &Layout, node: NodeId) {
     for place in &layout.jobs {
         place.machines.resume(network, node);
+    }
+}
+
+/// A host's service is gone for good: others of its jobs take over, each after the job's time.
+fn lose_service(network: &mut Network, layout: &Rc<Layout>, node: NodeId) {
+    for service in layout.at(node).filter(|station| station.role() == Role::Service) {
+        network.replace_actor(service.actor(), absent());
+    }
+    for (index, plan) in layout.scenario.jobs.iter().enumerate() {
+        let (services, wait) = plan.system.services();
+        if services.contains(&node) {
+            let layout = layout.clone();
+            later(network, wait, move |network| take_over(network, &layout, index, node));
+        }
+    }
+}
+
+/// Another service goes on with what the one on `node` summed, as soon as one can.
+fn take_over(network: &mut Network, layout: &Rc<Layout>, index: usize, node: NodeId) {
+    let place = &layout.jobs[index];
+    // Nobody waits for a sum any more.
+    let is_over = !place.job.borrow().is_open();
+    if !is_over && !place.machines.take_over(network, node) {
+        let layout = layout.clone();
+        later(network, ASK_AGAIN, move |network| take_over(network, &layout, index, node));
     }
 }
 

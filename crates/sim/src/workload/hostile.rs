@@ -5,7 +5,7 @@ mod shrink;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use crate::net::{
 };
 use crate::systems::System;
 use crate::systems::atp::{Atp, Help};
-use crate::systems::byteps::BytePs;
+use crate::systems::byteps::{Asynchronous, BytePs};
 use crate::systems::dlcp::{Dlcp, PushPlan, Way};
 use crate::systems::goat::{Goat, on_the_way};
 use crate::systems::ring::Ring;
@@ -75,6 +75,7 @@ pub fn hostile(seed: u64) -> Scenario {
         mut esa_dice,
         mut onward_dice,
         mut byteps_dice,
+        mut services_dice,
     ] = [
         0xd1c9_0000_0000,
         0x3a75_0000_0000,
@@ -84,6 +85,7 @@ pub fn hostile(seed: u64) -> Scenario {
         0xe5a0_0000_0000,
         0x50e5_0000_0000,
         0xb17e_0000_0000,
+        0x5e71_0000_0000,
     ]
     .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
@@ -106,7 +108,12 @@ pub fn hostile(seed: u64) -> Scenario {
             job.system = Arc::new(system);
         }
         if matches!(job.system.name(), "switchml" | "ps" | "rss") && byteps_dice.one_in(3) {
-            job.system = Arc::new(byteps(&mut byteps_dice, &topology, job));
+            let take_over = services_dice.time(Duration::ZERO, TROUBLE / 4);
+            let system = BytePs { take_over, ..byteps(&mut byteps_dice, &topology, job) };
+            job.system = match services_dice.one_in(4) {
+                true => Arc::new(asynchronous(&mut services_dice, &system)),
+                false => Arc::new(system),
+            };
         }
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
@@ -122,13 +129,18 @@ pub fn hostile(seed: u64) -> Scenario {
         // Overflows would be in elements that a sample leaves out.
         let may_be = job.system.sample_elements().is_some() && job.large_values == 0.0;
         job.sampled = may_be && more_dice.one_in(4);
+        if job.system.is_asynchronous() {
+            // Such numbers could not be told in parameters.
+            job.large_values = 0.0;
+        }
     });
     let parameter_servers =
         if more_dice.one_in(6) { vec![parameter_server(&mut more_dice, &topology)] } else { Vec::new() };
     let background = background(&mut dice, &topology);
     let perfect = dice.one_in(8);
     let losses = if perfect { Vec::new() } else { losses(&mut dice, &topology, &jobs) };
-    let faults = faults(&mut dice, &topology, &jobs);
+    let mut faults = faults(&mut dice, &topology, &jobs);
+    faults.extend(deaths(&mut services_dice, &jobs));
     let timeout_max = jobs.iter().map(|job| job.system.timeout_max()).max().unwrap_or_default();
     // If one worker alone still sends, each of the losses by number may cost it a timeout on each
     // link of its way there and back.
@@ -189,6 +201,23 @@ fn faults(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<FaultPl
             _ => continue,
         };
         faults.push(FaultPlan { at, fault });
+    }
+    faults
+}
+
+/// Services that die for good: of each job one lives on.
+fn deaths(dice: &mut Dice, jobs: &[JobPlan]) -> Vec<FaultPlan> {
+    let services: BTreeSet<NodeId> = jobs.iter().flat_map(|job| job.system.services().0).copied().collect();
+    let (mut dead, mut faults) = (BTreeSet::new(), Vec::new());
+    for node in services {
+        let (dies, at) = (dice.one_in(3), dice.time(Duration::ZERO, TROUBLE));
+        let after = BTreeSet::from_iter(dead.iter().copied().chain([node]));
+        let lives = |service: &NodeId| !after.contains(service);
+        let mut jobs = jobs.iter().map(|job| job.system.services().0).filter(|of| !of.is_empty());
+        if dies && jobs.all(|of| of.iter().any(lives)) {
+            dead = after;
+            faults.push(FaultPlan { at, fault: Fault::ServiceDies(node) });
+        }
     }
     faults
 }
@@ -548,7 +577,14 @@ fn byteps(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> BytePs {
         window: dice.among(&[None, Some(1), Some(2), Some(16)]),
         part_min: dice.among(&[1, 5, 32]),
         timeout: job.system.timeout(),
+        take_over: Duration::ZERO,
     }
+}
+
+/// Services at the same hosts that add deltas.
+fn asynchronous(dice: &mut Dice, system: &BytePs) -> Asynchronous {
+    let transport = TransportPlan { transport: dice.among(&TRANSPORTS), ..TransportPlan::default() };
+    Asynchronous { services: system.services.clone(), shares: system.shares.clone(), transport }
 }
 
 fn workload(dice: &mut Dice, packet: usize) -> Workload {

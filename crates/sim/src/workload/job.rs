@@ -15,7 +15,7 @@ use super::meter::{Meter, Reading};
 use super::program::{Program, Step};
 use super::scenario::{JobPlan, Workload};
 use super::schedule::Schedule;
-use super::values::{Given, Gradient, Inside, Numbers, Origin, Source, mix};
+use super::values::{Given, Gradient, Inside, Latest, Numbers, Origin, Source, mix};
 use crate::net::{ActorId, Context, Time};
 
 /// Tokens of timers and notices that belong to the job and not to a machine.
@@ -35,6 +35,17 @@ pub(crate) mod token {
 /// Tensors for each part that are cut before the cuts begin anew, at least: short ones go to
 /// services by turns.
 const TENSORS_CUT_MIN: usize = 64;
+
+/// What a tensor that came back consists of.
+#[derive(Clone, Copy)]
+pub(crate) enum Contents<'a> {
+    /// Each worker's contribution, once.
+    All,
+    /// The contributions of these.
+    Inside(&'a Inside),
+    /// In place of a sum the latest parameters, in pieces.
+    Latest(&'a [Latest]),
+}
 
 /// A job, shared by the actors of all its workers.
 pub(crate) struct Job {
@@ -112,7 +123,8 @@ impl Job {
         open: Rc<Cell<usize>>,
     ) -> Self {
         open.set(open.get() + 1);
-        let schedule = Rc::new(Schedule::new(&plan.workload));
+        let schedule = Schedule::new(&plan.workload);
+        let schedule = Rc::new(if plan.system.is_asynchronous() { schedule.after_step() } else { schedule });
         let seed = mix(seed ^ (index as u64) << 48);
         let workers = plan.workers.len();
         let shards = plan.system.parts(workers);
@@ -182,7 +194,7 @@ impl Job {
     }
 
     /// Nobody begins a tensor that no worker has begun: all stop at once, after what the furthest
-    /// of them does.
+    /// of them does. Where nobody waits for anybody, each ends what it has begun.
     fn stop(&mut self, context: &mut Context<'_>) {
         if std::mem::replace(&mut self.stopped, true) {
             return;
@@ -190,6 +202,8 @@ impl Job {
         let end = self.workers.iter().map(|worker| worker.program.committed()).max().unwrap_or(0);
         for rank in 0..self.workers.len() {
             let mut steps = Vec::new();
+            let own = self.workers[rank].program.committed();
+            let end = if self.plan.system.is_asynchronous() { own } else { end };
             self.workers[rank].program.stop(end, &mut steps);
             self.take(context, rank, steps);
         }
@@ -219,22 +233,29 @@ impl Job {
         self.plan.system.range(self.schedule.variable(tensor), elements, shard, shards)
     }
 
-    /// A part came back; of a system that may lose some, with who is in it.
+    /// A part came back.
     pub(crate) fn completed(
         &mut self,
         context: &mut Context<'_>,
         (rank, shard): (usize, usize),
         part: Gradient,
-        inside: Option<&Inside>,
+        contents: Contents<'_>,
     ) {
         let now = context.now();
         let tensor = part.tensor;
         let range = self.range(tensor, shard);
         let from = range.start;
         let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
-        let checked = match inside {
-            Some(inside) => self.source.check_inside(&part, from, inside),
-            None => self.source.check(&part, from, lost.unwrap_or(0)),
+        let checked = match contents {
+            Contents::Inside(inside) => self.source.check_inside(&part, from, inside),
+            Contents::All => self.source.check(&part, from, lost.unwrap_or(0)),
+            Contents::Latest(pieces) => self.check_latest(rank, &part, pieces).map(|()| 0),
+        };
+        // Bits that it lacks cannot be compared, nor those that each worker may have for itself.
+        let may_differ = match contents {
+            Contents::All => lost.is_some(),
+            Contents::Inside(inside) => lost.is_some() || inside.may_differ,
+            Contents::Latest(_) => true,
         };
         match checked {
             Err(element) => {
@@ -242,9 +263,7 @@ impl Job {
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
                 return self.referee.stop(context, violation);
             }
-            // Bits that it lacks cannot be compared, nor those that each worker may have for
-            // itself.
-            Ok(_) if lost.is_some() || inside.is_some_and(|inside| inside.may_differ) => {}
+            Ok(_) if may_differ => {}
             Ok(digest) => {
                 let least = || self.workers.iter().map(WorkerState::least).min().unwrap_or(0);
                 if !self.results.agree((tensor, shard), digest, least) {
@@ -280,6 +299,48 @@ impl Job {
             let violation = Violation::CompletedTwice { job: self.plan.name.clone(), rank, tensor };
             self.referee.stop(context, violation);
         }
+    }
+
+    /// Whether all pieces of the latest parameters are there, and each is of who is said to be in,
+    /// this worker's own delta last.
+    fn check_latest(&self, rank: usize, part: &Gradient, pieces: &[Latest]) -> Result<(), usize> {
+        let mut end = 0;
+        for piece in pieces {
+            if piece.at.start != end || piece.inside.get(rank) != Some(&Some(part.tensor)) {
+                return Err(piece.at.start);
+            }
+            self.source.check_latest(part, 0, piece)?;
+            end = piece.at.end;
+        }
+        if end == part.count() { Ok(()) } else { Err(end) }
+    }
+
+    /// The parameters that a service has at the end, of the variable that this tensor changed first.
+    /// They are of who is said to be in, and if the job has finished, that is all deltas.
+    pub(crate) fn check_parameters(
+        &self,
+        tensor: u64,
+        numbers: &Gradient,
+        piece: &Latest,
+    ) -> Option<Violation> {
+        let period = self.schedule.period();
+        let last = |worker: &WorkerState| {
+            let turns = worker.program.next_tensor().checked_sub(tensor + 1)? / period;
+            Some(tensor + turns * period)
+        };
+        let all: Vec<_> = self.workers.iter().map(last).collect();
+        let from = piece.at.start;
+        let checked = match self.finished {
+            Some(_) if piece.inside != all => Err(from),
+            _ => self.source.check_latest(numbers, from, piece),
+        };
+        let element = self.source.element(0, checked.err()?);
+        Some(Violation::WrongParameters { job: self.plan.name.clone(), tensor, element })
+    }
+
+    /// Elements of each tensor after which the variables come again.
+    pub(crate) fn iteration(&self) -> Vec<usize> {
+        self.schedule.iteration()
     }
 
     fn take(&mut self, context: &mut Context<'_>, rank: usize, steps: Vec<Step>) {
@@ -341,7 +402,14 @@ impl Job {
         self.workers[rank].submitted.insert(tensor, context.now());
         for (shard, range) in parts {
             let old = self.workers[rank].spare.pop();
-            let part = self.source.contribution(old, tensor, rank as u32, range.start, range.len());
+            let of =
+                |old, tensor| self.source.contribution(old, tensor, rank as u32, range.start, range.len());
+            let mut part = of(old, tensor);
+            if self.plan.system.is_asynchronous()
+                && let Some(before) = tensor.checked_sub(self.schedule.period())
+            {
+                part.subtract(&of(None, before));
+            }
             let part = part.of_layer(self.schedule.layer(tensor));
             let worker = &mut self.workers[rank];
             worker.waiting[shard].push_back(part);

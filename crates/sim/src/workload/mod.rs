@@ -48,5 +48,5 @@ pub use tenant::{Process, Tenant};
 pub use transport::TransportPlan;
 pub(crate) use transport::mtu;
 pub use unlike::{Lateness, Rates};
-pub(crate) use values::WORKERS_MAX;
 pub use values::{Gradient, Inside, Numbers};
+pub(crate) use values::{Latest, WORKERS_MAX};

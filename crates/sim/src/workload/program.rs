@@ -262,7 +262,11 @@ impl Program {
     fn go_on_backward(&mut self, training: &Training, steps: &mut Vec<Step>) {
         let count = training.gradients.len() as u64;
         let begun = (self.begun - 1) * count;
-        while self.next < begun + count && begun + (training.gradient(self.next) as u64) < self.made {
+        let may_send = !training.after_step || self.made >= begun + count;
+        while may_send
+            && self.next < begun + count
+            && begun + (training.gradient(self.next) as u64) < self.made
+        {
             self.submit(training.gradients[training.gradient(self.next)].elements, steps);
         }
         if self.made < begun + count {

@@ -331,6 +331,8 @@ pub enum Fault {
     ServerRestarts(usize, Duration),
     /// A worker is away for a while, and another takes its rank.
     WorkerRespawns(usize, u16, Duration),
+    /// The service on a host dies for good, for all jobs that it sums: others take over.
+    ServiceDies(NodeId),
     /// All machines of a job vanish.
     JobDies(usize),
 }

@@ -27,6 +27,8 @@ pub(crate) struct Training {
     pub(super) places: Vec<usize>,
     /// Whether a layer's forward pass waits for its own parameters alone, and not for those of all.
     pub(super) overlap: bool,
+    /// Whether nothing is sent before the last gradient is made: a step comes between.
+    pub(super) after_step: bool,
     pub(super) iterations: Option<u64>,
     pub(super) jitter: f64,
     pub(super) pause: Option<(u64, Duration)>,
@@ -72,11 +74,28 @@ impl Schedule {
                     order,
                     places,
                     overlap: *overlap,
+                    after_step: false,
                     iterations: *iterations,
                     jitter: *jitter,
                     pause: *pause,
                 })
             }
+        }
+    }
+
+    /// The same, where workers step their own optimizers and send what that changed.
+    pub(crate) fn after_step(mut self) -> Self {
+        if let Self::Training(training) = &mut self {
+            training.after_step = true;
+        }
+        self
+    }
+
+    /// Tensors after which the variables come again: an iteration's, or without a model one.
+    pub(crate) fn period(&self) -> u64 {
+        match self {
+            Self::AllReduce { .. } => 1,
+            Self::Training(training) => training.order.len() as u64,
         }
     }
 

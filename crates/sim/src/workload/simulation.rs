@@ -195,8 +195,10 @@ fn play(
     if let Some(given) = given {
         layout.jobs[0].job.borrow_mut().give(given);
     }
+    // Those of one name may have unlike packets.
+    let kind = |system: &Arc<dyn System>| (system.name(), system.packet_kinds());
     let systems: BTreeMap<_, _> =
-        scenario.jobs.iter().map(|job| (job.system.name(), job.system.clone())).collect();
+        scenario.jobs.iter().map(|job| (kind(&job.system), job.system.clone())).collect();
     let systems: Rc<[_]> = systems.into_values().collect();
     let mut impairments: BTreeMap<PortId, Impairment> = BTreeMap::new();
     for loss in &scenario.losses {
@@ -217,6 +219,9 @@ fn play(
     if network.run_until(Time::from(scenario.until)) == Outcome::Idle {
         // Nobody has a packet or a timer: whoever waits does so for ever.
         note_stalled(&network, &layout, Job::is_open);
+    }
+    if let Some(violation) = layout.jobs.iter().find_map(|place| place.machines.check(&network)) {
+        layout.referee.note(violation);
     }
     if let Some(violation) = layout.referee.verdict() {
         return Err(RunError::Violation(violation, network.time()));

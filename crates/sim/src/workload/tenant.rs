@@ -8,9 +8,9 @@ use std::rc::Rc;
 use fanin_wire::{AbortReason, JobId, Key};
 
 use super::checker::{Referee, Violation};
-use super::job::{Job, token};
+use super::job::{Contents, Job, token};
 use super::scenario::{JobPlan, Scenario};
-use super::values::{Gradient, Inside, mix};
+use super::values::{Gradient, Inside, Latest, mix};
 use crate::net::{ActorId, Context, NodeId};
 
 const FIRST_WORKER_PORT: u16 = 5000;
@@ -96,6 +96,21 @@ impl Tenant {
     #[must_use]
     pub fn range(&self, tensor: u64, part: usize) -> Range<usize> {
         self.job.borrow().range(tensor, part)
+    }
+
+    /// Elements of each tensor of an iteration, or without a model of one.
+    pub(crate) fn iteration(&self) -> Vec<usize> {
+        self.job.borrow().iteration()
+    }
+
+    /// A rule that a service's parameters break at the end: [`Job::check_parameters`].
+    pub(crate) fn check_parameters(
+        &self,
+        tensor: u64,
+        numbers: &Gradient,
+        piece: &Latest,
+    ) -> Option<Violation> {
+        self.job.borrow().check_parameters(tensor, numbers, piece)
     }
 
     pub(crate) fn parts(&self) -> usize {
@@ -199,13 +214,21 @@ impl Process {
 
     /// A sum is there, in place of what was to be summed. It is checked here.
     pub fn completed(&self, context: &mut Context<'_>, sum: Gradient) {
-        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, None);
+        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, Contents::All);
     }
 
     /// The same of a sum that may lack contributions: it is checked to be that of who is said to be
     /// in.
     pub fn completed_inside(&self, context: &mut Context<'_>, sum: Gradient, inside: &Inside) {
-        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, Some(inside));
+        let contents = Contents::Inside(inside);
+        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, contents);
+    }
+
+    /// The latest parameters are there, in place of a delta: each of these pieces in turn is checked
+    /// to be that of who is said to be in.
+    pub(crate) fn completed_latest(&self, context: &mut Context<'_>, latest: Gradient, pieces: &[Latest]) {
+        let contents = Contents::Latest(pieces);
+        self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), latest, contents);
     }
 
     /// Something came that the worker lacked: without that for long, the job has stalled.

@@ -15,6 +15,7 @@
 
 mod given;
 mod inside;
+mod latest;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use fanin_protocol::{Elements, Layer, Tensor};
 use super::scenario::JobPlan;
 pub(crate) use given::{Given, Origin};
 pub use inside::Inside;
+pub(crate) use latest::Latest;
 
 /// How much larger the numbers of an overflowing packet are, as a power of two.
 const LARGE_SHIFT: i32 = 12;
@@ -137,6 +139,17 @@ impl Gradient {
             }
             (Numbers::Int32(x), Numbers::Int32(y)) => {
                 x[from..].iter_mut().zip(y).for_each(|(x, y)| *x = x.wrapping_add(*y));
+            }
+            _ => unreachable!("the tensors of a job have one type"),
+        }
+    }
+
+    /// Takes `other` away from it, which is as long.
+    pub(crate) fn subtract(&mut self, other: &Self) {
+        match (&mut self.numbers, &other.numbers) {
+            (Numbers::Float32(x), Numbers::Float32(y)) => x.iter_mut().zip(y).for_each(|(x, y)| *x -= y),
+            (Numbers::Int32(x), Numbers::Int32(y)) => {
+                x.iter_mut().zip(y).for_each(|(x, y)| *x = x.wrapping_sub(*y));
             }
             _ => unreachable!("the tensors of a job have one type"),
         }

@@ -77,6 +77,7 @@ impl Atp {
             packet_bytes: fragment_packet_bytes::<Directions>(self.elements.into()),
             ways,
             root: server,
+            resumes: &[],
         };
         let admission = admit(topology, &request)?;
         let at_server = ServerJob::read(admission.identity(), &admission.seats.root);

@@ -58,6 +58,7 @@ impl SwitchMl {
             packet_bytes: chunk_packet_bytes(self.elements.into(), WireDtype::SharedExponent),
             ways: racks.iter().map(|rack| way(rack).into_iter().collect()).collect(),
             root,
+            resumes: &[],
         };
         let admission = admit(topology, &request)?;
         let job = admission.identity();

@@ -11,7 +11,7 @@ fn outage(plan: &FaultPlan) -> Option<(String, Duration, Duration)> {
         Fault::NodeFails(node, down) => (format!("{node:?}"), down),
         Fault::ServerRestarts(job, down) => (format!("server of {job}"), down),
         Fault::WorkerRespawns(job, rank, down) => (format!("worker {rank} of {job}"), down),
-        Fault::SwitchForgets(_) | Fault::JobDies(_) => return None,
+        Fault::SwitchForgets(_) | Fault::ServiceDies(_) | Fault::JobDies(_) => return None,
     };
     Some((what, plan.at, plan.at + down))
 }
@@ -30,6 +30,9 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
                     (false, 1) => "dlcp with a server",
                     (false, _) => "dlcp with servers",
                 });
+            }
+            if job.system.is_asynchronous() {
+                note("asynchronous");
             }
             note(if job.integers { "int32" } else { "float32" });
             if job.system.name() != "atp" && matches!(job.workload, Workload::Training { .. }) {
@@ -116,6 +119,12 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             Buffer::PerPort { .. } => "ports",
             Buffer::Shared { .. } => "shared buffer",
         });
+        let is_death = |plan: &&FaultPlan| matches!(plan.fault, Fault::ServiceDies(_));
+        match scenario.faults.iter().filter(is_death).count() {
+            0 => {}
+            1 => drop(note("service dies")),
+            _ => drop(note("services die")),
+        }
         let outages: Vec<_> = scenario.faults.iter().filter_map(outage).collect();
         for (at, (what, begin, end)) in outages.iter().enumerate() {
             note(what.split(['(', ' ']).next().expect("a word"));
@@ -125,10 +134,10 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             }
         }
     }
-    let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, atp, byteps, constant, cut gradients, dlcp, \
+    let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, asynchronous, atp, byteps, constant, cut gradients, dlcp, \
         dlcp in a ring, dlcp with a server, dlcp with servers, drawn rates, drop class, dumbbell, esa, fat tree, float32, given rates, goat, int32, late normally, late uniformly, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
         lost packets, lost parameters, lost result, lost segment, lost signal, lost update, needed first, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
-        reserved, ring, rss, sampled atp, sampled byteps, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, shared buffer, small NIC, sprayed, \
+        reserved, ring, rss, sampled atp, sampled byteps, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, service dies, services die, shared buffer, small NIC, sprayed, \
         stop, switchml, tcp-ps, training by byteps, training by dlcp, training by esa, training by goat, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";
     assert_eq!(drawn.into_iter().collect::<Vec<_>>().join(", "), expected);
 }

@@ -81,6 +81,9 @@ impl Given {
         let Workload::AllReduce { elements, count: Some(1), .. } = plan.workload else {
             return Err(format!("{} has to have a `tensor` and `tensors = 1`", plan.name));
         };
+        if plan.system.is_asynchronous() {
+            return Err(format!("{} sums nothing: it has `asynchronous`", plan.name));
+        }
         if plan.sampled {
             return Err("numbers are given whole, which needs `payload = \"full\"`".into());
         }

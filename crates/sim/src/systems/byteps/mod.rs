@@ -4,19 +4,27 @@
 //! A worker has a machine for each service. Packets of all of them wait in one queue of its host, so
 //! windows decide how the services share the link. Shares are those of the planner for the hosts'
 //! links (§4.1), unless the file says others. The product's own code cuts tensors and chooses
-//! windows. All services are there from the beginning to the end: takeover after one fails is tested
-//! in `crates/protocol/tests/switchml`.
+//! windows. When a service dies for good, another one takes its part over (`take_over`).
+//!
+//! `asynchronous` has the other service of the paper, which adds deltas to parameters (§5).
+//!
+//! Deliberately absent: control connections. Ranks notice a death after the product's time.
 
+mod asynchronous;
+mod take_over;
+
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_plan::{Cluster, LoadSplit, Machine as Planned, PART_PACKETS_MIN, Placement};
-use fanin_protocol::control::PORTION_WHOLE;
+use fanin_protocol::control::{PORTION_WHOLE, Resume};
 use fanin_protocol::switchml::{JobConfig, RankTerms, SLOTS_MAX, SwitchJob, SwitchMl as Protocol, Worker};
 use fanin_wire::{
-    CHUNK_ELEMENTS, JobId, Key, PLACES_MAX, WireDtype, WorkerId, chunk_elements_for_mtu, chunk_packet_bytes,
+    CHUNK_ELEMENTS, JobId, Key, PLACES_MAX, SlotIndex, WireDtype, WorkerId, chunk_elements_for_mtu,
+    chunk_packet_bytes,
 };
 use serde::Deserialize;
 use toml::Spanned;
@@ -31,6 +39,8 @@ use crate::net::{ActorId, Machine, Network, NodeId, SimAddress, Topology};
 use crate::scenario_file::{Entry, Hosts, Kind, Mistake, at, keys};
 use fanin_units::Time;
 
+pub use asynchronous::Asynchronous;
+
 /// UDP port of the services.
 const SERVICE_PORT: u16 = 4805;
 /// The shortest chunk: a service sums elements in so many words at once.
@@ -41,6 +51,9 @@ const SLOTS_OF_WINDOW: u16 = 2;
 const SHARES_OFF_MAX: f64 = 1e-6;
 /// Floats travel as they are, which is the product's default.
 const WIRE_DTYPE: WireDtype = WireDtype::Native;
+/// How long a service is gone before another one takes over: a rank's session has this time, too
+/// (`TAKE_OVER` in `controller/session/watch.rs`).
+const TAKE_OVER: Duration = Duration::from_secs(3);
 
 /// A job's services, and how workers send to them.
 #[derive(Clone, Debug)]
@@ -58,6 +71,8 @@ pub struct BytePs {
     pub part_min: usize,
     /// Shortest wait for an answer.
     pub timeout: Duration,
+    /// How long a service is gone before another one takes over.
+    pub take_over: Duration,
 }
 
 pub(crate) const KIND: Kind = Kind { name: "byteps", keys: keys::<Keys>, resolve };
@@ -84,11 +99,37 @@ struct Keys {
     part_min: Option<Spanned<usize>>,
     /// Shortest wait for an answer before a packet is sent again.
     timeout: Option<Spanned<Time>>,
+    /// How long a service is gone before another one takes over; as in the product unless given.
+    take_over: Option<Spanned<Time>>,
+    /// Whether services add deltas to parameters, and nobody waits for anybody (§5).
+    asynchronous: bool,
+}
+
+impl Keys {
+    /// The mistake in an asynchronous job that also says how packets of sums travel, or when a
+    /// service is taken over.
+    fn of_sums(&self) -> Option<Mistake> {
+        fn mistake<T>(key: &str, given: &Option<Spanned<T>>) -> Option<Mistake> {
+            let message = format!(
+                "`{key}` is for sums by packets, and deltas travel by TCP to services that nobody takes over: leave it out, or `asynchronous`"
+            );
+            given.as_ref().map(|place| at(place, message))
+        }
+        mistake("elements", &self.elements)
+            .or_else(|| mistake("window", &self.window))
+            .or_else(|| mistake("part_min", &self.part_min))
+            .or_else(|| mistake("timeout", &self.timeout))
+            .or_else(|| mistake("take_over", &self.take_over))
+    }
 }
 
 fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
     let keys: Keys = entry.table()?;
-    entry.workers_between(1, PLACES_MAX as usize)?;
+    if !keys.asynchronous {
+        entry.workers_between(1, PLACES_MAX as usize)?;
+    } else if let Some(mistake) = keys.of_sums() {
+        return Err(mistake);
+    }
     let services = match &keys.services {
         Some(given) => entry.servers(given)?,
         None => entry.workers().to_vec(),
@@ -101,6 +142,9 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
     };
     // Workers do not join a service whose share is 0.
     let (services, shares) = services.into_iter().zip(shares).filter(|(_, share)| *share > 0.0).unzip();
+    if keys.asynchronous {
+        return Ok(Arc::new(Asynchronous { services, shares, transport: entry.transport(&None)? }));
+    }
     let most = SLOTS_MAX / SLOTS_OF_WINDOW;
     let window = match &keys.window {
         Some(window) if !(1..=most).contains(window.get_ref()) => {
@@ -114,7 +158,8 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         least => least.as_ref().map_or(PART_PACKETS_MIN, |least| *least.get_ref()),
     };
     let timeout = timeout(keys.timeout.as_ref())?;
-    let system = BytePs { services, shares, elements, window, part_min, timeout };
+    let take_over = keys.take_over.as_ref().map_or(TAKE_OVER, |given| given.get_ref().0);
+    let system = BytePs { services, shares, elements, window, part_min, timeout, take_over };
     system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
     Ok(Arc::new(system))
 }
@@ -156,32 +201,34 @@ fn planned(topology: &Topology, workers: &[NodeId], services: &[NodeId]) -> Resu
     Ok(services.iter().filter_map(of).collect())
 }
 
-/// A service as its job is admitted to it.
+/// A part of a job as it is admitted to a service.
 struct Admitted {
     config: JobConfig,
     job: SwitchJob<SimAddress>,
-    /// By rank.
-    places: Vec<WorkerId>,
+    /// By rank: its place, and the slots whose last sum it hands back.
+    ranks: Vec<(WorkerId, Vec<SlotIndex>)>,
 }
 
 impl BytePs {
     /// Whether workers have a place.
     pub(crate) fn fits(&self, topology: &Topology, workers: &[NodeId]) -> Result<(), PlacementError> {
-        let admitted = |service| self.admitted(topology, workers, service, (JobId(0), Key::new(0)));
-        (0..self.services.len()).try_for_each(|service| admitted(service).map(|_| ()))
+        let admitted = |part| self.admitted(topology, workers, (part, part), (JobId(0), Key::new(0)), &[]);
+        (0..self.services.len()).try_for_each(|part| admitted(part).map(|_| ()))
     }
 
-    /// The job at one service, as that one's registry has it.
+    /// One part of the job at one service, as that one's registry has it. Ranks that have a part of
+    /// which the service died show what they remember.
     fn admitted(
         &self,
         topology: &Topology,
         workers: &[NodeId],
-        service: usize,
+        (part, service): (usize, usize),
         (id, key): (JobId, Key),
+        resumes: &[Resume],
     ) -> Result<Admitted, PlacementError> {
         let root = self.services[service];
         let largest = self.shares.iter().copied().fold(0.0, f64::max);
-        let portion = self.shares[service] / largest;
+        let portion = self.shares[part] / largest;
         let window = self.window.map(|window| (f64::from(window) * portion).round().max(1.0) as u16);
         let delays = workers.iter().filter_map(|worker| delay(topology, *worker, root));
         let request = Request {
@@ -201,14 +248,25 @@ impl BytePs {
             packet_bytes: chunk_packet_bytes(self.elements.into(), WIRE_DTYPE),
             ways: vec![Vec::new(); workers.len()],
             root,
+            resumes,
         };
         let admission = admit(topology, &request)?;
         let job = admission.identity();
-        let place = |part: &Vec<u8>| RankTerms::read(job, part).expect("a rank's own part").place;
-        let places = admission.seats.ranks.iter().map(place).collect();
+        let rank = |part: &Vec<u8>| {
+            let RankTerms { place, restore, .. } = RankTerms::read(job, part).expect("a rank's own part");
+            (place, restore.into_iter().next().unwrap_or_default())
+        };
+        let ranks = admission.seats.ranks.iter().map(rank).collect();
         let job = SwitchJob::read(job, &admission.seats.root, None).expect("a service's own part");
         let config = JobConfig { window: window.unwrap_or(job.config.window), ..job.config };
-        Ok(Admitted { config, job: SwitchJob { config, ..job }, places })
+        Ok(Admitted { config, job: SwitchJob { config, ..job }, ranks })
+    }
+
+    /// With packets as long as a job's are that carries samples, or not.
+    const fn lengthened(&self, admitted: &mut Admitted, sampled: bool) {
+        let elements = if sampled { SAMPLE_ELEMENTS as u16 } else { self.elements };
+        admitted.config.elements = elements;
+        admitted.job.config.elements = elements;
     }
 }
 
@@ -251,6 +309,10 @@ impl System for BytePs {
         workers.iter().chain(&self.services).map(|host| of_host(*host)).fold(0.0, f64::max)
     }
 
+    fn services(&self) -> (&[NodeId], Duration) {
+        (&self.services, self.take_over)
+    }
+
     fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -278,45 +340,56 @@ impl System for BytePs {
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
         let (topology, plan) = (site.topology(), tenant.plan());
-        let elements = if plan.sampled { SAMPLE_ELEMENTS as u16 } else { self.elements };
         let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WIRE_DTYPE));
-        let service = |(part, node): (usize, &NodeId)| {
-            let Admitted { config, job, places } = self
-                .admitted(topology, &plan.workers, part, (tenant.id(part), tenant.key(part)))
+        let (mut parts, mut pools) = (Vec::new(), Vec::new());
+        for (part, node) in self.services.iter().enumerate() {
+            let identity = (tenant.id(part), tenant.key(part));
+            let mut admitted = self
+                .admitted(topology, &plan.workers, (part, part), identity, &[])
                 .expect("a scenario's placements are checked when it is read");
-            let config = JobConfig { elements, ..config };
-            let pools = Pools::at(site, (*node, SERVICE_PORT), &declare);
-            pools.add(SwitchJob { config, ..job });
-            Service { config, address: SimAddress::new(*node, SERVICE_PORT), places, pools }
-        };
-        let services = self.services.iter().enumerate().map(service).collect();
+            self.lengthened(&mut admitted, plan.sampled);
+            let at = Pools::at(site, (*node, SERVICE_PORT), &declare);
+            at.add(admitted.job);
+            pools.push(at);
+            let places = admitted.ranks.into_iter().map(|(place, _)| place).collect();
+            parts.push(Part { config: Cell::new(admitted.config), places, at: RefCell::new(vec![part]) });
+        }
         let tenant = tenant.clone();
-        Box::new(Job { timeout: self.timeout, tenant, services, declare })
+        Box::new(Job { system: self.clone(), tenant, parts, pools, declare })
     }
 }
 
-/// A service in a run.
-struct Service {
-    config: JobConfig,
-    address: SimAddress,
-    /// By rank.
+/// A part of each tensor in a run.
+struct Part {
+    /// As it was admitted last.
+    config: Cell<JobConfig>,
+    /// By rank, at the first of its services.
     places: Vec<WorkerId>,
-    pools: Rc<Pools>,
+    /// The services that have summed it, one after the other: the last one does.
+    at: RefCell<Vec<usize>>,
+}
+
+impl Part {
+    fn service(&self) -> usize {
+        *self.at.borrow().last().expect("it begins at one")
+    }
 }
 
 /// A job in a run.
 struct Job {
-    timeout: Duration,
+    system: BytePs,
     tenant: Tenant,
-    services: Vec<Service>,
+    parts: Vec<Part>,
+    /// By service.
+    pools: Vec<Rc<Pools>>,
     declare: Declare,
 }
 
 impl Machines for Job {
     fn add_worker(&self, network: &mut Network, process: Process) -> ActorId {
-        let Service { config, address, places, .. } = &self.services[process.part()];
-        let place = places[process.rank()];
-        let worker = Worker::new(*config, place, *address, retransmission(self.timeout));
+        let part = &self.parts[process.part()];
+        let (place, service) = (part.places[process.rank()], self.address(part.service()));
+        let worker = Worker::new(part.config.get(), place, service, retransmission(self.system.timeout));
         let (node, port, class) = (process.node(), process.port(), self.tenant.plan().class);
         let declare = self.declare.clone();
         let machine = Machine::new(worker, WorkerOwner::new(process))
@@ -326,9 +399,29 @@ impl Machines for Job {
     }
 
     fn counters(&self, network: &Network) -> Counters {
-        let pools = self.services.iter().map(|service| (&*service.pools, service.config.id));
+        let of_part = |part: &Part| (part.at.borrow().clone(), part.config.get().id);
+        let at = self.parts.iter().map(of_part).flat_map(|(at, id)| at.into_iter().map(move |at| (at, id)));
+        let pools = at.map(|(service, id)| (&*self.pools[service], id));
         let (at_services, counters) = counters(&self.tenant, network, pools);
-        Counters { server_aggregations: Some(at_services.aggregations), ..counters }
+        let taken = self.parts.iter().map(|part| part.at.borrow().len() as u64 - 1).sum();
+        Counters { server_aggregations: Some(at_services.aggregations), take_overs: Some(taken), ..counters }
+    }
+
+    fn standing(&self, network: &Network) -> String {
+        let host = |service: usize| network.topology().get(self.system.services[service]).name.clone();
+        let lost = (0..self.parts.len()).filter_map(|part| {
+            let service = self.parts[part].service();
+            let dead = !self.pools[service].is_alive(network);
+            dead.then(|| format!("; nobody sums part {part}, as the service on {} died", host(service)))
+        });
+        lost.collect()
+    }
+
+    fn take_over(&self, network: &mut Network, node: NodeId) -> bool {
+        let is_there = |part: &usize| self.system.services[self.parts[*part].service()] == node;
+        let parts: Vec<usize> = (0..self.parts.len()).filter(is_there).collect();
+        // Each is tried, also if one before could not be taken over.
+        parts.into_iter().filter(|part| !self.is_taken_over(network, *part)).count() == 0
     }
 }
 
@@ -404,8 +497,10 @@ mod tests {
                 window,
                 part_min: 1,
                 timeout: Duration::from_millis(1),
+                take_over: TAKE_OVER,
             };
-            let of = |service| system.admitted(&topology, &hosts[..4], service, (JobId(1), Key::new(2)));
+            let identity = (JobId(1), Key::new(2));
+            let of = |part| system.admitted(&topology, &hosts[..4], (part, part), identity, &[]);
             let config = |service: usize| of(service).expect("a place").config;
             [config(0), config(5)].map(|config| (config.window, config.slots))
         };
@@ -437,6 +532,7 @@ mod tests {
                 window: None,
                 part_min: PART_PACKETS_MIN,
                 timeout: Duration::from_millis(1),
+                take_over: TAKE_OVER,
             };
             let cuts = system.cuts(&vec![elements; 64 * services as usize]).expect("it cuts");
             let of = |service: usize| cuts.iter().map(|ranges| ranges[service].len()).sum::<usize>();
