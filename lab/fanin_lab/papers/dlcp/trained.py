@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fanin import _fanin
 
-from fanin_lab.papers import training
+from fanin_lab.papers import residual, training
 from fanin_lab.papers.lab import Lab, Spread
 from fanin_lab.papers.plot import Panel, Picture
 from fanin_lab.profiler.drops import Losses, Packets, mean_of_received
@@ -49,6 +49,17 @@ class Setting:
         return replace(self, losses=NONE, rotated=False)
 
 
+RESIDUAL = "residual net"
+
+
+def learned(setting: Setting) -> training.Task:
+    """Return what is learned."""
+    if setting.task == RESIDUAL:
+        return replace(residual.task(), aim=0.9)
+    tasks = training.tasks() if setting.data == "its own" else training.on_other_data()
+    return tasks[setting.task]
+
+
 Curves = dict[Setting, list[list[float]]]
 """For each seed, the share of right answers after each epoch."""
 
@@ -68,8 +79,7 @@ def curves(lab: Lab, settings: Sequence[Setting], *, only_to_aim: bool) -> Curve
 @functools.cache
 def _learned(setting: Setting, seed: int, only_to_aim: bool) -> list[float]:
     # Several experiments have the same settings.
-    tasks = training.tasks() if setting.data == "its own" else training.on_other_data()
-    task = tasks[setting.task]
+    task = learned(setting)
     return training.train(
         task,
         seed,
@@ -83,7 +93,7 @@ def _learned(setting: Setting, seed: int, only_to_aim: bool) -> list[float]:
 
 def epochs_more(found: Curves, setting: Setting) -> Spread:
     """Return which part of the epochs to its task's aim a setting's losses cost in addition."""
-    aim = training.tasks()[setting.task].aim
+    aim = learned(setting).aim
     epochs, before = (
         [epochs_to(aim, curve, "accuracy") for curve in found[each]]
         for each in (setting, setting.without_loss)
