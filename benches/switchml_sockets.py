@@ -1,11 +1,11 @@
-"""Repeats four experiments of the SwitchML paper on real sockets, small.
+"""Repeats five experiments of the SwitchML paper on real sockets, small.
 
     make bench-switchml
     python benches/switchml_sockets.py --quick
 
-How many workers there are (Figure 3), losses (Figure 6), slots (Figure 9) and types of numbers
-(Figure 12). Writes its part of docs/reproduction-sockets.md, and the JSON. Needs root: every worker
-is a network namespace. Takes four minutes.
+How many workers there are (Figure 3), losses (Figures 6 and 7), slots (Figure 9) and types of
+numbers (Figure 12). Writes its part of docs/reproduction-sockets.md, and the JSON. Needs root:
+every worker is a network namespace. Takes five minutes.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Row:
     name: str
     command: Command
     environment: Environment = ()
+    over_time: bool = False
+    """Whether the service's sums over time are wanted, which a timeline of rank 0 has."""
 
 
 def _command(
@@ -68,6 +70,19 @@ LOSSES = [
     )
     for loss in ("0", "0.01%", "0.1%", "1%")
 ]
+LONG_BYTES = 100 * MB
+TIMELINE = [
+    Row(
+        loss,
+        replace(_command(f"loss {loss}, over time", links=links), size_bytes=LONG_BYTES, repeat=1),
+        over_time=True,
+    )
+    for loss, links in (
+        ("0", LINKS),
+        ("0.01%", f"{LINKS} --loss 0.01%"),
+        ("1%", f"{LINKS} --loss 1%"),
+    )
+]
 SLOTS = [
     Row(str(slots), _command(f"{slots} slots", links=FAST), ((variable("in_flight"), str(slots)),))
     for slots in (1, 2, 4, 8, 16, 64, 512)
@@ -85,7 +100,13 @@ TYPES = [
     Row("float32 as bfloat16", _command("bfloat16", options="--wire-dtype bfloat16")),
     Row("float32 as int8", _command("int8", options="--wire-dtype int8")),
 ]
-EXPERIMENTS = {"workers": WORKERS, "loss": LOSSES, "slots": SLOTS, "types": TYPES}
+EXPERIMENTS = {
+    "workers": WORKERS,
+    "loss": LOSSES,
+    "over time": TIMELINE,
+    "slots": SLOTS,
+    "types": TYPES,
+}
 Found = Mapping[str, Mapping[str, Sequence[Any]]]
 """By experiment and row, the ``runs[0]`` of each round's JSON."""
 
@@ -124,22 +145,52 @@ def measure(quick: bool) -> Found:
 
 def _measured(row: Row, quick: bool) -> Any:
     """Measure a row; one with variables in a process of its own, whose ranks have them, too."""
-    if not row.environment:
+    if not row.environment and not row.over_time:
         return bench(row.command, quick=quick)
     one = small(row.command) if quick else row.command
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "run.json"
+        file, trace = Path(folder) / "run.json", Path(folder) / "trace.json"
+        environment = dict(row.environment)
+        if row.over_time:
+            environment[variable("trace")] = str(trace)
         command = [sys.executable, "-m", "fanin", "bench", "allreduce", *one.arguments()]
         ended = subprocess.run(
             [*command, "--json", str(file)],
-            env={**os.environ, **dict(row.environment)},
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
         )
         if ended.returncode:
             raise BenchError(ended.stderr.strip())
         (run,) = json.loads(file.read_text())["runs"]
+        if row.over_time:
+            run["mbit_per_s"] = _over_time(json.loads(trace.with_suffix(".0.json").read_text()))
         return run
+
+
+def _over_time(timeline: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return what the service summed in each tenth of the last all-reduce, in Mbit/s."""
+    sums = [one for one in timeline if one["name"].startswith("all-reduce ")]
+    last = max(one["args"]["number"] for one in sums)
+    its = [one for one in sums if one["args"]["number"] == last]
+    begin = min(one["ts"] for one in its)
+    end = max(one["ts"] + one["dur"] for one in its)
+    shown = sorted(
+        (one["ts"], one["args"]["Mbit/s"])
+        for one in timeline
+        if one["ph"] == "C" and one["name"].startswith("sums ")
+    )
+    tenth = (end - begin) / 10
+    # A sample holds until the next one.
+    until = [ts for ts, _ in [*shown[1:], (end, 0.0)]][: len(shown)]
+    return [
+        sum(
+            rate * max(0.0, min(to, begin + (at + 1) * tenth) - max(ts, begin + at * tenth))
+            for (ts, rate), to in zip(shown, until, strict=True)
+        )
+        / tenth
+        for at in range(10)
+    ]
 
 
 def generated(found: Found) -> str:
@@ -154,6 +205,17 @@ def generated(found: Found) -> str:
         [
             [name, *(_by(found["loss"][first["loss"]], runs, of) for of in ("fanin", "gloo"))]
             for name, runs in found["loss"].items()
+        ],
+    )
+    over_time = document.table(
+        ["loss", "in the first four fifths, Mbit/s", "in the last fifth", "in each tenth"],
+        [
+            [
+                name,
+                *(_rate_over_time(runs, part) for part in (slice(8), slice(8, 10))),
+                _tenths(runs),
+            ]
+            for name, runs in found["over time"].items()
         ],
     )
     most = list(found["slots"])[-1]
@@ -177,7 +239,8 @@ def generated(found: Found) -> str:
         workers,
         "## SwitchML: losses (Figure 6)\n",
     ]
-    parts += [_LOSSES, losses, "## SwitchML: slots (Figure 9)\n", _SLOTS, slots]
+    parts += [_LOSSES, losses, "## SwitchML: losses over time (Figure 7)\n", _OVER_TIME, over_time]
+    parts += ["## SwitchML: slots (Figure 9)\n", _SLOTS, slots]
     return "\n".join([*parts, "## SwitchML: types of numbers (Figure 12)\n", _TYPES, types])
 
 
@@ -189,6 +252,12 @@ the number of workers makes no difference to SwitchML, and a ring is slower.
 _LOSSES = """\
 4 workers; every link loses that share of packets in each direction, as in the paper. In the paper
 SwitchML is significantly faster than Gloo at 0.1 % and more, and 0.01 % costs either little.
+"""
+_OVER_TIME = f"""\
+4 workers and {LONG_BYTES // MB} MB. Sums that the switch completes, by its own counters, as rank
+0's timeline has them (FANIN_TRACE). In the paper a worker's rate stays close to that without loss,
+but for the last part of the time at a loss of 1 %: some slots are behind, and no other slot takes
+their work.
 """
 _SLOTS = """\
 4 workers with links of 1 Gbit/s. As many packets of a worker are on the way (FANIN_IN_FLIGHT). In
@@ -214,6 +283,16 @@ def _rates(runs: Sequence[Any]) -> list[str]:
         rate("gloo"),
         _spread([median_s(run, "gloo") / median_s(run, "fanin") for run in runs]),
     ]
+
+
+def _rate_over_time(runs: Sequence[Any], part: slice) -> str:
+    means = [statistics.mean(run["mbit_per_s"][part]) for run in runs]
+    return document.spread(means, "{:.0f}".format)
+
+
+def _tenths(runs: Sequence[Any]) -> str:
+    tenths = zip(*(run["mbit_per_s"] for run in runs), strict=True)
+    return " ".join(f"{statistics.median(tenth):.0f}" for tenth in tenths)
 
 
 def _by(usual: Sequence[Any], runs: Sequence[Any], of: str) -> str:

@@ -39,6 +39,9 @@ def play(place: Place, parent: Connection) -> None:
             raise
         except Exception:
             parent.send(Failed(traceback.format_exc()))
+    if variable("trace") in os.environ:
+        # A timeline is written every 50 ms.
+        time.sleep(0.2)
     # No orderly farewell: other ranks may be gone already.
     os._exit(0)
 
