@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fanin_lab.papers import training
 from fanin_lab.papers.dlcp.trained import (
     RESIDUAL,
     Curves,
@@ -31,7 +32,7 @@ PROBABILITY = 0.9
 def run(lab: Lab) -> Outcome:
     """Train with packets of each group lost."""
     lab = lab.with_seeds(lab.seeds[:SEEDS])
-    tasks = ("digits" if lab.quick else RESIDUAL, "GPT")
+    tasks = [RESIDUAL if task == "digits" and not lab.quick else task for task in training.tasks()]
     settings = {
         (task, among): Setting(task, Losses(among, PROBABILITY))
         for task in tasks

@@ -62,7 +62,10 @@ class Profile:
             at_once = self.at_once
             behind_s = min(hiding_s, at_once * self.line_s(100))
             each_s = (hiding_s - behind_s) / FINE_PIECES
-            rest = [*self._parts(last, behind_s), *self._parts(at_once, each_s)]
+            if at_once:
+                rest = [*self._parts(last, behind_s), *self._parts(at_once, each_s)]
+            else:
+                rest = self._parts(last, each_s)
             pieces = [self._part((1 - last - at_once) / FINE_PIECES, each_s)] * FINE_PIECES
         # The first gradient comes at once after the forward pass.
         return [*rest, *pieces[:-1], {**pieces[-1], "forward": _ns(before_s), "backward": _ns(0)}]
