@@ -9,12 +9,12 @@ evenly over some time, and the rest at the end of computing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import PAPER, Bars, Line, Panel, Picture
-from fanin_lab.papers.simulated import At, Cases, Either, Row, Simulated, computed
+from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, computed
 from fanin_lab.papers.switchml import setting
 
 
@@ -139,6 +139,8 @@ PROFILES = {
 }
 BOUND = [name for name, profile in PROFILES.items() if 100 in profile.speedups]
 """Bound by the network at 100 Gbit/s, too."""
+SWAPPED = {"SSD": "ResNet-50", "ResNet-50": "SSD"}
+"""Models whose communication takes as long as that of the other's size would."""
 CASES = [(model, gbps) for model, profile in PROFILES.items() for gbps in profile.speedups]
 LAYER_BYTES = 2**28
 PIECES = 8
@@ -158,10 +160,21 @@ ITERATIONS = 4
 SYSTEMS = ["switchml", "ring"]
 
 
-def scenario(of: tuple[str, int], system: str, size_mib: float, gathered: bool = False) -> Scenario:
-    """Return the training of a model at a rate; `gathered` is of `Profile.layers`."""
+def scenario(
+    of: tuple[str, int],
+    system: str,
+    size_mib: float,
+    gathered: bool = False,
+    swapped: bool = False,
+) -> Scenario:
+    """Return the training of a model at a rate; `gathered` is of `Profile.layers`.
+
+    `swapped`: two models have each other's size.
+    """
     model, gbps = of
     profile = PROFILES[model]
+    if swapped:
+        profile = replace(profile, size_mib=PROFILES[SWAPPED[model]].size_mib)
     scale = profile.size_mib / size_mib
     job = setting.job(
         system,
@@ -228,37 +241,54 @@ OVER = (
     "100 Gbit/s can hide them"
 )
 
+SWAPPED_CASES = [(model, 10) for model in SWAPPED]
+
+
+def swap(rows: Sequence[Row], axes: Mapping[str, Sequence[str]]) -> Change:
+    """Return the change for the rows of these two models, with the experiment's other axis."""
+    return Change(
+        "SSD and ResNet-50 have each other's size",
+        {"swapped": True},
+        contradicts="Table 1: SSD has 98 MB, and ResNet-50 has 87",
+        of=[row for row in rows if row.what.startswith(tuple(SWAPPED))],
+        cases=[Cases({"of": SWAPPED_CASES, **axes}, settings=ARRIVALS, seeds=1, throughputs=False)],
+    )
+
+
+ROWS = [
+    *(
+        Row(
+            "Table 1",
+            f"{model}: what communication adds to a batch's computing at 10 Gbit/s, from the "
+            "column of 100 Gbit/s",
+            1e3 * profile.communicating_s(10, hidden=False),
+            computed(added_ms, model),
+            "ms",
+            usual_only=True,
+        )
+        for model, profile in PROFILES.items()
+    ),
+    *(
+        Row(
+            "Table 2",
+            f"{model} at {gbps} Gbit/s: a batch with SwitchML, times as fast as with a ring",
+            PROFILES[model].speedups[gbps],
+            computed(speedup, (model, gbps)),
+            "x",
+        )
+        for model, gbps in CASES
+    ),
+]
+
 EXPERIMENT = Simulated(
     "models",
     "A batch of eight models, SwitchML by a ring (Tables 1 and 2)",
     scenario,
     # The paper plays one trace of each model, and nothing here is drawn.
     [Cases({"of": CASES, "system": SYSTEMS}, settings=ARRIVALS, seeds=1, throughputs=False)],
-    [
-        *(
-            Row(
-                "Table 1",
-                f"{model}: what communication adds to a batch's computing at 10 Gbit/s, from the "
-                "column of 100 Gbit/s",
-                1e3 * profile.communicating_s(10, hidden=False),
-                computed(added_ms, model),
-                "ms",
-                usual_only=True,
-            )
-            for model, profile in PROFILES.items()
-        ),
-        *(
-            Row(
-                "Table 2",
-                f"{model} at {gbps} Gbit/s: a batch with SwitchML, times as fast as with a ring",
-                PROFILES[model].speedups[gbps],
-                computed(speedup, (model, gbps)),
-                "x",
-            )
-            for model, gbps in CASES
-        ),
-    ],
+    ROWS,
     picture,
     usual={"size_mib": SIZE_MIB},
     over=OVER,
+    changes=[swap(ROWS, {"system": SYSTEMS})],
 ).experiment()
