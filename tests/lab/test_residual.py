@@ -35,7 +35,7 @@ def test_top_k_sends_the_largest_elements_and_the_others_later() -> None:
     gradients = np.array([[3, -1, 0, 0, 0], [0, 1, 0, 0, -2]], np.float32)
     summed = top_k(0.2)
     assert summed(gradients).tolist() == [3, 0, 0, 0, -2]
-    # What each worker has left is -1 and 1, which is larger than all of nothing.
+    # The first worker has -1 left, and the second one 1.
     assert summed(np.zeros_like(gradients)).tolist() == [0, 0, 0, 0, 0]
     unlike = top_k(0.2)
     unlike(gradients)

@@ -1,4 +1,4 @@
-//! What services did, in the timelines of the ranks that asked them.
+//! The services in the timelines of the ranks that asked them.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use serde_json::Value;
 pub(super) struct ServiceOnTime {
     /// As its row is called.
     pub name: String,
-    /// What it summed: bytes of sums, each once.
+    /// Its sums, each counted once.
     pub megabytes: f64,
     /// The mean over the time in which it summed something.
     pub mbit_per_s: Option<f64>,
-    /// The rank that it waited longest for while it did not wait for all, and for how long: in per
-    /// cent of the time from the first moment that is known of the service to the last.
+    /// The rank that it waited longest for, and the share of its time, in per cent. Moments at which
+    /// it waited for all ranks do not count.
     pub waits_for: Option<(String, f64)>,
 }
 
-/// What each track shows, by its name: from when on, and its numbers by what they are called.
+/// By track: the moments from which on it shows other numbers, and these by name.
 type Tracks<'a> = BTreeMap<&'a str, Vec<(f64, BTreeMap<&'a str, f64>)>>;
 
 /// Makes a service one process in the events of several timelines, which have numbered services by

@@ -224,8 +224,8 @@ impl Process {
         self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), sum, contents);
     }
 
-    /// The latest parameters are there, in place of a delta: each of these pieces in turn is checked
-    /// to be that of who is said to be in.
+    /// The latest parameters are there, in place of a delta. Each piece is checked: it must be the
+    /// deltas that are said to be in it.
     pub(crate) fn completed_latest(&self, context: &mut Context<'_>, latest: Gradient, pieces: &[Latest]) {
         let contents = Contents::Latest(pieces);
         self.tenant.job.borrow_mut().completed(context, (self.rank, self.part), latest, contents);

@@ -1,5 +1,5 @@
-//! Rank 0 asks each service now and then what it does, and the timeline shows it: by rank 0's clock,
-//! so that nobody has to compare a service's clock with a rank's.
+//! Rank 0 asks each service now and then for its counters, and writes them into its timeline. The
+//! times are rank 0's, so nobody has to compare clocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How many of a service's slots wait for each rank.
 const WAITS: &str = "waits for, % of its slots";
 
-/// What a service, or a switch on the way to it, does from some moment on.
+/// The tracks of a service, or of a switch on the way to it, from some moment on.
 #[derive(Debug)]
 pub(super) struct Sample {
-    /// Who.
+    /// Its name in the viewer.
     pub machine: String,
     pub from: Instant,
     pub tracks: Vec<Track>,
@@ -35,11 +35,11 @@ pub(super) struct Sample {
 #[derive(Debug)]
 pub(super) struct Track {
     pub name: &'static str,
-    /// By what the viewer calls each.
+    /// By name.
     pub values: BTreeMap<String, f64>,
 }
 
-/// What is counted, as a service told it last.
+/// The counters of a service, as it told them last.
 struct Told {
     at: Instant,
     running: Running,

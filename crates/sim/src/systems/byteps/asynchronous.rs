@@ -2,9 +2,9 @@
 //! its parameters changed. Each service adds that to its share of them at once, and answers with the
 //! latest. Nobody waits for anybody.
 //!
-//! As in the product (`crates/parameters`, `fanin.torch.DeltaOptimizer`) a model is cut among the
-//! services by their shares, in one piece for each, and travels by TCP in shorter pieces, which are
-//! added and answered one by one. Deltas leave when the backward pass is over.
+//! As in the product (`crates/parameters`, `fanin.torch.DeltaOptimizer`), each service has one piece
+//! of the model, by its share. A piece travels by TCP in shorter ones, which are added and answered
+//! one by one. Deltas leave when the backward pass is over.
 //!
 //! Deliberately absent: exchanges under the next batch, snapshots, and services that die.
 

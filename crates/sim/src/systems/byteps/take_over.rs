@@ -1,7 +1,7 @@
-//! A service dies for good, and another one of the job goes on with its part, as in the product: each
-//! rank stops the part's machine, joins at the other service with the counts of its slots, and hands
-//! back the sums that others lack. Registry and machines are the product's, and the checkers hold
-//! each sum.
+//! A service dies for good, and another one of the job goes on with its part, as in the product. Each
+//! rank stops the part's machine, and joins at the other service with the counts of its slots. Then
+//! it hands back the sums that others lack. Registry and machines are the product's, and the checkers
+//! hold each sum.
 //!
 //! Simplified: connections of control are not played. All ranks ask in the same moment, a time after
 //! the death, and are admitted at once. Nobody can while a rank's host is away.

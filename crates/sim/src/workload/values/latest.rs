@@ -2,9 +2,9 @@
 //!
 //! A worker's first delta of a variable is its drawn contribution to the first tensor. Each further
 //! one is the difference of its contributions to this tensor and the one before. So all deltas of a
-//! worker up to a tensor make its contribution to that one, and the parameters are the sum of one
-//! contribution of each worker, of tensors that may differ. However long a run is, they are as small
-//! as sums are, and exact.
+//! worker up to a tensor make its contribution to that one. The parameters are therefore the sum of
+//! one contribution of each worker, of tensors that may differ. However long a run is, they are as
+//! small as sums are, and exact.
 //!
 //! A delta that is missing or in twice changes an element unless the worker's two contributions are
 //! the same there. Two workers' deltas for the same two tensors are alike in about half of the
