@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 from fanin._cures import to_install
 
 from fanin_lab.papers import ReproduceError
-from fanin_lab.papers.training import Learner, Task
+from fanin_lab.papers.training import WORKERS, Learner, Task
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 TRAINED = 4000
 """Of 5,000 images; the rest is held back."""
+EPOCHS, BATCH = 6, 8
+WARM_UP = 20
+"""Steps until the learning rate is whole."""
 WIDTHS = (16, 32, 64)
 BLOCKS = 3
 """Of each width; a block has two convolutions."""
@@ -40,7 +43,7 @@ def task() -> Task:
             f"{to_install(str(error.name))}, or leave this experiment out with --only"
         )
         raise ReproduceError(text) from None
-    return Task("residual net", aim=0.95, epochs=10, batch=16, begin=_begin)
+    return Task("residual net", aim=0.9, epochs=EPOCHS, batch=BATCH, begin=_begin)
 
 
 def _begin(dice: Generator) -> Learner:
@@ -50,12 +53,20 @@ def _begin(dice: Generator) -> Learner:
     order = torch.randperm(len(digits), generator=dice)
     held_back = order[TRAINED:]
     network = _network()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    steps = EPOCHS * (TRAINED // (WORKERS * BATCH))
+
+    def rate(step: int) -> float:
+        # The last steps are short, so that the end does not depend on the last samples.
+        return min((step + 1) / WARM_UP, 1.0) * max(1 - step / steps, 0.02)
+
     return Learner(
         network,
-        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4),
+        optimizer,
         TRAINED,
         lambda numbers: (pixels[order[numbers]], digits[order[numbers]]),
         (pixels[held_back], digits[held_back]),
+        torch.optim.lr_scheduler.LambdaLR(optimizer, rate),
     )
 
 

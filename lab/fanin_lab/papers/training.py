@@ -105,6 +105,8 @@ class Learner:
     draw: Callable[[Tensor], tuple[Tensor, Tensor]]
     """Returns the samples of these numbers, which may have any shape, and what they should give."""
     held_back: tuple[Tensor, Tensor]
+    schedule: optim.lr_scheduler.LRScheduler | None = None
+    """Of the optimizer's learning rate; it goes on after every step."""
 
 
 Summed = Callable[["Array"], "Array"]
@@ -255,6 +257,8 @@ class Steps:
         for parameter, gradient in zip(self._parameters.values(), parts, strict=True):
             parameter.grad = gradient.view_as(parameter)
         self._learner.optimizer.step()
+        if self._learner.schedule is not None:
+            self._learner.schedule.step()
 
     def right(self) -> float:
         """Return the share of right answers on what was held back."""

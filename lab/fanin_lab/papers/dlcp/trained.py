@@ -55,7 +55,7 @@ RESIDUAL = "residual net"
 def learned(setting: Setting) -> training.Task:
     """Return what is learned."""
     if setting.task == RESIDUAL:
-        return replace(residual.task(), aim=0.9)
+        return residual.task()
     tasks = training.tasks() if setting.data == "its own" else training.on_other_data()
     return tasks[setting.task]
 
