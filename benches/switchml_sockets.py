@@ -181,16 +181,17 @@ def _over_time(timeline: Sequence[Mapping[str, Any]]) -> list[float]:
         if one["ph"] == "C" and one["name"].startswith("sums ")
     )
     tenth = (end - begin) / 10
-    # A sample holds until the next one.
-    until = [ts for ts, _ in [*shown[1:], (end, 0.0)]][: len(shown)]
-    return [
-        sum(
-            rate * max(0.0, min(to, begin + (at + 1) * tenth) - max(ts, begin + at * tenth))
-            for (ts, rate), to in zip(shown, until, strict=True)
-        )
-        / tenth
-        for at in range(10)
-    ]
+    # A sample holds until the next one. At both ends it is of less time than that, as nothing is
+    # summed outside.
+    megabits = [0.0] * 10
+    for (ts, rate), to in zip(shown, [ts for ts, _ in [*shown[1:], (end, 0.0)]], strict=False):
+        first, last = max(ts, begin), min(to, end)
+        if first < last:
+            inside = rate * (to - ts) / (last - first)
+            for at in range(10):
+                ends = begin + at * tenth, begin + (at + 1) * tenth
+                megabits[at] += inside * max(0.0, min(last, ends[1]) - max(first, ends[0]))
+    return [of_tenth / tenth for of_tenth in megabits]
 
 
 def generated(found: Found) -> str:

@@ -33,6 +33,7 @@ from fanin_lab.papers.lab import (
     own_tables,
     throughput,
 )
+from fanin_lab.papers.switchml import compressed
 from fanin_lab.profiler.drops import Losses
 from fanin_lab.sweep.progress import progress
 from fanin_lab.sweep.scenario import toml
@@ -205,9 +206,11 @@ def test_slots_losses_and_scaled_integers_are_as_in_switchml(tmp_path: Path) -> 
     assert ours(found, "loss", f"SwitchML: {little}") < 1.2
     assert ours(found, "loss", f"ring over TCP: {little}") > 1.5
     assert ours(found, "loss", "the last fifth of the time") < 1
-    # Table 2 has 1.6. The two arrivals of gradients give 1.49 and 1.55.
-    assert ours(found, "models", "VGG19 at 10 Gbit/s") == pytest.approx(1.52, rel=0.03)
+    assert 1.37 <= ours(found, "models", "VGG19 at 10 Gbit/s") <= 1.92  # Table 2: 1.6
     assert ours(found, "models", "BERT at 10 Gbit/s") > ours(found, "models", "BERT at 100 Gbit/s")
+    for name, method in compressed.METHODS.items():
+        fitted = ours(found, "compressed", f"DeepLight at 10 Gbit/s: a batch with {name},")
+        assert fitted == pytest.approx(method.speedups[0], rel=0.03)
     top, sparser = (f"LSTM at 10 Gbit/s: a batch with Top-k, {k} %" for k in (10, 1))
     assert ours(found, "compressed", top) == pytest.approx(1.05, rel=0.05)
     assert ours(found, "compressed", sparser) == pytest.approx(7.49, rel=0.2)

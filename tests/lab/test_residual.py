@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pytest
 from fanin_lab.papers import ReproduceError, residual, training
-from fanin_lab.papers.switchml import compressed
 from fanin_lab.papers.switchml.convergence import top_k
-from fanin_lab.papers.switchml.models import PROFILES, WORKERS, Profile
+from fanin_lab.papers.switchml.models import PROFILES, Profile
 
 
 def test_a_residual_network_of_the_asked_size_learns() -> None:
@@ -58,14 +57,3 @@ def test_layers_are_the_whole_model_and_compute_as_long_whenever_gradients_come(
     assert math.isclose(bytes_, even_bytes, rel_tol=1e-6)
     assert math.isclose(even_ns, 1e9 * profile.computing_s, rel_tol=1e-6)
     assert math.isclose(ns, even_ns, rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("name", compressed.METHODS)
-def test_the_fitted_model_takes_as_long_as_the_paper_says(name: str) -> None:
-    method = compressed.METHODS[name]
-    model, gbps = compressed.FITTED
-    profile = PROFILES[model]
-    around = 2 * (WORKERS - 1) / WORKERS * profile.line_s(gbps)
-    ring_s = profile.computing_s + around
-    compressed_s = profile.computing_s + method.ring_bytes(gbps) * around
-    assert math.isclose(ring_s / compressed_s, method.speedups[0], rel_tol=1e-6)

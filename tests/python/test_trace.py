@@ -206,7 +206,7 @@ def test_ranks_whose_clocks_differ_are_joined_on_one(launch: Launch, tmp_path: P
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "12 sums that all ranks asked for" in table
     assert "asked late" in table
-    assert "waits longest for" in table
+    assert "waits most for" in table
 
 
 def machines(me: Me, file: str, of_ranks: str) -> str:

@@ -149,11 +149,13 @@ def differs(one: list[list[float]], other: list[list[float]]) -> Spread:
 
 def later(one: list[list[float]], other: list[list[float]], aim: float) -> Spread:
     """Return how many epochs more it takes one way to reach the aim, a share of right answers."""
+    both = zip(one, other, strict=True)
+    return Spread.of([epochs_to(a, aim) - epochs_to(b, aim) for a, b in both])
 
-    def epochs(curve: list[float]) -> int:
-        return next((at + 1 for at, right in enumerate(curve) if right >= aim), len(curve) + 1)
 
-    return Spread.of([epochs(a) - epochs(b) for a, b in zip(one, other, strict=True)])
+def epochs_to(curve: list[float], aim: float) -> int:
+    """Return the first epoch that reaches the aim; one more than there are if none does."""
+    return next((at + 1 for at, right in enumerate(curve) if right >= aim), len(curve) + 1)
 
 
 def picture(found: Curves, names: Mapping[str, str]) -> Picture:

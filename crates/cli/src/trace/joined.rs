@@ -28,7 +28,7 @@ pub(super) struct Joined {
     pub ranks: Vec<RankOnTime>,
     /// Sums that all ranks have asked for.
     pub sums: usize,
-    /// As rank 0 saw them.
+    /// As the ranks saw them that asked.
     pub services: Vec<ServiceOnTime>,
     #[serde(skip)]
     events: Vec<Value>,
@@ -169,18 +169,20 @@ impl Joined {
         let mut table = Table::new();
         table.load_style(presets::NOTHING).set_header([
             "SERVICE",
+            "job there",
             "summed",
             "while it sums",
-            "waits longest for",
+            "waits most for",
         ]);
-        for ServiceOnTime { name, megabytes, mbit_per_s, waits_for } in &self.services {
+        for ServiceOnTime { name, job, megabytes, mbit_per_s, waits_for } in &self.services {
             table.add_row([
                 name.clone(),
+                job.clone(),
                 format!("{megabytes:.1} MB"),
                 mbit_per_s.map_or("-".into(), |rate| format!("{rate:.0} Mbit/s")),
                 waits_for
                     .as_ref()
-                    .map_or("-".into(), |(rank, percent)| format!("{rank}, {percent:.0} % of the time")),
+                    .map_or("-".into(), |(rank, percent)| format!("{rank}, {percent:.0} % of its work")),
             ]);
         }
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));

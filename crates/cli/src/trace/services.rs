@@ -6,17 +6,19 @@ use fanin_controller::SERVICES_IN_TRACES;
 use serde::Serialize;
 use serde_json::Value;
 
-/// A service, as the ranks saw it that asked it.
+/// A job at a service, as the ranks saw it that asked.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct ServiceOnTime {
-    /// As its row is called.
+    /// As the service's row is called.
     pub name: String,
+    /// The job's name there.
+    pub job: String,
     /// Its sums, each counted once.
     pub megabytes: f64,
     /// The mean over the time in which it summed something.
     pub mbit_per_s: Option<f64>,
-    /// The rank that it waited longest for, and the share of its time, in per cent. Moments at which
-    /// it waited for all ranks do not count.
+    /// The rank that it waited most for, and for how much of its work, in per cent: the mean over the
+    /// time that is known of the job there. What waits for all ranks does not count.
     pub waits_for: Option<(String, f64)>,
 }
 
@@ -43,26 +45,30 @@ pub(super) fn renumbered(timelines: Vec<Vec<Value>>) -> Vec<Value> {
     all
 }
 
-/// The services of a run's events.
+/// The jobs at the services of a run's events.
 pub(super) fn services(events: &[Value]) -> Vec<ServiceOnTime> {
-    let mut of_services: BTreeMap<u64, (&str, Tracks<'_>)> = BTreeMap::new();
+    let mut names: BTreeMap<u64, &str> = BTreeMap::new();
+    let mut of_jobs: BTreeMap<(u64, &str), Tracks<'_>> = BTreeMap::new();
     for event in events {
         let (Some(pid), Some(name)) = (service(event), event["name"].as_str()) else { continue };
-        let (known_as, tracks) = of_services.entry(pid).or_default();
         if let (true, Some(process)) = (name == "process_name", event["args"]["name"].as_str()) {
-            *known_as = process;
+            names.insert(pid, process);
         }
-        let Some(from) = event["ts"].as_f64() else { continue };
+        let (Some(from), Some((track, job))) = (event["ts"].as_f64(), name.split_once(" (")) else {
+            continue;
+        };
         let numbers = event["args"].as_object().into_iter().flatten();
         let numbers = numbers.map(|(called, number)| (called.as_str(), number.as_f64().unwrap_or(0.0)));
-        tracks.entry(name).or_default().push((from, numbers.collect()));
+        let tracks = of_jobs.entry((pid, job.trim_end_matches(')'))).or_default();
+        tracks.entry(track).or_default().push((from, numbers.collect()));
     }
-    let of_service = |(name, mut tracks): (&str, Tracks<'_>)| {
+    let of_job = |((pid, job), mut tracks): ((u64, &str), Tracks<'_>)| {
         tracks.values_mut().for_each(|shown| shown.sort_by(|a, b| a.0.total_cmp(&b.0)));
         // Switches on the way tell nothing of ranks.
-        name.starts_with("service ").then(|| ServiceOnTime::of(name, &tracks))
+        let name = names.get(&pid).filter(|name| name.starts_with("service "))?;
+        Some(ServiceOnTime::of(name, job, &tracks))
     };
-    of_services.into_values().filter_map(of_service).collect()
+    of_jobs.into_iter().filter_map(of_job).collect()
 }
 
 /// The process number of an event, if it is a service's.
@@ -71,7 +77,7 @@ fn service(event: &Value) -> Option<u64> {
 }
 
 impl ServiceOnTime {
-    fn of(name: &str, tracks: &Tracks<'_>) -> Self {
+    fn of(name: &str, job: &str, tracks: &Tracks<'_>) -> Self {
         let moments = || tracks.values().flatten().map(|(from, _)| *from);
         let (first, last) = (moments().fold(f64::INFINITY, f64::min), moments().fold(0.0, f64::max));
         let (mut bits, mut busy_us, mut waits) = (0.0, 0.0, BTreeMap::<&str, f64>::new());
@@ -79,24 +85,22 @@ impl ServiceOnTime {
             let until = shown.iter().skip(1).map(|(from, _)| *from).chain([last]);
             for ((from, numbers), until) in shown.iter().zip(until) {
                 let us = until - from;
-                if track.starts_with("sums ") {
-                    // Mbit/s times microseconds are bits.
-                    let mbit_per_s: f64 = numbers.values().sum();
-                    bits += mbit_per_s * us;
-                    busy_us += if mbit_per_s > 0.0 { us } else { 0.0 };
-                }
-                let waits_for_all = numbers.values().all(|waiting| *waiting > 0.0);
-                if track.starts_with("waits for") && !waits_for_all {
-                    for (rank, _) in numbers.iter().filter(|(_, waiting)| **waiting > 0.0) {
-                        *waits.entry(rank).or_default() += us;
+                for (number, value) in numbers.iter().filter(|(_, value)| **value > 0.0) {
+                    if *track == "sums" {
+                        // Mbit/s times microseconds are bits.
+                        bits += value * us;
+                        busy_us += us;
+                    } else if track.starts_with("waits for") {
+                        *waits.entry(number).or_default() += value * us;
                     }
                 }
             }
         }
-        let longest = waits.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b));
-        let waits_for = longest.map(|(rank, us)| (rank.to_owned(), 100.0 * us / (last - first).max(1.0)));
+        let most = waits.into_iter().max_by(|(_, a), (_, b)| a.total_cmp(b));
+        let waits_for =
+            most.map(|(rank, percent_us)| (rank.to_owned(), percent_us / (last - first).max(1.0)));
         let mbit_per_s = (busy_us > 0.0).then(|| bits / busy_us);
-        Self { name: name.to_owned(), megabytes: bits / 8e6, mbit_per_s, waits_for }
+        Self { name: name.to_owned(), job: job.to_owned(), megabytes: bits / 8e6, mbit_per_s, waits_for }
     }
 }
 
@@ -116,36 +120,40 @@ mod tests {
     }
 
     #[test]
-    fn a_service_of_two_timelines_is_one_and_says_what_it_summed_and_for_whom_it_waited() {
-        let waits = "waits for, % of its slots (j)";
+    fn jobs_at_a_service_of_two_timelines_say_what_it_summed_and_for_whom_it_waited() {
+        let waits = "waits for, % (j)";
         let of_rank_0 = vec![
             called(FIRST, "service a"),
             shows(FIRST, "sums (j)", 1e6, json!({"Mbit/s": 800.0})),
-            shows(FIRST, waits, 1e6, json!({"rank 0": 0.0, "rank 1": 50.0})),
+            shows(FIRST, waits, 1e6, json!({"rank 1": 50.0})),
             // In no order.
             shows(FIRST, "sums (j)", 3e6, json!({"Mbit/s": 0.0})),
             shows(FIRST, waits, 5e6, json!({"rank 0": 0.0, "rank 1": 0.0})),
-            shows(FIRST, waits, 2e6, json!({"rank 0": 10.0, "rank 1": 1.0})),
+            shows(FIRST, waits, 2e6, json!({"rank 0": 10.0, "rank 1": 0.0})),
             called(FIRST + 1, "switch x"),
             shows(FIRST + 1, "summed (j)", 1e6, json!({"packets/s": 7.0})),
         ];
+        // The same moments, and a job of another group.
         let of_rank_1 = vec![
             called(FIRST, "service b"),
             called(FIRST + 1, "service a"),
-            shows(FIRST + 1, "sums (k)", 3e6, json!({"Mbit/s": 80.0})),
+            shows(FIRST + 1, "sums (k)", 1e6, json!({"Mbit/s": 80.0})),
+            shows(FIRST + 1, "sums (k)", 2e6, json!({"Mbit/s": 0.0})),
         ];
         let all = renumbered(vec![of_rank_0, of_rank_1]);
         let found = services(&all);
-        let names: Vec<_> = found.iter().map(|one| one.name.as_str()).collect();
-        assert_eq!(names, ["service a", "service b"]);
-        // 800 Mbit/s for two seconds, and 80 for two.
-        assert!((found[0].megabytes - 220.0).abs() < 1e-9, "{found:?}");
-        assert!((found[0].mbit_per_s.expect("it summed") - 440.0).abs() < 1e-9, "{found:?}");
-        // A second of four for rank 1, and then three for both, which is for nobody.
-        let (rank, percent) = found[0].waits_for.clone().expect("it waited");
-        assert!(rank == "rank 1" && (percent - 25.0).abs() < 1e-9, "{found:?}");
-        let none =
-            ServiceOnTime { name: "service b".into(), megabytes: 0.0, mbit_per_s: None, waits_for: None };
-        assert_eq!(found[1], none);
+        let on_time =
+            |job: &str, megabytes: f64, mbit_per_s: f64, waits_for: Option<(&str, f64)>| ServiceOnTime {
+                name: "service a".into(),
+                job: job.into(),
+                megabytes,
+                mbit_per_s: Some(mbit_per_s),
+                waits_for: waits_for.map(|(rank, percent)| (rank.into(), percent)),
+            };
+        // 50 % for a second of four is more than 10 % for three of them.
+        assert_eq!(
+            found,
+            [on_time("j", 200.0, 800.0, Some(("rank 1", 12.5))), on_time("k", 10.0, 80.0, None)]
+        );
     }
 }

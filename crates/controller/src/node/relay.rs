@@ -21,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::jobs::{for_log, unhealthy};
-use super::limits::{CallRate, WaitingJobs, too_many};
+use super::limits::{CallRate, STATUS_COUNTS, WaitingJobs, too_many};
 use super::routes::{Route, Routes};
 use super::service::{MeetReplies, Replies, dropped, hosts, meet_replies, refused, seen_from};
 use super::snapshots::Snapshots;
@@ -275,7 +275,7 @@ impl Relay {
 
     async fn meet(&self, mut request: proto::MeetRequest) -> Result<Streaming<proto::MeetReply>, Failed> {
         request.passed_on = one_more(request.passed_on)?;
-        self.pass_a_stranger()?;
+        self.pass_a_stranger(1)?;
         let mut connection = self.upstream(JOIN_PATIENCE).await?;
         self.answered(connection.client.meet(request).await)
     }
@@ -447,13 +447,14 @@ impl Relay {
     /// Of a job that is not known here the server says whose call it is.
     fn authenticate(&self, job: JobId, rank: Rank, secret: u64) -> Result<(), Status> {
         let is_known = lock(&self.routes).authenticate(job, rank, secret).map_err(refused)?;
-        if is_known { Ok(()) } else { self.pass_a_stranger() }
+        if is_known { Ok(()) } else { self.pass_a_stranger(1) }
     }
 
-    /// Whether one more call of who may be anybody is passed on.
-    fn pass_a_stranger(&self) -> Result<(), Status> {
+    /// Whether one more call of who may be anybody is passed on, which counts as so many at the
+    /// upstream.
+    fn pass_a_stranger(&self, counts: u32) -> Result<(), Status> {
         let mut calls = lock(&self.of_strangers);
-        calls.one_more(Instant::now(), STRANGER_COUNTS).map(drop).ok_or_else(too_many)
+        calls.one_more(Instant::now(), STRANGER_COUNTS * counts).map(drop).ok_or_else(too_many)
     }
 
     fn forget(&self, job: JobId, rank: Rank) {
@@ -481,7 +482,7 @@ impl Relay {
             });
         }
         request.passed_on = one_more(request.passed_on)?;
-        self.pass_a_stranger()?;
+        self.pass_a_stranger(1 + STATUS_COUNTS)?;
         let mut connection = self.upstream(PATIENCE).await?;
         let mut reply = self.answered(connection.client.status(request).await)?;
         reply.relays.push(self.describe().await?);
@@ -579,7 +580,7 @@ impl Control for Service {
         let (job, rank) = (for_log(&message.job), message.rank);
         let address = address_of(peer);
         let _waiting = self.0.waiting.enter(address, job.clone())?;
-        self.0.pass_a_stranger()?;
+        self.0.pass_a_stranger(1)?;
         let refused =
             |reason: &dyn std::fmt::Display| tracing::warn!(job, rank, %reason, "a rank is refused");
         // When the rank hangs up, this future is dropped, and with it the call to the upstream.

@@ -39,9 +39,11 @@ class Method:
         model, gbps = FITTED
         profile = PROFILES[model]
         line_s = profile.line_s(gbps)
-        ring_s = profile.computing_s + 2 * (WORKERS - 1) / WORKERS * line_s
-        gathering_s = profile.computing_s + (WORKERS - 1) * self.ratio * line_s
-        cost_s = ring_s / self.speedups[CASES.index(FITTED)] - gathering_s
+        ring_s = profile.visible_s(2 * (WORKERS - 1) / WORKERS * line_s) + profile.computing_s
+        visible_s = ring_s / self.speedups[CASES.index(FITTED)] - profile.computing_s
+        # What is hidden of this much is what is hidden of any more.
+        hidden_s = line_s - profile.visible_s(line_s)
+        cost_s = visible_s + hidden_s - (WORKERS - 1) * self.ratio * line_s
         return max(cost_s, 0.0) / (profile.size_mib * 2**20)
 
     def ring_bytes(self, gbps: int) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fanin_lab.papers import residual, training
 from fanin_lab.papers.finding import Experiment, Finding, Outcome, at_least
-from fanin_lab.papers.lab import Lab
+from fanin_lab.papers.lab import Lab, Spread
 from fanin_lab.papers.plot import outcome
 from fanin_lab.papers.switchml import accuracy
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEEDS = 5
+WORSE = 1.0
+"""Per cent of right answers that count: what the paper shades in Table 2."""
 NAMES = {
     **accuracy.NAMES,
     "top 10 %": "Top-k, 10 % of the elements",
@@ -38,16 +40,23 @@ def run(lab: Lab) -> Outcome:
     part = 0.3 if lab.quick else 1.0
     found = training.curves(lab.with_seeds(lab.seeds[:SEEDS]), ways, part, tasks)
     of_ways = found[task.name]
-    later = training.later(of_ways["top 1 %"], of_ways["float32"], task.aim)
-    worse = training.differs(of_ways["float32"], of_ways["top 1 %"])
+    none, sparse = of_ways["float32"], of_ways["top 1 %"]
+    worse = training.differs(none, sparse)
+    either = [
+        training.epochs_to(after, task.aim) > training.epochs_to(before, task.aim)
+        or 100 * (before[-1] - after[-1]) >= WORSE
+        for before, after in zip(none, sparse, strict=True)
+    ]
     findings = [
         *accuracy.findings(found, tasks),
         Finding(
             "§3, App. D, Fig. 10",
-            f"{task.name}: epochs until {100 * task.aim:g} % are right, more with Top-k at 1 %",
-            "in many cases more iterations, or worse in the end: at least one more",
-            later,
-            holds=at_least(1),
+            f"{task.name}: seeds with which Top-k at 1 % takes an epoch more to "
+            f"{100 * task.aim:g} %, or has {WORSE:g} % less right in the end",
+            "in many cases: half of them at least",
+            Spread.of([100 * sum(either) / len(either)]),
+            holds=at_least(50),
+            unit="%",
         ),
         Finding(
             "App. D, Table 4",

@@ -74,14 +74,22 @@ class Profile:
     def at_once(self) -> float:
         """The share of the gradients that keeps the rest of 10 Gbit/s' communication visible.
 
-        What a batch takes longer at 10 than at 100 Gbit/s is taken for visible. For UGATIT this is
-        400 ms, and the column of overlap says 72 ms; for all other models both agree.
+        The time of a batch at 10 Gbit/s beyond its computing is taken for visible. For UGATIT this
+        is 400 ms, and the column of overlap says 72 ms; for all other models both agree.
         """
         visible_s = self.batch_s[10] - self.computing_s
         last = 1 - self.hidden[100]
         at_once = (visible_s - last * self.line_s(10)) / (self.line_s(10) - self.line_s(100))
         # A few come evenly in any case.
         return min(max(at_once, 0.0), 0.99 * (1 - last))
+
+    def visible_s(self, communicating_s: float) -> float:
+        """Return how much of so long a communication computing does not hide.
+
+        The share that is hidden at 100 Gbit/s comes evenly, and the rest behind all computing.
+        """
+        hiding_s = self.alpha * self.communicating_s(100, hidden=True)
+        return max((1 - self.hidden[100]) * communicating_s, communicating_s - hiding_s)
 
     def line_s(self, gbps: int) -> float:
         """Return how long a link carries all gradients."""

@@ -39,8 +39,9 @@ pub(super) struct Writer {
     next_thread: u64,
     /// The services and switches that were sampled, by name: their process numbers.
     services: BTreeMap<String, u32>,
-    /// What each track of a service shows for a job. A viewer draws it until something else is written.
-    shown: BTreeMap<(u32, Arc<str>, &'static str), BTreeMap<String, f64>>,
+    /// The numbers that each track of a service shows for a session's job, but 0. A viewer draws them until
+    /// others are written.
+    shown: BTreeMap<(u32, Arc<str>, String), BTreeMap<String, f64>>,
 }
 
 #[derive(Serialize)]
@@ -142,7 +143,7 @@ impl Writer {
                     Message::Taken(row, taken) => self.taken(row, &taken),
                     Message::Service(job, sample) => self.service(&job, sample),
                     Message::Flush(job, flush) => {
-                        self.ended(&job);
+                        self.ended(&job, Clock.now(), None);
                         flushes.push(flush);
                     }
                 }
@@ -224,36 +225,39 @@ impl Writer {
             self.metadata_of(pid, "process_name", 0, Name { name: &machine });
             self.metadata_of(pid, "process_sort_index", 0, SortIndex { sort_index: pid.into() });
         }
+        if tracks.is_empty() {
+            self.ended(job, from, Some(pid));
+        }
         for Track { name, values } in tracks {
             self.track((pid, Arc::clone(job), name), from, values);
         }
     }
 
-    fn track(&mut self, track: (u32, Arc<str>, &'static str), from: Instant, values: BTreeMap<String, f64>) {
-        let shown = self.shown.get(&track);
-        let is_shown = |(key, value): (&String, &f64)| {
-            shown.and_then(|shown| shown.get(key)).copied().unwrap_or_default() == *value
-        };
-        if values.iter().all(is_shown) {
-            return;
+    /// Writes what a track shows from now on, if that is something else. A number that is not there
+    /// is 0.
+    fn track(&mut self, track: (u32, Arc<str>, String), from: Instant, mut values: BTreeMap<String, f64>) {
+        let shown = self.shown.remove(&track).unwrap_or_default();
+        for key in shown.keys() {
+            values.entry(key.clone()).or_insert(0.0);
         }
-        let (pid, job, name) = &track;
-        let (pid, name, ts) = (*pid, format!("{name} ({job})"), Some(micros(from)));
-        self.event(&Event { ph: "C", pid, tid: 0, ts, dur: None, name: &name, cat: "fanin", args: &values });
-        self.shown.insert(track, values);
+        if values.iter().any(|(key, value)| shown.get(key).copied().unwrap_or_default() != *value) {
+            let (pid, _, name) = &track;
+            let (pid, ts) = (*pid, Some(micros(from)));
+            self.event(&Event { ph: "C", pid, tid: 0, ts, dur: None, name, cat: "fanin", args: &values });
+        }
+        values.retain(|_, value| *value != 0.0);
+        if !values.is_empty() {
+            self.shown.insert(track, values);
+        }
     }
 
-    /// Services do nothing more for a job.
-    fn ended(&mut self, job: &str) {
-        let (its, others) =
-            std::mem::take(&mut self.shown).into_iter().partition(|((_, of, _), _)| **of == *job);
-        self.shown = others;
-        let its: BTreeMap<_, BTreeMap<String, f64>> = its;
-        for (track, values) in its {
-            let nothing = values.keys().map(|key| (key.clone(), 0.0)).collect();
-            self.shown.insert(track.clone(), values);
-            self.track(track, Clock.now(), nothing);
-        }
+    /// Services do nothing more for a job from some moment on: all, or one.
+    fn ended(&mut self, job: &str, from: Instant, service: Option<u32>) {
+        let is_its = |(pid, of, _): &&(u32, Arc<str>, String)| {
+            **of == *job && service.is_none_or(|service| service == *pid)
+        };
+        let its: Vec<_> = self.shown.keys().filter(is_its).cloned().collect();
+        its.into_iter().for_each(|track| self.track(track, from, BTreeMap::new()));
     }
 
     /// The first lane of the row that is free from `begin` on, which is taken until `end`; a new
@@ -368,6 +372,63 @@ mod tests {
                 (name.expect("a name"), thread.expect("a row"), number(&event["ts"]), number(&event["dur"]))
             })
             .collect()
+    }
+
+    #[test]
+    fn a_track_of_a_service_is_written_when_it_changes_and_ends_with_its_job() {
+        let scratch = Scratch::new();
+        let mut writer = writer(&scratch);
+        let jobs: [Arc<str>; 2] = ["one".into(), "two".into()];
+        let sample = |machine: &str, from: u64, numbers: &[(&str, f64)]| Sample {
+            machine: machine.into(),
+            from: Instant(1000 * from),
+            tracks: vec![Track {
+                name: "sums".into(),
+                values: numbers.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect(),
+            }],
+        };
+        writer.service(&jobs[0], sample("service a", 1, &[("x", 0.0)]));
+        writer.service(&jobs[0], sample("service a", 2, &[("x", 5.0)]));
+        writer.service(&jobs[0], sample("service a", 3, &[("x", 5.0)]));
+        writer.service(&jobs[0], sample("service a", 4, &[("y", 1.0)]));
+        writer.service(&jobs[1], sample("service a", 5, &[("x", 7.0)]));
+        writer.service(&jobs[0], sample("service b", 6, &[("x", 9.0)]));
+        let nothing = Sample { machine: "service a".into(), from: Instant(7000), tracks: Vec::new() };
+        writer.service(&jobs[0], nothing);
+        writer.ended("one", Instant(8000), None);
+        writer.ended("one", Instant(9000), None);
+        writer.ended("two", Instant(9000), None);
+        assert!(writer.shown.is_empty());
+        writer.write().expect("written");
+        let events = scratch.events();
+        let counters: Vec<_> = events
+            .iter()
+            .filter(|event| event["ph"] == "C")
+            .map(|event| {
+                let number = |key: &str| event["args"][key].as_f64();
+                let (at, pid) =
+                    (event["ts"].as_f64().expect("a time"), event["pid"].as_u64().expect("a number"));
+                (
+                    at as u64,
+                    pid as u32 - SERVICES_IN_TRACES,
+                    event["name"].as_str().expect("a name"),
+                    number("x"),
+                    number("y"),
+                )
+            })
+            .collect();
+        assert_eq!(
+            counters,
+            [
+                (2, 0, "sums", Some(5.0), None),
+                (4, 0, "sums", Some(0.0), Some(1.0)),
+                (5, 0, "sums", Some(7.0), None),
+                (6, 1, "sums", Some(9.0), None),
+                (7, 0, "sums", None, Some(0.0)),
+                (8, 1, "sums", Some(0.0), None),
+                (9, 0, "sums", Some(0.0), None),
+            ]
+        );
     }
 
     #[test]
