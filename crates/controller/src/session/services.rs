@@ -57,7 +57,7 @@ impl Services {
             let watching = watch(Arc::clone(&shared), service, switch_instance, heard);
             let failing = Arc::clone(&shared);
             tasks.spawn_on(supervise(watching, move |error| failing.fail(error)), thread.handle());
-            // What one rank hears of a service, all would.
+            // All ranks would hear the same of a service.
             if let Some(trace) = shared.trace.clone().filter(|_| shared.rank == Rank(0)) {
                 tasks.spawn_on(record(Arc::clone(&shared), service, trace), thread.handle());
             }

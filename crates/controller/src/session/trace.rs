@@ -280,7 +280,7 @@ impl SessionTrace {
         self.queue(|job| message(Row { job, kind }));
     }
 
-    /// What a service does for the job.
+    /// A service's work for the job.
     fn service(&self, sample: Sample) {
         self.queue(|job| Message::Service(job, sample));
     }

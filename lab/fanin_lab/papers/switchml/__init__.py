@@ -40,7 +40,7 @@ PAPER = Paper(
         "those beside workers. Gloo and NCCL: the CPU time of TCP is not modelled, and the ring "
         "is the textbook's, in as many chunks as workers, without NCCL's channels and start-up.",
         "Figure 4: its bars have no numbers in the text.",
-        "Figures 2 and 11, the models: digits, a small GPT, and a residual network of 270,000 "
+        "Figures 2 and 11, the models: digits, a small GPT, and a residual network of 272,000 "
         "parameters on 5,000 images of MNIST stand for them.",
         "Figure 10 and Table 4, the models: the same residual network stands for them.",
     ],

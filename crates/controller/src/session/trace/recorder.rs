@@ -95,7 +95,7 @@ impl Told {
     fn read(reply: proto::StatusReply, at: Instant, asked: &str) -> Option<Self> {
         let job = reply.jobs.into_iter().next()?;
         let State::Running(running) = job.state? else { return None };
-        // Who was asked may be a switch on the way.
+        // The rank may have asked a switch on the way.
         let root = reply.relays.first().map_or(asked, |relay| &relay.upstream);
         let service = format!("service {root}");
         let of_job = |relay: &proto::Relay| {
