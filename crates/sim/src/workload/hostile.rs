@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fanin_protocol::atp::{DEFAULT_WAYS, Hashing, Overflow, Scaling};
 use fanin_protocol::dlcp::Finish;
-use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound};
+use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound, NATIVE_ELEMENTS_MAX, WireDtype};
 use oorandom::Rand64;
 
 pub use self::shrink::shrink;
@@ -36,6 +36,9 @@ use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 use crate::systems::tcp_ps::TcpPs;
 
+/// How long floats may travel, for systems that have a choice.
+const WIRE_DTYPES: [WireDtype; 4] =
+    [WireDtype::SharedExponent, WireDtype::Native, WireDtype::Bfloat16, WireDtype::Int8];
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
 /// Longer than any packet is under way: nothing that a dead worker sent arrives after another took
@@ -76,6 +79,7 @@ pub fn hostile(seed: u64) -> Scenario {
         mut onward_dice,
         mut byteps_dice,
         mut services_dice,
+        mut wire_dice,
     ] = [
         0xd1c9_0000_0000,
         0x3a75_0000_0000,
@@ -86,12 +90,16 @@ pub fn hostile(seed: u64) -> Scenario {
         0x50e5_0000_0000,
         0xb17e_0000_0000,
         0x5e71_0000_0000,
+        0x317e_0000_0000,
     ]
     .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let mut jobs: Vec<JobPlan> = (0..dice.range(1, 4))
-        .map(|index| job(&mut dice, &topology, aggregators, index, esa_dice.one_in(6)))
+        .map(|index| {
+            let wire_dtype = wire_dice.among(&WIRE_DTYPES);
+            job(&mut dice, &topology, aggregators, index, (esa_dice.one_in(6), wire_dtype))
+        })
         .collect();
     jobs.iter_mut().for_each(|job| {
         if dlcp_dice.one_in(8) {
@@ -109,12 +117,17 @@ pub fn hostile(seed: u64) -> Scenario {
         }
         if matches!(job.system.name(), "switchml" | "ps" | "rss") && byteps_dice.one_in(3) {
             let take_over = services_dice.time(Duration::ZERO, TROUBLE / 4);
-            let system = BytePs { take_over, ..byteps(&mut byteps_dice, &topology, job) };
+            let wire_dtype = match job.integers {
+                true => WireDtype::Native,
+                false => wire_dice.among(&WIRE_DTYPES),
+            };
+            let system = BytePs { take_over, wire_dtype, ..byteps(&mut byteps_dice, &topology, job) };
             job.system = match services_dice.one_in(4) {
                 true => Arc::new(asynchronous(&mut services_dice, &system)),
                 false => Arc::new(system),
             };
         }
+        lengthen(&mut wire_dice, job);
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
         }
@@ -368,8 +381,26 @@ fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan
     }
 }
 
-/// A job; where it is ATP's, perhaps ESA's in its place.
-fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: bool) -> JobPlan {
+/// Short tensors travel as they are, so that most of a job whose long ones do not are made longer.
+fn lengthen(dice: &mut Dice, job: &mut JobPlan) {
+    let is_of_few_bits = matches!(job.system.wire_dtype(), WireDtype::Bfloat16 | WireDtype::Int8);
+    match &mut job.workload {
+        Workload::AllReduce { elements, .. } if is_of_few_bits && !dice.one_in(4) => {
+            *elements += NATIVE_ELEMENTS_MAX;
+        }
+        _ => {}
+    }
+}
+
+/// A job; where it is ATP's, perhaps ESA's in its place, and where it is SwitchML's, with this wire
+/// dtype.
+fn job(
+    dice: &mut Dice,
+    topology: &Topology,
+    aggregators: u32,
+    index: u64,
+    (esa, wire_dtype): (bool, WireDtype),
+) -> JobPlan {
     let mut hosts: Vec<NodeId> = topology.hosts().collect();
     for at in (1..hosts.len()).rev() {
         hosts.swap(at, dice.range(0, at as u64 + 1) as usize);
@@ -382,6 +413,7 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: 
         dice.among(&[Duration::from_micros(300), Duration::from_millis(1), Duration::from_millis(5)]);
     let pool = SwitchMl {
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
+        wire_dtype,
         slots: window,
         window: if index.is_multiple_of(2) { window } else { window.div_ceil(2) },
         timeout,
@@ -574,6 +606,7 @@ fn byteps(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> BytePs {
         services,
         // As long as that system's: tensors are so many packets of it.
         elements: job.system.packet_elements() as u16,
+        wire_dtype: WireDtype::Native,
         window: dice.among(&[None, Some(1), Some(2), Some(16)]),
         part_min: dice.among(&[1, 5, 32]),
         timeout: job.system.timeout(),
