@@ -92,11 +92,13 @@ mod tests {
         let work = "tensor = \"256004B\"\ntensors = 4";
         for (system, network) in [("switchml", RACK), ("switchml", RACKS), ("byteps", RACK)] {
             for name in ["shared_exponent", "native", "bfloat16", "int8"] {
-                for payload in ["full", "sample"] {
+                let [full, sample] = ["full", "sample"].map(|payload| {
                     let job = job(system, work, &format!("wire_dtype = \"{name}\""));
                     let report = played(&format!("payload = \"{payload}\"\n{network}{job}{LOSSES}"));
                     assert!(report.counters.retransmissions > Some(0), "{system} {name} {payload}");
-                }
+                    (report.finished_s, report.counters)
+                });
+                assert_eq!(full, sample, "{system} {name}: at the same times");
             }
         }
     }

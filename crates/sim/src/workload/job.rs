@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::Instant;
+use fanin_wire::WireDtype;
 use oorandom::Rand64;
 
 use super::checker::{Referee, Violation, first};
@@ -402,9 +403,9 @@ impl Job {
         self.workers[rank].submitted.insert(tensor, context.now());
         for (shard, range) in parts {
             let old = self.workers[rank].spare.pop();
-            // Parts that a system cuts travel as the tensor would as a whole. Other parts are tensors
-            // of their own.
-            let whole = if self.cuts.is_some() { elements } else { range.len() };
+            // How a service's part travels depends on the whole tensor, unless all travel alike.
+            let depends = self.cuts.is_some() && self.plan.system.wire_dtype() != WireDtype::Native;
+            let whole = if depends { elements } else { range.len() };
             let of = |old, tensor| self.source.contribution(old, tensor, rank as u32, range.clone(), whole);
             let mut part = of(old, tensor);
             if self.plan.system.is_asynchronous()
