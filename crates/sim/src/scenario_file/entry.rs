@@ -12,7 +12,7 @@ use super::error::{Mistake, at, unknown};
 use super::flows::transport;
 use super::jobs::workload;
 use super::lookup::{host, hosts};
-use super::schema::{File, Hosts, Job, TransportTable};
+use super::schema::{DtypeName, File, Hosts, Job, TransportTable};
 use crate::net::{NodeId, Topology};
 use crate::systems::System;
 use crate::workload::{SwitchPlan, TransportPlan, Workload};
@@ -263,6 +263,12 @@ impl Entry<'_> {
     #[must_use]
     pub fn priority(&self) -> Option<&Spanned<u8>> {
         self.job().priority.as_ref()
+    }
+
+    /// Whether its tensors are int32.
+    #[must_use]
+    pub fn is_int32(&self) -> bool {
+        self.job().dtype == DtypeName::Int32
     }
 
     fn job(&self) -> &Job {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
+use fanin_wire::Dtype;
 use toml::Spanned;
 
 use super::entry::{Entry, OwnTable};
@@ -66,7 +67,7 @@ fn resolve_one(
     if stop.is_some_and(|stop| stop <= start) {
         return Err(at(place, "this job stops before it starts"));
     }
-    let seconds_a_byte = system.seconds_a_byte(topology, &workers);
+    let seconds_a_byte = system.seconds_a_byte(topology, &workers) * sent(&*system);
     Ok(JobPlan {
         name: job.name.clone().unwrap_or_else(|| format!("job{number}")),
         system,
@@ -85,6 +86,13 @@ fn resolve_one(
         large_values: job.large_values.as_ref().map_or(0.0, |share| share.get_ref().0),
         sampled,
     })
+}
+
+/// The bytes that a float of a long tensor takes on its way, as a part of its own.
+fn sent(system: &dyn System) -> f64 {
+    let (wire_dtype, dtype) = (system.wire_dtype(), Dtype::Float32);
+    let elements = wire_dtype.chunk_elements(system.packet_elements(), dtype);
+    wire_dtype.payload_bytes(elements, dtype) as f64 / (dtype.element_bytes() * elements) as f64
 }
 
 /// How fast workers' hosts send: a core of theirs keeps to it, so that none may have other work.

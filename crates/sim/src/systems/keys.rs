@@ -11,16 +11,16 @@ use fanin_units::Time;
 const IP_UDP_BYTES: usize = 28;
 
 /// How long a protocol's packets can be.
-pub(super) struct PacketLengths {
+pub(super) struct PacketLengths<'a> {
     /// In elements.
-    pub(super) elements: &'static [usize],
+    pub(super) elements: &'a [usize],
     /// The most of them that an IP packet takes.
-    pub(super) for_mtu: fn(usize) -> Option<usize>,
+    pub(super) for_mtu: &'a dyn Fn(usize) -> Option<usize>,
     /// UDP payload of a packet.
-    pub(super) packet_bytes: fn(usize) -> usize,
+    pub(super) packet_bytes: &'a dyn Fn(usize) -> usize,
 }
 
-impl PacketLengths {
+impl PacketLengths<'_> {
     /// Elements of a packet: as given, or as many as the MTU takes.
     pub(super) fn of(&self, entry: &Entry<'_>, given: Option<&Spanned<u16>>) -> Result<u16, Mistake> {
         let (lengths, mtu) = (self.elements, entry.mtu());

@@ -18,12 +18,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use fanin_wire::{FRAGMENT_ELEMENTS, Preamble};
+use fanin_wire::{FRAGMENT_ELEMENTS, Preamble, WireDtype};
 use serde::Serialize;
 
 use crate::net::{ActorId, Class, Network, NodeId, Topology};
 use crate::scenario_file::Kind;
-use crate::workload::{JobPlan, Process, SwitchPlan, Tenant, Violation};
+use crate::workload::{JobPlan, Process, SamplePayload, SwitchPlan, Tenant, Violation};
 
 mod aggregation;
 pub mod atp;
@@ -38,6 +38,7 @@ mod pools;
 pub mod ring;
 pub mod switchml;
 pub mod tcp_ps;
+mod wire;
 mod worker;
 
 /// The systems that this crate has.
@@ -137,8 +138,14 @@ pub trait System: Debug + Send + Sync {
     /// wide that it hides a worker's contribution.
     fn bound(&self, workers: usize, largest: f64) -> f64;
 
-    /// Elements that share what decides their rounding: those of a packet, where each has a factor
-    /// of its own.
+    /// How float tensors of more than [`NATIVE_ELEMENTS_MAX`](fanin_wire::NATIVE_ELEMENTS_MAX)
+    /// elements travel. Packets carry more of them if elements are shorter.
+    fn wire_dtype(&self) -> WireDtype {
+        WireDtype::Native
+    }
+
+    /// Elements of a packet, each of four bytes. They share what decides their rounding, where each
+    /// packet has a factor of its own.
     fn packet_elements(&self) -> usize {
         FRAGMENT_ELEMENTS[0]
     }
@@ -347,7 +354,7 @@ pub struct Site<'a> {
     topology: &'a Topology,
     switch: SwitchPlan,
     classes: OfJobs<Class>,
-    declared_bytes: OfJobs<u32>,
+    declared_bytes: OfJobs<Vec<SamplePayload>>,
     stations: Stations,
 }
 
@@ -395,27 +402,28 @@ impl<'a> Site<'a> {
         })
     }
 
-    /// The extra length of packets beyond what machines wrote, if they wrote a sample of this
-    /// length. It is the elements that the sample leaves out, in the job of the packet.
+    /// The extra length of packets beyond what machines wrote, if they wrote a sample behind so many
+    /// bytes of header. It is the elements that the sample leaves out, in the job of the packet.
     #[must_use]
-    pub fn declare(&self, sample_packet_bytes: usize) -> Declare {
+    pub fn declare(&self, header_bytes: usize) -> Declare {
         let declared_bytes = self.declared_bytes.clone();
         Rc::new(move |packet: &[u8]| {
-            // Requests and aborts carry no elements.
-            if packet.len() != sample_packet_bytes {
+            let declared_bytes = declared_bytes.borrow();
+            if declared_bytes.is_empty() {
                 return 0;
             }
-            let job = Preamble::parse(packet).ok().map(|preamble| preamble.job.0);
-            job.and_then(|job| declared_bytes.borrow().get(&job).copied()).unwrap_or_default()
+            let job = Preamble::parse(packet).ok().and_then(|preamble| declared_bytes.get(&preamble.job.0));
+            // Requests and aborts carry no elements.
+            let is_so_long = |sample: &&SamplePayload| header_bytes + sample.bytes == packet.len();
+            job.and_then(|samples| samples.iter().find(is_so_long)).map_or(0, |sample| sample.left_out_bytes)
         })
     }
 
     pub(crate) fn plan(&mut self, plan: &JobPlan, tenant: Tenant) -> Box<dyn Machines> {
-        let (elements, carried) = plan.packet();
-        if carried < elements {
-            let bytes = 4 * (elements - carried) as u32;
-            let ids = (0..plan.system.parts(plan.workers.len())).map(|part| (tenant.id(part).0, bytes));
-            self.declared_bytes.borrow_mut().extend(ids);
+        if plan.sampled {
+            let samples = plan.samples();
+            let ids = (0..plan.system.parts(plan.workers.len())).map(|part| tenant.id(part).0);
+            self.declared_bytes.borrow_mut().extend(ids.map(|id| (id, samples.to_vec())));
         }
         if plan.class != Class::default() {
             let ids = (0..plan.system.parts(plan.workers.len())).map(|part| (tenant.id(part).0, plan.class));

@@ -4,23 +4,22 @@
 mod shrink;
 #[cfg(test)]
 mod tests;
+mod trouble;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fanin_protocol::atp::{DEFAULT_WAYS, Hashing, Overflow, Scaling};
 use fanin_protocol::dlcp::Finish;
-use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound};
+use fanin_wire::{CHUNK_ELEMENTS, FRAGMENT_ELEMENTS, LossBound, NATIVE_ELEMENTS_MAX, WireDtype};
 use oorandom::Rand64;
 
 pub use self::shrink::shrink;
+use self::trouble::{deaths, faults, losses, numbered};
 use super::models::Model;
 use super::parameter_server::{Draw, ParameterServerPlan, Sends, TensorPlan};
-use super::scenario::{
-    BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SendOrder, SwitchPlan, TCP_KINDS, Target,
-    Trained, Which, Workload,
-};
+use super::scenario::{BackgroundPlan, JobPlan, Scenario, SendOrder, SwitchPlan, Trained, Workload};
 use super::transport::TransportPlan;
 use super::unlike::{Lateness, Rates};
 use crate::net::{
@@ -36,6 +35,9 @@ use crate::systems::ring::Ring;
 use crate::systems::switchml::SwitchMl;
 use crate::systems::tcp_ps::TcpPs;
 
+/// How long floats may travel, for systems that have a choice.
+const WIRE_DTYPES: [WireDtype; 4] =
+    [WireDtype::SharedExponent, WireDtype::Native, WireDtype::Bfloat16, WireDtype::Int8];
 /// How long faults keep coming.
 const TROUBLE: Duration = Duration::from_millis(20);
 /// Longer than any packet is under way: nothing that a dead worker sent arrives after another took
@@ -76,6 +78,7 @@ pub fn hostile(seed: u64) -> Scenario {
         mut onward_dice,
         mut byteps_dice,
         mut services_dice,
+        mut wire_dice,
     ] = [
         0xd1c9_0000_0000,
         0x3a75_0000_0000,
@@ -86,12 +89,16 @@ pub fn hostile(seed: u64) -> Scenario {
         0x50e5_0000_0000,
         0xb17e_0000_0000,
         0x5e71_0000_0000,
+        0x317e_0000_0000,
     ]
     .map(|which| Dice(Rand64::new(u128::from(seed) ^ which)));
     let topology = topology(&mut dice, &mut more_dice);
     let aggregators = dice.among(&[0, 1, 3, 16, 64, 512]);
     let mut jobs: Vec<JobPlan> = (0..dice.range(1, 4))
-        .map(|index| job(&mut dice, &topology, aggregators, index, esa_dice.one_in(6)))
+        .map(|index| {
+            let wire_dtype = wire_dice.among(&WIRE_DTYPES);
+            job(&mut dice, &topology, aggregators, index, (esa_dice.one_in(6), wire_dtype))
+        })
         .collect();
     jobs.iter_mut().for_each(|job| {
         if dlcp_dice.one_in(8) {
@@ -109,12 +116,17 @@ pub fn hostile(seed: u64) -> Scenario {
         }
         if matches!(job.system.name(), "switchml" | "ps" | "rss") && byteps_dice.one_in(3) {
             let take_over = services_dice.time(Duration::ZERO, TROUBLE / 4);
-            let system = BytePs { take_over, ..byteps(&mut byteps_dice, &topology, job) };
+            let wire_dtype = match job.integers {
+                true => WireDtype::Native,
+                false => wire_dice.among(&WIRE_DTYPES),
+            };
+            let system = BytePs { take_over, wire_dtype, ..byteps(&mut byteps_dice, &topology, job) };
             job.system = match services_dice.one_in(4) {
                 true => Arc::new(asynchronous(&mut services_dice, &system)),
                 false => Arc::new(system),
             };
         }
+        lengthen(&mut wire_dice, job);
         if let Workload::Training { pause: None, overlap, .. } = &mut job.workload {
             *overlap = ps_dice.one_in(2);
         }
@@ -165,61 +177,6 @@ pub fn hostile(seed: u64) -> Scenario {
         losses,
         faults,
     }
-}
-
-fn faults(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<FaultPlan> {
-    let nodes: Vec<NodeId> = topology.switches().chain(topology.hosts()).collect();
-    let switches = topology.switches().count() as u64;
-    let programmable: Vec<NodeId> = topology.programmable().collect();
-    let respawns = dice.one_in(2);
-    let mut faults: Vec<FaultPlan> = Vec::new();
-    for _ in 0..dice.range(0, 5) {
-        let at = dice.time(Duration::ZERO, TROUBLE);
-        let down = dice.time(Duration::from_micros(10), TROUBLE);
-        let job = dice.range(0, jobs.len() as u64) as usize;
-        let has_server = jobs[job].system.server().is_some();
-        let fault = match dice.range(0, 9) {
-            0 => Fault::LinkFails(LinkId(dice.range(0, topology.links().len() as u64) as u32), down),
-            // Every second such fault is of a switch.
-            1 if dice.one_in(2) => Fault::NodeFails(dice.among(&nodes), down),
-            1 => Fault::NodeFails(nodes[dice.range(0, switches) as usize], down),
-            2 | 3 if !programmable.is_empty() => Fault::SwitchForgets(dice.among(&programmable)),
-            4 | 5 if respawns && has_server => {
-                let rank = dice.range(0, jobs[job].workers.len() as u64) as u16;
-                Fault::WorkerRespawns(job, rank, down + BURIED)
-            }
-            4 | 5 if has_server => Fault::ServerRestarts(job, down),
-            6 if jobs.len() > 1 => Fault::JobDies(job),
-            // A failed part fails again, perhaps before it is back.
-            7 => match faults.last().map(|plan| plan.fault) {
-                Some(Fault::LinkFails(link, _)) => Fault::LinkFails(link, down),
-                Some(Fault::NodeFails(node, _)) => Fault::NodeFails(node, down),
-                Some(Fault::ServerRestarts(job, _)) => Fault::ServerRestarts(job, down),
-                Some(Fault::WorkerRespawns(job, rank, _)) => Fault::WorkerRespawns(job, rank, down + BURIED),
-                _ => continue,
-            },
-            _ => continue,
-        };
-        faults.push(FaultPlan { at, fault });
-    }
-    faults
-}
-
-/// Services that die for good: of each job one lives on.
-fn deaths(dice: &mut Dice, jobs: &[JobPlan]) -> Vec<FaultPlan> {
-    let services: BTreeSet<NodeId> = jobs.iter().flat_map(|job| job.system.services().0).copied().collect();
-    let (mut dead, mut faults) = (BTreeSet::new(), Vec::new());
-    for node in services {
-        let (dies, at) = (dice.one_in(3), dice.time(Duration::ZERO, TROUBLE));
-        let after = BTreeSet::from_iter(dead.iter().copied().chain([node]));
-        let lives = |service: &NodeId| !after.contains(service);
-        let mut jobs = jobs.iter().map(|job| job.system.services().0).filter(|of| !of.is_empty());
-        if dies && jobs.all(|of| of.iter().any(lives)) {
-            dead = after;
-            faults.push(FaultPlan { at, fault: Fault::ServiceDies(node) });
-        }
-    }
-    faults
 }
 
 struct Dice(Rand64);
@@ -368,8 +325,26 @@ fn parameter_server(dice: &mut Dice, topology: &Topology) -> ParameterServerPlan
     }
 }
 
-/// A job; where it is ATP's, perhaps ESA's in its place.
-fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: bool) -> JobPlan {
+/// Short tensors travel as they are, so that most of a job whose long ones do not are made longer.
+fn lengthen(dice: &mut Dice, job: &mut JobPlan) {
+    let is_of_few_bits = matches!(job.system.wire_dtype(), WireDtype::Bfloat16 | WireDtype::Int8);
+    match &mut job.workload {
+        Workload::AllReduce { elements, .. } if is_of_few_bits && !dice.one_in(4) => {
+            *elements += NATIVE_ELEMENTS_MAX;
+        }
+        _ => {}
+    }
+}
+
+/// A job; where it is ATP's, perhaps ESA's in its place, and where it is SwitchML's, with this wire
+/// dtype.
+fn job(
+    dice: &mut Dice,
+    topology: &Topology,
+    aggregators: u32,
+    index: u64,
+    (esa, wire_dtype): (bool, WireDtype),
+) -> JobPlan {
     let mut hosts: Vec<NodeId> = topology.hosts().collect();
     for at in (1..hosts.len()).rev() {
         hosts.swap(at, dice.range(0, at as u64 + 1) as usize);
@@ -382,6 +357,7 @@ fn job(dice: &mut Dice, topology: &Topology, aggregators: u32, index: u64, esa: 
         dice.among(&[Duration::from_micros(300), Duration::from_millis(1), Duration::from_millis(5)]);
     let pool = SwitchMl {
         elements: dice.among(&[CHUNK_ELEMENTS[0], CHUNK_ELEMENTS[1], CHUNK_ELEMENTS[2]]) as u16,
+        wire_dtype,
         slots: window,
         window: if index.is_multiple_of(2) { window } else { window.div_ceil(2) },
         timeout,
@@ -574,6 +550,7 @@ fn byteps(dice: &mut Dice, topology: &Topology, job: &JobPlan) -> BytePs {
         services,
         // As long as that system's: tensors are so many packets of it.
         elements: job.system.packet_elements() as u16,
+        wire_dtype: WireDtype::Native,
         window: dice.among(&[None, Some(1), Some(2), Some(16)]),
         part_min: dice.among(&[1, 5, 32]),
         timeout: job.system.timeout(),
@@ -653,48 +630,4 @@ fn background(dice: &mut Dice, topology: &Topology) -> Vec<BackgroundPlan> {
         }
     });
     plans.collect()
-}
-
-/// Packets of one kind: links lose a few of these, and no others. It is not one packet in so many.
-/// If nothing is random, packets that are sent again can come round to the same number for ever.
-fn target(dice: &mut Dice, jobs: &[JobPlan]) -> Target {
-    let kinds = jobs.iter().flat_map(|job| job.system.packet_kinds()).chain(&TCP_KINDS);
-    let kinds: Vec<&str> = kinds.copied().collect();
-    Target {
-        kind: (!dice.one_in(4)).then(|| dice.among(&kinds).to_owned()),
-        which: Which::Nth((0..dice.range(1, 20)).map(|_| dice.range(0, 100)).collect()),
-    }
-}
-
-fn numbered(target: &Target) -> u32 {
-    match &target.which {
-        Which::Nth(numbers) => numbers.len() as u32,
-        Which::All | Which::Every(_) => 0,
-    }
-}
-
-fn losses(dice: &mut Dice, topology: &Topology, jobs: &[JobPlan]) -> Vec<LossPlan> {
-    let target = dice.one_in(4).then(|| target(dice, jobs));
-    let (loss, duplication, reordering) = (dice.chance(0.1), dice.chance(0.1), dice.chance(0.2));
-    let burst = dice.one_in(4).then_some((0.02, 0.3));
-    let held_back = dice.time(Duration::from_micros(1), Duration::from_micros(500));
-    // Everywhere, or on one link. Six links that each lose nineteen by their numbers can lose all
-    // that one who waits alone sends before the others give it up.
-    let links = topology.links().len() as u64;
-    let is_long = target.is_some() && topology.node("core0").is_some();
-    let only = dice.one_in(3).then(|| dice.range(0, links)).or_else(|| is_long.then(|| dice.range(0, links)));
-    (0..links)
-        .filter(|link| only.is_none_or(|only| only == *link))
-        .flat_map(|link| LinkId(link as u32).ports())
-        .map(|port| LossPlan {
-            port,
-            loss: if target.is_some() { 0.0 } else { loss },
-            loss_between: 0.0,
-            target: target.clone(),
-            burst: burst.filter(|_| loss > 0.0 && target.is_none()),
-            duplication,
-            reordering,
-            held_back,
-        })
-        .collect()
 }

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fanin_protocol::Instant;
+use fanin_wire::WireDtype;
 use oorandom::Rand64;
 
 use super::checker::{Referee, Violation, first};
@@ -244,7 +245,7 @@ impl Job {
         let now = context.now();
         let tensor = part.tensor;
         let range = self.range(tensor, shard);
-        let from = range.start;
+        let (from, whole) = (range.start, part.whole());
         let lost = self.workers[rank].lost.take_if(|(lost, _)| *lost == tensor).map(|(_, elements)| elements);
         let checked = match contents {
             Contents::Inside(inside) => self.source.check_inside(&part, from, inside),
@@ -259,7 +260,7 @@ impl Job {
         };
         match checked {
             Err(element) => {
-                let element = self.source.element(from, element);
+                let element = self.source.element(whole, from, element);
                 let violation = Violation::WrongSum { job: self.plan.name.clone(), rank, tensor, element };
                 return self.referee.stop(context, violation);
             }
@@ -334,7 +335,7 @@ impl Job {
             Some(_) if piece.inside != all => Err(from),
             _ => self.source.check_latest(numbers, from, piece),
         };
-        let element = self.source.element(0, checked.err()?);
+        let element = self.source.element(numbers.whole(), 0, checked.err()?);
         Some(Violation::WrongParameters { job: self.plan.name.clone(), tensor, element })
     }
 
@@ -402,8 +403,10 @@ impl Job {
         self.workers[rank].submitted.insert(tensor, context.now());
         for (shard, range) in parts {
             let old = self.workers[rank].spare.pop();
-            let of =
-                |old, tensor| self.source.contribution(old, tensor, rank as u32, range.start, range.len());
+            // How a service's part travels depends on the whole tensor, unless all travel alike.
+            let depends = self.cuts.is_some() && self.plan.system.wire_dtype() != WireDtype::Native;
+            let whole = if depends { elements } else { range.len() };
+            let of = |old, tensor| self.source.contribution(old, tensor, rank as u32, range.clone(), whole);
             let mut part = of(old, tensor);
             if self.plan.system.is_asynchronous()
                 && let Some(before) = tensor.checked_sub(self.schedule.period())

@@ -38,15 +38,15 @@ pub use report::{
     Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, ParameterServerReport,
     Report, ServerReport, SwitchReport, TrainingReport,
 };
-pub(crate) use scenario::TCP_KINDS;
 pub use scenario::{
     BackgroundPlan, Fault, FaultPlan, JobPlan, LossPlan, Scenario, SendOrder, SwitchPlan, Target, TimedLayer,
     Trained, Which, Workload,
 };
+pub(crate) use scenario::{SamplePayload, TCP_KINDS};
 pub use simulation::{Options, RunError, run, sum};
 pub use tenant::{Process, Tenant};
 pub use transport::TransportPlan;
 pub(crate) use transport::mtu;
 pub use unlike::{Lateness, Rates};
 pub use values::{Gradient, Inside, Numbers};
-pub(crate) use values::{Latest, WORKERS_MAX};
+pub(crate) use values::{Latest, WORKERS_MAX, exact_workers_max};

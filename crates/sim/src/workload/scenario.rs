@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use fanin_wire::{Dtype, NATIVE_ELEMENTS_MAX, WireDtype};
+
 use super::models::{Layer, Model};
 use super::parameter_server::ParameterServerPlan;
 use super::schedule::Schedule;
@@ -116,11 +118,40 @@ pub struct JobPlan {
 }
 
 impl JobPlan {
-    /// Elements of a packet, and how many of them, the first, are there.
-    pub(crate) fn packet(&self) -> (usize, usize) {
-        let elements = self.system.packet_elements();
-        (elements, self.system.sample_elements().filter(|_| self.sampled).unwrap_or(elements))
+    const fn dtype(&self) -> Dtype {
+        if self.integers { Dtype::Int32 } else { Dtype::Float32 }
     }
+
+    /// How a tensor of so many elements travels.
+    pub(crate) fn travels_as(&self, tensor: usize) -> WireDtype {
+        self.system.wire_dtype().of_tensor(self.dtype(), tensor)
+    }
+
+    /// Elements of a packet of a tensor of so many, and how many of them, the first, are there.
+    pub(crate) fn packet(&self, tensor: usize) -> (usize, usize) {
+        let whole = self.system.packet_elements();
+        let sample = self.system.sample_elements().filter(|_| self.sampled).unwrap_or(whole);
+        let of = |elements| self.travels_as(tensor).chunk_elements(elements, self.dtype());
+        (of(whole), of(sample))
+    }
+
+    /// The payloads of a job whose packets carry samples: of short tensors, and of long ones.
+    pub(crate) fn samples(&self) -> [SamplePayload; 2] {
+        [0, NATIVE_ELEMENTS_MAX + 1].map(|tensor| {
+            let bytes = |elements| self.travels_as(tensor).payload_bytes(elements, self.dtype());
+            let (whole, carried) = self.packet(tensor);
+            SamplePayload { bytes: bytes(carried), left_out_bytes: (bytes(whole) - bytes(carried)) as u32 }
+        })
+    }
+}
+
+/// The payload of a packet that carries a sample of its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SamplePayload {
+    /// Its length.
+    pub(crate) bytes: usize,
+    /// By how much it would be longer with all of them.
+    pub(crate) left_out_bytes: u32,
 }
 
 /// The work of a worker.

@@ -9,6 +9,8 @@
 //! them. No system may be wrong by half a unit, however it rounds: unit and integers are chosen so.
 //! So a result that is wrong by less than its own bound is the sum, and no other result is.
 //!
+//! Floats that are rounded on their way, to bfloat16 or int8, have integers of few bits (`narrow`).
+//!
 //! If a scenario wants overflows, the numbers of some packets are 2^12 times as large. SwitchML and
 //! ATP's dynamic scaling find one factor for a packet. So the bound of one packet does not cover an
 //! error in the next.
@@ -16,15 +18,21 @@
 mod given;
 mod inside;
 mod latest;
+mod narrow;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use fanin_protocol::{Elements, Layer, Tensor};
+use fanin_wire::NATIVE_ELEMENTS_MAX;
 
 use super::scenario::JobPlan;
 pub(crate) use given::{Given, Origin};
 pub use inside::Inside;
 pub(crate) use latest::Latest;
+use narrow::Narrow;
+pub(crate) use narrow::exact_workers_max;
 
 /// How much larger the numbers of an overflowing packet are, as a power of two.
 const LARGE_SHIFT: i32 = 12;
@@ -32,8 +40,11 @@ const LARGE_SHIFT: i32 = 12;
 pub(crate) const WORKERS_MAX: u32 = 4096;
 /// Values of a digit of a rank.
 const DIGITS: u32 = 64;
-/// Digits that a rank may have; element `i` shows digit `i` modulo this.
+/// Digits that a rank may have, where floats are not rounded to a few bits; element `i` shows digit
+/// `i` modulo this.
 const PLACES: usize = 4;
+/// Digits that a rank may have at most.
+const PLACES_MAX: usize = 8;
 /// The part of half a unit that a result may be from the sum at most, whatever its system says of
 /// itself.
 const BOUND_MAX: f64 = 0.7;
@@ -53,12 +64,16 @@ pub struct Source {
     packet: usize,
     /// How many of them, the first, are there: tensors consist of these.
     carried: usize,
+    /// Both, of tensors of more than [`NATIVE_ELEMENTS_MAX`] elements.
+    long: (usize, usize),
     /// The unit of floats; a power of two.
     unit: f64,
-    /// Integers are below two to the power of this.
-    bits: u32,
-    /// Less one.
+    /// Bits of the part that all workers share.
+    common_bits: u32,
+    /// Values of a digit, less one.
     digits: u32,
+    /// Element `i` shows digit `i` modulo this.
+    places: usize,
     /// How far a sum may be from the exact one: in a packet, and in one whose numbers are large.
     bounds: [f64; 2],
     /// The sum over all workers of a place's digit, by what it is turned by.
@@ -164,6 +179,11 @@ impl Gradient {
         }
     }
 
+    /// Elements of the tensor, also those that are there in length alone.
+    pub(crate) const fn whole(&self) -> usize {
+        self.whole
+    }
+
     /// Number of elements.
     pub(crate) fn count(&self) -> usize {
         self.numbers.count()
@@ -191,40 +211,44 @@ impl Source {
             STATIC_SUM / (n * unit),
         ];
         let bits = floor_log2(most.into_iter().fold(f64::INFINITY, f64::min));
-        let digits = DIGITS.min(1 << (bits - 1));
+        let narrow = narrow::largest(plan.system.wire_dtype()).filter(|_| !plan.integers);
+        let (bits, common_bits, digits, places) = match narrow {
+            None => (bits, bits as u32 - 1, DIGITS.min(1 << (bits - 1)) - 1, PLACES),
+            Some(largest) => {
+                let Narrow { common_bits, digit_bits, places } =
+                    narrow::fits(workers, largest).expect("a scenario's workers are counted when it is read");
+                (common_bits.max(digit_bits) as i32 + 1, common_bits, digits_of(digit_bits), places)
+            }
+        };
         let bound = |largest: i32| plan.system.bound(plan.workers.len(), power_of_two(largest));
         let largest = bits + floor_log2(unit);
-        let (packet, carried) = plan.packet();
-        let mut source = Self {
+        let (packet, carried) = plan.packet(0);
+        Self {
             seed,
             workers,
             large: plan.large_values,
             integers: plan.integers,
             packet,
             carried,
+            long: plan.packet(NATIVE_ELEMENTS_MAX + 1),
             unit,
-            bits: bits as u32,
-            digits: digits - 1,
+            common_bits,
+            digits,
+            places,
             bounds: [0, LARGE_SHIFT].map(|shift| {
                 let hides = unit * power_of_two(shift) / 2.0;
                 bound(largest + shift).min(hides * BOUND_MAX)
             }),
-            totals: Vec::new(),
-        };
-        source.totals = (0..PLACES)
-            .map(|place| {
-                let mut totals = [0; DIGITS as usize];
-                for (turn, total) in totals.iter_mut().enumerate() {
-                    let digit = |worker| source.turned(source.rank(worker)[place], turn as u32);
-                    *total = (0..workers).map(digit).sum();
-                }
-                totals
-            })
-            .collect();
-        source
+            totals: totals(workers, digits, places),
+        }
     }
 
-    /// The contribution of `worker` to elements `from` to `from + elements` of a tensor, without
+    /// Elements of a packet of a tensor of so many, and how many of them are there.
+    const fn cut(&self, tensor: usize) -> (usize, usize) {
+        if tensor > NATIVE_ELEMENTS_MAX { self.long } else { (self.packet, self.carried) }
+    }
+
+    /// The contribution of `worker` to some elements of a tensor, which has `whole` of them, without
     /// those that a sample leaves out. It takes the memory of `old` if there is one.
     #[must_use]
     pub fn contribution(
@@ -232,19 +256,19 @@ impl Source {
         old: Option<Gradient>,
         tensor: u64,
         worker: u32,
-        from: usize,
-        elements: usize,
+        Range { start: from, end }: Range<usize>,
+        whole: usize,
     ) -> Gradient {
         let (key, rank) = (self.key(tensor), self.rank(worker));
+        let (elements, (packet, carried)) = (end - from, self.cut(whole));
         let integer = |i: usize| {
             let hash = hash(key, i);
-            let digit = self.turned(rank[i % PLACES], self.turn(hash));
+            let digit = turned(rank[i % self.places], self.turn(hash), self.digits);
             signed(hash, 1 + self.common(hash) + digit)
         };
-        let count = elements / self.packet * self.carried + (elements % self.packet).min(self.carried);
-        let parts = (0..elements)
-            .step_by(self.packet)
-            .map(|begin| from + begin..from + elements.min(begin + self.carried));
+        let count = elements / packet * carried + (elements % packet).min(carried);
+        let parts =
+            (0..elements).step_by(packet).map(|begin| from + begin..from + elements.min(begin + carried));
         let numbers = if self.integers {
             let mut numbers = match old.map(|old| old.numbers) {
                 Some(Numbers::Int32(numbers)) => numbers,
@@ -264,7 +288,7 @@ impl Source {
             let unit = self.unit as f32;
             parts.for_each(|part| numbers.extend(part.map(|i| integer(i) as f32 * unit)));
             if self.large > 0.0 {
-                for (index, packet) in numbers.chunks_mut(self.carried).enumerate() {
+                for (index, packet) in numbers.chunks_mut(carried).enumerate() {
                     if self.is_large(key, from, index) {
                         packet.iter_mut().for_each(|x| *x *= power_of_two(LARGE_SHIFT) as f32);
                     }
@@ -272,13 +296,14 @@ impl Source {
             }
             Numbers::Float32(numbers)
         };
-        Gradient { tensor, numbers, whole: elements, layer: Layer::default() }
+        Gradient { tensor, numbers, whole, layer: Layer::default() }
     }
 
-    /// Which element of a tensor is number `at` of those that are there, of the part that begins
-    /// with element `from`.
-    pub(crate) const fn element(&self, from: usize, at: usize) -> usize {
-        from + at / self.carried * self.packet + at % self.carried
+    /// Which element of a tensor of `whole` elements is number `at` of those that are there, of the
+    /// part that begins with element `from`.
+    pub(crate) const fn element(&self, whole: usize, from: usize, at: usize) -> usize {
+        let (packet, carried) = self.cut(whole);
+        from + at / carried * packet + at % carried
     }
 
     /// Digest of a result's bits, or the first element that is too far from the sum of all workers'
@@ -291,25 +316,26 @@ impl Source {
         let key = self.key(result.tensor);
         let exact = |i: usize| {
             let hash = hash(key, i);
-            let digits = self.totals[i % PLACES][self.turn(hash) as usize];
+            let digits = self.totals[i % self.places][self.turn(hash) as usize];
             signed(hash, self.workers * (1 + self.common(hash)) + digits)
         };
         let mut digest = Digest::default();
         match &result.numbers {
             Numbers::Int32(sums) => {
                 for (i, sum) in sums.iter().enumerate().skip(skip) {
-                    if *sum != exact(self.element(from, i)) {
+                    if *sum != exact(self.element(result.whole, from, i)) {
                         return Err(i);
                     }
                     digest.add(sum.cast_unsigned());
                 }
             }
             Numbers::Float32(sums) => {
-                for (index, packet) in sums.chunks(self.carried).enumerate() {
+                let (elements, carried) = self.cut(result.whole);
+                for (index, packet) in sums.chunks(carried).enumerate() {
                     let large = self.is_large(key, from, index);
                     let unit = if large { self.unit * power_of_two(LARGE_SHIFT) } else { self.unit };
                     let bound = self.bounds[usize::from(large)];
-                    let (begin, first) = (index * self.carried, from + index * self.packet);
+                    let (begin, first) = (index * carried, from + index * elements);
                     for (i, sum) in packet.iter().enumerate().skip(skip.saturating_sub(begin)) {
                         let expected = f64::from(exact(first + i)) * unit;
                         let half_unit = f64::from(f32::EPSILON) / 2.0 * (expected.abs() + bound);
@@ -329,24 +355,17 @@ impl Source {
         (mix(self.seed ^ tensor.wrapping_mul(0x9e37_79b9_7f4a_7c15)) >> 32) as u32
     }
 
-    /// A worker's digits; as many as it takes to tell all workers apart, and then these again.
-    fn rank(&self, worker: u32) -> [u32; PLACES] {
-        let width = self.digits.count_ones();
-        let places = (u32::BITS - (self.workers - 1).leading_zeros()).div_ceil(width).max(1);
-        std::array::from_fn(|place| worker >> (place as u32 % places * width) & self.digits)
+    fn rank(&self, worker: u32) -> [u32; PLACES_MAX] {
+        rank(worker, self.workers, self.digits)
     }
 
     /// The part of an integer that all workers share.
     const fn common(&self, hash: u32) -> u32 {
-        hash >> (u32::BITS + 1 - self.bits)
+        hash.unbounded_shr(u32::BITS - self.common_bits)
     }
 
     const fn turn(&self, hash: u32) -> u32 {
         hash >> 4 & self.digits
-    }
-
-    const fn turned(&self, digit: u32, turn: u32) -> u32 {
-        (digit + turn) & self.digits
     }
 
     /// Whether the numbers of packet `index` of a part are large.
@@ -354,6 +373,39 @@ impl Source {
         let share = (self.large * f64::from(u32::MAX)) as u32;
         share > 0 && (mix(mix(from as u64) ^ u64::from(key) << 32 ^ index as u64) as u32) < share
     }
+}
+
+/// Less one, the values of a digit of so many bits.
+const fn digits_of(bits: u32) -> u32 {
+    (1 << bits) - 1
+}
+
+/// Digits that tell so many workers apart.
+const fn places_of(workers: u32, digits: u32) -> usize {
+    let bits = u32::BITS - (workers - 1).leading_zeros();
+    if bits == 0 { 1 } else { bits.div_ceil(digits.count_ones()) as usize }
+}
+
+/// A worker's digits; as many as it takes to tell all workers apart, and then these again.
+fn rank(worker: u32, workers: u32, digits: u32) -> [u32; PLACES_MAX] {
+    let (width, places) = (digits.count_ones(), places_of(workers, digits));
+    std::array::from_fn(|place| worker >> ((place % places) as u32 * width) & digits)
+}
+
+const fn turned(digit: u32, turn: u32, digits: u32) -> u32 {
+    (digit + turn) & digits
+}
+
+/// The sum over all workers of each place's digit, by what it is turned by.
+fn totals(workers: u32, digits: u32, places: usize) -> Vec<[u32; DIGITS as usize]> {
+    let mut totals = vec![[0; DIGITS as usize]; places];
+    for rank in (0..workers).map(|worker| rank(worker, workers, digits)) {
+        for (totals, digit) in totals.iter_mut().zip(rank) {
+            let turns = totals.iter_mut().zip(0..);
+            turns.for_each(|(total, turn)| *total += turned(digit, turn, digits));
+        }
+    }
+    totals
 }
 
 /// The largest power of two that is not above `x`; of the number's bits, so that it is the same

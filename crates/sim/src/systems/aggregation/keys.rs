@@ -12,11 +12,11 @@ use crate::scenario_file::{Entry, Mistake, at};
 /// In packets: beyond what a network of short delays needs.
 const WINDOW: u16 = 1024;
 
-pub(in super::super) const fn fragments<L: Label>() -> PacketLengths {
+pub(in super::super) const fn fragments<L: Label + 'static>() -> PacketLengths<'static> {
     PacketLengths {
         elements: &FRAGMENT_ELEMENTS,
-        for_mtu: fragment_elements_for_mtu::<L>,
-        packet_bytes: fragment_packet_bytes::<L>,
+        for_mtu: &fragment_elements_for_mtu::<L>,
+        packet_bytes: &fragment_packet_bytes::<L>,
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use fanin_protocol::aggregation::Route;
 use fanin_protocol::atp::{AtpJobConfig, Hashing, Overflow, Scaling, ServerJob, SwitchRoute, Tree};
-use fanin_wire::{Directions, SAMPLE_ELEMENTS, WireDtype, fragment_packet_bytes};
+use fanin_wire::{Directions, Label, SAMPLE_ELEMENTS, WireDtype};
 
 use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
 use super::{Machines, Site, System, Tenant};
@@ -171,7 +171,7 @@ impl Atp {
         };
         let config = config.check().expect("a scenario's numbers are checked when it is read");
         let window = Rc::new(RefCell::new(Window::new(self.window, plan.workers.len())));
-        let declare = site.declare(fragment_packet_bytes::<Directions>(SAMPLE_ELEMENTS));
+        let declare = site.declare(Directions::HEADER_BYTES);
         let mut switches = Vec::new();
         for hop in &placement.switches {
             let station = Switch::on(site, hop.switch, switch_port, &declare);

@@ -187,7 +187,7 @@ impl Machines for Job {
         services.find_map(|service| {
             let mut all = service.parameters.iter();
             all.find_map(|((place, piece), parameters)| {
-                let at = self.pieces[*place][*piece].carried(self.tenant.plan().packet());
+                let at = self.pieces[*place][*piece].carried(self.tenant.plan().packet(0));
                 let piece = Latest { at, inside: parameters.inside.clone() };
                 self.tenant.check_parameters(*place as u64, &parameters.latest, &piece)
             })
@@ -277,7 +277,7 @@ impl WorkerActor {
     }
 
     fn carried(&self, piece: &Piece) -> Range<usize> {
-        piece.carried(self.process.tenant().plan().packet())
+        piece.carried(self.process.tenant().plan().packet(0))
     }
 
     fn send_all(&mut self, context: &mut Context<'_>) {

@@ -23,16 +23,17 @@ use fanin_plan::{Cluster, LoadSplit, Machine as Planned, PART_PACKETS_MIN, Place
 use fanin_protocol::control::{PORTION_WHOLE, Resume};
 use fanin_protocol::switchml::{JobConfig, RankTerms, SLOTS_MAX, SwitchJob, SwitchMl as Protocol, Worker};
 use fanin_wire::{
-    CHUNK_ELEMENTS, JobId, Key, PLACES_MAX, SlotIndex, WireDtype, WorkerId, chunk_elements_for_mtu,
+    CHUNK_ELEMENTS, Dtype, JobId, Key, PLACES_MAX, SLOT_HEADER_BYTES, SlotIndex, WireDtype, WorkerId,
     chunk_packet_bytes,
 };
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::distance::delay;
-use super::keys::{PacketLengths, timeout};
+use super::keys::timeout;
 use super::placement::{Path, PlacementError, Request, admit, line_rate};
 use super::pools::{PACKET_KINDS, Pools, counters, kind_of};
+use super::wire::{self, wire_dtype};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress, Topology};
@@ -49,8 +50,6 @@ const SAMPLE_ELEMENTS: usize = CHUNK_ELEMENTS[0];
 const SLOTS_OF_WINDOW: u16 = 2;
 /// How far the sum of shares may be from 1: they are written with a few digits.
 const SHARES_OFF_MAX: f64 = 1e-6;
-/// Floats travel as they are, which is the product's default.
-const WIRE_DTYPE: WireDtype = WireDtype::Native;
 /// How long a service is gone before another one takes over: a rank's session has this time, too
 /// (`TAKE_OVER` in `controller/session/watch.rs`).
 const TAKE_OVER: Duration = Duration::from_secs(3);
@@ -62,8 +61,10 @@ pub struct BytePs {
     pub services: Vec<NodeId>,
     /// The share of each of all bytes, above 0; 1 together.
     pub shares: Vec<f64>,
-    /// Elements of a packet.
+    /// Elements of a packet as int32.
     pub elements: u16,
+    /// How large float tensors travel.
+    pub wire_dtype: WireDtype,
     /// Most packets of a worker that are on the way to the service with the largest share. To others
     /// there are as many fewer as their shares are smaller. Admission chooses unless given.
     pub window: Option<u16>,
@@ -77,12 +78,6 @@ pub struct BytePs {
 
 pub(crate) const KIND: Kind = Kind { name: "byteps", keys: keys::<Keys>, resolve };
 
-const LENGTHS: PacketLengths = PacketLengths {
-    elements: &CHUNK_ELEMENTS,
-    for_mtu: |mtu| chunk_elements_for_mtu(mtu, WIRE_DTYPE),
-    packet_bytes: |elements| chunk_packet_bytes(elements, WIRE_DTYPE),
-};
-
 /// `[job.byteps]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -93,6 +88,8 @@ struct Keys {
     shares: Option<Spanned<Vec<f64>>>,
     /// Elements of a packet; the most that the MTU takes unless given.
     elements: Option<Spanned<u16>>,
+    /// How large float tensors travel; as they are, which is the product's default, unless given.
+    wire_dtype: Option<Spanned<String>>,
     /// Packets of a worker that are on the way to the service with the largest share at most.
     window: Option<Spanned<u16>>,
     /// Fewest packets of a part of a tensor that is cut; as the product has it unless given.
@@ -116,6 +113,7 @@ impl Keys {
             given.as_ref().map(|place| at(place, message))
         }
         mistake("elements", &self.elements)
+            .or_else(|| mistake("wire_dtype", &self.wire_dtype))
             .or_else(|| mistake("window", &self.window))
             .or_else(|| mistake("part_min", &self.part_min))
             .or_else(|| mistake("timeout", &self.timeout))
@@ -152,14 +150,15 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         }
         window => window.as_ref().map(|window| *window.get_ref()),
     };
-    let elements = LENGTHS.of(entry, keys.elements.as_ref())?;
+    let wire_dtype = wire_dtype(entry, keys.wire_dtype.as_ref(), WireDtype::Native)?;
+    let elements = wire::elements(entry, keys.elements.as_ref(), wire_dtype)?;
     let part_min = match &keys.part_min {
         Some(least) if *least.get_ref() == 0 => return Err(at(least, "a part has at least one packet")),
         least => least.as_ref().map_or(PART_PACKETS_MIN, |least| *least.get_ref()),
     };
     let timeout = timeout(keys.timeout.as_ref())?;
     let take_over = keys.take_over.as_ref().map_or(TAKE_OVER, |given| given.get_ref().0);
-    let system = BytePs { services, shares, elements, window, part_min, timeout, take_over };
+    let system = BytePs { services, shares, elements, wire_dtype, window, part_min, timeout, take_over };
     system.fits(entry.topology(), entry.workers()).map_err(|error| entry.at_workers(error))?;
     Ok(Arc::new(system))
 }
@@ -238,14 +237,14 @@ impl BytePs {
             key,
             in_flight: window.map(|window| SLOTS_OF_WINDOW * window),
             path: Path {
-                wire_dtype: WIRE_DTYPE,
+                wire_dtype: self.wire_dtype,
                 rate_bps: Some(line_rate(topology, workers.iter().copied())),
                 rtt: 2 * delays.max().unwrap_or_default(),
                 portion: (self.services.len() > 1)
                     .then_some((portion * f64::from(PORTION_WHOLE)).ceil() as u16),
             },
             elements: self.elements,
-            packet_bytes: chunk_packet_bytes(self.elements.into(), WIRE_DTYPE),
+            packet_bytes: chunk_packet_bytes(self.elements.into(), self.wire_dtype),
             ways: vec![Vec::new(); workers.len()],
             root,
             resumes,
@@ -281,8 +280,9 @@ impl System for BytePs {
 
     fn cuts(&self, tensors: &[usize]) -> Option<Vec<Vec<Range<usize>>>> {
         let mut placement = Placement::new(&self.shares);
-        let elements = usize::from(self.elements);
         let cut = |count: &usize| {
+            let travels_as = self.wire_dtype.of_tensor(Dtype::Float32, *count);
+            let elements = travels_as.chunk_elements(self.elements.into(), Dtype::Float32);
             let mut ranges = vec![0..0; self.services.len()];
             for (service, packets) in placement.place(count.div_ceil(elements), self.part_min) {
                 let end = |packet: usize| (packet * elements).min(*count);
@@ -329,9 +329,12 @@ impl System for BytePs {
         kind_of(packet)
     }
 
-    /// Workers' numbers are such that floats sum to the very number.
-    fn bound(&self, _workers: usize, _largest: f64) -> f64 {
-        0.0
+    fn wire_dtype(&self) -> WireDtype {
+        self.wire_dtype
+    }
+
+    fn bound(&self, workers: usize, largest: f64) -> f64 {
+        wire::bound(self.wire_dtype, workers, largest)
     }
 
     fn packet_elements(&self) -> usize {
@@ -340,7 +343,7 @@ impl System for BytePs {
 
     fn plan(&self, tenant: Tenant, site: &mut Site<'_>) -> Box<dyn Machines> {
         let (topology, plan) = (site.topology(), tenant.plan());
-        let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WIRE_DTYPE));
+        let declare = site.declare(SLOT_HEADER_BYTES);
         let (mut parts, mut pools) = (Vec::new(), Vec::new());
         for (part, node) in self.services.iter().enumerate() {
             let identity = (tenant.id(part), tenant.key(part));
@@ -494,6 +497,7 @@ mod tests {
                 services: hosts.clone(),
                 shares: vec![0.1, 0.1, 0.1, 0.1, 0.3, 0.3],
                 elements: 352,
+                wire_dtype: WireDtype::Native,
                 window,
                 part_min: 1,
                 timeout: Duration::from_millis(1),
@@ -529,6 +533,7 @@ mod tests {
                 services: (0..services).map(NodeId).collect(),
                 shares: vec![1.0 / f64::from(services); services as usize],
                 elements: 352,
+                wire_dtype: WireDtype::Native,
                 window: None,
                 part_min: PART_PACKETS_MIN,
                 timeout: Duration::from_millis(1),

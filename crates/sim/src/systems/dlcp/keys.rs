@@ -27,10 +27,10 @@ const DIVIDE_ABOVE_BYTES: u64 = 4_000_000;
 /// §5.1.1.
 const LOSS_BOUND: f64 = 0.1;
 
-const LENGTHS: PacketLengths = PacketLengths {
+const LENGTHS: PacketLengths<'static> = PacketLengths {
     elements: &CHUNK_ELEMENTS,
-    for_mtu: elements_for_mtu,
-    packet_bytes: |elements| block_packet_bytes(4 * elements),
+    for_mtu: &elements_for_mtu,
+    packet_bytes: &|elements| block_packet_bytes(4 * elements),
 };
 
 /// The most elements that an IP packet of so many bytes carries.

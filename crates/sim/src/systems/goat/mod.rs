@@ -17,8 +17,7 @@ use fanin_protocol::goat::{
     ServerPlan, SubModels, sums_of,
 };
 use fanin_wire::{
-    AggregationNode, Generation, PlannedDirections, SAMPLE_ELEMENTS, SubModel, WireDtype,
-    fragment_packet_bytes,
+    AggregationNode, Generation, Label, PlannedDirections, SAMPLE_ELEMENTS, SubModel, WireDtype,
 };
 
 use super::aggregation::{Job, PACKET_KINDS, Part, Served, Server, Switch, Window, kind_of};
@@ -149,7 +148,7 @@ impl Goat {
         let hops = |hops: &[(AggregationNode, NodeId)]| -> Vec<(AggregationNode, SimAddress)> {
             hops.iter().map(|(node, hop)| (*node, address(*hop))).collect()
         };
-        let declare = site.declare(fragment_packet_bytes::<PlannedDirections>(SAMPLE_ELEMENTS));
+        let declare = site.declare(PlannedDirections::HEADER_BYTES);
         let workers = (0..plan.workers.len())
             .map(|rank| {
                 let first_hops = hops(&placement.first_hops[rank]);

@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
 use fanin_protocol::switchml::{JobConfig, SLOTS_MAX, SwitchJob, Upstream, Worker};
-use fanin_wire::{
-    CHUNK_ELEMENTS, RANKS_MAX, WireDtype, WorkerId, chunk_elements_for_mtu, chunk_packet_bytes,
-};
+use fanin_wire::{CHUNK_ELEMENTS, RANKS_MAX, SLOT_HEADER_BYTES, WireDtype, WorkerId};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::keys::{PacketLengths, timeout};
+use super::keys::timeout;
 use super::pools::{PACKET_KINDS, Pools, counters, kind_of};
+use super::wire::{self, wire_dtype};
 use super::worker::{WorkerOwner, retransmission};
 use super::{Counters, Declare, Machines, Process, Site, System, Tenant};
 use crate::net::{ActorId, Machine, Network, NodeId, SimAddress};
@@ -32,8 +31,10 @@ const POOL_PORT: u16 = 4801;
 /// SwitchML's configuration for a job.
 #[derive(Clone, Debug)]
 pub struct SwitchMl {
-    /// Elements of a packet.
+    /// Elements of a packet as int32.
     pub elements: u16,
+    /// How large float tensors travel.
+    pub wire_dtype: WireDtype,
     /// Slots of the job's pool.
     pub slots: u16,
     /// Packets of a worker that are on the way at most.
@@ -46,18 +47,14 @@ pub struct SwitchMl {
 
 pub(crate) const KIND: Kind = Kind { name: "switchml", keys: keys::<Keys>, resolve };
 
-const LENGTHS: PacketLengths = PacketLengths {
-    elements: &CHUNK_ELEMENTS,
-    for_mtu: |mtu| chunk_elements_for_mtu(mtu, WireDtype::SharedExponent),
-    packet_bytes: |elements| chunk_packet_bytes(elements, WireDtype::SharedExponent),
-};
-
 /// `[job.switchml]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Keys {
     /// Elements of a packet; the most that the MTU takes unless given.
     elements: Option<Spanned<u16>>,
+    /// How large float tensors travel; as in the paper unless given.
+    wire_dtype: Option<Spanned<String>>,
     /// The slots of the job's part of the switches' memory; all unless given.
     slots: Option<Spanned<u16>>,
     /// Packets of a worker that are on the way at most; as many as there are slots unless given.
@@ -80,8 +77,10 @@ fn resolve(entry: &mut Entry<'_>) -> Result<Arc<dyn System>, Mistake> {
         Some(window) => window.into_inner(),
         None => slots,
     };
+    let wire_dtype = wire_dtype(entry, keys.wire_dtype.as_ref(), WireDtype::SharedExponent)?;
     let system = SwitchMl {
-        elements: LENGTHS.of(entry, keys.elements.as_ref())?,
+        elements: wire::elements(entry, keys.elements.as_ref(), wire_dtype)?,
+        wire_dtype,
         slots,
         window,
         timeout: timeout(keys.timeout.as_ref())?,
@@ -131,10 +130,12 @@ impl System for SwitchMl {
         kind_of(packet)
     }
 
-    /// SwitchML Theorem 1: n / f, where f leaves room for n times the largest value.
+    fn wire_dtype(&self) -> WireDtype {
+        self.wire_dtype
+    }
+
     fn bound(&self, workers: usize, largest: f64) -> f64 {
-        let workers = workers as f64;
-        workers * workers * largest / f64::from(i32::MAX)
+        wire::bound(self.wire_dtype, workers, largest)
     }
 
     fn packet_elements(&self) -> usize {
@@ -148,7 +149,7 @@ impl System for SwitchMl {
         let config = placement.config;
         let elements = if tenant.plan().sampled { SAMPLE_ELEMENTS as u16 } else { config.elements };
         let config = JobConfig { elements, window: self.window, ..config };
-        let declare = site.declare(chunk_packet_bytes(SAMPLE_ELEMENTS, WireDtype::SharedExponent));
+        let declare = site.declare(SLOT_HEADER_BYTES);
         let mut pools = Vec::new();
         for Pool { switch, contributions, upstream } in placement.switches {
             let upstream =

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use fanin_protocol::switchml::{
     Contributions, JobConfig, RankTerms, SwitchJob, SwitchMl as Protocol, Upstream,
 };
-use fanin_wire::{JobId, Key, PLACES_MAX, Rank, WireDtype, WorkerId, chunk_packet_bytes};
+use fanin_wire::{JobId, Key, PLACES_MAX, Rank, WorkerId, chunk_packet_bytes};
 
 use super::super::placement::{Path, PlacementError, Request, admit, nearest, programmable, rack};
 use super::SwitchMl;
@@ -53,9 +53,9 @@ impl SwitchMl {
             id,
             key,
             in_flight: Some(self.slots),
-            path: Path::default(),
+            path: Path { wire_dtype: self.wire_dtype, ..Path::default() },
             elements: self.elements,
-            packet_bytes: chunk_packet_bytes(self.elements.into(), WireDtype::SharedExponent),
+            packet_bytes: chunk_packet_bytes(self.elements.into(), self.wire_dtype),
             ways: racks.iter().map(|rack| way(rack).into_iter().collect()).collect(),
             root,
             resumes: &[],
@@ -87,11 +87,19 @@ impl SwitchMl {
 mod tests {
     use super::*;
     use crate::net::{LinkConfig, Parts, Programmable};
+    use fanin_wire::WireDtype;
     use std::time::Duration;
 
     fn pools(topology: &Topology, workers: &[NodeId]) -> Result<Placement, PlacementError> {
         let timeout = Duration::from_millis(1);
-        let system = SwitchMl { elements: 256, slots: 16, window: 16, timeout, timeouts_only: false };
+        let system = SwitchMl {
+            elements: 256,
+            wire_dtype: WireDtype::SharedExponent,
+            slots: 16,
+            window: 16,
+            timeout,
+            timeouts_only: false,
+        };
         system.place(topology, workers, (JobId(1), Key::new(2)))
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::super::scenario::{Fault, FaultPlan};
 use super::*;
 
 /// The part that fails, from when to when.
@@ -58,6 +59,13 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             }
             if job.sampled {
                 note(&format!("sampled {}", job.system.name()));
+            }
+            if let (WireDtype::Bfloat16 | WireDtype::Int8, Workload::AllReduce { elements, .. }) =
+                (job.system.wire_dtype(), &job.workload)
+                && *elements > NATIVE_ELEMENTS_MAX
+                && !job.integers
+            {
+                note(&format!("long {} by {}", job.system.wire_dtype().name(), job.system.name()));
             }
             if job.class.sprayed {
                 note("sprayed");
@@ -135,7 +143,7 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
         }
     }
     let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, asynchronous, atp, byteps, constant, cut gradients, dlcp, \
-        dlcp in a ring, dlcp with a server, dlcp with servers, drawn rates, drop class, dumbbell, esa, fat tree, float32, given rates, goat, int32, late normally, late uniformly, leaf-spine, least remaining, links differ, lost acknowledgement, lost block, lost gradient, \
+        dlcp in a ring, dlcp with a server, dlcp with servers, drawn rates, drop class, dumbbell, esa, fat tree, float32, given rates, goat, int32, late normally, late uniformly, leaf-spine, least remaining, links differ, long bfloat16 by byteps, long bfloat16 by switchml, long int8 by byteps, long int8 by switchml, lost acknowledgement, lost block, lost gradient, \
         lost packets, lost parameters, lost result, lost segment, lost signal, lost update, needed first, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
         reserved, ring, rss, sampled atp, sampled byteps, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, service dies, services die, shared buffer, small NIC, sprayed, \
         stop, switchml, tcp-ps, training by byteps, training by dlcp, training by esa, training by goat, training by ps, training by ps-n-to-n, training by ring, training by rss, training by switchml, training by tcp-ps, worker, worker twice";

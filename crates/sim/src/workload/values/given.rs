@@ -4,9 +4,11 @@
 //! They are of any size, so that a contribution which is less than its system's own error can be
 //! missing and not be found.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fanin_protocol::Layer;
+use fanin_wire::{PACKED_BLOCK, WireDtype};
 
 use super::{Digest, Gradient, Inside, Numbers, Source, floor_log2, power_of_two};
 use crate::systems::System;
@@ -25,22 +27,22 @@ impl Origin {
         old: Option<Gradient>,
         tensor: u64,
         worker: u32,
-        from: usize,
-        elements: usize,
+        range: Range<usize>,
+        whole: usize,
     ) -> Gradient {
         match self {
-            Self::Drawn(source) => source.contribution(old, tensor, worker, from, elements),
+            Self::Drawn(source) => source.contribution(old, tensor, worker, range, whole),
             Self::Given(given) => {
-                let numbers = given.contributions[worker as usize].part(from..from + elements);
-                Gradient { tensor, numbers, whole: elements, layer: Layer::default() }
+                let numbers = given.contributions[worker as usize].part(range);
+                Gradient { tensor, numbers, whole, layer: Layer::default() }
             }
         }
     }
 
     /// [`Source::element`].
-    pub(crate) const fn element(&self, from: usize, at: usize) -> usize {
+    pub(crate) const fn element(&self, whole: usize, from: usize, at: usize) -> usize {
         match self {
-            Self::Drawn(source) => source.element(from, at),
+            Self::Drawn(source) => source.element(whole, from, at),
             Self::Given(_) => from + at,
         }
     }
@@ -57,6 +59,9 @@ impl Origin {
 /// The numbers of a job's one tensor.
 pub(crate) struct Given {
     system: Arc<dyn System>,
+    wire_dtype: WireDtype,
+    /// Elements of a packet.
+    packet: usize,
     /// By rank.
     contributions: Vec<Numbers>,
     exact: Exact,
@@ -108,7 +113,8 @@ impl Given {
         } else {
             Numbers::Float32(vec![0.0; elements])
         };
-        Ok(Self { system: plan.system.clone(), contributions, exact, sums })
+        let (wire_dtype, (packet, _)) = (plan.travels_as(elements), plan.packet(elements));
+        Ok(Self { system: plan.system.clone(), wire_dtype, packet, contributions, exact, sums })
     }
 
     fn check(&mut self, result: &Numbers, from: usize, skip: usize) -> Result<u64, usize> {
@@ -124,14 +130,20 @@ impl Given {
                 }
             }
             (Numbers::Float32(result), Exact::Float32 { sums: exact, largest }, Numbers::Float32(sums)) => {
-                let packet_elements = self.system.packet_elements();
-                for (index, packet) in result.chunks(packet_elements).enumerate() {
-                    let begin = index * packet_elements;
-                    let range = from + begin..from + begin + packet.len();
+                // Elements that share what decides their rounding.
+                let shared = if self.wire_dtype.is_packed() { PACKED_BLOCK } else { self.packet };
+                for (index, block) in result.chunks(shared).enumerate() {
+                    let begin = index * shared;
+                    let range = from + begin..from + begin + block.len();
                     let most = largest[range.clone()].iter().copied().fold(0.0, f32::max);
-                    for (i, sum) in packet.iter().enumerate().skip(skip.saturating_sub(begin)) {
+                    for (i, sum) in block.iter().enumerate().skip(skip.saturating_sub(begin)) {
                         let (exact, largest) = (exact[range.start + i], largest[range.start + i]);
-                        let bound = bound(&*self.system, workers, most, largest);
+                        let bound = match self.wire_dtype {
+                            WireDtype::Native | WireDtype::SharedExponent => {
+                                bound(&*self.system, workers, most, largest)
+                            }
+                            rounded => bound_of_rounded(rounded, workers as u32, most, largest),
+                        };
                         // Below the least normal float the units are as large as there.
                         let unit =
                             f64::from(f32::EPSILON) * (exact.abs() + bound + f64::from(f32::MIN_POSITIVE));
@@ -152,7 +164,7 @@ impl Given {
     /// [`Source::check_inside`].
     pub(super) fn check_inside(&mut self, result: &Numbers, inside: &Inside) -> Result<u64, usize> {
         let (mut digest, workers) = (Digest::default(), self.contributions.len());
-        let packet_elements = self.system.packet_elements();
+        let packet_elements = self.packet;
         let is_in = |at: usize, rank: usize| {
             inside.packets.get(at / packet_elements).is_some_and(|packet| packet >> rank & 1 != 0)
         };
@@ -232,6 +244,27 @@ fn bound(system: &dyn System, workers: usize, of_packet: f32, of_element: f32) -
     // Floats are added. Their sums are exact only if they need few bits, and these need more.
     let workers = workers as f64;
     workers * f64::from(f32::EPSILON) / 2.0 * workers * f64::from(of_element)
+}
+
+/// The same of floats that are rounded to few bits, each and their sum, and behind a rack the rack's
+/// sum (docs/protocols/switchml.md). The largest numbers are those of a packet or of a block of int8.
+fn bound_of_rounded(wire_dtype: WireDtype, workers: u32, of_block: f32, of_element: f32) -> f64 {
+    // By how much of a magnitude a rounding is off, and by how much however small the magnitude is.
+    let (roundoff, magnitude, least) = match wire_dtype {
+        // In the switch's fixed point, and below the least normal bfloat16.
+        WireDtype::Bfloat16 => {
+            let fixed_point = above(of_block) * f64::from(workers.next_power_of_two()) * power_of_two(-31);
+            (power_of_two(-8) + power_of_two(-23), of_element, fixed_point + power_of_two(-134))
+        }
+        WireDtype::Int4 => (0.5, of_block, power_of_two(-126)),
+        _ => (1.0 / 63.5, of_block, power_of_two(-126)),
+    };
+    let workers = f64::from(workers);
+    let sum = workers * f64::from(magnitude);
+    let of_contributions = roundoff * sum + workers * least;
+    let added = workers * f64::from(f32::EPSILON) / 2.0 * (sum + of_contributions);
+    // The rack's sum, and that of all.
+    (0..2).fold(of_contributions + added, |error, _| error + roundoff * (sum + error) + least)
 }
 
 /// The least power of two above `x`, which is not negative; zero of zero.
@@ -333,6 +366,37 @@ mod tests {
         assert!(given.check(&result(0.0), 0, 0).is_ok());
         for lacks in [1.0, -2.0, 1e-6, 0.5] {
             assert_eq!(given.check(&result(lacks), 0, 0), Err(70));
+        }
+    }
+
+    /// Sums behind racks and of services, of a tensor that is long enough to be rounded.
+    #[test]
+    fn given_numbers_that_are_rounded_are_as_exact_as_their_wire_dtype() {
+        const LONG: usize = 5_000;
+        let drawn = |rank: usize, element: usize| (rank as f32 - 1.3) * (element as f32 * 0.7).sin();
+        let numbers = || (0..WORKERS).map(|rank| (0..LONG).map(|element| drawn(rank, element)).collect());
+        for system in ["switchml", "byteps"] {
+            for (wire_dtype, most) in [("bfloat16", 0.08), ("int8", 0.32)] {
+                let text = format!(
+                    "[network]\ntopology = \"leaf-spine\"\nleaves = 2\nspines = 1\nhosts = 2\n[[job]]\n\
+                     system = \"{system}\"\nworkers = {WORKERS}\ntensor = \"{}B\"\ntensors = 1\n\
+                     [job.{system}]\nwire_dtype = \"{wire_dtype}\"\n",
+                    4 * LONG
+                );
+                let scenario = parse("given.toml", &text).unwrap_or_else(|error| panic!("{error}"));
+                let given: Vec<Numbers> = numbers().map(Numbers::Float32).collect();
+                let sums = sum(&scenario, 1, given.clone()).unwrap_or_else(|error| panic!("{error}")).0;
+                let mut judge = Given::new(&scenario.jobs[0], given).unwrap();
+                assert!(judge.check(&sums, 0, 0).is_ok(), "{system} {wire_dtype}");
+                let Numbers::Float32(mut sums) = sums else { panic!("floats") };
+                let exact = |at: usize| (0..WORKERS).map(|rank| drawn(rank, at)).sum::<f32>();
+                let off = (0..LONG).map(|at| (sums[at] - exact(at)).abs()).fold(0.0, f32::max);
+                assert!(off > most / 40.0 && off < most, "{system} {wire_dtype}: {off}");
+                // Without the last worker.
+                let at = (0..LONG).find(|at| drawn(WORKERS - 1, *at).abs() > 1.5).expect("a large number");
+                sums[at] -= drawn(WORKERS - 1, at);
+                assert_eq!(judge.check(&Numbers::Float32(sums), 0, 0), Err(at), "{system} {wire_dtype}");
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The exact sums that may lack contributions (DLCP): those of the ranks that are said to be in
 //! each packet.
 
-use super::{Digest, Gradient, LARGE_SHIFT, Numbers, Origin, Source, hash, power_of_two, signed};
+use super::{Digest, Gradient, LARGE_SHIFT, Numbers, Origin, Source, hash, power_of_two, signed, turned};
 
 /// The ranks in each packet of a sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Source {
         let exact = |i: usize, inside: u64| -> i64 {
             let hash = hash(key, i);
             let of = |rank: usize| {
-                let digit = self.turned(ranks[rank][i % ranks[rank].len()], self.turn(hash));
+                let digit = turned(ranks[rank][i % self.places], self.turn(hash), self.digits);
                 i64::from(signed(hash, 1 + self.common(hash) + digit))
             };
             (0..workers).filter(|rank| inside >> rank & 1 != 0).map(of).sum()
@@ -125,9 +125,10 @@ mod tests {
 
     /// A result whose packets have these ranks, each as often as named: a sum or a mean.
     fn result(source: &Source, packets: [&[u32]; 3], is_mean: bool) -> Gradient {
-        let mut result = source.contribution(None, 9, 0, 0, ELEMENTS);
-        let all: Vec<Gradient> =
-            (0..WORKERS as u32).map(|rank| source.contribution(None, 9, rank, 0, ELEMENTS)).collect();
+        let mut result = source.contribution(None, 9, 0, 0..ELEMENTS, ELEMENTS);
+        let all: Vec<Gradient> = (0..WORKERS as u32)
+            .map(|rank| source.contribution(None, 9, rank, 0..ELEMENTS, ELEMENTS))
+            .collect();
         let of = |at: usize| {
             let ranks = packets[at / PACKET];
             let sum: f64 = ranks

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use super::{Gradient, Numbers, Origin, Source, hash, signed};
+use super::{Gradient, Numbers, Origin, Source, hash, signed, turned};
 
 /// A piece of a variable's latest parameters.
 #[derive(Clone, Debug)]
@@ -45,10 +45,11 @@ impl Source {
         };
         let inside: Vec<_> = latest.inside.iter().enumerate().filter_map(of_rank).collect();
         let exact = |at: usize| {
-            let i = self.element(0, at);
-            let of = |(key, rank): &(u32, [u32; super::PLACES])| {
+            let i = self.element(result.whole, 0, at);
+            let of = |(key, rank): &(u32, [u32; super::PLACES_MAX])| {
                 let hash = hash(*key, i);
-                signed(hash, 1 + self.common(hash) + self.turned(rank[i % super::PLACES], self.turn(hash)))
+                let digit = turned(rank[i % self.places], self.turn(hash), self.digits);
+                signed(hash, 1 + self.common(hash) + digit)
             };
             inside.iter().map(of).sum::<i32>()
         };
@@ -95,7 +96,7 @@ mod tests {
     }
 
     fn delta(source: &Source, rank: u32, tensor: u64) -> Gradient {
-        let of = |tensor| source.contribution(None, tensor, rank, 0, ELEMENTS);
+        let of = |tensor| source.contribution(None, tensor, rank, 0..ELEMENTS, ELEMENTS);
         let mut delta = of(tensor);
         if let Some(before) = tensor.checked_sub(1) {
             delta.subtract(&of(before));

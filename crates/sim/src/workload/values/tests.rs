@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use fanin_protocol::atp::{Hashing, Overflow, Scaling};
 use fanin_protocol::dlcp::Finish;
-use fanin_quant::{Divisor, Scale, dequantize_f32, exponent_f32, quantize_f32};
-use fanin_wire::LossBound;
+use fanin_quant::{
+    Divisor, Exponent, Packing, Scale, add_bf16, decode_f32, dequantize_f32, encode_f32, exponent_f32,
+    pack_f32, quantize_f32, sum_packed, unpack_f32, write_bf16,
+};
+use fanin_wire::{LossBound, WireDtype};
 
 use super::*;
 use crate::net::{Class, NodeId};
@@ -24,23 +27,40 @@ enum Summer {
     Static,
     Dynamic,
     SwitchMl,
+    Bfloat16,
+    Int8,
     Ring,
     Dlcp,
     Integers,
 }
 
-const ALL: [Summer; 6] =
-    [Summer::Static, Summer::Dynamic, Summer::SwitchMl, Summer::Ring, Summer::Dlcp, Summer::Integers];
+const ALL: [Summer; 8] = [
+    Summer::Static,
+    Summer::Dynamic,
+    Summer::SwitchMl,
+    Summer::Bfloat16,
+    Summer::Int8,
+    Summer::Ring,
+    Summer::Dlcp,
+    Summer::Integers,
+];
 
-/// ATP's jobs have 1,024 workers at most.
-fn is_atp(summer: Summer) -> bool {
-    [Summer::Static, Summer::Dynamic].contains(&summer)
+/// Whether a job of it may have so many workers: ATP's have 1,024 at most. As many as bfloat16 and
+/// int8 may have see every contribution.
+fn may_have(summer: Summer, workers: usize) -> bool {
+    match summer {
+        Summer::Static | Summer::Dynamic => workers <= 1024,
+        Summer::Bfloat16 => workers <= 128,
+        Summer::Int8 => workers <= 64,
+        _ => true,
+    }
 }
 
 const PACKET: usize = 64;
 /// Elements of the tensor, and its first in this part: the last packet is of two elements.
 const ELEMENTS: usize = 5 * PACKET + 2;
 const FROM: usize = 100;
+const RANGE: Range<usize> = FROM..FROM + ELEMENTS;
 
 fn system(summer: Summer) -> Arc<dyn System> {
     let atp = |scaling| -> Arc<dyn System> {
@@ -56,16 +76,22 @@ fn system(summer: Summer) -> Arc<dyn System> {
             timeout: Duration::from_millis(1),
         })
     };
-    match summer {
-        Summer::Static | Summer::Integers => atp(Scaling::Static),
-        Summer::Dynamic => atp(Scaling::Dynamic),
-        Summer::SwitchMl => Arc::new(SwitchMl {
+    let switchml = |wire_dtype| -> Arc<dyn System> {
+        Arc::new(SwitchMl {
             elements: PACKET as u16,
+            wire_dtype,
             slots: 1,
             window: 1,
             timeout: Duration::from_millis(1),
             timeouts_only: false,
-        }),
+        })
+    };
+    match summer {
+        Summer::Static | Summer::Integers => atp(Scaling::Static),
+        Summer::Dynamic => atp(Scaling::Dynamic),
+        Summer::SwitchMl => switchml(WireDtype::SharedExponent),
+        Summer::Bfloat16 => switchml(WireDtype::Bfloat16),
+        Summer::Int8 => switchml(WireDtype::Int8),
         Summer::Ring => Arc::new(Ring::default()),
         Summer::Dlcp => Arc::new(Dlcp {
             way: Way::Ring,
@@ -107,7 +133,8 @@ fn source(summer: Summer, workers: usize, large: f64) -> Source {
 
 /// The result when these workers' contributions are summed, instead of each worker's once.
 fn sum(summer: Summer, source: &Source, ranks: impl Iterator<Item = u32>) -> Gradient {
-    let parts: Vec<Gradient> = ranks.map(|rank| source.contribution(None, 3, rank, FROM, ELEMENTS)).collect();
+    let parts: Vec<Gradient> =
+        ranks.map(|rank| source.contribution(None, 3, rank, RANGE, RANGE.end)).collect();
     if summer == Summer::Integers {
         let mut total = vec![0i32; ELEMENTS];
         for part in &parts {
@@ -146,6 +173,8 @@ fn sum_packet(summer: Summer, workers: u32, packets: &[&[f32]]) -> Vec<f32> {
     let exponent = packets.iter().map(|packet| exponent_f32(packet)).max().expect("workers");
     let range = f64::from(i32::MAX) - f64::from(workers);
     let scale = match summer {
+        Summer::Bfloat16 => return sum_bfloat16(exponent, workers, packets),
+        Summer::Int8 => return sum_int8(packets),
         Summer::Ring | Summer::Dlcp | Summer::Integers => return in_floats(),
         Summer::Static => Scale::of_factor(1e8),
         Summer::Dynamic => {
@@ -171,6 +200,35 @@ fn sum_packet(summer: Summer, workers: u32, packets: &[&[f32]]) -> Vec<f32> {
     total
 }
 
+fn sum_bfloat16(exponent: Exponent, workers: u32, packets: &[&[f32]]) -> Vec<f32> {
+    let (scale, elements) = (Scale::fixed_point(exponent, workers), packets[0].len());
+    let (mut bytes, mut sums, mut total) = (vec![0; 2 * elements], vec![0; elements], vec![0.0; elements]);
+    for packet in packets {
+        encode_f32(packet, &mut bytes);
+        add_bf16(&mut sums, &bytes, &scale);
+    }
+    write_bf16(&sums, &scale, &mut bytes);
+    decode_f32(&bytes, Divisor::One, workers, &mut total);
+    total
+}
+
+/// Each is rounded by another chance, and so is the sum.
+fn sum_int8(packets: &[&[f32]]) -> Vec<f32> {
+    let words = Packing::Int8.block_bytes(); // Four blocks have four times as many bytes.
+    let pack = |(seed, packet): (u64, &&[f32])| {
+        let mut payload = vec![0; 4 * words];
+        pack_f32(Packing::Int8, packet, seed, &mut payload);
+        payload
+    };
+    let payloads: Vec<Vec<u8>> = (0..).zip(packets).map(pack).collect();
+    let payloads: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
+    let (mut sum, mut total) = (vec![0; words], vec![0.0; packets[0].len()]);
+    sum_packed(Packing::Int8, &payloads, 1, 99, &mut sum);
+    let bytes: Vec<u8> = sum.iter().flat_map(|word| word.to_le_bytes()).collect();
+    unpack_f32(Packing::Int8, &bytes, &mut total);
+    total
+}
+
 /// The first element where `wrong` differs from `right`, with only this one of the wrong ones.
 fn only(right: &Gradient, wrong: &Gradient, i: usize) -> Gradient {
     let mut mixed = right.clone();
@@ -183,8 +241,8 @@ fn a_sample_is_the_first_elements_of_each_packet_and_a_missing_contribution_is_s
     for summer in [Summer::Ring, Summer::Integers] {
         let whole = source(summer, 5, 0.0);
         let sample = Source { carried: 8, ..whole.clone() };
-        let all = whole.contribution(None, 3, 2, FROM, ELEMENTS);
-        let some = sample.contribution(None, 3, 2, FROM, ELEMENTS);
+        let all = whole.contribution(None, 3, 2, RANGE, RANGE.end);
+        let some = sample.contribution(None, 3, 2, RANGE, RANGE.end);
         // Five packets, and one of two elements.
         assert_eq!(some.count(), 5 * 8 + 2);
         let at = |gradient: &Gradient, i: usize| match &gradient.numbers {
@@ -192,10 +250,10 @@ fn a_sample_is_the_first_elements_of_each_packet_and_a_missing_contribution_is_s
             Numbers::Int32(x) => f64::from(x[i]),
         };
         for i in 0..some.count() {
-            assert!(at(&some, i) == at(&all, sample.element(FROM, i) - FROM), "{i}");
+            assert!(at(&some, i) == at(&all, sample.element(RANGE.end, FROM, i) - FROM), "{i}");
         }
         let total = |ranks: std::ops::Range<u32>| {
-            let mut parts = ranks.map(|rank| sample.contribution(None, 3, rank, FROM, ELEMENTS));
+            let mut parts = ranks.map(|rank| sample.contribution(None, 3, rank, RANGE, RANGE.end));
             let first = parts.next().expect("a worker");
             parts.fold(first, |mut sum, part| {
                 sum.add(0, &part);
@@ -209,9 +267,9 @@ fn a_sample_is_the_first_elements_of_each_packet_and_a_missing_contribution_is_s
 
 #[test]
 fn the_sum_of_all_contributions_passes_whoever_rounds() {
-    for workers in [1, 2, 3, 8, 63, 65, 200, 1024, 2049, 4096] {
+    for workers in [1, 2, 3, 8, 33, 63, 64, 65, 128, 200, 1024, 2049, 4096] {
         for summer in ALL {
-            if is_atp(summer) && workers > 1024 {
+            if !may_have(summer, workers) {
                 continue;
             }
             for large in [0.0, 0.5] {
@@ -227,7 +285,7 @@ fn the_sum_of_all_contributions_passes_whoever_rounds() {
 /// packet of one element alone.
 #[test]
 fn a_contribution_missing_doubled_or_exchanged_is_seen_in_each_element() {
-    for workers in [2, 3, 8, 64] {
+    for workers in [2, 3, 8, 21, 64] {
         for (summer, large) in ALL.into_iter().flat_map(|summer| [(summer, 0.0), (summer, 0.5)]) {
             let source = source(summer, workers, large);
             let all = 0..workers as u32;
@@ -239,9 +297,16 @@ fn a_contribution_missing_doubled_or_exchanged_is_seen_in_each_element() {
                 let exchanged =
                     sum(summer, &source, all.clone().map(|rank| if rank == victim { other } else { rank }));
                 for (what, wrong) in [("missing", missing), ("doubled", doubled), ("exchanged", exchanged)] {
+                    let mut unseen = 0;
                     for i in 0..ELEMENTS {
                         let found = source.check(&only(&right, &wrong, i), FROM, 0);
-                        assert_eq!(found, Err(i), "{what} {victim} of {workers}: {summer:?} {large}");
+                        unseen = if found == Err(i) { 0 } else { unseen + 1 };
+                        let most = if what == "exchanged" {
+                            places_of(workers as u32, source.digits) - 1
+                        } else {
+                            0
+                        };
+                        assert!(unseen <= most, "{what} {victim} of {workers}: {summer:?} {large} {i}");
                     }
                 }
             }
@@ -250,11 +315,11 @@ fn a_contribution_missing_doubled_or_exchanged_is_seen_in_each_element() {
 }
 
 #[test]
-fn beyond_64_workers_four_elements_tell_all_of_them_apart() {
+fn beyond_64_workers_few_elements_tell_all_of_them_apart() {
     for (workers, summer) in
-        [65, 200, 1024, 4096].into_iter().flat_map(|workers| ALL.map(|summer| (workers, summer)))
+        [65, 128, 200, 1024, 4096].into_iter().flat_map(|workers| ALL.map(|summer| (workers, summer)))
     {
-        if is_atp(summer) && workers > 1024 {
+        if !may_have(summer, workers) {
             continue;
         }
         let source = source(summer, workers, 0.5);
@@ -269,7 +334,7 @@ fn beyond_64_workers_four_elements_tell_all_of_them_apart() {
             let wrong =
                 sum(summer, &source, all.clone().map(|rank| if rank == victim { other } else { rank }));
             let found = source.check(&wrong, FROM, 0);
-            assert!(found.is_err_and(|i| i < PLACES), "{other}: {summer:?} {workers}: {found:?}");
+            assert!(found.is_err_and(|i| i < source.places), "{other}: {summer:?} {workers}: {found:?}");
         }
     }
 }
@@ -294,24 +359,41 @@ fn bounds_are_below_half_a_unit_in_every_packet() {
     let all = (1..=64).chain([65, 127, 128, 129, 500, 1000, 1024, 1025, 1448, 1449, 2048, 2049, 4095, 4096]);
     for workers in all {
         for summer in ALL {
-            if is_atp(summer) && workers > 1024 {
+            if !may_have(summer, workers) {
                 continue;
             }
             let source = source(summer, workers, 0.5);
             for (found, shift) in source.bounds.into_iter().zip([0, LARGE_SHIFT]) {
                 let unit = source.unit * power_of_two(shift);
-                let largest = power_of_two(source.bits as i32);
+                let bits = source.common_bits.max(source.digits.count_ones()) + 1;
+                let largest = power_of_two(bits as i32);
                 let bound = system(summer).bound(workers, largest * unit);
                 assert_eq!(
                     found.to_bits(),
                     bound.to_bits(),
                     "{summer:?} {workers}: it is what the system says"
                 );
-                let rounding = largest * workers as f64 * f64::from(f32::EPSILON) / 2.0;
+                let rounding = match narrow::largest(system(summer).wire_dtype()) {
+                    None => largest * workers as f64 * f64::from(f32::EPSILON) / 2.0,
+                    Some(exact) => {
+                        let all = (workers as u32) << source.common_bits;
+                        let sum = all + source.totals.iter().flatten().max().expect("a place");
+                        assert!(sum + (1 << source.common_bits) + source.digits <= exact, "{workers}");
+                        0.0
+                    }
+                };
                 assert!(bound / unit + rounding < 0.5, "{summer:?} {workers}: {bound} beside {unit}");
             }
         }
     }
+}
+
+#[test]
+fn as_many_workers_as_few_bits_can_show_are_allowed_and_no_more() {
+    let most = WireDtype::ALL.map(|wire_dtype| (wire_dtype.name(), exact_workers_max(wire_dtype)));
+    let all = WORKERS_MAX;
+    let expected = [("shared_exponent", all), ("bfloat16", 128), ("int8", 64), ("int4", 1), ("native", all)];
+    assert_eq!(most, expected);
 }
 
 #[test]
@@ -321,7 +403,7 @@ fn large_packets_are_as_frequent_as_asked_and_too_large_for_the_static_factor() 
         let key = source.key(1);
         let large: Vec<usize> = (0..1000).filter(|index| source.is_large(key, 0, *index)).collect();
         assert!((200..300).contains(&large.len()), "{} of 1000", large.len());
-        let numbers = source.contribution(None, 1, 0, 0, 1000 * PACKET);
+        let numbers = source.contribution(None, 1, 0, 0..1000 * PACKET, 1000 * PACKET);
         let Numbers::Float32(numbers) = numbers.numbers else { panic!("floats") };
         let most = |index: usize| {
             let packet = &numbers[index * PACKET..(index + 1) * PACKET];
