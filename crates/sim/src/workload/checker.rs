@@ -88,7 +88,7 @@ pub enum Violation {
     WrongParameters {
         /// The job.
         job: String,
-        /// Of which variable: the first tensor that changed it.
+        /// The first tensor that changed the variable.
         tensor: u64,
         /// The first wrong element.
         element: usize,

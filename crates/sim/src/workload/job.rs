@@ -37,7 +37,7 @@ pub(crate) mod token {
 /// services by turns.
 const TENSORS_CUT_MIN: usize = 64;
 
-/// What a tensor that came back consists of.
+/// The contents of a tensor that came back.
 #[derive(Clone, Copy)]
 pub(crate) enum Contents<'a> {
     /// Each worker's contribution, once.

@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// What took over may die, too; the other before or after that.
+    /// The service that took over may die, too; the other one before or after that.
     #[test]
     fn sums_are_exact_after_two_services_die() {
         for seed in 0..24 {

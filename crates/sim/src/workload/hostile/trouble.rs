@@ -1,4 +1,4 @@
-//! What goes wrong in a scenario that a seed draws: faults, and losses of links.
+//! The faults of a scenario that a seed draws, and the losses of its links.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

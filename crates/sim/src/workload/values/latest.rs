@@ -112,7 +112,7 @@ mod tests {
         sum
     }
 
-    /// What is said to be in them.
+    /// The deltas that are said to be in them.
     fn latest(inside: [Option<u64>; WORKERS as usize]) -> Latest {
         Latest { at: 0..ELEMENTS, inside: inside.into() }
     }

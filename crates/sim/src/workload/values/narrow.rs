@@ -34,7 +34,7 @@ pub(super) const fn largest(wire_dtype: WireDtype) -> Option<u32> {
         WireDtype::SharedExponent | WireDtype::Native => None,
         WireDtype::Bfloat16 => Some(1 << 8),
         WireDtype::Int8 => Some(127),
-        // Of the next one, 5, the rounding makes 4 or 6.
+        // The next one, 5, is rounded to 4 or 6.
         WireDtype::Int4 => Some(4),
     }
 }
