@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fanin_lab.papers.lab import Scenario, Spread
-from fanin_lab.papers.plot import Picture
+from fanin_lab.papers.plot import PAPER, Line, Mark, Panel, Picture
 from fanin_lab.papers.simulated import At, Cases, Row, Simulated, computed
 from fanin_lab.papers.switchml import models
 from fanin_lab.papers.switchml.models import CASES, PROFILES, SIZE_MIB, WORKERS, batch_s
@@ -95,14 +95,15 @@ def speedup(at: At, of: tuple[str, int], method: str) -> list[float]:
 
 
 def picture(at: At) -> Picture:
-    """Show all cases of each method, ours as bars, and Table 2's."""
-
-    def ours(method: str) -> list[float]:
-        return [Spread.of(speedup(at, of, method)).median for of in CASES]
-
-    return Picture(
-        [models.panel(ours(name), method.speedups, name) for name, method in METHODS.items()]
-    )
+    """Show each case's speedup by Table 2's: where both are the same, it is on the line."""
+    ends = [0.4, 12.0]
+    marks: list[Mark] = [Line(ends, ends, label="the same", look=PAPER)]
+    for number, (name, method) in enumerate(METHODS.items()):
+        ours = [Spread.of(speedup(at, of, name)).median for of in CASES]
+        look = {"color": f"C{number}", "marker": "o", "linestyle": "none"}
+        marks.append(Line(method.speedups, ours, label=name, look=look))
+    what = "a ring's time by that with compressed gradients"
+    return Picture([Panel(marks, f"Table 2: {what}", "here", log_x=10, log_y=10)])
 
 
 ROWS = [

@@ -223,24 +223,26 @@ def added_ms(at: At, model: str) -> list[float]:
 
 def picture(at: At) -> Picture:
     """Show ours as bars, and Table 2's."""
-    papers = [PROFILES[model].speedups[gbps] for model, gbps in CASES]
-    return Picture([panel([Spread.of(speedup(at, of)).median for of in CASES], papers, "SwitchML")])
-
-
-def panel(ours: Sequence[float], papers: Sequence[float], way: str) -> Panel:
-    """Show how many times as fast as with a ring a way makes a batch, in all cases."""
     names = [f"{SHOWN.get(model, model)}\n{gbps}" for model, gbps in CASES]
-    lines = [
+    ours = [Spread.of(speedup(at, of)).median for of in CASES]
+    papers = [
         Line(
             [place - 0.4, place + 0.4],
-            [paper] * 2,
+            [PROFILES[model].speedups[gbps]] * 2,
             label=None if place else "paper (Table 2)",
             look=PAPER,
         )
-        for place, paper in enumerate(papers)
+        for place, (model, gbps) in enumerate(CASES)
     ]
-    bars = Bars(names, ours, look={"color": "C0"})
-    return Panel([bars, *lines], "model, Gbit/s", f"a ring's time by that of {way}")
+    return Picture(
+        [
+            Panel(
+                [Bars(names, ours, look={"color": "C0"}), *papers],
+                "model, Gbit/s",
+                "a ring's time by SwitchML's",
+            )
+        ]
+    )
 
 
 ARRIVALS = [{"gathered": False}, {"gathered": True}]
