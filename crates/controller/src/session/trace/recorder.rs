@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn numbers_have_three_digits() {
         let of = [0.0, 0.012_345, 1.0, 12.345, 612.4, 98_765.0].map(shown);
-        let expected = [0.0, 0.0123, 1.0, 12.3, 612.0, 98_800.0];
+        let expected: [f64; 6] = [0.0, 0.0123, 1.0, 12.3, 612.0, 98_800.0];
         assert!(of.iter().zip(expected).all(|(of, expected)| of.to_bits() == expected.to_bits()), "{of:?}");
     }
 }
