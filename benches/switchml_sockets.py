@@ -5,7 +5,7 @@
 
 How many workers there are (Figure 3), losses (Figures 6 and 7), slots (Figure 9) and types of
 numbers (Figure 12). Writes its part of docs/reproduction-sockets.md, and the JSON. Needs root:
-every worker is a network namespace. Takes five minutes.
+every worker is a network namespace. Takes five to eight minutes.
 """
 
 from __future__ import annotations
@@ -256,9 +256,9 @@ SwitchML is significantly faster than Gloo at 0.1 % and more, and 0.01 % costs e
 """
 _OVER_TIME = f"""\
 4 workers and {LONG_BYTES // MB} MB. Sums that the switch completes, by its own counters, as rank
-0's timeline has them (FANIN_TRACE). In the paper a worker's rate stays close to that without loss,
-but for the last part of the time at a loss of 1 %: some slots are behind, and no other slot takes
-their work.
+0's timeline has them (FANIN_TRACE). In the paper a worker's rate stays close to that without loss.
+At a loss of 1 % it falls in the last part of the time. Some slots are behind then, and no other
+slot takes their work.
 """
 _SLOTS = """\
 4 workers with links of 1 Gbit/s. As many packets of a worker are on the way (FANIN_IN_FLIGHT). In

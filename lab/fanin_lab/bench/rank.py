@@ -40,7 +40,8 @@ def play(place: Place, parent: Connection) -> None:
         except Exception:
             parent.send(Failed(traceback.format_exc()))
     if variable("trace") in os.environ:
-        # A timeline is written every 50 ms.
+        # No session is closed here, which would write the rest of the timeline. Its own thread does
+        # so every 50 ms.
         time.sleep(0.2)
     # No orderly farewell: other ranks may be gone already.
     os._exit(0)

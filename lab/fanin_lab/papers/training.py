@@ -300,15 +300,19 @@ def tasks() -> dict[str, Task]:
         import sklearn.datasets  # noqa: F401
         import torch  # noqa: F401
     except ImportError as error:
-        text = (
-            f"missing for what trains: {error.name}; install with: "
-            f"{to_install(str(error.name))}, or leave these experiments out with --only"
-        )
-        raise ReproduceError(text) from None
+        raise lacking(error) from None
     return {
         "digits": Task("digits", aim=0.9, epochs=20, batch=8, begin=_digits),
         "GPT": Task("GPT", aim=0.35, epochs=6, batch=4, begin=lambda dice: _gpt(dice, _code())),
     }
+
+
+def lacking(error: ImportError) -> ReproduceError:
+    """Return the error that says how to install what a training lacks."""
+    return ReproduceError(
+        f"missing for what trains: {error.name}; install with: {to_install(str(error.name))}, "
+        "or leave these experiments out with --only"
+    )
 
 
 def on_other_data() -> dict[str, Task]:

@@ -17,16 +17,16 @@ pub(super) struct ServiceOnTime {
     pub megabytes: f64,
     /// The mean over the time in which it summed something.
     pub mbit_per_s: Option<f64>,
-    /// The rank that it waited most for, and for how much of its work, in per cent: the mean over the
-    /// time that is known of the job there. What waits for all ranks does not count.
+    /// The rank that it waited most for, and the share of its work that waited, in per cent. It is
+    /// the mean over the time that is known of the job there. Waiting for all ranks does not count.
     pub waits_for: Option<(String, f64)>,
 }
 
 /// By track: the moments from which on it shows other numbers, and these by name.
 type Tracks<'a> = BTreeMap<&'a str, Vec<(f64, BTreeMap<&'a str, f64>)>>;
 
-/// Makes a service one process in the events of several timelines, which have numbered services by
-/// themselves.
+/// Makes a service one process in the events of several timelines. Each has numbered its services by
+/// itself.
 pub(super) fn renumbered(timelines: Vec<Vec<Value>>) -> Vec<Value> {
     let mut known: BTreeMap<String, u64> = BTreeMap::new();
     let mut all = Vec::new();

@@ -224,7 +224,7 @@ pub enum Role {
     Server,
     /// On a host: may die for good, and other services of its jobs take over.
     Service,
-    /// A server that does neither: what it has lost cannot be brought back, so that its jobs name no
+    /// A server that does neither. Its losses cannot be brought back, so its jobs name no
     /// [`System::server`].
     Lasting,
 }

@@ -54,19 +54,14 @@ class Profile:
         hiding_s = self.alpha * self.communicating_s(100, hidden=True)
         last = 1 - self.hidden[100]
         before_s = self.computing_s - hiding_s + loading_s
-        if not gathered:
-            even_s = [hiding_s / PIECES] * PIECES
-            rest = self._parts(last, even_s[-1])
-            pieces = [self._part(self.hidden[100] / PIECES, each_s) for each_s in even_s]
+        at_once, count = (self.at_once, FINE_PIECES) if gathered else (0.0, PIECES)
+        behind_s = min(hiding_s, at_once * self.line_s(100))
+        each_s = (hiding_s - behind_s) / count
+        if at_once:
+            rest = [*self._parts(last, behind_s), *self._parts(at_once, each_s)]
         else:
-            at_once = self.at_once
-            behind_s = min(hiding_s, at_once * self.line_s(100))
-            each_s = (hiding_s - behind_s) / FINE_PIECES
-            if at_once:
-                rest = [*self._parts(last, behind_s), *self._parts(at_once, each_s)]
-            else:
-                rest = self._parts(last, each_s)
-            pieces = [self._part((1 - last - at_once) / FINE_PIECES, each_s)] * FINE_PIECES
+            rest = self._parts(last, each_s)
+        pieces = [self._part((1 - last - at_once) / count, each_s)] * count
         # The first gradient comes at once after the forward pass.
         return [*rest, *pieces[:-1], {**pieces[-1], "forward": _ns(before_s), "backward": _ns(0)}]
 

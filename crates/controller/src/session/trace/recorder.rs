@@ -11,6 +11,7 @@ use fanin_wire::{Dtype, Rank};
 use tokio::time::{sleep, timeout};
 
 use super::SessionTrace;
+use crate::convert::shown;
 use crate::proto;
 use crate::proto::job::{Running, State};
 use crate::session::rank_names::RankNames;
@@ -20,11 +21,11 @@ use crate::session::shared::Shared;
 const EVERY: Duration = Duration::from_millis(50);
 /// How often a service is asked at least.
 const EVERY_MAX: Duration = Duration::from_secs(1);
-/// As many times as long it takes if switches pass the question on, which they do for others, too.
+/// By how much less often it is asked if switches pass the question on: they do so for others, too.
 const PASSED_ON: u32 = 4;
-/// How long an answer may take: longer, and it says too little about when.
+/// How long an answer may take. After longer it says too little about when.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How much of what a service works on waits for a rank, beyond what waits for all.
+/// The share of a service's work that waits for a rank, beyond what waits for all.
 const WAITS: &str = "waits for, %";
 
 /// The tracks of a service, or of a switch on the way to it, from some moment on.
@@ -97,13 +98,13 @@ impl Told {
         let State::Running(running) = job.state? else { return None };
         // The rank may have asked a switch on the way.
         let root = reply.relays.first().map_or(asked, |relay| &relay.upstream);
-        let service = format!("service {root}");
+        let service = shown(format!("service {root}"));
         let of_job = |relay: &proto::Relay| {
             let its = relay.jobs.iter().find(|its| its.job_id == running.job_id)?;
-            Some((format!("switch {}", relay.address), (its.aggregations, its.collisions)))
+            Some((shown(format!("switch {}", relay.address)), (its.aggregations, its.collisions)))
         };
         let relays = reply.relays.iter().filter_map(of_job).collect();
-        Some(Self { at, service, job: job.name, running, relays })
+        Some(Self { at, service, job: shown(job.name), running, relays })
     }
 
     /// Whether counters have gone on since then.
@@ -112,7 +113,7 @@ impl Told {
             && self.at > before.at
     }
 
-    /// From the last moment that is known on, nothing is.
+    /// Nothing is done from this moment on.
     fn ended(&self) -> Vec<Sample> {
         let machines = std::iter::once(&self.service).chain(self.relays.keys());
         machines
@@ -132,7 +133,7 @@ impl Told {
         let a_second = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
         let one = |name: &str, unit: &str, value| Track {
             name: format!("{name} ({job})"),
-            values: BTreeMap::from([(unit.to_owned(), shown(value))]),
+            values: BTreeMap::from([(unit.to_owned(), three_digits(value))]),
         };
         let chunk_bits = 8.0 * f64::from(now.elements) * Dtype::Float32.element_bytes() as f64;
         let mut tracks = vec![
@@ -170,7 +171,7 @@ impl Told {
 }
 
 /// Three digits: more are noise, and a number that changes is written anew.
-fn shown(value: f64) -> f64 {
+fn three_digits(value: f64) -> f64 {
     format!("{value:.2e}").parse().unwrap_or(value)
 }
 
@@ -266,8 +267,25 @@ mod tests {
     }
 
     #[test]
+    fn names_that_switches_tell_are_no_commands_of_a_terminal() {
+        let relay = proto::Relay {
+            address: "\u{1b}[2J".into(),
+            upstream: "\u{7}root".into(),
+            jobs: vec![proto::RelayJob { job_id: 7, ..proto::RelayJob::default() }],
+            ..proto::Relay::default()
+        };
+        let state = Some(State::Running(Running { job_id: 7, ..Running::default() }));
+        let job = proto::Job { name: "j\n".into(), state, ..proto::Job::default() };
+        let reply =
+            proto::StatusReply { jobs: vec![job], relays: vec![relay], ..proto::StatusReply::default() };
+        let told = Told::read(reply, Instant(0), "rack").expect("it runs");
+        let names = [&told.service, &told.job].into_iter().chain(told.relays.keys());
+        assert!(names.flat_map(|name| name.chars()).all(|character| !character.is_control()));
+    }
+
+    #[test]
     fn numbers_have_three_digits() {
-        let of = [0.0, 0.012_345, 1.0, 12.345, 612.4, 98_765.0].map(shown);
+        let of = [0.0, 0.012_345, 1.0, 12.345, 612.4, 98_765.0].map(three_digits);
         let expected: [f64; 6] = [0.0, 0.0123, 1.0, 12.3, 612.0, 98_800.0];
         assert!(of.iter().zip(expected).all(|(of, expected)| of.to_bits() == expected.to_bits()), "{of:?}");
     }

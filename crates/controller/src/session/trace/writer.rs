@@ -39,8 +39,8 @@ pub(super) struct Writer {
     next_thread: u64,
     /// The services and switches that were sampled, by name: their process numbers.
     services: BTreeMap<String, u32>,
-    /// The numbers that each track of a service shows for a session's job, but 0. A viewer draws them until
-    /// others are written.
+    /// The numbers that each track of a service shows for a session's job, but 0. A viewer draws them
+    /// until others are written.
     shown: BTreeMap<(u32, Arc<str>, String), BTreeMap<String, f64>>,
 }
 

@@ -27,8 +27,8 @@ pub(crate) fn exact_workers_max(wire_dtype: WireDtype) -> u32 {
     (1..=WORKERS_MAX).take_while(|workers| fits(*workers, largest).is_some()).last().unwrap_or_default()
 }
 
-/// The largest integer that travels as it is, with all below it; none where floats travel with all
-/// of their bits, or in a system's own fixed point.
+/// The largest integer that travels as it is, with all below it. There is none if floats travel with
+/// all of their bits, or in a system's own fixed point.
 pub(super) const fn largest(wire_dtype: WireDtype) -> Option<u32> {
     match wire_dtype {
         WireDtype::SharedExponent | WireDtype::Native => None,
