@@ -160,6 +160,7 @@ impl TrainSocket {
             let is_marked = many_wait || meta.ecn == Some(EcnCodepoint::Ce);
             let queue = if is_marked { Queue::Long } else { Queue::Short };
             let length = meta.len.min(bytes.len());
+            self.statistics.bytes_received += length as u64;
             let train = &mut bytes[..length];
             if train.is_empty() {
                 self.statistics.packets_received += 1;
@@ -195,6 +196,7 @@ impl TrainSocket {
                 Sent::Yes => {
                     self.statistics.trains_sent += 1;
                     self.statistics.packets_sent += now.len().div_ceil(segment_bytes) as u64;
+                    self.statistics.bytes_sent += now.len() as u64;
                     rest = later;
                 }
                 Sent::CutSmaller => {}

@@ -146,7 +146,7 @@ impl Connection {
             None => (socket::calls(address, &switch, trust), None),
         };
         // Of no job: only whether it is a switch, and which version.
-        let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
+        let question = StatusRequest { job: Some(String::new()), ..StatusRequest::default() };
         let status = match tokio::time::timeout(patience, client.status(question)).await {
             Ok(Ok(reply)) => reply.into_inner(),
             Ok(Err(status)) if was_refused(&status) => return Err(Ungreeted::Refused),

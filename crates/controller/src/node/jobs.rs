@@ -5,6 +5,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use fanin_limits::Budget;
 use fanin_protocol::JobAborted;
@@ -22,7 +23,7 @@ use self::table::{Asking, Table};
 use super::limits::{WaitingJobs, WaitingRank, reports_budget};
 use super::lock;
 use super::meetings::{Meetings, NotHeard, Present};
-use super::reports::{JobReport, Measurements, Report};
+use super::reports::{JobReport, Report, Told};
 use super::snapshots::Snapshots;
 use super::task_queue::TaskQueue;
 use crate::proto;
@@ -275,7 +276,7 @@ impl Jobs {
     pub fn heartbeat(
         &self,
         caller: Caller,
-        measured: Measurements,
+        told: Told,
         hosts: Vec<IpAddr>,
     ) -> Result<HeartbeatReply, Denied> {
         let Caller { job, rank, generation, secret, .. } = caller;
@@ -288,7 +289,7 @@ impl Jobs {
         {
             // Of a rank that the job has, so that no more can be entered than there are ranks.
             if let Some(running) = table.jobs.get_mut(&job) {
-                Arc::make_mut(&mut running.report).measured(rank, measured);
+                Arc::make_mut(&mut running.report).told(rank, told, Instant::now());
             }
             if table.sends_from(job, rank, &hosts) {
                 self.tasks.send(move |driver| driver.register(job, &hosts));

@@ -25,6 +25,7 @@ mod secured;
 mod service;
 mod snapshots;
 mod task_queue;
+mod work;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};

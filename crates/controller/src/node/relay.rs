@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use super::jobs::{for_log, unhealthy};
 use super::limits::{CallRate, STATUS_COUNTS, WaitingJobs, too_many};
 use super::routes::{Route, Routes};
-use super::service::{MeetReplies, Replies, dropped, hosts, meet_replies, refused, seen_from};
+use super::service::{MeetReplies, Replies, dropped, hosts, meet_replies, refused, seen_from, traffic};
 use super::snapshots::Snapshots;
 use super::task_queue::TaskQueue;
 use super::{address_of, lock};
@@ -222,6 +222,9 @@ impl Relay {
             outdated: dropped(&figures.received, Reason::Generation),
             in_use: figures.in_use(),
             jobs: figures.jobs.iter().map(job).collect(),
+            traffic: Some(traffic(figures)),
+            rate_bps: self.rate_bps,
+            shards: self.memory.shards.into(),
         })
     }
 

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fanin_limits::{Budget, Reservation};
 use fanin_wire::Rank;
 use prost::Message;
 
+use super::work::RankWork;
 use crate::proto;
 
 /// Most services of a job that are kept.
@@ -68,6 +70,7 @@ pub(super) struct JobReport {
 pub(super) struct RankReport {
     pub place: proto::Place,
     pub measured: Measurements,
+    pub work: Arc<RankWork>,
 }
 
 /// What a rank measured.
@@ -78,6 +81,13 @@ pub(super) struct Measurements {
     /// What a byte of large tensors takes.
     pub seconds_per_byte: Option<f64>,
     pub imbalance: f64,
+}
+
+/// What a rank tells in a heartbeat.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub measured: Measurements,
+    pub work: Option<proto::Work>,
 }
 
 impl JobReport {
@@ -93,11 +103,20 @@ impl JobReport {
     }
 
     /// A rank has measured again; what it does not say stays.
-    pub fn measured(&mut self, rank: Rank, measured: Measurements) {
+    fn measured(&mut self, rank: Rank, measured: Measurements) {
         let known = &mut self.member(rank).measured;
         known.round_trip = measured.round_trip.or(known.round_trip);
         known.seconds_per_byte = measured.seconds_per_byte.filter(sound).or(known.seconds_per_byte);
         known.imbalance = Some(measured.imbalance).filter(sound).unwrap_or_default();
+    }
+
+    /// A rank has told how it fares.
+    pub fn told(&mut self, rank: Rank, Told { measured, work }: Told, now: Instant) {
+        self.measured(rank, measured);
+        let ranks = self.members.len();
+        if let Some(work) = work {
+            Arc::make_mut(&mut self.member(rank).work).heard(work, now, ranks);
+        }
     }
 
     fn member(&mut self, rank: Rank) -> &mut RankReport {
@@ -116,13 +135,16 @@ impl JobReport {
         self.members.values().map(|member| member.measured.imbalance).fold(0.0, f64::max)
     }
 
-    /// The ranks, for who asks.
-    pub fn described(&self) -> Vec<proto::job::Member> {
+    /// The ranks, for who asks, with what they did in the last while, if that is asked.
+    pub fn described(&self, work: Option<Duration>) -> Vec<proto::job::Member> {
+        let now = Instant::now();
         let member = |(rank, member): (&Rank, &RankReport)| proto::job::Member {
             rank: rank.0.into(),
             place: Some(member.place.clone()),
             seconds_per_byte: member.measured.seconds_per_byte,
             imbalance: member.measured.imbalance,
+            smoothed_rtt_ns: member.measured.round_trip.and_then(|trip| u64::try_from(trip.as_nanos()).ok()),
+            work: work.map(|within| member.work.told(within, now)),
         };
         self.members.iter().map(member).collect()
     }
@@ -242,7 +264,7 @@ mod tests {
         for rank in 0..64 {
             reported.joined(Rank(rank), report(None, Some(place.clone())));
         }
-        let bytes: usize = reported.described().iter().map(Message::encoded_len).sum();
+        let bytes: usize = reported.described(None).iter().map(Message::encoded_len).sum();
         assert!(bytes <= BYTES_MAX + 64 * 32, "{bytes}");
     }
 

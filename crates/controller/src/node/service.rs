@@ -26,7 +26,7 @@ use super::gauges::Gauges;
 use super::jobs::{Attending, Caller, JobSnapshot, Jobs, Joined, NotAdmitted, Stays, unhealthy};
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
-use super::reports::Measurements;
+use super::reports::{Measurements, Told};
 use crate::convert::{Malformed, narrow};
 use crate::path::{mtu_at, rate_bps_at};
 use crate::proto::{self, control_server::Control};
@@ -143,7 +143,8 @@ impl Control for ControlService {
         };
         let (job, secret, passed_on) = (JobId(request.job_id), request.secret, request.passed_on);
         let caller = Caller { job, rank, generation, secret, passed_on };
-        let reply = self.jobs.heartbeat(caller, measured, hosts).map_err(refused)?;
+        let told = Told { measured, work: request.work };
+        let reply = self.jobs.heartbeat(caller, told, hosts).map_err(refused)?;
         if !request.behind && matches!(reply, HeartbeatReply::Alive { .. }) {
             self.jobs.caught_up(job, rank);
         }
@@ -186,7 +187,7 @@ impl Control for ControlService {
     ) -> Result<Response<proto::StatusReply>, Status> {
         let asked_at = request.local_addr();
         let toll = request.extensions().get::<Toll>().cloned();
-        let wanted = request.into_inner().job;
+        let proto::StatusRequest { job: wanted, work_ms, .. } = request.into_inner();
         // All but the greeting of who connects, which is of no job.
         if let Some(toll) = toll.filter(|_| wanted.as_deref() != Some("")) {
             toll.pay(STATUS_COUNTS).await?;
@@ -197,11 +198,15 @@ impl Control for ControlService {
         if wanted.is_none() {
             jobs.iter_mut().for_each(keep_secret);
         }
-        let figures = match jobs.iter().any(|job| matches!(job.state, JobState::Running { .. })) {
+        // A greeting needs none.
+        let needs_figures =
+            work_ms > 0 || jobs.iter().any(|job| matches!(job.state, JobState::Running { .. }));
+        let figures = match needs_figures {
             true => self.jobs.figures().await.ok_or_else(|| Status::unavailable("the switch shuts down"))?,
             false => Arc::default(),
         };
-        let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job)).collect();
+        let work = (work_ms > 0).then(|| Duration::from_millis(work_ms.into()));
+        let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job, work)).collect();
         // The first time it takes a moment.
         let cores = tokio::task::spawn_blocking(Cores::of_process).await.ok();
         let sums = |cores: Cores| cores.summed_bytes_per_s * cores.count.min(config.shards.into()) as u64;
@@ -218,6 +223,10 @@ impl Control for ControlService {
             summed_bytes_per_s: cores.map(sums),
             outdated: dropped(&figures.received, Reason::Generation),
             unplanned: dropped(&figures.received, Reason::Unplanned),
+            traffic: Some(traffic(&figures)),
+            instance: self.instance,
+            refused: self.jobs.refusals().iter().map(|(_, count)| count).sum(),
+            denied: self.jobs.denied(),
         }))
     }
 
@@ -236,6 +245,18 @@ impl Control for ControlService {
 /// Packets of a data path that were dropped for this reason.
 pub(super) fn dropped(received: &Received, reason: Reason) -> u64 {
     received.dropped[reason as usize]
+}
+
+/// What the sockets of a data path moved.
+pub(super) fn traffic(figures: &Figures) -> proto::Traffic {
+    let Figures { received, io, .. } = figures;
+    proto::Traffic {
+        packets_received: io.packets_received,
+        bytes_received: io.bytes_received,
+        packets_sent: io.packets_sent,
+        bytes_sent: io.bytes_sent,
+        dropped: received.dropped.iter().sum::<u64>() - dropped(received, Reason::Duplicate),
+    }
 }
 
 impl ControlService {
@@ -428,7 +449,7 @@ fn admission_for(
 }
 
 /// A job with its progress.
-fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
+fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot, work: Option<Duration>) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.words().to_vec() }),
@@ -460,7 +481,7 @@ fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot) -> proto::Job {
                 security: proto::Security::from(security).into(),
                 aggregations: progress.aggregations,
                 collisions: progress.collisions,
-                members: reported.described(),
+                members: reported.described(work),
                 split: reported.split.clone(),
                 loss_bound_millionths: loss_bound.millionths(),
                 lost: progress.lost,

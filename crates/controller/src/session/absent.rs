@@ -91,7 +91,7 @@ impl Absent {
 /// The size of a job that gathers, and the ranks that are there; `None` where the switch does not
 /// say, or the job does not gather.
 pub(super) async fn present(client: &mut ControlClient<Channel>, job: &str) -> Option<(u16, Ranks)> {
-    let question = client.status(StatusRequest { job: Some(job.to_owned()), passed_on: 0 });
+    let question = client.status(StatusRequest { job: Some(job.to_owned()), ..StatusRequest::default() });
     let reply = timeout(STATUS_PATIENCE, question).await.ok()?.ok()?;
     let status = SwitchStatus::try_from(reply.into_inner()).ok()?;
     status.jobs.into_iter().find_map(|job| match job.state {

@@ -29,6 +29,7 @@ mod thread;
 mod trace;
 mod warnings;
 mod watch;
+mod work;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -216,7 +216,7 @@ impl Oversight {
         let went = |service| left.iter().any(|rank| self.shared.hosts(rank, service));
         for (service, lane) in self.shared.lanes().enumerate().filter(|(service, _)| !went(*service)) {
             let mut client = lane.connection.client.clone();
-            let greeting = StatusRequest { job: Some(String::new()), passed_on: 0 };
+            let greeting = StatusRequest { job: Some(String::new()), ..StatusRequest::default() };
             asked.spawn(async move {
                 let reply = timeout(STATUS_PATIENCE, client.status(greeting)).await.ok()?;
                 reply.err().filter(is_gone).map(|status| (service, explain(&status)))
@@ -341,7 +341,7 @@ impl Oversight {
                 None => Word::Nothing,
             });
             let (mut client, id) = (lane.connection.client.clone(), lane.job.id());
-            let question = StatusRequest { job: Some(lane.name.clone()), passed_on: 0 };
+            let question = StatusRequest { job: Some(lane.name.clone()), ..StatusRequest::default() };
             asked.spawn(async move {
                 let reply = timeout(STATUS_PATIENCE, client.status(question)).await.ok()?.ok()?;
                 let status = SwitchStatus::try_from(reply.into_inner()).ok()?;

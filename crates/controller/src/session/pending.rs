@@ -8,7 +8,9 @@ use fanin_udp::Submission;
 use fanin_wire::WireDtype;
 
 use super::pace::Pace;
+use super::work::Work;
 use crate::error::Tensor;
+use crate::proto;
 
 /// Shorter ones tell of round trips, and not of rates.
 const LARGE_BYTES: usize = 1 << 20;
@@ -22,6 +24,8 @@ pub(super) struct AllReduce {
     /// is not late.
     pub since: Instant,
     pub tensor: Tensor,
+    /// How long nothing was under way before it.
+    computed: Duration,
 }
 
 /// All-reduces under way, in the order in which they were submitted. One lock an all-reduce, none a
@@ -38,6 +42,7 @@ struct Table {
     /// Seconds a byte of the large ones that came out well of late.
     took: VecDeque<f64>,
     pace: Pace,
+    work: Work,
 }
 
 /// The part of an all-reduce that networks see.
@@ -64,7 +69,9 @@ impl Pending {
         let mut table = self.lock();
         let tensor = Tensor::of(submission, table.next);
         table.next += 1;
-        table.under_way.insert(tensor.number, AllReduce { since: now, tensor });
+        let is_first = table.under_way.is_empty();
+        let computed = if is_first { table.work.turns_busy(now) } else { Duration::ZERO };
+        table.under_way.insert(tensor.number, AllReduce { since: now, tensor, computed });
         tensor
     }
 
@@ -85,6 +92,17 @@ impl Pending {
         if is_oldest {
             table.last_end = Some(now);
         }
+        let Some(AllReduce { since, tensor, computed }) = ended else { return };
+        if table.under_way.is_empty() {
+            table.work.turns_idle(now);
+        }
+        table.work.done(&tensor, now, now.saturating_duration_since(since), computed);
+    }
+
+    /// What was done after a moment, and since the beginning.
+    pub fn work(&self, after: Option<Instant>, now: Instant) -> proto::Work {
+        let table = self.lock();
+        table.work.told(after, now, !table.under_way.is_empty())
     }
 
     /// What a byte of large tensors takes of late, in seconds: the median. `None` before the first.

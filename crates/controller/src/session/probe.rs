@@ -237,7 +237,8 @@ async fn status(
 ) -> Result<SwitchStatus, SessionError> {
     let switch = connection.switch.clone();
     let lost = |cause: String| SessionError::NotASwitch { switch, cause };
-    match timeout(patience, connection.client.status(StatusRequest { job, passed_on: 0 })).await {
+    match timeout(patience, connection.client.status(StatusRequest { job, ..StatusRequest::default() })).await
+    {
         Err(_) => Err(lost("it fell silent".into())),
         Ok(Err(status)) => Err(no_status(&connection.switch, &status)),
         Ok(Ok(reply)) => {

@@ -61,6 +61,8 @@ struct Watch {
     settles_until: Instant,
     /// Whether the switch was told last that the rank is behind.
     told_behind: bool,
+    /// When the switch was told last what the rank did.
+    told_work: Option<Instant>,
     /// What the switch says unasked.
     news: mpsc::Receiver<News>,
 }
@@ -83,6 +85,7 @@ pub(super) async fn watch(
         has_moved: false,
         settles_until: Instant::now(),
         told_behind: false,
+        told_work: None,
         news,
     };
     if let Err(error) = watch.run().await {
@@ -142,7 +145,7 @@ impl Watch {
         let (statistics, _) = self.shared.driver.latest_statistics_of(self.service);
         warnings::packets_lost(self.own_name(), &self.member().switch, &statistics);
         self.hold_against_plan();
-        let rtt = statistics.smoothed_rtt;
+        let (rtt, now) = (statistics.smoothed_rtt, Instant::now());
         self.told_behind = self.shared.is_behind(self.service);
         let message = HeartbeatRequest {
             job_id: job.id().0,
@@ -155,6 +158,7 @@ impl Watch {
             imbalance: self.shared.driver.imbalance(),
             host: crate::path::host(self.connection().address),
             behind: self.told_behind,
+            work: Some(self.shared.pending.work(self.told_work.replace(now), now)),
         };
         let reply = match timeout(self.interval.max(RETRY), self.connection().client.heartbeat(message)).await
         {

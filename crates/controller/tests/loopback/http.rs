@@ -80,7 +80,7 @@ fn a_request_that_is_too_long_is_refused_and_a_long_one_to_resume_is_not() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
         let mut client = control(switch.address());
-        let question = StatusRequest { job: Some("j".repeat(64 << 10)), passed_on: 0 };
+        let question = StatusRequest { job: Some("j".repeat(64 << 10)), ..StatusRequest::default() };
         let refused = client.status(question).await.expect_err("longer than any question");
         assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
         let plan = Split { bound: "b".repeat(64 << 10), ..Split::default() };
@@ -122,7 +122,7 @@ fn who_calls_too_often_waits() {
             let mut client = client.clone();
             callers.spawn(async move {
                 for _ in 0..(CALLS.0 + CALLS.1) / CALLERS {
-                    let question = StatusRequest { job: Some(String::new()), passed_on: 0 };
+                    let question = StatusRequest { job: Some(String::new()), ..StatusRequest::default() };
                     client.status(question).await.expect("nobody is refused");
                 }
             });

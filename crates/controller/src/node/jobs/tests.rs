@@ -4,6 +4,7 @@ use std::sync::mpsc::Receiver;
 
 use super::super::http::Served;
 use super::super::metrics;
+use super::super::reports::Measurements;
 use super::super::service::ControlService;
 use super::*;
 use crate::control_channel::control_calls;
@@ -14,7 +15,7 @@ use fanin_protocol::control::{Agreed, Hop, PORTION_WHOLE, Planner, Resume, Seats
 use fanin_protocol::goat::Goat;
 use fanin_tls::{Acceptor, Trust};
 use fanin_udp::{HostThreads, Seat};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longer than anything here takes on a busy machine; only a hang reaches it.
 const HANG: Duration = Duration::from_secs(60);
@@ -75,20 +76,20 @@ async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
     let jobs = jobs(protocols::usual().root(([127, 0, 0, 1], 0).into(), 1).unwrap());
     let Admission { job, key, generation, .. } =
         admitted(&jobs, "job").await.expect("admitted").as_ref().clone();
-    let trip = Measurements { round_trip: Some(Duration::from_micros(50)), ..Measurements::default() };
+    let measured = Measurements { round_trip: Some(Duration::from_micros(50)), ..Measurements::default() };
+    let trip = || Told { measured, work: None };
     for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
-        let _ = jobs.heartbeat(caller(job, Rank(rank), generation, key.secret_of(Rank(rank))), trip, vec![]);
+        let _ = jobs.heartbeat(caller(job, Rank(rank), generation, key.secret_of(Rank(rank))), trip(), vec![]);
     }
     let secret = key.secret_of(Rank(0));
-    let denied = jobs.heartbeat(caller(job, Rank(0), generation, 0), trip, vec![]);
+    let denied = jobs.heartbeat(caller(job, Rank(0), generation, 0), trip(), vec![]);
     assert_eq!((denied, jobs.denied()), (Err(Denied { rank: Rank(0) }), 1));
-    jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), vec![])
-        .expect("its own");
+    jobs.heartbeat(caller(job, Rank(0), generation, secret), Told::default(), vec![]).expect("its own");
     let reported = jobs.reported(job).members.clone();
-    assert_eq!((reported.len(), reported[&Rank(0)].measured), (1, trip));
+    assert_eq!((reported.len(), reported[&Rank(0)].measured), (1, measured));
     assert_eq!(jobs.lock().jobs.len(), 1);
     jobs.leave(job, Rank(0), secret).expect("its own");
-    jobs.heartbeat(caller(job, Rank(0), generation, secret), trip, vec![]).expect("its own");
+    jobs.heartbeat(caller(job, Rank(0), generation, secret), trip(), vec![]).expect("its own");
     jobs.report(job, 0, Report::default());
     assert!(jobs.lock().jobs.is_empty());
 }
@@ -260,7 +261,7 @@ async fn a_job_whose_plan_and_room_take_longer_than_a_rank_may_be_silent_runs_al
     gated.close(false);
     let Admission { job, key, generation, .. } = place.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
-    let reply = jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), vec![]);
+    let reply = jobs.heartbeat(caller(job, Rank(0), generation, secret), Told::default(), vec![]);
     assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
 }
 
@@ -289,10 +290,10 @@ async fn from_where_a_rank_sends_is_told_to_the_data_path_before_the_rank_and_wh
     assert_eq!(gated.state.lock().unwrap().told, ["add", "register"]);
     let (rank, secret) = (Rank(0), key.secret_of(Rank(0)));
     for (hosts, secret) in [(&one, secret), (&other, secret), (&other, secret), (&one, 0)] {
-        let _ = jobs.heartbeat(caller(job, rank, generation, secret), Measurements::default(), hosts.clone());
+        let _ = jobs.heartbeat(caller(job, rank, generation, secret), Told::default(), hosts.clone());
     }
     jobs.leave(job, rank, secret).expect("its own");
-    let _ = jobs.heartbeat(caller(job, rank, generation, secret), Measurements::default(), one);
+    let _ = jobs.heartbeat(caller(job, rank, generation, secret), Told::default(), one);
     assert!(jobs.lock().jobs.is_empty());
     drop(place);
     drop(jobs);
@@ -318,7 +319,7 @@ async fn a_job_runs_however_long_the_next_one_takes_to_find_room() {
     gated.let_pass(2);
     let Admission { job, key, generation, .. } = first.outcome().await.expect("admitted").as_ref().clone();
     let secret = key.secret_of(Rank(0));
-    let reply = jobs.heartbeat(caller(job, Rank(0), generation, secret), Measurements::default(), hosts());
+    let reply = jobs.heartbeat(caller(job, Rank(0), generation, secret), Told::default(), hosts());
     assert_eq!(reply, Ok(HeartbeatReply::Alive { left: Ranks::default() }));
     gated.close(false);
 }
