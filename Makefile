@@ -53,13 +53,13 @@ $(STAMP): pyproject.toml | tools
 	touch $@
 
 # What is in $(VENV) is a release, or a build for tests. Each takes the other's place in seconds, once it is compiled.
-$(BUILT): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
+$(BUILT): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES) page/dist/.built
 	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release
 	rm -f $(CHECKED); touch $@
 
 # As Rust's tests are compiled (Cargo.toml, profile.dev): with assertions, from the same packages, and linked in seconds.
-$(CHECKED): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES)
+$(CHECKED): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES) page/dist/.built
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --features as-tests
 	rm -f $(BUILT); touch $@
 
@@ -68,6 +68,15 @@ $(LABORATORY): lab/pyproject.toml | $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable ./lab
 	touch $@
 
+# The page that switches serve. Where Node.js is missing, or too old, there is one that says so in its place.
+PAGE := page/dist/.built
+PAGE_SOURCES := $(shell find page/src -type f) $(addprefix page/,index.html package.json package-lock.json tsconfig.json vite.config.ts)
+$(PAGE): $(PAGE_SOURCES)
+	@cd page && if ! command -v npm >/dev/null; then echo "missing: npm. fanin is built without its page; sudo apt-get install -y npm, then make build" >&2; \
+	elif ! { npm ci --silent --no-fund --no-audit && npm run --silent build; }; then \
+	  rm -f dist/page.js; echo "the page does not build (above; it needs Node.js 20.19 or newer): fanin is built without it" >&2; fi
+	@touch $@
+
 build: $(BUILT) $(LABORATORY)
 
 checked: $(CHECKED) $(LABORATORY)
@@ -75,7 +84,7 @@ checked: $(CHECKED) $(LABORATORY)
 # What `pip install` takes: for every Python from 3.11 on, and for glibc from this machine's symbols on, which maturin checks. The
 # laboratory is a wheel of its own.
 WHEELS := target/wheels
-wheel: $(STAMP)
+wheel: $(STAMP) page/dist/.built
 	rm -rf $(WHEELS)
 	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build --release --strip --out $(WHEELS)

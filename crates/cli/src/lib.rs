@@ -16,6 +16,7 @@ pub mod logging;
 pub mod machine;
 mod netlab;
 mod output;
+mod page;
 mod parameters;
 mod plan;
 mod profile;
@@ -28,6 +29,7 @@ mod status;
 mod step;
 mod switch;
 mod tls;
+mod top;
 mod topo;
 mod trace;
 mod version;
@@ -70,6 +72,8 @@ enum Command {
     Server(server::Arguments),
     Parameters(parameters::Arguments),
     Status(status::Arguments),
+    Page(page::Arguments),
+    Top(top::Arguments),
     Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Netlab(netlab::Arguments),
@@ -106,6 +110,8 @@ pub fn exit_status(args: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Server(arguments) => server::run(&arguments),
         Command::Parameters(arguments) => parameters::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Page(arguments) => page::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Netlab(arguments) => netlab::run(&arguments),

@@ -10,10 +10,10 @@ use std::time::Duration;
 use fanin_controller::protocols;
 use fanin_controller::{
     JobStatus, JobStatusState, MemberStatus, PlannedShare, RelayJob, RelayStatus, SessionError, Split,
-    SwitchStatus, trusted_status,
+    SwitchStatus, trusted_status, why_aborted,
 };
 use fanin_udp::OnSockets;
-use fanin_wire::{AbortReason, LossBound, Rank, WireDtype};
+use fanin_wire::{LossBound, Rank, WireDtype};
 use serde::Serialize;
 
 use self::table::table;
@@ -257,7 +257,7 @@ fn silence(error: &SessionError, is_guessed: bool) -> String {
 
 /// The services to ask: those that were named, or those that are here, or those that would be here
 /// by default.
-fn asked(named: Option<&str>, here: impl FnOnce() -> Vec<SocketAddr>) -> Vec<String> {
+pub(crate) fn asked(named: Option<&str>, here: impl FnOnce() -> Vec<SocketAddr>) -> Vec<String> {
     match named.map(str::trim).filter(|named| !named.is_empty()) {
         Some(named) => named.split(',').map(|switch| switch.trim().to_owned()).collect(),
         None => match here() {
@@ -365,7 +365,7 @@ fn state<'a>(job: &'a JobStatus, protocol: &dyn OnSockets) -> State<'a> {
             plan: split.as_ref().map(|told| Box::new(plan(&told.0, told.1, members))),
             members: members.iter().map(member).collect(),
         },
-        JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: explain(reason) },
+        JobStatusState::Aborted { job, reason } => State::Aborted { id: job.0, reason: why_aborted(reason) },
     }
 }
 
@@ -404,24 +404,5 @@ fn member(member: &MemberStatus) -> Member {
         address: member.place.address.clone(),
         measured: member.seconds_per_byte,
         imbalance: member.imbalance,
-    }
-}
-
-pub(crate) fn explain(reason: &AbortReason) -> String {
-    match reason {
-        AbortReason::Expelled(rank) => format!("rank {} was lost", rank.0),
-        AbortReason::Mismatch { first, second } => {
-            format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
-        }
-        AbortReason::SwitchStopped => "the switch stops".into(),
-        AbortReason::Participants { first, second } => {
-            format!("ranks {} and {} disagree about who takes part in a sum", first.0, second.0)
-        }
-        AbortReason::LossBounds { first, second } => {
-            format!(
-                "ranks {} and {} disagree: loss bounds {} and {}",
-                first.0.0, second.0.0, first.1, second.1
-            )
-        }
     }
 }

@@ -1,9 +1,11 @@
 //! `fanin switch`: serves jobs until it is told to stop.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use fanin_controller::page::Token;
 use fanin_controller::{RackServer, RackServerConfig, ServerError, SwitchServer, SwitchServerConfig};
 use fanin_udp::OnSockets;
 use fanin_units::Rate;
@@ -17,8 +19,8 @@ use crate::{logging, output};
 
 /// Sum the gradients of any number of jobs
 ///
-/// Listens on one port number: UDP for gradients, TCP for control and metrics
-/// (http://ADDR:PORT/metrics, /healthz). Ends on SIGTERM and SIGINT, after it has told the workers.
+/// Listens on one port number: UDP for gradients, TCP for control, the page (http://ADDR:PORT/),
+/// metrics and health (/metrics, /healthz). Ends on SIGTERM and SIGINT, after it has told the workers.
 ///
 /// With --upstream it is a rack: it sums what its own workers send. Its sum is one contribution at
 /// its upstream. A job has as many shards as each of both has. Jobs go on when a rack is started
@@ -77,6 +79,10 @@ pub(crate) struct Arguments {
     /// link to there [default: what the interface tells]
     #[arg(long, env = "FANIN_RATE", value_parser = said_rate)]
     rate: Option<Rate>,
+    /// A file whose first line is what callers of other machines show to see the page at
+    /// http://ADDR:PORT/ [default: only callers of this machine see it]
+    #[arg(long, value_name = "FILE", env = "FANIN_PAGE_TOKEN_FILE", hide_env_values = true)]
+    page_token_file: Option<PathBuf>,
     #[command(flatten)]
     own: Own,
     #[command(flatten)]
@@ -123,6 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         heartbeat_timeout: arguments.heartbeat_timeout.unwrap_or(defaults.heartbeat_timeout),
         join_timeout_max: arguments.join_timeout_max.unwrap_or(defaults.join_timeout_max),
         rate_bps: arguments.rate.map(|rate| rate.0),
+        page_token: page_token(arguments)?,
         ..defaults
     };
     fanin_controller::raise_descriptors();
@@ -147,7 +154,13 @@ fn rack(arguments: &Arguments, upstream: &str) -> anyhow::Result<RackServerConfi
     memory.pool_units = arguments.pool_units.unwrap_or(memory.pool_units);
     memory.aggregators = arguments.aggregators.unwrap_or(memory.aggregators);
     config.rate_bps = arguments.rate.map(|rate| rate.0);
+    config.page_token = page_token(arguments)?;
     Ok(config)
+}
+
+/// What callers of other machines show.
+fn page_token(arguments: &Arguments) -> anyhow::Result<Option<Token>> {
+    Ok(arguments.page_token_file.as_deref().map(Token::of_file).transpose()?)
 }
 
 /// A rate, as a rank takes FANIN_RATE: without the blanks around it, and a number alone is bits.
@@ -195,7 +208,7 @@ fn announce(address: SocketAddr, shards: usize, json: bool) -> anyhow::Result<()
             String::new()
         };
         format!(
-            "fanin switch {version} listens on {address} (UDP and TCP; metrics at http://{address}/metrics){reach}"
+            "fanin switch {version} listens on {address} (UDP and TCP; page at http://{address}/, metrics at /metrics){reach}"
         )
     })?;
     Ok(())

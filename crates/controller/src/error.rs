@@ -260,6 +260,27 @@ pub struct Tensor {
     pub op: Op,
 }
 
+/// Why a job was aborted, for people.
+#[must_use]
+pub fn why_aborted(reason: &AbortReason) -> String {
+    match reason {
+        AbortReason::Expelled(rank) => format!("rank {} was lost", rank.0),
+        AbortReason::Mismatch { first, second } => {
+            format!("ranks {} and {} disagree: {} against {}", first.0.0, second.0.0, first.1, second.1)
+        }
+        AbortReason::SwitchStopped => "the switch stops".into(),
+        AbortReason::Participants { first, second } => {
+            format!("ranks {} and {} disagree about who takes part in a sum", first.0, second.0)
+        }
+        AbortReason::LossBounds { first, second } => {
+            format!(
+                "ranks {} and {} disagree: loss bounds {} and {}",
+                first.0.0, second.0.0, first.1, second.1
+            )
+        }
+    }
+}
+
 /// What a switch speaks that this process does not. One of before protocols had names has the same
 /// packets.
 fn other_version(ours: u32, theirs: u32) -> String {

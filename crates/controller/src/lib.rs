@@ -19,13 +19,14 @@ mod convert;
 mod error;
 mod goat_planner;
 mod node;
+pub mod page;
 mod path;
 pub mod proto;
 pub mod protocols;
 mod session;
 
 pub use control_channel::{control_calls, switch_address};
-pub use error::{AllReduceError, ChainError, SessionError, Tensor};
+pub use error::{AllReduceError, ChainError, SessionError, Tensor, why_aborted};
 pub use fanin_limits::raise_descriptors;
 pub use fanin_local::{Cores, MemoryOfRanks, machine_id, memory_of_ranks};
 pub use fanin_tls::{Acceptor, Exchange, Fingerprint, Identity, Secret, SetupError, Trust};

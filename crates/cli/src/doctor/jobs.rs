@@ -1,10 +1,9 @@
 //! The switch's report of its memory, and of ranks that did not join.
 
-use fanin_controller::{JobStatus, JobStatusState, SwitchStatus};
+use fanin_controller::{JobStatus, JobStatusState, SwitchStatus, why_aborted};
 use fanin_protocol::control::Ranks;
 
 use super::finding::{Check, Finding};
-use crate::status::explain;
 
 /// Whether there is room for a job.
 pub(super) fn pool(status: &SwitchStatus) -> Finding {
@@ -64,7 +63,7 @@ fn incomplete(job: &JobStatus, switch: &str) -> Option<Finding> {
         }
         JobStatusState::Aborted { reason, .. } => Some(Finding::warning(
             Check::Jobs,
-            format!("job {name:?} was aborted: {}", explain(reason)),
+            format!("job {name:?} was aborted: {}", why_aborted(reason)),
             "look at that rank's log, and start the job again",
         )),
     }

@@ -1,10 +1,12 @@
-//! One port number: UDP for the data path, TCP for control, metrics and health.
+//! One port number: UDP for the data path, TCP for control, metrics, health and the page.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
@@ -16,14 +18,17 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::service::Routes;
+use tonic::transport::server::TcpConnectInfo;
+use tonic::{Request, Response};
 
 use super::limits::{
     self, ATTEND, ATTEND_BYTES_MAX, CallLimits, JOIN, JOIN_BYTES_MAX, REQUEST_BYTES_MAX, in_turn,
 };
 use super::secured::{HEALTH, METRICS, in_the_clear, secured};
 use super::{ServerError, metrics};
-use crate::proto::REPLY_BYTES_MAX;
+use crate::page::{self, Answer, Answers, Token, Watch};
 use crate::proto::control_server::{Control, ControlServer};
+use crate::proto::{REPLY_BYTES_MAX, StatusRequest};
 
 /// How long open connections may take to end.
 const HANG_UP: Duration = Duration::from_millis(500);
@@ -47,6 +52,7 @@ impl Served {
     pub fn start<F: Future<Output = Scraped> + Send + 'static>(
         (listener, acceptor): (TcpListener, Acceptor),
         service: impl Control,
+        page_token: Option<Token>,
         silence: Duration,
         scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
         health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
@@ -63,7 +69,12 @@ impl Served {
         let listener = runtime
             .block_on(async { tokio::net::TcpListener::from_std(listener) })
             .map_err(ServerError::Runtime)?;
-        let serving = runtime.spawn(serve((listener, acceptor), service, scrape, health, hung_up));
+        let service = Arc::new(service);
+        let address = listener.local_addr().map_err(ServerError::Runtime)?;
+        let watch = Watch::new(format!("switch {address}"));
+        runtime.spawn(watch.clone().run(Itself { address, service: Arc::clone(&service) }));
+        let page = page::answers(watch, page_token);
+        let serving = runtime.spawn(serve((listener, acceptor), service, page, scrape, health, hung_up));
         Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
     }
 
@@ -121,15 +132,35 @@ pub(super) fn bind<D>(
     }
 }
 
+/// What a switch answers for its own page.
+struct Itself<C> {
+    address: SocketAddr,
+    service: Arc<C>,
+}
+
+impl<C: Control> Answers for Itself<C> {
+    fn ask(&self, work: Duration) -> Pin<Box<dyn Future<Output = Vec<Answer>> + Send + '_>> {
+        let work_ms = u32::try_from(work.as_millis()).unwrap_or(u32::MAX);
+        let mut question = Request::new(StatusRequest { work_ms, ..StatusRequest::default() });
+        let here = TcpConnectInfo { local_addr: Some(self.address), remote_addr: None };
+        question.extensions_mut().insert(here);
+        Box::pin(async {
+            let reply = self.service.status(question).await;
+            let reply = reply.map(Response::into_inner).map_err(|status| status.message().to_owned());
+            vec![Answer { address: self.address.to_string(), reply }]
+        })
+    }
+}
+
 /// Serves gRPC behind TLS and plain HTTP on one port until `hung_up` resolves.
 async fn serve<F: Future<Output = Scraped> + Send + 'static>(
     (listener, acceptor): (tokio::net::TcpListener, Acceptor),
-    service: impl Control,
+    service: Arc<impl Control>,
+    page: Router,
     scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
     health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     hung_up: oneshot::Receiver<()>,
 ) {
-    let service = Arc::new(service);
     let taking = |bytes| {
         ControlServer::from_arc(Arc::clone(&service))
             .max_decoding_message_size(bytes)
@@ -142,6 +173,7 @@ async fn serve<F: Future<Output = Scraped> + Send + 'static>(
         .route_service(ATTEND, taking(ATTEND_BYTES_MAX))
         .route(HEALTH, get(async move || health_answer(health())))
         .route(METRICS, get(async move || metrics_answer(scrape().await)))
+        .merge(page)
         .layer(from_fn(in_the_clear))
         .layer(from_fn_with_state(calls.clone(), in_turn));
     let connections = limits::connections(listener);

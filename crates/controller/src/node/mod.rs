@@ -40,6 +40,7 @@ use self::http::Served;
 use self::jobs::Jobs;
 use self::service::ControlService;
 use crate::error::SessionError;
+use crate::page::Token;
 use crate::protocols;
 
 pub use self::relay::{RackServer, RackServerConfig};
@@ -81,6 +82,8 @@ pub struct SwitchServerConfig {
     /// What its link carries in each direction, in bits a second; else what the interface tells
     /// through which it is asked.
     pub rate_bps: Option<u64>,
+    /// What callers of other machines show to see its page; without one they do not.
+    pub page_token: Option<Token>,
 }
 
 impl SwitchServerConfig {
@@ -96,6 +99,7 @@ impl SwitchServerConfig {
             heartbeat_timeout: registry.heartbeat_timeout,
             join_timeout_max: registry.join_timeout_max,
             rate_bps: None,
+            page_token: None,
         }
     }
 
@@ -224,6 +228,7 @@ impl SwitchServer {
         let served = Served::start(
             behind,
             service,
+            config.page_token,
             config.heartbeat_timeout,
             move || metrics::text(Arc::clone(&scraped)),
             move || asked.health(),

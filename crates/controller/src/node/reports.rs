@@ -11,7 +11,7 @@ use fanin_limits::{Budget, Reservation};
 use fanin_wire::Rank;
 use prost::Message;
 
-use super::work::RankWork;
+use super::work::{RankWork, WorkAsked};
 use crate::proto;
 
 /// Most services of a job that are kept.
@@ -136,17 +136,17 @@ impl JobReport {
     }
 
     /// The ranks, for who asks, with what they did in the last while, if that is asked.
-    pub fn described(&self, work: Option<Duration>) -> Vec<proto::job::Member> {
+    pub fn described(&self, mut work: Option<&mut WorkAsked>) -> Vec<proto::job::Member> {
         let now = Instant::now();
-        let member = |(rank, member): (&Rank, &RankReport)| proto::job::Member {
+        let mut member = |(rank, member): (&Rank, &RankReport)| proto::job::Member {
             rank: rank.0.into(),
             place: Some(member.place.clone()),
             seconds_per_byte: member.measured.seconds_per_byte,
             imbalance: member.measured.imbalance,
             smoothed_rtt_ns: member.measured.round_trip.and_then(|trip| u64::try_from(trip.as_nanos()).ok()),
-            work: work.map(|within| member.work.told(within, now)),
+            work: work.as_deref_mut().map(|asked| member.work.told(asked, now)),
         };
-        self.members.iter().map(member).collect()
+        self.members.iter().map(&mut member).collect()
     }
 }
 

@@ -20,6 +20,7 @@ use tonic::transport::server::Connected;
 use super::address_of;
 use super::limits::{CallLimits, GREETING, HANDSHAKE_COUNTS};
 use crate::control_channel::Guarded;
+use crate::page::PATHS;
 
 /// What dashboards ask for, who have no certificate to look at.
 pub(super) const METRICS: &str = "/metrics";
@@ -27,8 +28,8 @@ pub(super) const HEALTH: &str = "/healthz";
 /// Where all calls are.
 const CONTROL: &str = "/fanin.v1.Control/";
 /// What somebody hears who asks for more in the clear.
-const SPEAK_TLS: &str = "control is encrypted here: install the same version of fanin at both ends (in the clear only /metrics and \
-                         /healthz are answered)";
+const SPEAK_TLS: &str = "control is encrypted here: install the same version of fanin at both ends (in the clear only the page at /, \
+                         /metrics and /healthz are answered)";
 
 /// Who calls, as each request of a connection carries it.
 #[derive(Clone, Debug)]
@@ -115,7 +116,8 @@ pub(super) async fn in_the_clear(request: Request, next: Next) -> Response {
     // What nobody has here is nobody's secret: who takes this for another kind of service hears so.
     let is_call = request.method() == Method::POST;
     let is_unknown = is_call && !request.uri().path().starts_with(CONTROL);
-    if is_secured || is_unknown || [METRICS, HEALTH].contains(&request.uri().path()) {
+    let path = request.uri().path();
+    if is_secured || is_unknown || [METRICS, HEALTH].contains(&path) || PATHS.contains(&path) {
         return next.run(request).await;
     }
     // Who asks for a page knows nothing of gRPC's statuses.

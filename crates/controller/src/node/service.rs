@@ -27,6 +27,7 @@ use super::jobs::{Attending, Caller, JobSnapshot, Jobs, Joined, NotAdmitted, Sta
 use super::limits::{REQUEST_BYTES_MAX, STATUS_COUNTS, Toll};
 use super::meetings::{NotHeard, Pieces};
 use super::reports::{Measurements, Told};
+use super::work::WorkAsked;
 use crate::convert::{Malformed, narrow};
 use crate::path::{mtu_at, rate_bps_at};
 use crate::proto::{self, control_server::Control};
@@ -205,8 +206,8 @@ impl Control for ControlService {
             true => self.jobs.figures().await.ok_or_else(|| Status::unavailable("the switch shuts down"))?,
             false => Arc::default(),
         };
-        let work = (work_ms > 0).then(|| Duration::from_millis(work_ms.into()));
-        let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job, work)).collect();
+        let mut work = (work_ms > 0).then(|| WorkAsked::lately(Duration::from_millis(work_ms.into())));
+        let jobs = jobs.into_iter().map(|job| describe(&self.jobs, &figures, job, work.as_mut())).collect();
         // The first time it takes a moment.
         let cores = tokio::task::spawn_blocking(Cores::of_process).await.ok();
         let sums = |cores: Cores| cores.summed_bytes_per_s * cores.count.min(config.shards.into()) as u64;
@@ -449,7 +450,7 @@ fn admission_for(
 }
 
 /// A job with its progress.
-fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot, work: Option<Duration>) -> proto::Job {
+fn describe(jobs: &Jobs, figures: &Figures, job: JobSnapshot, work: Option<&mut WorkAsked>) -> proto::Job {
     use proto::job::{Aborted, Gathering, Running, State};
     let state = match job.state {
         JobState::Gathering { present } => State::Gathering(Gathering { present: present.words().to_vec() }),

@@ -17,6 +17,21 @@ const KEPT_OF_JOB_MAX: usize = 1 << 16;
 /// Kinds of collectives: those that there are.
 const TOTALS_MAX: usize = 32;
 
+/// Of what is asked.
+#[derive(Debug)]
+pub(super) struct WorkAsked {
+    /// What ended in the last while.
+    within: Duration,
+    /// So many collectives of ranks: an answer has a length.
+    left: usize,
+}
+
+impl WorkAsked {
+    pub const fn lately(within: Duration) -> Self {
+        Self { within, left: KEPT_OF_JOB_MAX }
+    }
+}
+
 /// A rank's work, as it told it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RankWork {
@@ -50,12 +65,15 @@ impl RankWork {
     }
 
     /// What it did in the last while, and all in all.
-    pub fn told(&self, within: Duration, now: Instant) -> proto::Work {
+    pub fn told(&self, asked: &mut WorkAsked, now: Instant) -> proto::Work {
         let ago = |then: Instant| now.saturating_duration_since(then);
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let lately = self.done.iter().filter(|(ended, _)| ago(*ended) <= within);
+        let lately = self.done.iter().filter(|(ended, _)| ago(*ended) <= asked.within).take(asked.left);
+        let done: Vec<_> =
+            lately.map(|(ended, done)| Done { ago_us: microseconds(ago(*ended)), ..*done }).collect();
+        asked.left -= done.len();
         proto::Work {
-            done: lately.map(|(ended, done)| Done { ago_us: microseconds(ago(*ended)), ..*done }).collect(),
+            done,
             totals: self.totals.clone(),
             busy_us: self.busy_us,
             period: self.period,
@@ -87,11 +105,14 @@ mod tests {
         kept.heard(work(0..2), start, 1);
         kept.heard(work(2..4), start + Duration::from_secs(1), 1);
         let now = start + Duration::from_millis(1500);
-        let told = kept.told(Duration::from_secs(1), now);
+        let mut asked = WorkAsked::lately(Duration::from_secs(1));
+        let told = kept.told(&mut asked, now);
         let ages: Vec<_> = told.done.iter().map(|done| (done.number, done.ago_us)).collect();
         assert_eq!(ages, [(2, 501_000), (3, 501_000)]);
         assert_eq!(told.told_ago_us, Some(500_000));
-        assert_eq!(kept.told(Duration::from_secs(9), now).done.len(), 4);
+        let mut asked = WorkAsked { within: Duration::from_secs(9), left: 5 };
+        let lengths = [(); 2].map(|()| kept.told(&mut asked, now).done.len());
+        assert_eq!(lengths, [4, 1], "an answer is not longer, however many ranks there are");
     }
 
     #[test]

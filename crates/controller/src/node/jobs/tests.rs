@@ -79,7 +79,8 @@ async fn a_round_trip_is_kept_for_a_rank_of_a_job_and_goes_with_the_job() {
     let measured = Measurements { round_trip: Some(Duration::from_micros(50)), ..Measurements::default() };
     let trip = || Told { measured, work: None };
     for (job, rank) in [(job, 0), (job, 1), (JobId(8), 0)] {
-        let _ = jobs.heartbeat(caller(job, Rank(rank), generation, key.secret_of(Rank(rank))), trip(), vec![]);
+        let _ =
+            jobs.heartbeat(caller(job, Rank(rank), generation, key.secret_of(Rank(rank))), trip(), vec![]);
     }
     let secret = key.secret_of(Rank(0));
     let denied = jobs.heartbeat(caller(job, Rank(0), generation, 0), trip(), vec![]);
@@ -186,7 +187,8 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
     let scraped = Arc::clone(&jobs);
     let text = move || metrics::text(Arc::clone(&scraped));
     let served =
-        Served::start((listener, Acceptor::of_process().unwrap()), service, HANG, text, || Ok(())).unwrap();
+        Served::start((listener, Acceptor::of_process().unwrap()), service, None, HANG, text, || Ok(()))
+            .unwrap();
     let ticking = Arc::clone(&jobs);
     served.every(Duration::from_millis(1), move || ticking.tick());
 

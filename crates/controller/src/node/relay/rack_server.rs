@@ -18,6 +18,7 @@ use super::super::task_queue::TaskQueue;
 use super::super::{ServerError, lock};
 use super::{Relay, RelayFigures, Service, Upstream};
 use crate::control_channel::with_port;
+use crate::page::Token;
 
 /// Aggregators unless told otherwise: eight jobs with the window of a 10 Gbit/s link.
 const AGGREGATORS_DEFAULT: u32 = 4096;
@@ -41,6 +42,8 @@ pub struct RackServerConfig {
     /// What its link to the upstream carries, in bits a second: for plans, and for the ranks'
     /// windows. `None` leaves that to the interface.
     pub rate_bps: Option<u64>,
+    /// What callers of other machines show to see its page; without one they do not.
+    pub page_token: Option<Token>,
 }
 
 impl RackServerConfig {
@@ -49,7 +52,7 @@ impl RackServerConfig {
     pub fn new(protocol: &'static dyn OnSockets, listen: SocketAddr, upstream: impl Into<String>) -> Self {
         let pool_units = RegistryConfig::default().pool_units;
         let memory = Memory { shards: 1, pool_units, aggregators: AGGREGATORS_DEFAULT };
-        Self { listen, upstream: upstream.into(), protocol, memory, rate_bps: None }
+        Self { listen, upstream: upstream.into(), protocol, memory, rate_bps: None, page_token: None }
     }
 }
 
@@ -83,7 +86,7 @@ impl RackServer {
         acceptor: Acceptor,
         trust: Trust,
     ) -> Result<Self, ServerError> {
-        let RackServerConfig { protocol, memory, rate_bps, .. } = config;
+        let RackServerConfig { protocol, memory, rate_bps, page_token, .. } = config;
         let shards = usize::from(memory.shards);
         if !(1..=SHARDS_MAX).contains(&shards) {
             return Err(ServerError::Shards(shards));
@@ -120,6 +123,7 @@ impl RackServer {
         let served = Served::start(
             (listener, acceptor),
             service,
+            page_token,
             SILENCE,
             move || {
                 let scraped = Arc::clone(&scraped);

@@ -1,0 +1,248 @@
+//! The page and its state over HTTP: to callers on this machine, and to those from elsewhere who
+//! have the token. Nothing can be changed by it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::sync::oneshot;
+use tonic::service::Routes;
+use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
+
+use super::watch::Watch;
+
+/// What is answered, to whoever asks in the clear.
+pub(crate) const PATHS: [&str; 4] = ["/", "/page.js", "/page.css", "/page/state"];
+
+/// Nothing comes from elsewhere, and nobody shows the page inside another one.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Built from `page/` (`build.rs`).
+const INDEX: &str = include_str!(concat!(env!("OUT_DIR"), "/index.html"));
+const SCRIPT: &str = include_str!(concat!(env!("OUT_DIR"), "/page.js"));
+const STYLE: &str = include_str!(concat!(env!("OUT_DIR"), "/page.css"));
+
+/// Shorter ones could be guessed.
+const TOKEN_BYTES_MIN: usize = 16;
+
+/// Why a page is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// The address cannot be listened on.
+    #[error("cannot serve the page at {address}: {cause}; take another port")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// The operating system's answer.
+        cause: io::Error,
+    },
+    /// Others could read it.
+    #[error(
+        "the page at {0} would be for everybody who reaches that address: name a file with a token (--token-file, \
+         FANIN_PAGE_TOKEN_FILE), or listen on 127.0.0.1 and come by ssh -L"
+    )]
+    NoToken(SocketAddr),
+    /// The file has no token.
+    #[error("{file}: {cause}", file = .file.display())]
+    Token {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
+    /// The operating system gave no threads.
+    #[error("cannot start the page's threads: {0}")]
+    Runtime(io::Error),
+}
+
+/// What callers from other machines must show.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Token(&'static str);
+
+impl Token {
+    /// The first line of a file.
+    ///
+    /// # Errors
+    /// When there is no such file, or its first line is short.
+    pub fn of_file(file: &Path) -> Result<Self, PageError> {
+        let wrong = |cause: String| PageError::Token { file: file.into(), cause };
+        let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+        let token = text.lines().next().unwrap_or_default().trim().to_owned();
+        let is_plain = token.bytes().all(|byte| byte.is_ascii_graphic());
+        if token.len() < TOKEN_BYTES_MIN || !is_plain {
+            return Err(wrong(format!(
+                "its first line is to be a token of {TOKEN_BYTES_MIN} letters and digits or more; openssl rand -hex 16 makes one"
+            )));
+        }
+        // A process has one, for as long as it lives.
+        Ok(Self(token.leak()))
+    }
+
+    /// Takes as long whichever byte is wrong.
+    fn is(&self, shown: &str) -> bool {
+        let differ = self.0.bytes().zip(shown.bytes()).fold(0, |differ, (one, other)| differ | (one ^ other));
+        self.0.len() == shown.len() && differ == 0
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// The answers to [`PATHS`].
+pub(crate) fn answers(watch: Watch, token: Option<Token>) -> Router {
+    let file = |text: &'static str, kind: &'static str| {
+        get(async move || (headers(kind, "no-cache"), text).into_response())
+    };
+    Router::new()
+        .route("/", file(INDEX, "text/html; charset=utf-8"))
+        .route("/page.js", file(SCRIPT, "text/javascript; charset=utf-8"))
+        .route("/page.css", file(STYLE, "text/css; charset=utf-8"))
+        .route("/page/state", get(state))
+        .with_state((watch, token))
+}
+
+fn headers(kind: &'static str, cache: &'static str) -> impl axum::response::IntoResponseParts {
+    [
+        (CONTENT_TYPE, kind),
+        (CACHE_CONTROL, cache),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ]
+}
+
+async fn state(State((watch, token)): State<(Watch, Option<Token>)>, request: Request) -> Response {
+    let from = request.extensions().get().and_then(|peer: &TcpConnectInfo| peer.remote_addr());
+    if let Err(refusal) =
+        may_look(from.map(|from| from.ip().to_canonical()), request.headers(), token.as_ref())
+    {
+        return refusal.into_response();
+    }
+    let query = request.uri().query().unwrap_or_default();
+    let since = query.split('&').find_map(|pair| pair.strip_prefix("since="));
+    let since = since.and_then(|since| since.parse::<f64>().ok()).filter(|since| since.is_finite());
+    match serde_json::to_string(&watch.state(since.unwrap_or(0.0))) {
+        Ok(text) => (headers("application/json", "no-store"), text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// Whether somebody may: from this machine, or with the token.
+fn may_look(
+    from: Option<IpAddr>,
+    headers: &HeaderMap,
+    token: Option<&Token>,
+) -> Result<(), (StatusCode, &'static str)> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let shown = text(AUTHORIZATION).and_then(|text| text.strip_prefix("Bearer "));
+    if token.zip(shown).is_some_and(|(token, shown)| token.is(shown)) {
+        return Ok(());
+    }
+    let is_here = from.is_some_and(|from| from.is_loopback());
+    match token {
+        // A browser that was led here by a name of somebody else says so.
+        _ if is_here && text(HOST).is_none_or(names_this_machine) => Ok(()),
+        _ if is_here => {
+            Err((StatusCode::FORBIDDEN, "the page is at 127.0.0.1 or localhost, and at no other name\n"))
+        }
+        Some(_) => {
+            Err((StatusCode::UNAUTHORIZED, "the token is missing or wrong: add #token=... to the address\n"))
+        }
+        None => Err((
+            StatusCode::FORBIDDEN,
+            "the page is for this machine: come by ssh -L PORT:127.0.0.1:PORT, or start the service with a token \
+             (FANIN_PAGE_TOKEN_FILE)\n",
+        )),
+    }
+}
+
+fn names_this_machine(host: &str) -> bool {
+    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let name = name.map_or(host, |(name, _)| name);
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    name == "localhost" || address.parse::<IpAddr>().is_ok()
+}
+
+/// A page on a port of its own, until it is dropped.
+#[derive(Debug)]
+pub struct PageServer {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PageServer {
+    /// Serves what `watch` sees, whose services `asking` asks.
+    ///
+    /// # Errors
+    /// When the port is taken, or others would reach it and there is no token.
+    pub fn start(
+        listen: SocketAddr,
+        token: Option<Token>,
+        (watch, asking): (Watch, impl Future<Output = ()> + Send + 'static),
+    ) -> Result<Self, PageError> {
+        if token.is_none() && !listen.ip().is_loopback() {
+            return Err(PageError::NoToken(listen));
+        }
+        let failed = |cause| PageError::Bind { address: listen, cause };
+        let listener = TcpListener::bind(listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let router = answers(watch, token);
+        let (stop, stopped) = oneshot::channel();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PageError::Runtime)?;
+        let serve = async move {
+            let listener = match tokio::net::TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(error) => return tracing::error!(%error, "the page is not served"),
+            };
+            tokio::spawn(asking);
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let served = tonic::transport::Server::builder()
+                .accept_http1(true)
+                .add_routes(Routes::from(router))
+                .serve_with_incoming_shutdown(incoming, async {
+                    let _ = stopped.await;
+                });
+            if let Err(error) = served.await {
+                tracing::error!(%error, "the page ended");
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("fanin-page".into())
+            .spawn(move || {
+                runtime.block_on(serve);
+                runtime.shutdown_background();
+            })
+            .map_err(PageError::Runtime)?;
+        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for PageServer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

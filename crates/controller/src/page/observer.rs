@@ -1,0 +1,482 @@
+//! The state, from one set of answers to the next.
+
+use std::collections::BTreeMap;
+
+use super::events::{Events, of_jobs, of_services, refusals, taken_over};
+use super::history::{JOBS_MAX, KEPT, OfJob, OfService, Samples};
+use super::lately::Lately;
+use super::view::{Event, Job, JobState, Plan, Pool, Rank, Service, Share, State, Total};
+use super::watch::Answer;
+use super::words::{words, words_of_services};
+use crate::convert::{ranks, security, shown, wire_dtype};
+use crate::error::why_aborted;
+use crate::proto;
+use crate::proto::job::{Member, Running, State as Told};
+
+/// Bytes of a packet beside what UDP carries: of Ethernet with its preamble and gap, IPv4 and UDP.
+const HEADERS: u64 = 66;
+/// Bytes of an element as it travels in a whole chunk.
+const ELEMENT_BYTES: f64 = 4.0;
+
+/// All that is known of services and their jobs.
+#[derive(Debug, Default)]
+pub(super) struct Observer {
+    /// Who observes.
+    server: String,
+    every: f64,
+    known: BTreeMap<String, Known>,
+    /// What services are called by their jobs, by where they are asked.
+    names: BTreeMap<String, String>,
+    services: Vec<Service>,
+    jobs: Vec<Job>,
+    hidden_jobs: usize,
+    lately: BTreeMap<String, Lately>,
+    samples: Samples,
+    events: Events,
+}
+
+/// What a service told last.
+#[derive(Debug)]
+struct Known {
+    at: f64,
+    /// When it was asked last.
+    round: f64,
+    reply: proto::StatusReply,
+    silent: Option<String>,
+    /// What it told the time before, if it is still the same one.
+    before: Option<(f64, proto::StatusReply)>,
+}
+
+/// A job at one of its services.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    service: &'a str,
+    known: &'a Known,
+    job: &'a proto::Job,
+}
+
+impl Observer {
+    pub fn new(server: String) -> Self {
+        Self { server, ..Self::default() }
+    }
+
+    /// Takes what all services answered at this time; the next one comes after so many seconds.
+    pub fn take(&mut self, now: f64, every: f64, answers: Vec<Answer>) {
+        self.every = every;
+        for Answer { address, reply } in answers {
+            self.hear(now, address, reply);
+        }
+        // One of which nobody tells any more.
+        self.known.retain(|_, known| known.round >= now);
+        let services = self.services();
+        let jobs = self.jobs(now);
+        let mut happened = of_services(&self.services, &services, now);
+        happened.extend(of_jobs(&self.jobs, &jobs, now));
+        happened.extend(self.known.iter().flat_map(|(address, known)| known.happened(address, now)));
+        self.events.extend(happened);
+        self.sample(now, &services, &jobs);
+        (self.services, self.jobs) = (services, jobs);
+        self.hidden_jobs = self.jobs.len().saturating_sub(JOBS_MAX);
+        self.jobs.truncate(JOBS_MAX);
+        self.lately.retain(|name, _| self.jobs.iter().any(|job| job.name == *name));
+    }
+
+    /// As it is, with the samples after a time.
+    pub fn state(&self, now: f64, since: f64) -> State {
+        State {
+            now,
+            version: env!("CARGO_PKG_VERSION"),
+            server: self.server.clone(),
+            every: self.every,
+            kept: KEPT,
+            services: self.services.clone(),
+            jobs: self.jobs.clone(),
+            hidden_jobs: self.hidden_jobs,
+            events: self.events.all(),
+            history: self.samples.after(since),
+        }
+    }
+
+    fn hear(&mut self, now: f64, asked: String, reply: Result<proto::StatusReply, String>) {
+        match reply {
+            Ok(mut reply) => {
+                // Switches pass the question on.
+                let root = reply.relays.first().map_or(asked, |relay| shown(relay.upstream.clone()));
+                let root = self.called(root, &reply);
+                match self.known.get_mut(&root) {
+                    // Another switch has passed the same question on; each tells of itself.
+                    Some(known) if known.round >= now && known.silent.is_none() => {
+                        known.reply.relays.append(&mut reply.relays);
+                    }
+                    known => {
+                        let before = known.map(|known| (known.at, std::mem::take(&mut known.reply)));
+                        let before = before.filter(|(_, before)| before.instance == reply.instance);
+                        self.known.insert(root, Known { at: now, round: now, reply, silent: None, before });
+                    }
+                }
+            }
+            Err(why) => {
+                let address = self.names.get(&asked).cloned().unwrap_or(asked);
+                let known = self.known.entry(address).or_insert_with(|| Known {
+                    at: now,
+                    round: now,
+                    reply: proto::StatusReply::default(),
+                    silent: None,
+                    before: None,
+                });
+                (known.round, known.silent) = (now, Some(why));
+            }
+        }
+    }
+
+    /// What a service is called: as its jobs do, once there is one.
+    fn called(&mut self, asked: String, reply: &proto::StatusReply) -> String {
+        if let Some(name) = self.names.get(&asked) {
+            return name.clone();
+        }
+        let splits = reply.jobs.iter().filter_map(running).filter_map(|running| running.split.as_ref());
+        let mut told =
+            splits.filter_map(|split| Some(shown(split.shares.get(split.here as usize)?.service.clone())));
+        let Some(name) = told.next() else { return asked };
+        if name != asked {
+            if let Some(known) = self.known.remove(&asked) {
+                self.known.entry(name.clone()).or_insert(known);
+            }
+            self.services.iter_mut().filter(|service| service.address == asked).for_each(|service| {
+                service.address.clone_from(&name);
+            });
+            self.samples.rename(&asked, &name);
+        }
+        self.names.insert(asked, name.clone());
+        name
+    }
+
+    fn services(&self) -> Vec<Service> {
+        let mut services: Vec<Service> = Vec::new();
+        for (address, known) in &self.known {
+            let reply = &known.reply;
+            let pool = Pool { units: reply.pool_units, free: reply.pool_free };
+            let moved = known.moved(reply.traffic.as_ref(), |before| before.traffic);
+            services.push(Service {
+                address: address.clone(),
+                upstream: None,
+                silent: known.silent.clone(),
+                protocol: shown(reply.protocol.clone()),
+                version: shown(reply.version.clone()),
+                shards: reply.shards,
+                pool: (pool.units > 0).then_some(pool),
+                rate: reply.rate_bps,
+                received: moved.map(|moved| moved.received),
+                sent: moved.map(|moved| moved.sent),
+            });
+            for relay in &reply.relays {
+                let earlier = |before: &proto::StatusReply| {
+                    before.relays.iter().find(|other| other.address == relay.address)?.traffic
+                };
+                let moved = known.moved(relay.traffic.as_ref(), earlier);
+                let address = shown(relay.address.clone());
+                if services.iter().any(|service| service.address == address) {
+                    continue;
+                }
+                services.push(Service {
+                    address,
+                    upstream: Some(shown(relay.upstream.clone())),
+                    silent: known.silent.clone(),
+                    protocol: shown(reply.protocol.clone()),
+                    version: String::new(),
+                    shards: relay.shards,
+                    pool: None,
+                    rate: relay.rate_bps,
+                    received: moved.map(|moved| moved.received),
+                    sent: moved.map(|moved| moved.sent),
+                });
+            }
+        }
+        services
+    }
+
+    fn jobs(&mut self, now: f64) -> Vec<Job> {
+        let mut parts: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();
+        for (service, known) in self.known.iter().filter(|(_, known)| known.silent.is_none()) {
+            for job in &known.reply.jobs {
+                parts.entry(base(&job.name)).or_default().push(Part { service, known, job });
+            }
+        }
+        let mut jobs: Vec<Job> = parts.values().map(|parts| job(parts, &mut self.lately, now)).collect();
+        let services = words_of_services(&self.services());
+        for job in &mut jobs {
+            job.words = words(job, self.lately.get(&job.name), now);
+            let its = |address: &String| {
+                job.shares.iter().any(|share| share.service == *address) || job.shares.is_empty()
+            };
+            let told = services.iter().filter(|(address, _)| its(address)).map(|(_, word)| word.clone());
+            job.words.extend(told.collect::<Vec<_>>());
+            job.words.sort_by_key(|word| std::cmp::Reverse(word.severity));
+        }
+        // Those that run come first: a thousand that wait hide none of them.
+        jobs.sort_by_key(|job| job.state != JobState::Running);
+        jobs
+    }
+
+    fn sample(&mut self, now: f64, services: &[Service], jobs: &[Job]) {
+        let of_service = |service: &Service| -> OfService {
+            let known = self.known.get(&service.address);
+            let moved =
+                known.and_then(|known| known.moved(known.reply.traffic.as_ref(), |told| told.traffic));
+            let resent = known.and_then(|known| known.a_second(resent_at));
+            [service.received, service.sent, resent, moved.map(|moved| moved.dropped)]
+        };
+        let services: Vec<_> =
+            services.iter().map(|service| (service.address.as_str(), of_service(service))).collect();
+        let of_job = |job: &Job| -> OfJob {
+            let parts = self.known.values().filter(|known| known.silent.is_none());
+            let sum = |of: fn(&Running) -> f64| {
+                let each = parts.clone().filter_map(|known| known.a_second_of(&job.name, of));
+                each.fold(None, |sum: Option<f64>, one| Some(sum.unwrap_or_default() + one))
+            };
+            let summed =
+                sum(|running| running.completed as f64 * ELEMENT_BYTES * f64::from(running.elements));
+            let resent = sum(|running| running.retransmitted as f64);
+            let lost = sum(|running| running.lost as f64);
+            [summed, resent, lost, job.steps, job.in_sums]
+        };
+        let running = jobs.iter().filter(|job| job.state == JobState::Running);
+        let jobs: Vec<_> = running.map(|job| (job.name.as_str(), of_job(job))).collect();
+        self.samples.take(now, &services, &jobs);
+    }
+}
+
+/// A job's name, also of the part that another service took over.
+fn base(name: &str) -> &str {
+    match name.rsplit_once('~') {
+        Some((base, part)) if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) => base,
+        _ => name,
+    }
+}
+
+fn running(job: &proto::Job) -> Option<&Running> {
+    match &job.state {
+        Some(Told::Running(running)) => Some(running),
+        _ => None,
+    }
+}
+
+fn resent_at(reply: &proto::StatusReply) -> f64 {
+    reply.jobs.iter().filter_map(running).map(|running| running.retransmitted as f64).sum()
+}
+
+/// Bits and packets a second.
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    received: f64,
+    sent: f64,
+    dropped: f64,
+}
+
+impl Known {
+    fn seconds(&self) -> Option<(f64, &proto::StatusReply)> {
+        let (then, before) = self.before.as_ref()?;
+        (self.at > *then && self.silent.is_none()).then_some((self.at - then, before))
+    }
+
+    fn moved(
+        &self,
+        now: Option<&proto::Traffic>,
+        before: impl Fn(&proto::StatusReply) -> Option<proto::Traffic>,
+    ) -> Option<Moved> {
+        let (seconds, told) = self.seconds()?;
+        let (now, then) = (now?, before(told)?);
+        let a_second = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let bits = |bytes: (u64, u64), packets: (u64, u64)| {
+            8.0 * (a_second(bytes.0, bytes.1) + HEADERS as f64 * a_second(packets.0, packets.1))
+        };
+        Some(Moved {
+            received: bits(
+                (now.bytes_received, then.bytes_received),
+                (now.packets_received, then.packets_received),
+            ),
+            sent: bits((now.bytes_sent, then.bytes_sent), (now.packets_sent, then.packets_sent)),
+            dropped: a_second(now.dropped, then.dropped),
+        })
+    }
+
+    fn a_second(&self, of: fn(&proto::StatusReply) -> f64) -> Option<f64> {
+        let (seconds, before) = self.seconds()?;
+        Some((of(&self.reply) - of(before)).max(0.0) / seconds)
+    }
+
+    /// Of what this service does for a job, in both answers.
+    fn a_second_of(&self, job: &str, of: fn(&Running) -> f64) -> Option<f64> {
+        let (seconds, before) = self.seconds()?;
+        let here = self.reply.jobs.iter().filter(|told| base(&told.name) == job).filter_map(running);
+        let mut rate = None;
+        for now in here {
+            let then = before.jobs.iter().filter_map(running).find(|then| then.job_id == now.job_id);
+            // What began since then began at nothing.
+            let gone = of(now) - then.map_or(0.0, of);
+            rate = Some(rate.unwrap_or_default() + gone.max(0.0) / seconds);
+        }
+        rate
+    }
+
+    /// What a service has done since it told before.
+    fn happened(&self, address: &str, now: f64) -> Vec<Event> {
+        let Some((_, before)) = self.seconds() else { return Vec::new() };
+        let mut events = refusals(address, (before, &self.reply), now);
+        let parts =
+            self.reply.jobs.iter().filter(|job| base(&job.name) != job.name && running(job).is_some());
+        let new = parts.filter(|job| !before.jobs.iter().any(|known| known.name == job.name));
+        events.extend(new.map(|job| taken_over(address, &shown(base(&job.name).to_owned()), now)));
+        events
+    }
+}
+
+fn job(parts: &[Part<'_>], lately: &mut BTreeMap<String, Lately>, now: f64) -> Job {
+    let runs = |part: &&Part<'_>| running(part.job).is_some();
+    let aborted = |part: &&Part<'_>| matches!(part.job.state, Some(Told::Aborted(_)));
+    let first =
+        parts.iter().find(runs).or_else(|| parts.iter().find(|part| !aborted(part))).unwrap_or(&parts[0]);
+    let mut job = Job {
+        name: shown(base(&first.job.name).to_owned()),
+        world_size: first.job.world_size,
+        protocol: shown(first.known.reply.protocol.clone()),
+        ..Job::default()
+    };
+    match &first.job.state {
+        Some(Told::Running(told)) => {
+            let known = lately.entry(job.name.clone()).or_default();
+            known.take(told.job_id, now, &told.members);
+            run(&mut job, told, parts, known);
+        }
+        Some(Told::Aborted(told)) => {
+            job.state = JobState::Aborted;
+            let reason = told.reason.clone().and_then(|reason| reason.try_into().ok());
+            job.reason = Some(reason.map_or_else(|| "for an unknown reason".into(), |why| why_aborted(&why)));
+        }
+        Some(Told::Gathering(told)) => {
+            let present = ranks(&told.present, "present").unwrap_or_default();
+            let all = (0..told_ranks(first.job.world_size)).map(fanin_wire::Rank);
+            job.missing = all.filter(|rank| !present.contains(*rank)).map(|rank| rank.0).collect();
+        }
+        None => {}
+    }
+    job
+}
+
+fn told_ranks(world_size: u32) -> u16 {
+    world_size.min(fanin_wire::RANKS_MAX) as u16
+}
+
+/// What is told of a job that runs.
+fn run(job: &mut Job, told: &Running, parts: &[Part<'_>], lately: &Lately) {
+    job.state = JobState::Running;
+    job.generation = told.generation;
+    job.left = ranks(&told.left, "left").unwrap_or_default().iter().map(|rank| rank.0).collect();
+    job.wire_dtype = wire_dtype(told.wire_dtype).map_or("", |dtype| dtype.name());
+    job.security = security(told.security).map_or("", |security| security.name());
+    job.window = u64::from(told.in_flight) * u64::from(told.shards);
+    let split = told.split.clone().unwrap_or_default();
+    job.shares = shares(&split, parts, &job.name);
+    let measured = told.members.iter().filter_map(|member| member.seconds_per_byte).min_by(f64::total_cmp);
+    let text = |text: String| Some(shown(text)).filter(|text| !text.is_empty());
+    job.plan = told.split.is_some().then(|| Plan {
+        predicted: split.seconds_per_byte,
+        bound: text(split.bound),
+        links: text(split.links),
+        measured,
+        imbalance: told.members.iter().map(|member| member.imbalance).fold(0.0, f64::max),
+    });
+    let waits = waits(parts);
+    job.ranks = told.members.iter().map(|member| rank(member, job, &waits, lately)).collect();
+    job.sums = lately.sums();
+    let works = || told.members.iter().filter_map(|member| member.work.as_ref());
+    if let Some(work) = works().find(|work| !work.totals.is_empty()) {
+        let total = |total: &proto::work::Total| Total {
+            collective: shown(total.collective.clone()),
+            dtype: shown(total.dtype.clone()),
+            count: total.count,
+            bytes: total.bytes,
+        };
+        job.totals = work.totals.iter().map(total).collect();
+        job.sums_per_step = work.period;
+    }
+    (job.steps, job.in_sums) = pace(told, parts);
+}
+
+/// Steps a second, and the part of the time that ranks wait for sums.
+fn pace(told: &Running, parts: &[Part<'_>]) -> (Option<f64>, Option<f64>) {
+    let (mut steps, mut busy) = (Vec::new(), Vec::new());
+    let before = parts.iter().filter_map(|part| part.known.seconds());
+    let before = before.flat_map(|(seconds, reply)| reply.jobs.iter().map(move |job| (seconds, job)));
+    let earlier = before.filter_map(|(seconds, job)| Some((seconds, running(job)?)));
+    let Some((seconds, then)) = earlier.into_iter().find(|(_, then)| then.job_id == told.job_id) else {
+        return (None, None);
+    };
+    for member in &told.members {
+        let before = then.members.iter().find(|before| before.rank == member.rank);
+        let Some((now, then)) = member.work.as_ref().zip(before.and_then(|before| before.work.as_ref()))
+        else {
+            continue;
+        };
+        // Both were told a while before they were asked for.
+        let ago = |work: &proto::Work| work.told_ago_us.unwrap_or_default() as f64 * 1e-6;
+        let elapsed = seconds + ago(then) - ago(now);
+        if elapsed <= 0.01 {
+            continue;
+        }
+        let count = |work: &proto::Work| work.totals.iter().map(|total| total.count).sum::<u64>() as f64;
+        if let Some(period) = now.period.filter(|period| *period > 0) {
+            steps.push((count(now) - count(then)).max(0.0) / f64::from(period) / elapsed);
+        }
+        busy.push((now.busy_us.saturating_sub(then.busy_us) as f64 * 1e-6 / elapsed).min(1.0));
+    }
+    let mean = |of: Vec<f64>| (!of.is_empty()).then(|| of.iter().sum::<f64>() / of.len() as f64);
+    (mean(steps), mean(busy))
+}
+
+fn shares(split: &proto::Split, parts: &[Part<'_>], job: &str) -> Vec<Share> {
+    let summed = |service: &str| {
+        let part = parts.iter().find(|part| part.service == service)?;
+        part.known.a_second_of(job, |running| running.completed as f64 * f64::from(running.elements))
+    };
+    let all: f64 = parts.iter().filter_map(|part| summed(part.service)).sum();
+    let is_whole = split.shares.iter().all(|share| summed(&share.service).is_some());
+    let share = |share: &proto::split::Share| Share {
+        service: shown(share.service.clone()),
+        share: share.share,
+        host: share.host,
+        measured: summed(&share.service).filter(|_| is_whole && all > 0.0).map(|summed| summed / all),
+    };
+    split.shares.iter().map(share).collect()
+}
+
+/// For each rank the part of what is being summed that waits for it and not for all.
+fn waits(parts: &[Part<'_>]) -> Vec<f64> {
+    let mut waiting: Vec<u32> = Vec::new();
+    let mut in_use = 0;
+    for told in parts.iter().filter_map(|part| running(part.job)) {
+        waiting.resize(waiting.len().max(told.waiting_for.len()), 0);
+        waiting.iter_mut().zip(&told.waiting_for).for_each(|(sum, one)| *sum += one);
+        in_use += told.in_use;
+    }
+    let least = waiting.iter().min().copied().unwrap_or(0);
+    let all = waiting.iter().copied().max().unwrap_or(0).max(in_use).max(1);
+    waiting.into_iter().map(|count| f64::from(count - least) / f64::from(all)).collect()
+}
+
+fn rank(member: &Member, job: &Job, waits: &[f64], lately: &Lately) -> Rank {
+    let place = member.place.clone().unwrap_or_default();
+    let rank = u16::try_from(member.rank).unwrap_or(u16::MAX);
+    let ranks = if place.ranks.is_empty() { vec![member.rank] } else { place.ranks };
+    Rank {
+        rank,
+        ranks,
+        machine: shown(place.machine),
+        name: shown(place.name),
+        address: shown(place.address),
+        left: job.left.contains(&rank),
+        round_trip: member.smoothed_rtt_ns.map(|trip| trip as f64 * 1e-9),
+        waited_for: waits.get(usize::from(rank)).copied().unwrap_or_default(),
+        late: lately.late(rank),
+    }
+}

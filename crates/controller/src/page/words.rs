@@ -1,0 +1,165 @@
+//! What people should know, in words, and what mends it.
+
+use super::lately::Lately;
+use super::view::{Job, JobState, Rank, Service, Severity, Word};
+
+/// A rank is late that is the last in so many of the collectives, of so many at least.
+const LAST: f64 = 0.5;
+const OF: usize = 10;
+/// By so much, in seconds, and as a part of a collective's time.
+const LATE: f64 = 0.005;
+const LATE_PART: f64 = 0.1;
+/// What takes so many times as long as planned is slow.
+const SLOW: f64 = 2.0;
+/// A pool with less than this part free is near its end.
+const POOL: f64 = 0.05;
+/// Ranks whose names are told.
+const NAMED: usize = 8;
+
+/// Of a job.
+pub(super) fn words(job: &Job, lately: Option<&Lately>, now: f64) -> Vec<Word> {
+    match job.state {
+        JobState::Gathering => vec![missing(job)],
+        JobState::Aborted => vec![aborted(job)],
+        JobState::Running => {
+            let mut words = Vec::new();
+            if let Some(lately) = lately {
+                words.extend(job.ranks.iter().filter_map(|rank| late(rank, lately)));
+                words.extend(stands(job, lately, now));
+            }
+            words.extend(slow(job));
+            words
+        }
+    }
+}
+
+fn missing(job: &Job) -> Word {
+    let named: Vec<_> = job.missing.iter().take(NAMED).map(u16::to_string).collect();
+    let more = job.missing.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let ranks = if job.missing.len() == 1 { "rank" } else { "ranks" };
+    let (severity, text) = match job.missing.len() {
+        0 => (Severity::Note, format!("{} is about to begin", job.name)),
+        _ => (Severity::Note, format!("{} waits for {ranks} {}{more}", job.name, named.join(", "))),
+    };
+    let cure = "start these ranks; on their machines, fanin doctor shows whether they reach the service";
+    let cure = (!job.missing.is_empty()).then(|| cure.to_owned());
+    Word { name: "waits", severity, text, cure }
+}
+
+fn aborted(job: &Job) -> Word {
+    let reason = job.reason.as_deref().unwrap_or_default();
+    Word {
+        name: "aborted",
+        severity: Severity::Warning,
+        text: format!("{} ended: {reason}", job.name),
+        cure: Some("look at the last lines of the rank that is named; start the job again".into()),
+    }
+}
+
+/// A rank as people call it.
+pub(super) fn called(rank: &Rank) -> String {
+    let ranks = match rank.ranks[..] {
+        [] => format!("rank {}", rank.rank),
+        [one] => format!("rank {one}"),
+        [first, .., last] => format!("ranks {first} to {last}"),
+    };
+    if rank.name.is_empty() { ranks } else { format!("{ranks} on {}", rank.name) }
+}
+
+fn late(rank: &Rank, lately: &Lately) -> Option<Word> {
+    let late = rank.late.filter(|late| late.of >= OF && late.last >= LAST)?;
+    let behind = lately.behind(rank.rank)?;
+    let typical = lately.typical().unwrap_or_default();
+    let is_late = behind >= LATE && behind >= LATE_PART * typical;
+    let be = if rank.ranks.len() > 1 { "are" } else { "is" };
+    is_late.then(|| Word {
+        name: "late",
+        severity: Severity::Warning,
+        text: format!(
+            "{} {be} {:.0} ms later than the others, in {:.0} % of the last {} sums",
+            called(rank),
+            behind * 1e3,
+            late.last * 100.0,
+            late.of
+        ),
+        cure: Some(
+            "look at what else runs on its machine, at its clock rate and at how it loads data; FANIN_TRACE shows its steps"
+                .into(),
+        ),
+    })
+}
+
+/// Sums stand still, and wait for some ranks.
+fn stands(job: &Job, lately: &Lately, now: f64) -> Option<Word> {
+    let since = now - lately.last_end()?;
+    let waited: Vec<_> = job.ranks.iter().filter(|rank| rank.waited_for > 0.5 && !rank.left).collect();
+    let usual = lately.usual_pause().unwrap_or_default();
+    (since > 5.0 && since > 5.0 * usual && !waited.is_empty()).then(|| {
+        let named: Vec<_> = waited.iter().take(NAMED).map(|rank| called(rank)).collect();
+        Word {
+            name: "stands",
+            severity: Severity::Warning,
+            text: format!(
+                "{} has summed nothing for {since:.0} s: it waits for {}",
+                job.name,
+                named.join(", ")
+            ),
+            cure: Some(
+                "look whether that process computes, saves or stands still (py-spy dump --pid PID)".into(),
+            ),
+        }
+    })
+}
+
+fn slow(job: &Job) -> Option<Word> {
+    let plan = job.plan.as_ref()?;
+    let (predicted, measured) = plan.predicted.zip(plan.measured)?;
+    let bound = plan.bound.as_deref().unwrap_or("a link");
+    (predicted > 0.0 && measured > SLOW * predicted).then(|| Word {
+        name: "slow_link",
+        severity: Severity::Warning,
+        text: format!(
+            "sums of {} take {:.1} times as long as planned; the plan is bound by {bound}",
+            job.name,
+            measured / predicted
+        ),
+        cure: Some("run fanin doctor --measure on each machine: it measures the way to each service".into()),
+    })
+}
+
+/// Of services, by address.
+pub(super) fn words_of_services(services: &[Service]) -> Vec<(String, Word)> {
+    let mut words = Vec::new();
+    for service in services {
+        let Service { address, silent, pool, version, .. } = service;
+        let mut say = |name, severity, text: String, cure: &str| {
+            words.push((address.clone(), Word { name, severity, text, cure: Some(cure.to_owned()) }));
+        };
+        if let Some(why) = silent {
+            let text = format!("{address} does not answer: {why}");
+            say(
+                "silent",
+                Severity::Warning,
+                text,
+                "start it again, or look at the link to it (fanin doctor)",
+            );
+        }
+        if let Some(pool) = pool.filter(|pool| f64::from(pool.free) < POOL * f64::from(pool.units)) {
+            let text = format!("{address} has {} of {} units of memory free", pool.free, pool.units);
+            say(
+                "pool",
+                Severity::Warning,
+                text,
+                "start it with a larger --pool-units, or end jobs that are done",
+            );
+        }
+        let others = services.iter().map(|other| &other.version).filter(|other| !other.is_empty());
+        let ours = env!("CARGO_PKG_VERSION");
+        if !version.is_empty() && version != ours && others.clone().count() > 0 {
+            let text = format!("{address} has version {version}, and who shows this has {ours}");
+            say("version", Severity::Note, text, "install the same version of fanin on all machines");
+        }
+    }
+    words
+}

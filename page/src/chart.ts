@@ -1,0 +1,160 @@
+// A chart over time: uPlot, with a heading, a reading at the cursor and a summary for screen readers.
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { age, clock } from "./format";
+import { colour, onScheme } from "./palette";
+import type { Values } from "./store";
+
+export interface Line {
+  /** Empty where the chart has one line. */
+  label: string;
+  colour: string;
+  dash?: number[];
+}
+
+const HEIGHT = 132;
+const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+
+export class Chart {
+  readonly element = document.createElement("figure");
+  private readonly reading = document.createElement("span");
+  private readonly canvas = document.createElement("div");
+  private plot: uPlot | null = null;
+  private times: number[] = [];
+  private data: Values[] = [];
+  private view: [number, number] | null = null;
+  private readonly observer: ResizeObserver;
+  private readonly unwatch: () => void;
+
+  constructor(
+    private readonly title: string,
+    private readonly show: (value: number | null) => string,
+    private readonly lines: Line[],
+    private readonly sync: uPlot.SyncPubSub,
+    private readonly onZoom: (from: number, to: number) => void,
+  ) {
+    this.element.className = "chart";
+    const caption = document.createElement("figcaption");
+    const name = document.createElement("span");
+    name.textContent = title;
+    this.reading.className = "reading";
+    caption.append(name, this.reading);
+    this.canvas.className = "plot";
+    this.canvas.setAttribute("role", "img");
+    this.element.append(caption, this.canvas);
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(this.canvas);
+    this.unwatch = onScheme(() => this.plot?.redraw(false, true));
+  }
+
+  /** Draws samples between two times; reads the arrays again at each call. */
+  set(times: number[], data: Values[], from: number, to: number): void {
+    this.times = times;
+    this.data = data;
+    this.view = [from, to];
+    this.draw();
+  }
+
+  close(): void {
+    this.observer.disconnect();
+    this.unwatch();
+    this.plot?.destroy();
+  }
+
+  private resize(): void {
+    const width = this.canvas.clientWidth;
+    if (!width) return;
+    if (!this.plot) this.draw();
+    else if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+  }
+
+  private draw(): void {
+    const width = this.canvas.clientWidth;
+    if (!width || !this.view) return;
+    // uPlot keeps the arrays that it is given, and these grow.
+    const data = [this.times.slice(), ...this.data.map((d) => d.slice())] as uPlot.AlignedData;
+    const [min, max] = this.view;
+    if (!this.plot) this.plot = new uPlot(this.options(width), data, this.canvas);
+    else this.plot.setData(data, false);
+    this.plot.setScale("x", { min, max });
+    this.read(this.plot.cursor.idx ?? null);
+    this.summarise();
+  }
+
+  private read(at: number | null): void {
+    const i = at ?? this.times.length - 1;
+    const values = this.lines.map(({ label }, k) => `${label} ${this.show(this.data[k]?.[i] ?? null)}`.trim());
+    const time = at === null || this.times[at] === undefined ? "" : `${clock(this.times[at])}   `;
+    this.reading.textContent = time + values.join("   ");
+  }
+
+  private summarise(): void {
+    const [from, to] = this.view ?? [0, 0];
+    const parts = this.lines.map(({ label }, k) => {
+      let least = Infinity;
+      let most = -Infinity;
+      this.times.forEach((t, i) => {
+        const v = this.data[k]?.[i];
+        if (v === null || v === undefined || t < from || t > to) return;
+        least = Math.min(least, v);
+        most = Math.max(most, v);
+      });
+      if (least > most) return `${label} nothing is known yet`.trim();
+      const now = this.show(this.data[k][this.data[k].length - 1] ?? null);
+      return `${label} from ${this.show(least)} to ${this.show(most)}, now ${now}`.trim();
+    });
+    const text = `${this.title}, ${age(to - from)}: ${parts.join("; ")}.`;
+    if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
+  }
+
+  private options(width: number): uPlot.Options {
+    const axis = {
+      stroke: () => colour("quiet"),
+      grid: { stroke: () => colour("line"), width: 1 },
+      ticks: { show: false },
+      font: FONT,
+    };
+    return {
+      width,
+      height: HEIGHT,
+      padding: [6, 8, 0, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        sync: { key: this.sync.key },
+        drag: { x: true, y: false, setScale: false },
+        points: { size: 5 },
+      },
+      scales: { x: { time: true }, y: { range: (_u, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+      axes: [
+        {
+          ...axis,
+          size: 22,
+          gap: 4,
+          space: 70,
+          values: (_u, marks, _i, _s, step) => marks.map((t) => (step < 60 ? clock(t) : clock(t).slice(0, 5))),
+        },
+        { ...axis, size: 74, gap: 6, space: 34, values: (_u, marks) => marks.map((v) => this.show(v)) },
+      ],
+      series: [
+        {},
+        ...this.lines.map((line) => ({
+          stroke: () => colour(line.colour),
+          width: 1.5,
+          dash: line.dash,
+          points: { show: false },
+        })),
+      ],
+      hooks: {
+        setCursor: [(u) => this.read(u.cursor.idx ?? null)],
+        setSelect: [
+          (u) => {
+            if (u.select.width < 4) return;
+            this.onZoom(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"));
+            u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          },
+        ],
+      },
+    };
+  }
+}
