@@ -12,6 +12,8 @@ export default defineConfig({
   define: { __VERSION__: JSON.stringify(packaged.version) },
   build: {
     target: "es2020",
+    // Its files have fixed names, and Git keeps the folder.
+    emptyOutDir: false,
     modulePreload: { polyfill: false },
     assetsInlineLimit: 0,
     rollupOptions: {

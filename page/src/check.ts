@@ -84,6 +84,7 @@ const state = object({
       plan: orNull(
         object({
           predicted: orNull(number),
+          ring: orNull(number),
           bound: orNull(text),
           links: orNull(text),
           measured: orNull(number),

@@ -86,6 +86,8 @@ export interface Share {
 /** Times are seconds for a byte as it travels. */
 export interface Plan {
   predicted: number | null;
+  /** What a ring, such as Gloo's, takes on the same links for the elements that travel in a byte here. */
+  ring: number | null;
   /** The link that bounds it, in words. */
   bound: string | null;
   /** Where the rates are from, in words. */

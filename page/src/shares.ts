@@ -3,6 +3,7 @@ import { html, nothing, type TemplateResult } from "lit-html";
 import type { Job, Share, Total } from "./contract";
 import { bytes, count, msPerMB, percent } from "./format";
 import { facts } from "./panel";
+import { gain } from "./time";
 
 const MOST = 40;
 
@@ -36,11 +37,13 @@ export function sharesView(job: Job): TemplateResult {
     ? facts([
         ["Predicted", msPerMB(plan.predicted)],
         ["Measured", msPerMB(plan.measured)],
+        ["A ring, as predicted", msPerMB(plan.ring)],
         ["Bound by", plan.bound ?? "–"],
         ["Rates", plan.links ?? "–"],
         ["Largest miss of a share", percent(plan.imbalance)],
       ])
-    : nothing}`;
+    : nothing}
+  ${plan && gain(plan) ? html`<p>${gain(plan)}</p>` : nothing}`;
 }
 
 function shareRow({ service, share, host, measured }: Share): TemplateResult {

@@ -1,5 +1,5 @@
 // How a job's time is spent, and what would make it faster.
-import type { Job, Sum } from "./contract";
+import type { Job, Plan, Sum } from "./contract";
 import { msPerMB, percent } from "./format";
 import { lateness } from "./lateness";
 import { lastBegin } from "./timeline";
@@ -40,6 +40,14 @@ function duration(sums: readonly Sum[]): number {
     if (ranks.length) all += ranks.reduce((t, [, took, computed]) => t + took + Math.max(0, computed), 0) / ranks.length;
   }
   return all;
+}
+
+/** Sums beside those of a ring on the same links. Null where no rates are known. */
+export function gain({ ring, predicted, measured }: Plan): string | null {
+  if (!ring || !predicted) return null;
+  const beside = (seconds: number): string => `${(ring / seconds).toPrecision(3)} times as fast as a ring`;
+  const found = measured ? ` As measured, they are ${beside(measured)} is predicted to be.` : "";
+  return `By the plan, sums are ${beside(predicted)} (Gloo) on these links.${found}`;
 }
 
 /** Sentences, the one that helps most first. */

@@ -1,6 +1,7 @@
 // @vitest-environment jsdom
 import { render } from "lit-html";
 import { expect, test } from "vitest";
+import { gain } from "../src/time";
 import { said, startCommand, verdict, words } from "../src/words";
 import { recorded } from "./answers";
 
@@ -55,4 +56,14 @@ test("jobs that gather wait for ranks", () => {
   state.jobs = [state.jobs[1]];
   expect(verdict(state).text).toBe("No job runs yet. 1 job waits for ranks.");
   expect(shown(state).textContent!.replace(/\s+/g, " ")).toContain("resnet50 waits for 4 ranks: 4–7.");
+});
+
+test("what is gained beside a ring is said where the links' rates are known", () => {
+  const plan = { ...recorded().jobs[0].plan!, predicted: 1e-9, ring: 1.5e-9, measured: 1.2e-9 };
+  expect(gain(plan)).toBe(
+    "By the plan, sums are 1.50 times as fast as a ring (Gloo) on these links. " +
+      "As measured, they are 1.25 times as fast as a ring is predicted to be.",
+  );
+  expect(gain({ ...plan, measured: null })).toBe("By the plan, sums are 1.50 times as fast as a ring (Gloo) on these links.");
+  expect(gain({ ...plan, ring: null })).toBeNull();
 });

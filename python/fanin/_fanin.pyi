@@ -199,7 +199,7 @@ class Client:
         *,
         timeout: float = 300.0,
         trace: tuple[str, int] | None = None,
-        prediction: tuple[float, str] | None = None,
+        prediction: tuple[float, str, float] | None = None,
         links: str | None = None,
         local: LocalRanks | None = None,
         hosted: Switch | None = None,

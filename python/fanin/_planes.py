@@ -309,10 +309,10 @@ def summary(parts: Sequence[Part]) -> Split:
     if len(parts) == 1:
         return first
     times = [
-        (part.share * seconds, f"{bound} ({part.plane.name})")
+        (part.share * seconds, f"{bound} ({part.plane.name})", ring)
         for part in parts
         if part.split.prediction is not None
-        for seconds, bound in [part.split.prediction]
+        for seconds, bound, ring in [part.split.prediction]
     ]
     links = [f"{part.plane.name}: {part.split.links}" for part in parts if part.split.links]
     return replace(

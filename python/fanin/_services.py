@@ -123,10 +123,11 @@ class Split:
     """The share of each of rank 0's switches; zero for one that is not used."""
     rates_bps: list[int | None]
     """The rates of the lanes to the machines, then to the switches."""
-    prediction: tuple[float, str] | None
-    """The seconds to sum a byte, without headers, and the link that takes so long. None if no
-    link's rate is known, if ranks name different switches, and for one machine. A service that was
-    told to sum alone has a prediction if all rates are known."""
+    prediction: tuple[float, str, float] | None
+    """The seconds to sum a byte, without headers, the link that takes so long, and the seconds that
+    a ring of the machines takes. None if no link's rate is known, if ranks name different switches,
+    and for one machine. A service that was told to sum alone has a prediction if all rates are
+    known."""
     links: str | None = None
     """The rates that the links were told, those that were measured, and those that were assumed for
     the others; None if no share follows from them."""
@@ -372,7 +373,7 @@ def split(places: Sequence[Place], measured: Links | None = None) -> Split | Non
         own_shares=[shares[index] for index in used],
         switch_shares=shares[len(summing) :],
         rates_bps=[lanes[index] for index in used] + lanes[len(summing) :] if sums > 1 else [None],
-        prediction=(seconds, plan["bound"]) if is_planned and is_predicted else None,
+        prediction=(seconds, plan["bound"], plan["ring"]) if is_planned and is_predicted else None,
         links=rates.shown([*called, *names]) if is_planned and sums > 1 else None,
         is_assumed=is_planned and sums > 1 and not is_known and bool(names or known),
     )

@@ -11,6 +11,7 @@ the flag of `fanin run`. An argument goes before the environment, that before th
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ class Said(TypedDict, total=False):
     paths: int | None
     congestion_control: bool | None
     trace: str | os.PathLike[str] | None
+    page: str | int | None
     plan: Plan | None
     rate: str | int | None
     machine: str | None
@@ -157,6 +159,19 @@ def _fraction(text: str) -> float:
     return fraction
 
 
+def _page(text: str) -> str:
+    address, colon, port = text.rpartition(":")
+    if not colon:
+        address = "127.0.0.1"
+    try:
+        ipaddress.ip_address(address.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        raise ValueError("it must be a port, or ADDR:PORT with an IP address") from None
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ValueError("it must end with a port from 1 to 65535")
+    return f"{address}:{port}"
+
+
 def _file(text: str) -> str:
     if not text or text.endswith("/") or not Path(text).name or Path(text).is_dir():
         raise ValueError("it must name a file")
@@ -184,8 +199,8 @@ def _row(
 class Settings:
     """What holds for one membership.
 
-    Ranks of one job agree on all but `switch`, `trace`, `rate`, `machine` and `paths`; the files
-    `tls_ca` and `secret_file` may be elsewhere on each machine.
+    Ranks of one job agree on all but `switch`, `trace`, `page`, `rate`, `machine` and `paths`; the
+    files `tls_ca` and `secret_file` may be elsewhere on each machine.
     """
 
     switch: str | None = _row(
@@ -262,6 +277,13 @@ class Settings:
     )
     trace: str | None = _row(
         _file, None, "FILE", "a timeline of each rank, FILE with the rank before its suffix"
+    )
+    page: str | None = _row(
+        _page,
+        None,
+        "PORT|ADDR:PORT",
+        "rank 0 serves a page about the job here: a port of 127.0.0.1, or another address with a "
+        "token (FANIN_PAGE_TOKEN_FILE)",
     )
     plan: Plan = _row(
         _one_of("auto", "switch", "own"),

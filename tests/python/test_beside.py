@@ -611,6 +611,7 @@ def test_own_services_keep_what_is_not_the_protocols() -> None:
         "job": "train",
         "security": "encrypt",
         "trace": "/tmp/trace.json",
+        "page": "127.0.0.1:4880",
         "rate": 10**9,
         "machine": "m",
         "tls_ca": "/etc/ca.pem",

@@ -7,7 +7,7 @@ use crate::output;
 
 /// All of them. The settings among them are Python's (`fanin._settings`); a test there holds this
 /// list to them.
-pub const VARIABLES: [&str; 20] = [
+pub const VARIABLES: [&str; 22] = [
     "FANIN_AS",
     "FANIN_CONGESTION_CONTROL",
     "FANIN_IN_FLIGHT",
@@ -15,6 +15,8 @@ pub const VARIABLES: [&str; 20] = [
     crate::logging::VARIABLE,
     "FANIN_LOSS_BOUND",
     "FANIN_MACHINE",
+    "FANIN_PAGE",
+    "FANIN_PAGE_TOKEN_FILE",
     "FANIN_PATHS",
     "FANIN_PLAN",
     "FANIN_PROTOCOL",

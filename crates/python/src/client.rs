@@ -37,7 +37,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// (seconds) bounds that, and later each all-reduce. `settings` are those of `fanin._settings`.
 ///
 /// - `trace`: the file of a timeline, and the rank that this process has in it.
-/// - `prediction`: what the plan of the shares takes, in seconds a byte, and what takes that long.
+/// - `prediction`: what the plan of the shares takes, in seconds a byte, what takes that long, and
+///   what a ring takes.
 ///   `links`: what the links were told to carry. `fanin status` shows both, and rank 0 says so if
 ///   large all-reduces do not fit the prediction.
 /// - `local`: this machine's ranks, which sum among themselves first. If there is no other machine,
@@ -75,7 +76,7 @@ impl Client {
         settings: Option<Settings>,
         timeout: f64,
         trace: Option<(PathBuf, u32)>,
-        prediction: Option<(f64, String)>,
+        prediction: Option<(f64, String, f64)>,
         links: Option<String>,
         local: Option<&LocalRanks>,
         hosted: Option<&Switch>,
@@ -96,7 +97,11 @@ impl Client {
             services: ServiceConfig::all(services),
             host: hosted.and_then(Switch::threads),
             trace: trace.map(|(file, rank)| TraceConfig { file, rank }),
-            prediction: prediction.map(|(seconds_per_byte, bound)| Prediction { seconds_per_byte, bound }),
+            prediction: prediction.map(|(seconds_per_byte, bound, ring)| Prediction {
+                seconds_per_byte,
+                bound,
+                ring_seconds_per_byte: Some(ring),
+            }),
             links: links.unwrap_or_default(),
             timeout: limit,
             join_timeout: limit,

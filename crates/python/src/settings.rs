@@ -1,5 +1,10 @@
 //! The settings of a rank, as Python's table has them.
 
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use fanin_controller::page::Token;
 use fanin_controller::{SessionConfig, protocols};
 use fanin_protocol::control::Agreed;
 use fanin_udp::OnSockets;
@@ -20,6 +25,7 @@ pub(crate) struct Settings {
     paths: u8,
     congestion_control: bool,
     machine: Option<String>,
+    page: Option<String>,
 }
 
 impl Settings {
@@ -51,6 +57,7 @@ impl Settings {
                     .into(),
             );
         }
+        let page = self.page.as_deref().map(page_at).transpose()?;
         let elements = |part: &str| {
             part.parse().map_err(|_| PyValueError::new_err(format!("sub_models: {part:?} is no number")))
         };
@@ -71,9 +78,19 @@ impl Settings {
             paths,
             congestion_control: self.congestion_control,
             machine: self.machine.unwrap_or(usual.machine),
+            page,
             ..usual
         })
     }
+}
+
+/// Where rank 0 serves its page, with the token that callers from elsewhere show.
+fn page_at(listen: &str) -> PyResult<(SocketAddr, Option<Token>)> {
+    let wrong = |why: &dyn Display| PyValueError::new_err(format!("page {listen:?}: {why}"));
+    let address = listen.parse().map_err(|error| wrong(&error))?;
+    let file = std::env::var_os("FANIN_PAGE_TOKEN_FILE").filter(|file| !file.is_empty());
+    let token = file.map(|file| Token::of_file(Path::new(&file))).transpose();
+    Ok((address, token.map_err(|error| wrong(&error))?))
 }
 
 fn wire_dtype_of(name: &str) -> PyResult<WireDtype> {

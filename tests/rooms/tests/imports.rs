@@ -55,7 +55,7 @@ const ALLOWED_IN_SIM: [(&str, &[&str]); 5] = [
 ];
 
 /// Room of `controller`, and the rooms there that it may import. A session and a node share what is common, and neither knows the other.
-const ALLOWED_IN_CONTROLLER: [(&str, &[&str]); 9] = [
+const ALLOWED_IN_CONTROLLER: [(&str, &[&str]); 10] = [
     ("goat_planner", &[]),
     ("protocols", &["goat_planner"]),
     ("proto", &[]),
@@ -63,8 +63,9 @@ const ALLOWED_IN_CONTROLLER: [(&str, &[&str]); 9] = [
     ("path", &[]),
     ("convert", &["proto", "error"]),
     ("control_channel", &["proto", "error", "convert"]),
-    ("session", &["proto", "error", "path", "convert", "protocols", "control_channel"]),
-    ("node", &["proto", "error", "path", "convert", "protocols", "control_channel"]),
+    ("page", &["proto", "error", "convert", "control_channel"]),
+    ("session", &["proto", "error", "path", "convert", "protocols", "control_channel", "page"]),
+    ("node", &["proto", "error", "path", "convert", "protocols", "control_channel", "page"]),
 ];
 
 fn root() -> &'static Path {

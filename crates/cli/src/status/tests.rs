@@ -97,7 +97,11 @@ fn the_table_says_who_sums_what_and_who_is_where() {
     let share = |service: &str, share, host| Share { service: service.into(), share, host };
     let split = Split {
         shares: vec![share("10.0.0.1:40001", 0.25, Some(0)), share("10.0.0.9:4800", 0.75, None)],
-        prediction: Some(Prediction { seconds_per_byte: 8e-9, bound: "the link into 10.0.0.9:4800".into() }),
+        prediction: Some(Prediction {
+            seconds_per_byte: 8e-9,
+            bound: "the link into 10.0.0.9:4800".into(),
+            ring_seconds_per_byte: None,
+        }),
         links: "10.0.0.9:4800 tells no rate: taken for 1 Gbit/s, the slowest that is told".into(),
     };
     let member = |rank, name: &str, ranks, seconds_per_byte| MemberStatus {

@@ -164,6 +164,7 @@ fn kept(mut split: proto::Split) -> Option<proto::Split> {
         share.share = Some(share.share).filter(sound).unwrap_or_default();
     });
     split.seconds_per_byte = split.seconds_per_byte.filter(sound);
+    split.ring_seconds_per_byte = split.ring_seconds_per_byte.filter(sound);
     shorten(&mut split.bound);
     shorten(&mut split.links);
     Some(split).filter(|split| split.encoded_len() <= SPLIT_BYTES_MAX)
@@ -246,8 +247,14 @@ mod tests {
         let share = proto::split::Share { service: "s".repeat(70), share: 0.5, host: Some(1) };
         let bound = "the link of a machine".into();
         let links = "no link tells its rate: all are taken for equal".into();
-        let split =
-            proto::Split { shares: vec![share; 72], here: 71, seconds_per_byte: Some(1e-9), bound, links };
+        let split = proto::Split {
+            shares: vec![share; 72],
+            here: 71,
+            seconds_per_byte: Some(1e-9),
+            bound,
+            links,
+            ring_seconds_per_byte: Some(1e-9),
+        };
         let place = proto::Place {
             machine: "m".repeat(90),
             name: "n".repeat(64),

@@ -4,7 +4,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -32,6 +33,8 @@ const INDEX: &str = include_str!(concat!(env!("OUT_DIR"), "/index.html"));
 const SCRIPT: &str = include_str!(concat!(env!("OUT_DIR"), "/page.js"));
 const STYLE: &str = include_str!(concat!(env!("OUT_DIR"), "/page.css"));
 
+/// How long open connections may take to end.
+const HANG_UP: Duration = Duration::from_millis(500);
 /// Shorter ones could be guessed.
 const TOKEN_BYTES_MIN: usize = 16;
 
@@ -179,8 +182,8 @@ fn names_this_machine(host: &str) -> bool {
 #[derive(Debug)]
 pub struct PageServer {
     address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    /// Whatever serves ends when this does.
+    _stop: oneshot::Sender<()>,
 }
 
 impl PageServer {
@@ -201,7 +204,8 @@ impl PageServer {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let router = answers(watch, token);
-        let (stop, stopped) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (tell, told) = oneshot::channel::<()>();
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PageError::Runtime)?;
         let serve = async move {
@@ -215,20 +219,51 @@ impl PageServer {
                 .accept_http1(true)
                 .add_routes(Routes::from(router))
                 .serve_with_incoming_shutdown(incoming, async {
-                    let _ = stopped.await;
+                    let _ = told.await;
                 });
-            if let Err(error) = served.await {
-                tracing::error!(%error, "the page ended");
+            let ends = async {
+                let _ = stopped.await;
+                drop(tell);
+                tokio::time::sleep(HANG_UP).await;
+            };
+            tokio::select! {
+                served = served => if let Err(error) = served {
+                    tracing::error!(%error, "the page ended");
+                },
+                () = ends => {}
             }
         };
-        let thread = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("fanin-page".into())
             .spawn(move || {
                 runtime.block_on(serve);
                 runtime.shutdown_background();
             })
             .map_err(PageError::Runtime)?;
-        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { address, _stop: stop })
+    }
+
+    /// The page of this process at an address, which its jobs share: started if it is not there.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(crate) fn of_process<F: Future<Output = ()> + Send + 'static>(
+        listen: SocketAddr,
+        token: Option<Token>,
+        watched: impl FnOnce() -> (Watch, F),
+    ) -> Result<Arc<Self>, PageError> {
+        /// By the process, too: one that was forked has no threads of the page.
+        type Open = Vec<(u32, SocketAddr, Weak<PageServer>)>;
+        static OPEN: Mutex<Open> = Mutex::new(Vec::new());
+        let process = std::process::id();
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(of, _, page)| *of == process && page.strong_count() > 0);
+        if let Some(page) = open.iter().find_map(|(_, at, page)| page.upgrade().filter(|_| *at == listen)) {
+            return Ok(page);
+        }
+        let page = Arc::new(Self::start(listen, token, watched())?);
+        open.push((process, listen, Arc::downgrade(&page)));
+        Ok(page)
     }
 
     /// Where it is.
@@ -238,11 +273,62 @@ impl PageServer {
     }
 }
 
-impl Drop for PageServer {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn may(from: &str, host: &str, shown: Option<&str>, token: Option<Token>) -> Result<(), StatusCode> {
+        let mut headers = HeaderMap::new();
+        headers.insert(HOST, host.parse().unwrap());
+        if let Some(shown) = shown {
+            headers.insert(AUTHORIZATION, format!("Bearer {shown}").parse().unwrap());
         }
+        may_look(from.parse().ok(), &headers, token.as_ref()).map_err(|(status, _)| status)
+    }
+
+    #[test]
+    fn callers_of_this_machine_look_and_others_with_the_token() {
+        let token = Some(Token("0123456789abcdef"));
+        let (forbidden, unauthorized) = (Err(StatusCode::FORBIDDEN), Err(StatusCode::UNAUTHORIZED));
+        for host in ["localhost", "localhost:4800", "127.0.0.1:4800", "[::1]:4800", "[::1]"] {
+            assert_eq!(may("127.0.0.1", host, None, None), Ok(()), "{host}");
+            assert_eq!(may("::1", host, None, token), Ok(()), "{host}");
+        }
+        assert_eq!(may("10.0.0.1", "10.0.0.9:4800", None, None), forbidden);
+        assert_eq!(may("10.0.0.1", "10.0.0.9:4800", None, token), unauthorized);
+        assert_eq!(may("10.0.0.1", "switch:4800", Some("0123456789abcdef"), token), Ok(()));
+        for wrong in ["0123456789abcdeF", "0123456789abcde", "0123456789abcdef0", ""] {
+            assert_eq!(may("10.0.0.1", "switch:4800", Some(wrong), token), unauthorized, "{wrong}");
+        }
+        // A page of somebody else, under whose name a browser comes here.
+        for token in [None, token] {
+            assert_eq!(may("127.0.0.1", "evil.example:4800", None, token), forbidden);
+        }
+        assert_eq!(may("nowhere", "localhost", None, None), forbidden);
+    }
+
+    #[test]
+    fn a_token_is_long_enough_and_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            Token::of_file(&file).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("0123456789abcdef\nnot this\n"), Ok(Token("0123456789abcdef")));
+        for text in ["", "short", "\n0123456789abcdef", "0123456789 abcdef"] {
+            assert!(read(text).is_err_and(|error| error.contains("openssl rand")), "{text:?}");
+        }
+        assert!(Token::of_file(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_page_for_everybody_is_refused_and_a_port_in_use_is_named() {
+        let watched = || Watch::of_services("test".into(), Vec::new(), fanin_tls::Trust::default());
+        let refused = PageServer::start(([0, 0, 0, 0], 0).into(), None, watched()).expect_err("no token");
+        assert!(matches!(refused, PageError::NoToken(_)), "{refused}");
+        let page = PageServer::start(([127, 0, 0, 1], 0).into(), None, watched()).expect("a free port");
+        let taken = PageServer::start(page.address(), None, watched()).expect_err("it is in use");
+        assert!(taken.to_string().contains(&page.address().to_string()), "{taken}");
     }
 }

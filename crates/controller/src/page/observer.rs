@@ -1,13 +1,18 @@
 //! The state, from one set of answers to the next.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
+
+use fanin_wire::WireDtype;
 
 use super::events::{Events, of_jobs, of_services, refusals, taken_over};
 use super::history::{JOBS_MAX, KEPT, OfJob, OfService, Samples};
 use super::lately::Lately;
 use super::view::{Event, Job, JobState, Plan, Pool, Rank, Service, Share, State, Total};
 use super::watch::Answer;
-use super::words::{words, words_of_services};
+use super::words::{losses, words, words_of_services};
 use crate::convert::{ranks, security, shown, wire_dtype};
 use crate::error::why_aborted;
 use crate::proto;
@@ -206,6 +211,10 @@ impl Observer {
         let services = words_of_services(&self.services());
         for job in &mut jobs {
             job.words = words(job, self.lately.get(&job.name), now);
+            let answering = self.known.iter().filter(|(_, known)| known.silent.is_none());
+            let resent =
+                answering.filter_map(|(address, known)| Some((address.as_str(), known.resent(job)?)));
+            job.words.extend(losses(job, resent));
             let its = |address: &String| {
                 job.shares.iter().any(|share| share.service == *address) || job.shares.is_empty()
             };
@@ -319,6 +328,14 @@ impl Known {
         rate
     }
 
+    /// The part of a job's packets to this service that came again.
+    fn resent(&self, job: &Job) -> Option<f64> {
+        let again = self.a_second_of(&job.name, |running| running.retransmitted as f64)?;
+        let sums = self.a_second_of(&job.name, |running| running.completed as f64)?;
+        let contributions = sums * job.ranks.len().max(1) as f64;
+        (contributions > 0.0).then(|| again / contributions)
+    }
+
     /// What a service has done since it told before.
     fn happened(&self, address: &str, now: f64) -> Vec<Event> {
         let Some((_, before)) = self.seconds() else { return Vec::new() };
@@ -381,6 +398,8 @@ fn run(job: &mut Job, told: &Running, parts: &[Part<'_>], lately: &Lately) {
     let text = |text: String| Some(shown(text)).filter(|text| !text.is_empty());
     job.plan = told.split.is_some().then(|| Plan {
         predicted: split.seconds_per_byte,
+        // A ring's floats travel as they are.
+        ring: split.ring_seconds_per_byte.map(|seconds| seconds * narrower(told.wire_dtype)),
         bound: text(split.bound),
         links: text(split.links),
         measured,
@@ -401,6 +420,16 @@ fn run(job: &mut Job, told: &Running, parts: &[Part<'_>], lately: &Lately) {
         job.sums_per_step = work.period;
     }
     (job.steps, job.in_sums) = pace(told, parts);
+}
+
+/// How many times as many bytes floats have in memory as on their way.
+fn narrower(dtype: i32) -> f64 {
+    match wire_dtype(dtype) {
+        Ok(WireDtype::Bfloat16) => 2.0,
+        Ok(WireDtype::Int8) => 4.0,
+        Ok(WireDtype::Int4) => 8.0,
+        _ => 1.0,
+    }
 }
 
 /// Steps a second, and the part of the time that ranks wait for sums.

@@ -15,6 +15,8 @@ use crate::proto::{StatusReply, StatusRequest, job};
 
 /// How long a service may take to answer: who looks waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long one may take to say what it is; nobody listens that long where a port is closed.
+const GREETED: Duration = Duration::from_secs(1);
 /// Services that are found beyond those that were named.
 const FOUND_MAX: usize = 256;
 
@@ -84,7 +86,7 @@ async fn ask(
         match connection {
             Some(connection) => Ok(connection),
             None => {
-                let opened = Connection::open(address, Duration::from_millis(1), trust).await;
+                let opened = Connection::open(address, GREETED, trust).await;
                 opened.map(|(connection, _)| connection).map_err(|error| error.to_string())
             }
         }

@@ -97,6 +97,7 @@ pub struct Share {
 #[allow(missing_docs, reason = "as above")]
 pub struct Plan {
     pub predicted: Option<f64>,
+    pub ring: Option<f64>,
     pub bound: Option<String>,
     pub links: Option<String>,
     pub measured: Option<f64>,
@@ -211,4 +212,108 @@ pub struct JobSeries {
     pub lost: Vec<Option<f32>>,
     pub steps: Vec<Option<f32>>,
     pub in_sums: Vec<Option<f32>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The types of all fields in it, by their way there; those of lists' items and of maps' values
+    /// together.
+    fn shape(value: &Value, way: &str, shapes: &mut BTreeMap<String, Vec<&'static str>>) {
+        let kind = match value {
+            Value::Null => return,
+            Value::Bool(_) => "boolean",
+            Value::Number(_) => "number",
+            Value::String(_) => "string",
+            Value::Array(_) => "list",
+            Value::Object(_) => "object",
+        };
+        let kinds = shapes.entry(way.to_owned()).or_default();
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| shape(item, &format!("{way}[]"), shapes)),
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    // Maps by name of a service or a job.
+                    let is_map = way == "history.services" || way == "history.jobs";
+                    let name = if is_map { "*" } else { name };
+                    let way = if way.is_empty() { name.to_owned() } else { format!("{way}.{name}") };
+                    shapes.entry(way.clone()).or_default();
+                    shape(field, &way, shapes);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_page_reads_what_is_written() {
+        let late = Late { of: 1, ..Late::default() };
+        let rank = Rank { ranks: vec![0], round_trip: Some(0.0), late: Some(late), ..Rank::default() };
+        let share = Share { host: Some(0), measured: Some(0.0), ..Share::default() };
+        let text = || Some(String::new());
+        let plan = Plan {
+            predicted: Some(0.0),
+            ring: Some(0.0),
+            bound: text(),
+            links: text(),
+            measured: Some(0.0),
+            imbalance: 0.0,
+        };
+        let word = Word { cure: text(), ..Word::default() };
+        let sum = Sum { ranks: vec![(0, 0.0, 0.0)], ..Sum::default() };
+        let job = Job {
+            reason: text(),
+            missing: vec![0],
+            left: vec![0],
+            shares: vec![share],
+            plan: Some(plan),
+            ranks: vec![rank],
+            totals: vec![Total::default()],
+            sums_per_step: Some(0),
+            steps: Some(0.0),
+            in_sums: Some(0.0),
+            sums: vec![sum],
+            words: vec![word],
+            ..Job::default()
+        };
+        let service = Service {
+            upstream: text(),
+            silent: text(),
+            pool: Some(Pool::default()),
+            rate: Some(0),
+            received: Some(0.0),
+            sent: Some(0.0),
+            ..Service::default()
+        };
+        let series = || vec![Some(0.0)];
+        let (received, sent, resent, dropped) = (series(), series(), series(), series());
+        let of_service = ServiceSeries { received, sent, resent, dropped };
+        let (summed, resent, lost, steps, in_sums) = (series(), series(), series(), series(), series());
+        let of_job = JobSeries { summed, resent, lost, steps, in_sums };
+        let history = History {
+            times: vec![0.0],
+            services: BTreeMap::from([("a".into(), of_service)]),
+            jobs: BTreeMap::from([("b".into(), of_job)]),
+        };
+        let event = Event { job: text(), service: text(), ..Event::default() };
+        let (services, jobs, events) = (vec![service], vec![job], vec![event]);
+        let state = State { services, jobs, events, history, ..State::default() };
+        let (mut written, mut read) = (BTreeMap::new(), BTreeMap::new());
+        shape(&serde_json::to_value(state).unwrap(), "", &mut written);
+        let fixture: Value =
+            serde_json::from_str(include_str!("../../../../page/fixtures/state.json")).unwrap();
+        shape(&fixture, "", &mut read);
+        assert!(written.keys().eq(read.keys()), "{written:?}\n{read:?}");
+        for (way, kinds) in read.iter().filter(|(_, kinds)| !kinds.is_empty()) {
+            assert_eq!(kinds, &written[way], "{way}");
+        }
+    }
 }

@@ -11,6 +11,8 @@ const LATE: f64 = 0.005;
 const LATE_PART: f64 = 0.1;
 /// What takes so many times as long as planned is slow.
 const SLOW: f64 = 2.0;
+/// More than this part of the packets should not come again.
+const RESENT: f64 = 0.01;
 /// A pool with less than this part free is near its end.
 const POOL: f64 = 0.05;
 /// Ranks whose names are told.
@@ -125,6 +127,22 @@ fn slow(job: &Job) -> Option<Word> {
             measured / predicted
         ),
         cure: Some("run fanin doctor --measure on each machine: it measures the way to each service".into()),
+    })
+}
+
+/// Packets come again at services, of which a part of all is told. They do so for a rank that is
+/// late, too.
+pub(super) fn losses<'a>(job: &Job, resent: impl Iterator<Item = (&'a str, f64)>) -> Option<Word> {
+    let explained = job.words.iter().any(|word| word.name == "late" || word.name == "stands");
+    let (service, part) = resent.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    (part > RESENT && !explained).then(|| Word {
+        name: "losses",
+        severity: Severity::Warning,
+        text: format!("{:.1} % of the packets of {} to {service} are sent again", 100.0 * part, job.name),
+        cure: Some(
+            "run fanin doctor on the workers: it finds ways that lose packets; loss_bound lets a training go on without them"
+                .into(),
+        ),
     })
 }
 

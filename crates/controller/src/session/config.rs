@@ -1,5 +1,6 @@
 //! What a session is told.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanin_protocol::RetransmissionConfig;
@@ -11,6 +12,7 @@ use fanin_wire::{Rank, WireDtype};
 use super::rank_names::RankNames;
 use super::split::Prediction;
 use super::trace::TraceConfig;
+use crate::page::Token;
 use crate::protocols;
 
 /// A service that sums, as a session is told of it.
@@ -121,6 +123,8 @@ pub struct SessionConfig {
     pub mtu: Option<usize>,
     /// Where to write a timeline, if at all.
     pub trace: Option<TraceConfig>,
+    /// Where rank 0 serves a page about the job, and what callers from other machines show.
+    pub page: Option<(SocketAddr, Option<Token>)>,
     /// The threads of a service that this process hosts. Packets to it touch no socket if it is one
     /// of `services`.
     pub host: Option<HostThreads>,
@@ -175,6 +179,7 @@ impl SessionConfig {
             retransmission: RetransmissionConfig::default(),
             mtu: None,
             trace: None,
+            page: None,
             host: None,
             trust: Trust::default(),
         }

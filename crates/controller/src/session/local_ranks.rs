@@ -100,7 +100,7 @@ impl LocalRanks {
             service.rate_bps = service.rate_bps.map(|rate| (rate / columns as u64).max(1));
         }
         if let Some(prediction) = &mut config.prediction {
-            prediction.seconds_per_byte *= columns as f64;
+            prediction.scale(columns as f64);
         }
         Some(config)
     }

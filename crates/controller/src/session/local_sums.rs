@@ -15,6 +15,7 @@ use super::local_ranks::{LocalRanks, hear};
 use super::services::Services;
 use super::shared::Shared;
 use super::trace::{HandOver, SessionTrace, TracedAs};
+use super::warnings::say;
 use crate::error::{AllReduceError, SessionError, Tensor};
 
 /// Most ranks of a job that has other collectives than all-reduces: a root is named in a byte.
@@ -56,11 +57,18 @@ impl LocalSums {
         let trace =
             config.trace.as_ref().map(|trace| trace.open(&config.job, TracedAs::Ranks)).transpose()?;
         let group = ranks.group();
+        let asks_for_page = config.page.is_some() && config.own_name() == Rank(0);
         let memory = ranks.gather(config.join_timeout, cancel)?;
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.travels_as());
         let loss_bound = config.agreed.loss_bound;
         let services = ranks.column(config).map(|config| Services::join(config, cancel)).transpose()?;
         let services = services.map(Arc::new);
+        if asks_for_page && !group.networked {
+            say(
+                0,
+                "FANIN_PAGE: all ranks are on this machine and sum in its memory; there is no service to show",
+            );
+        }
         if let Some(services) = &services {
             let shared = &services.shared;
             let found = [

@@ -274,7 +274,7 @@ impl Session {
     pub fn split(&self) -> Option<Split> {
         let mut split = Split::of(&self.shared()?.config);
         if let Some(prediction) = &mut split.prediction {
-            prediction.seconds_per_byte /= self.columns() as f64;
+            prediction.scale(1.0 / self.columns() as f64);
         }
         Some(split)
     }

@@ -14,7 +14,7 @@ use super::cancel::Cancel;
 use super::config::{ServiceConfig, SessionConfig};
 use super::oversight::oversee;
 use super::presence::{attend, attend_meanwhile};
-use super::shared::{Shared, names};
+use super::shared::{Shared, Watched, names};
 use super::thread::SessionThread;
 use super::trace::{TracedAs, record};
 use super::warnings::{self, say};
@@ -22,6 +22,7 @@ use super::watch::{substitute, watch};
 use crate::control_channel::{Connection, Lines, RETRY, Waiting};
 use crate::convert::shown;
 use crate::error::{ChainError, Member, SessionError};
+use crate::page::{PageServer, Watch};
 use crate::proto;
 
 /// How long a new session waits at most until the switch has its stream.
@@ -133,6 +134,7 @@ async fn join_all(
     let traced_as = if config.ranks_here.is_empty() { TracedAs::Ranks } else { TracedAs::Machines };
     // First of all: a run whose timeline was asked for should not begin without one.
     let trace = config.trace.as_ref().map(|trace| trace.open(&config.job, traced_as)).transpose()?;
+    let page = page(&config)?;
     let (joined, meanwhile) = admissions(&config, cancel, lines).await?;
     // The services admitted the rank, so that it fits.
     let rank = Rank(config.rank as u16);
@@ -172,7 +174,22 @@ async fn join_all(
     let members = joined.iter().map(|admitted| member(admitted, rank)).collect();
     let instances = joined.iter().map(|(_, admitted)| admitted.switch_instance).collect();
     let joined = joined.into_iter().map(|(connection, admitted)| (admitted, connection));
-    Ok((Arc::new(Shared::new(config, members, driver, trace, joined)), instances, meanwhile))
+    let watched = Watched { trace, page };
+    Ok((Arc::new(Shared::new(config, members, driver, watched, joined)), instances, meanwhile))
+}
+
+/// The page about the job, at rank 0.
+fn page(config: &SessionConfig) -> Result<Option<Arc<PageServer>>, SessionError> {
+    let Some((listen, token)) = config.page.filter(|_| config.own_name() == Rank(0)) else { return Ok(None) };
+    let watched = || {
+        let services = config.services.iter().map(|service| service.switch.clone()).collect();
+        Watch::of_services(format!("rank 0 of {}", config.job), services, config.trust.clone())
+    };
+    let page = PageServer::of_process(listen, token, watched);
+    page.map(Some).map_err(|error| SessionError::Local {
+        what: "serving the page (FANIN_PAGE)",
+        cause: error.to_string(),
+    })
 }
 
 fn member((connection, admitted): &(Connection, Admitted), rank: Rank) -> Member {

@@ -15,6 +15,7 @@ use super::pending::{Pending, Travelled, bytes_on_wire};
 use super::trace::{HandOver, SessionTrace};
 use crate::control_channel::Connection;
 use crate::error::{AllReduceError, Member, SessionError, Tensor};
+use crate::page::PageServer;
 
 /// One rank of a job, as long as it takes part.
 pub(super) struct Shared {
@@ -30,6 +31,8 @@ pub(super) struct Shared {
     timeout_ns: AtomicU64,
     pub driver: WorkerDriver,
     pub trace: Option<SessionTrace>,
+    /// As long as there is a session that it is about.
+    _page: Option<Arc<PageServer>>,
     pub pending: Arc<Pending>,
     /// Who is told when the session ends by itself.
     on_failure: Mutex<Option<OnFailure>>,
@@ -37,6 +40,12 @@ pub(super) struct Shared {
     is_closing: AtomicBool,
     /// Whether it is about to leave, and joins nowhere again.
     is_leaving: AtomicBool,
+}
+
+/// What people see of a session.
+pub(super) struct Watched {
+    pub trace: Option<SessionTrace>,
+    pub page: Option<Arc<PageServer>>,
 }
 
 type OnFailure = Box<dyn FnOnce(SessionError) + Send>;
@@ -90,7 +99,7 @@ impl Shared {
         config: SessionConfig,
         members: Vec<Member>,
         driver: WorkerDriver,
-        trace: Option<SessionTrace>,
+        Watched { trace, page }: Watched,
         joined: impl IntoIterator<Item = (Admitted, Connection)>,
     ) -> Self {
         let name = config.job.clone();
@@ -118,6 +127,7 @@ impl Shared {
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout)),
             driver,
             trace,
+            _page: page,
             pending: Arc::new(Pending::planned(planned)),
             on_failure: Mutex::default(),
             is_closing: AtomicBool::new(false),

@@ -39,6 +39,16 @@ pub struct Prediction {
     pub seconds_per_byte: f64,
     /// What takes that long.
     pub bound: String,
+    /// What a ring of the machines, such as Gloo's, takes for a byte on the same links.
+    pub ring_seconds_per_byte: Option<f64>,
+}
+
+impl Prediction {
+    /// Everything takes so many times as long.
+    pub(super) fn scale(&mut self, times: f64) {
+        self.seconds_per_byte *= times;
+        self.ring_seconds_per_byte.iter_mut().for_each(|ring| *ring *= times);
+    }
 }
 
 /// Where a rank is.
@@ -87,6 +97,7 @@ impl Split {
 
     /// As the service at this place among them is told it.
     pub(super) fn told(self, here: usize) -> proto::Split {
+        let ring_seconds_per_byte = self.prediction.as_ref().and_then(|told| told.ring_seconds_per_byte);
         let (seconds_per_byte, bound) =
             self.prediction.map(|told| (told.seconds_per_byte, told.bound)).unzip();
         proto::Split {
@@ -95,6 +106,7 @@ impl Split {
             seconds_per_byte,
             bound: bound.unwrap_or_default(),
             links: self.links,
+            ring_seconds_per_byte,
         }
     }
 }
@@ -112,10 +124,11 @@ impl From<proto::Split> for Split {
             share: told.share,
             host: told.host,
         };
-        let bound = shown(told.bound);
+        let (bound, ring_seconds_per_byte) = (shown(told.bound), told.ring_seconds_per_byte);
+        let prediction = |seconds_per_byte| Prediction { seconds_per_byte, bound, ring_seconds_per_byte };
         Self {
             shares: told.shares.into_iter().map(share).collect(),
-            prediction: told.seconds_per_byte.map(|seconds_per_byte| Prediction { seconds_per_byte, bound }),
+            prediction: told.seconds_per_byte.map(prediction),
             links: shown(told.links),
         }
     }

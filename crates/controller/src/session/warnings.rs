@@ -64,7 +64,7 @@ pub(super) fn plan_does_not_fit(rank: u16, planned: &Prediction, measured: f64, 
     say(rank, &text);
 }
 
-fn misfit(Prediction { seconds_per_byte, bound }: &Prediction, measured: f64, links: &str) -> String {
+fn misfit(Prediction { seconds_per_byte, bound, .. }: &Prediction, measured: f64, links: &str) -> String {
     // If one service sums, no share follows from rates. A time is predicted then if all are told.
     let links = if links.is_empty() { "all links tell their rates" } else { links };
     format!(
@@ -94,7 +94,11 @@ mod tests {
 
     #[test]
     fn a_misfit_names_times_and_what_binds_and_whence_rates_are() {
-        let planned = Prediction { seconds_per_byte: 8e-9, bound: "the link out of 10.0.0.9:4800".into() };
+        let planned = Prediction {
+            seconds_per_byte: 8e-9,
+            bound: "the link out of 10.0.0.9:4800".into(),
+            ring_seconds_per_byte: None,
+        };
         let text = misfit(&planned, 32.04e-9, "all links were measured, 1 Gbit/s");
         assert!(text.starts_with(
             "the plan does not fit: a large all-reduce takes at least 32.040 ms/MB once it flows, and 8.000 ms/MB is \

@@ -1,0 +1,249 @@
+"""The live page: what it says is what was done to a real job, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SwitchProcess, free_address
+from programs import BY_NUMPY, Program
+from ranks import wait_until
+
+CHROMIUM = shutil.which("chromium")
+PAGE = Path(__file__).parents[2] / "page" / "dist" / "page.js"
+
+# Rank 2 computes 60 ms longer than the others. A file ends it, or ends rank 1 by SIGKILL.
+TRAINS = (
+    BY_NUMPY
+    + """
+end, kill = sys.argv[1:]
+with connect(job="train<marquee>", timeout=60) as group:
+    say("joined", os.getpid())
+    while not os.path.exists(end):
+        time.sleep(0.07 if rank == 2 else 0.01)
+        group.all_reduce(np.ones(300_000, np.float32))
+        if rank == 1 and os.path.exists(kill):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+
+
+def state(address: str, **headers: str) -> dict[str, Any]:
+    asked = urllib.request.Request(f"http://{address}/page/state?since=0", headers=headers)
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        told: dict[str, Any] = json.loads(answer.read())
+        return told
+
+
+class Training:
+    """Four ranks that sum at a switch until they are ended."""
+
+    def __init__(self, folder: Path, switch: str, *, page: str | None = None) -> None:
+        self.end, self.kill = folder / "end", folder / "kill"
+        command = [sys.executable, "-c", TRAINS, str(self.end), str(self.kill)]
+        told = {"FANIN_SWITCH": switch, "WORLD_SIZE": "4", "FANIN_RATE": "1gbit"}
+        if page is not None:
+            told["FANIN_PAGE"] = page
+        self.ranks = [
+            Program(command, told | {"RANK": str(rank), "FANIN_MACHINE": f"gpu-{rank}"})
+            for rank in range(4)
+        ]
+
+    def joined(self) -> None:
+        for rank in self.ranks:
+            rank.line("joined")
+
+    def ended(self) -> None:
+        self.end.touch()
+        for rank in self.ranks:
+            rank.wait()
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.end()
+
+
+@pytest.fixture
+def switch() -> Iterator[SwitchProcess]:
+    switch = SwitchProcess()
+    switch.start()
+    yield switch
+    switch.kill()
+
+
+def words(told: dict[str, Any]) -> list[str]:
+    return [word["name"] for job in told["jobs"] for word in job["words"]]
+
+
+def events(told: dict[str, Any]) -> list[str]:
+    return [event["name"] for event in told["events"]]
+
+
+def test_a_switch_tells_who_is_late_and_what_became_of_the_job(
+    switch: SwitchProcess, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, switch.address)
+    try:
+        training.joined()
+        wait_until(lambda: "late" in words(state(switch.address)), "rank 2 is late")
+        told = state(switch.address)
+        (job,) = told["jobs"]
+        (word,) = [word for word in job["words"] if word["name"] == "late"]
+        assert re.search(r"rank 2 on gpu-2 is \d\d+ ms later than the others", word["text"]), word
+        assert job["name"] == "train<marquee>"
+        (total,) = job["totals"]
+        assert (total["collective"], total["dtype"]) == ("all_reduce", "float32")
+        assert total["bytes"] == total["count"] * 1_200_000
+        late = {rank["rank"]: rank["late"]["median"] for rank in job["ranks"]}
+        assert min(late, key=lambda rank: -late[rank]) == 2
+        assert late[2] > 0.03
+        wait_until(lambda: bool(state(switch.address)["jobs"][0]["steps"]), "steps are told")
+        service = told["services"][0]
+        assert service["received"] > 1e5
+        training.kill.touch()
+        wait_until(lambda: "job_aborted" in events(state(switch.address)), "rank 1 died")
+        lost = [e["text"] for e in state(switch.address)["events"] if e["name"] == "job_aborted"]
+        assert lost == ["train<marquee> ended: rank 1 was lost"]
+    finally:
+        training.close()
+
+
+def test_rank_0_serves_a_page_about_its_own_job(tmp_path: Path) -> None:
+    page = free_address()
+    switches = [SwitchProcess(), SwitchProcess()]
+    for one in switches:
+        one.start()
+    training = Training(tmp_path, ",".join(one.address for one in switches), page=page)
+    try:
+        training.joined()
+        # Ranks sum beside the switches.
+        wait_until(lambda: len(state(page)["services"]) == 6, "all services are shown")
+        wait_until(
+            lambda: [
+                share["measured"] is not None
+                for job in state(page)["jobs"]
+                for share in job["shares"]
+            ]
+            == [True] * 6,
+            "each service's share is measured",
+        )
+        told = state(page)
+        assert told["server"] == "rank 0 of train<marquee>"
+        switches[1].kill()
+        wait_until(lambda: "service_silent" in events(state(page)), "one is silent")
+    finally:
+        training.close()
+        for one in switches:
+            one.kill()
+
+
+def test_a_page_elsewhere_needs_a_token_and_a_name_of_its_own(
+    switch: SwitchProcess, tmp_path: Path
+) -> None:
+    fanin = [sys.executable, "-m", "fanin", "page", switch.address]
+    refused = subprocess.run(
+        [*fanin, "--listen", "0.0.0.0:0"], check=False, capture_output=True, text=True
+    )
+    assert refused.returncode != 0
+    assert "--token-file" in refused.stderr
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    page = Program([*fanin, "--listen", "0.0.0.0:0", "--token-file", str(token), "--json"], {})
+    try:
+        address = json.loads(page.line("listening").string)["address"].replace("0.0.0.0", "127.0.0.1")
+        wait_until(lambda: bool(state(address)["services"]), "the switch is shown")
+        assert state(address)["services"][0]["address"] == switch.address
+        with pytest.raises(urllib.error.HTTPError) as foreign:
+            state(address, Host="evil.example")
+        assert foreign.value.code == 403
+        assert state(address, Host="evil.example", Authorization="Bearer 0123456789abcdef")
+        in_use = subprocess.run(
+            [*fanin, "--listen", address], check=False, capture_output=True, text=True
+        )
+        assert in_use.returncode != 0
+        assert "take another port" in in_use.stderr
+    finally:
+        page.end()
+
+
+def test_top_wants_a_terminal(switch: SwitchProcess) -> None:
+    top = subprocess.run(
+        [sys.executable, "-m", "fanin", "top", switch.address],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert top.returncode != 0
+    assert "fanin status" in top.stderr
+
+
+@pytest.fixture(scope="module")
+def open_page() -> Iterator[Callable[..., Any]]:
+    """A page in a headless browser, whose errors fail the test."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no browser: apt-get install chromium")
+    if not PAGE.exists():
+        pytest.skip("the page is not built: make build, with Node.js")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        wrong: list[str] = []
+
+        def opened(address: str, **context: Any) -> Any:
+            page = browser.new_context(**context).new_page()
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on(
+                "console", lambda told: wrong.append(told.text) if told.type == "error" else None
+            )
+            page.set_default_timeout(60_000)
+            page.goto(f"http://{address}/")
+            return page
+
+        yield opened
+        browser.close()
+        assert wrong == []
+
+
+def test_a_browser_shows_what_was_done_to_the_job(
+    open_page: Callable[..., Any], switch: SwitchProcess, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, switch.address)
+    try:
+        training.joined()
+        page = open_page(switch.address)
+        page.get_by_text(re.compile("rank 2 on gpu-2 is .* ms later")).first.wait_for()
+        # Markup in a name is text.
+        page.get_by_text("train<marquee>").first.wait_for()
+        assert page.locator("marquee").count() == 0
+        training.kill.touch()
+        page.get_by_text("ended: rank 1 was lost").first.wait_for()
+        page.context.close()
+    finally:
+        training.close()
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(
+    open_page: Callable[..., Any], switch: SwitchProcess, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, switch.address)
+    try:
+        training.joined()
+        page = open_page(
+            switch.address, viewport={"width": 375, "height": 700}, color_scheme="dark"
+        )
+        page.get_by_text("train<marquee>").first.wait_for()
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 375
+        page.context.close()
+        training.ended()
+    finally:
+        training.close()
