@@ -9,7 +9,7 @@ LABORATORY := $(VENV)/.laboratory
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build checked wheel demo test test-lab test-arm lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-papers bench-atp bench-switchml reproduction reproduction-byteps docs docs-tools clean tools test-tools
+.PHONY: help build checked wheel demo test test-lab test-arm test-page lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-papers bench-atp bench-switchml reproduction reproduction-byteps docs docs-tools clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-long   200,000 hostile networks in the simulator; fifty ranks killed at random moments, and started again (half an hour)'
 	@echo 'make test-torch  PyTorch'"'"'s own distributed tests, on fanin and on Gloo'
 	@echo 'make test-frameworks  docs/frameworks.md: unchanged programs of frameworks, on fanin and on Gloo (installs them)'
+	@echo 'make test-page   the live page by itself (a part of test; skipped where npm is missing)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-papers   docs/reproduction-sockets.md: experiments of the ATP and SwitchML papers on real sockets (bench-atp, bench-switchml); needs root (15 minutes)'
 	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (four to five hours)'
@@ -99,6 +100,7 @@ test: test-tools
 	$(MAKE) --no-print-directory -j 2 checked compile-rust
 	# What reads Python's files is one core's work, too.
 	$(MAKE) --no-print-directory -j 2 lint test-rust
+	$(MAKE) --no-print-directory test-page
 	# By themselves: they have limits, which they would come near to beside Rust's.
 	$(MAKE) --no-print-directory test-python
 	# By itself, as it runs for a time and not to an end.
@@ -115,6 +117,10 @@ lint: test-tools $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# The page alone, without a service: what it computes and draws.
+test-page: $(PAGE)
+	@if command -v npm >/dev/null; then cd page && npm run --silent check && npm test --silent; else echo "skipped: npm is missing" >&2; fi
 
 # What tests need beyond a build.
 test-tools: tools
@@ -232,6 +238,7 @@ bench: build
 	$(BIN)/python benches/performance.py
 	$(BIN)/python benches/collectives.py
 	$(BIN)/python benches/horovod_steps.py
+	$(BIN)/python benches/page.py
 
 # docs/reproduction: what stands there is what these two commands write.
 reproduction: build

@@ -128,12 +128,14 @@ def test_rank_0_serves_a_page_about_its_own_job(tmp_path: Path) -> None:
         # Ranks sum beside the switches.
         wait_until(lambda: len(state(page)["services"]) == 6, "all services are shown")
         wait_until(
-            lambda: [
-                share["measured"] is not None
-                for job in state(page)["jobs"]
-                for share in job["shares"]
-            ]
-            == [True] * 6,
+            lambda: (
+                [
+                    share["measured"] is not None
+                    for job in state(page)["jobs"]
+                    for share in job["shares"]
+                ]
+                == [True] * 6
+            ),
             "each service's share is measured",
         )
         told = state(page)
@@ -159,7 +161,9 @@ def test_a_page_elsewhere_needs_a_token_and_a_name_of_its_own(
     token.write_text("0123456789abcdef\n")
     page = Program([*fanin, "--listen", "0.0.0.0:0", "--token-file", str(token), "--json"], {})
     try:
-        address = json.loads(page.line("listening").string)["address"].replace("0.0.0.0", "127.0.0.1")
+        address = json.loads(page.line("listening").string)["address"].replace(
+            "0.0.0.0", "127.0.0.1"
+        )
         wait_until(lambda: bool(state(address)["services"]), "the switch is shown")
         assert state(address)["services"][0]["address"] == switch.address
         with pytest.raises(urllib.error.HTTPError) as foreign:

@@ -57,8 +57,11 @@ impl Lately {
         }
     }
 
-    /// The oldest first.
+    /// The oldest first, up to the last one of which all ranks have told: they tell one after the
+    /// other.
     pub fn sums(&self) -> Vec<Sum> {
+        let most = self.sums.values().map(|row| row.ranks.len()).max().unwrap_or(0);
+        let last = self.sums.iter().rev().find(|(_, row)| row.ranks.len() == most).map(|(number, _)| *number);
         let sum = |(number, row): (&u64, &Row)| Sum {
             number: *number,
             ended: row.ended,
@@ -67,7 +70,7 @@ impl Lately {
             dtype: row.dtype.clone(),
             ranks: row.ranks.iter().map(|(rank, (took, computed))| (*rank, *took, *computed)).collect(),
         };
-        self.sums.iter().map(sum).collect()
+        self.sums.iter().take_while(|(number, _)| Some(**number) <= last).map(sum).collect()
     }
 
     /// How late a rank was: `None` where no other rank told of the same collectives.
@@ -164,6 +167,16 @@ mod tests {
         assert!(lately.behind(2).is_some_and(|behind| (behind - 0.038).abs() < 1e-6));
         assert_eq!((lately.late(9), lately.behind(0)), (None, None));
         assert_eq!(lately.sums()[0].ranks.len(), 4);
+    }
+
+    #[test]
+    fn what_only_some_ranks_have_told_is_not_shown_yet() {
+        let mut lately = Lately::default();
+        let mut members = told(&[50, 49], 0..30);
+        members.truncate(1);
+        lately.take(7, 100.0, &told(&[50, 49], 0..20));
+        lately.take(7, 101.0, &members);
+        assert_eq!(lately.sums().len(), 20);
     }
 
     #[test]

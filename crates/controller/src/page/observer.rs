@@ -227,6 +227,10 @@ impl Observer {
         jobs
     }
 
+    fn is_known(&self, service: &str) -> bool {
+        self.known.get(service).is_some_and(|known| known.silent.is_none())
+    }
+
     fn sample(&mut self, now: f64, services: &[Service], jobs: &[Job]) {
         let of_service = |service: &Service| -> OfService {
             let known = self.known.get(&service.address);
@@ -247,7 +251,15 @@ impl Observer {
                 sum(|running| running.completed as f64 * ELEMENT_BYTES * f64::from(running.elements));
             let resent = sum(|running| running.retransmitted as f64);
             let lost = sum(|running| running.lost as f64);
-            [summed, resent, lost, job.steps, job.in_sums]
+            // Of services that are not asked, what the plan says.
+            let asked: f64 = job
+                .shares
+                .iter()
+                .filter(|share| self.is_known(&share.service))
+                .map(|share| share.share)
+                .sum();
+            let whole = summed.map(|summed| if asked > 0.0 { summed / asked } else { summed });
+            [whole, resent, lost, job.steps, job.in_sums]
         };
         let running = jobs.iter().filter(|job| job.state == JobState::Running);
         let jobs: Vec<_> = running.map(|job| (job.name.as_str(), of_job(job))).collect();

@@ -160,6 +160,7 @@ fn a_job_of_several_services_is_one_job_with_the_share_of_each() {
         vec![of("a:1", runs(0, 0)), of("localhost:2", runs(1, 0))],
         vec![of("a:1", runs(0, 700)), of("localhost:2", runs(1, 300))],
     ]);
+    assert_eq!(state.history.jobs["gpt"].summed[1], Some(1_000_000.0));
     let measured: Vec<_> = state.jobs[0].shares.iter().map(|share| share.measured).collect();
     assert_eq!((state.jobs.len(), measured), (1, vec![Some(0.7), Some(0.3)]));
     // It is called as the job calls it.
@@ -167,6 +168,19 @@ fn a_job_of_several_services_is_one_job_with_the_share_of_each() {
         state.services.iter().map(|service| service.address.as_str()).collect::<Vec<_>>(),
         ["a:1", "b:2"]
     );
+}
+
+#[test]
+fn a_service_that_sums_a_part_tells_of_the_whole() {
+    let share = |service: &str, share| split::Share { service: service.into(), share, host: None };
+    let runs = |completed| {
+        let split = Split { shares: vec![share("a:1", 0.25), share("b:2", 0.75)], ..Split::default() };
+        let running = Running { split: Some(split), completed, ..running(&[5, 5], 30) };
+        vec![of("a:1", reply(vec![job("gpt", 2, Told::Running(running))]))]
+    };
+    let state = observed(vec![runs(0), runs(100)]);
+    assert_eq!(state.history.jobs["gpt"].summed[1], Some(400_000.0));
+    assert!(state.jobs[0].shares.iter().all(|share| share.measured.is_none()));
 }
 
 #[test]
