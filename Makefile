@@ -9,7 +9,7 @@ LABORATORY := $(VENV)/.laboratory
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
-.PHONY: help build checked wheel demo test test-lab test-arm test-page lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-papers bench-atp bench-switchml reproduction reproduction-byteps docs docs-tools clean tools test-tools
+.PHONY: again help build checked wheel demo test test-lab test-arm test-page lint compile-rust compile-fuzz test-rust test-python test-torch test-horovod test-frameworks test-long fuzz bench bench-papers bench-atp bench-switchml reproduction reproduction-byteps docs docs-tools clean tools test-tools
 .DELETE_ON_ERROR:
 
 help:
@@ -72,8 +72,10 @@ $(LABORATORY): lab/pyproject.toml | $(STAMP)
 # The page that switches serve. Where Node.js is missing, or too old, there is one that says so in its place.
 PAGE := page/dist/.built
 PAGE_SOURCES := $(shell find page/src -type f) $(addprefix page/,index.html package.json package-lock.json tsconfig.json vite.config.ts)
-$(PAGE): $(PAGE_SOURCES)
-	@cd page && if ! command -v npm >/dev/null; then echo "missing: npm. fanin is built without its page; sudo apt-get install -y npm, then make build" >&2; \
+# Where it was not built, it is tried again as soon as there is an npm.
+$(PAGE): $(PAGE_SOURCES) $(if $(wildcard page/dist/page.js),,$(if $(shell command -v npm),again))
+	@mkdir -p page/dist; cd page && if ! command -v npm >/dev/null; then rm -f dist/page.js; \
+	  echo "missing: npm. fanin is built without its page; sudo apt-get install -y npm, then make build" >&2; \
 	elif ! { npm ci --silent --no-fund --no-audit && npm run --silent build; }; then \
 	  rm -f dist/page.js; echo "the page does not build (above; it needs Node.js 20.19 or newer): fanin is built without it" >&2; fi
 	@touch $@

@@ -1,5 +1,5 @@
 //! Compiles the control protocol without `protoc`: protox is a compiler of its own. Takes in the
-//! page that `make page` built, or one that says how to build it.
+//! page that `make build` built, or one that says how to build it.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

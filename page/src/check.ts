@@ -44,6 +44,8 @@ const triple: Test = (value, path) =>
   Array.isArray(value) && value.length >= 3 && value.slice(0, 3).every((x) => typeof x === "number") ? null : path;
 const series = list(orNull(number));
 
+const word = object({ name: text, severity: text, text, cure: orNull(text) });
+
 const state = object({
   now: number,
   version: text,
@@ -51,6 +53,7 @@ const state = object({
   every: number,
   kept: number,
   hidden_jobs: number,
+  words: list(word),
   services: list(
     object({
       address: text,
@@ -118,7 +121,7 @@ const state = object({
           ranks: list(triple),
         }),
       ),
-      words: list(object({ name: text, severity: text, text, cure: orNull(text) })),
+      words: list(word),
     }),
   ),
   events: list(

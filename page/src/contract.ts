@@ -15,6 +15,8 @@ export interface State {
   jobs: Job[];
   /** Jobs beyond those that are told (100 at most are). */
   hidden_jobs: number;
+  /** What people should know of services: "silent", "pool", "version". */
+  words: Word[];
   /** Oldest first; 500 at most. */
   events: Event[];
   history: History;
@@ -132,7 +134,7 @@ export interface Sum {
 }
 
 export interface Word {
-  /** As in logs and metrics: "late", "losses", "slow_link", "pool", "silent", "version". */
+  /** As in logs and metrics: "late", "stands", "losses", "slow_link", "waits", "aborted", "silent", "pool", "version". */
   name: string;
   severity: "note" | "warning";
   text: string;
@@ -142,7 +144,7 @@ export interface Word {
 
 export interface Event {
   at: number;
-  /** As in logs: "job_started", "rank_joined", "rank_left", "job_aborted", "job_ended", "service_silent", "service_back", "taken_over", "planned_again", "refused". */
+  /** As in logs: "job_started", "rank_joined", "rank_left", "job_aborted", "job_ended", "job_set_up_again", "service_silent", "service_back", "taken_over", "planned_again", "refused". */
   name: string;
   severity: "note" | "warning";
   job: string | null;

@@ -55,7 +55,9 @@ export function faster(job: Job): string[] {
   const times = split(job);
   if (!times || job.state !== "running") return [];
   const hints: { gain: number; text: string }[] = [];
-  const latest = [...lateness(job.sums)].sort((a, b) => b.cost - a.cost)[0];
+  // Where only some collectives are told, what lies between them is not known.
+  const whole = job.sums.every((sum, at) => at === 0 || sum.number === job.sums[at - 1].number + 1);
+  const latest = [...lateness(whole ? job.sums : [])].sort((a, b) => b.cost - a.cost)[0];
   const all = duration(job.sums);
   if (latest && all > 0) {
     const part = Math.min(0.99, latest.cost / all);

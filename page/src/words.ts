@@ -8,9 +8,10 @@ export interface Said {
   word: Word;
 }
 
-/** All jobs' words, warnings first, each job's in its order. */
+/** The words of services and of all jobs, warnings first, each job's in its order. */
 export function said(state: State): Said[] {
-  const all = state.jobs.flatMap((job) => job.words.map((word) => ({ job: job.name, word })));
+  const ofServices = state.words.map((word) => ({ job: "", word }));
+  const all = ofServices.concat(state.jobs.flatMap((job) => job.words.map((word) => ({ job: job.name, word }))));
   const severe = (s: Said): number => (s.word.severity === "warning" ? 0 : 1);
   return all.sort((a, b) => severe(a) - severe(b));
 }
@@ -53,7 +54,7 @@ function entry({ job, word }: Said, many: boolean): TemplateResult {
   return html`<li class=${warning ? "word warning" : "word note"}>
     <span class="badge">${warning ? "Warning" : "Note"}</span>
     <div>
-      <p>${many ? html`<b class="name" title=${job}>${job}</b> ` : nothing}${word.text}</p>
+      <p>${many && job ? html`<b class="name" title=${job}>${job}</b> ` : nothing}${word.text}</p>
       ${word.cure ? html`<p class="cure">${word.cure}</p>` : nothing}
     </div>
   </li>`;

@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let token = arguments.token_file.as_deref().map(Token::of_file).transpose()?;
     let services = meant(&arguments.services);
     let names = services.join(", ");
-    let watched = Watch::of_services(format!("fanin page {names}"), services, arguments.known.trust()?);
+    let watched = Watch::of_services(format!("fanin page {names}"), services, true, arguments.known.trust()?);
     let server = PageServer::start(arguments.listen, token, watched)?;
     let (address, version) = (server.address(), env!("CARGO_PKG_VERSION"));
     output::line(&if arguments.json {

@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         "fanin top draws on a terminal, and the output is none; fanin status writes text and JSON"
     );
     let services = meant(&arguments.services);
-    let (watch, asking) = Watch::of_services(services.join(", "), services, arguments.known.trust()?);
+    let (watch, asking) = Watch::of_services(services.join(", "), services, true, arguments.known.trust()?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

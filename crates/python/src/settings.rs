@@ -57,7 +57,9 @@ impl Settings {
                     .into(),
             );
         }
-        let page = self.page.as_deref().map(page_at).transpose()?;
+        // Another process of the run serves it. Groups of some ranks have a rank 0, too.
+        let is_first = std::env::var("RANK").map_or(true, |rank| rank.trim() == "0");
+        let page = self.page.as_deref().filter(|_| is_first).map(page_at).transpose()?;
         let elements = |part: &str| {
             part.parse().map_err(|_| PyValueError::new_err(format!("sub_models: {part:?} is no number")))
         };

@@ -28,21 +28,23 @@ const HEADER: Style = Style::new().add_modifier(Modifier::BOLD);
 
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, chosen: &mut Chosen) {
     let words = words(state);
+    let width = usize::from(frame.area().width).max(1);
+    let lines: usize = words.iter().map(|line| line.width().div_ceil(width)).sum();
     let services = state.services.len().clamp(1, 8) as u16 + 2;
     let events = 6.min(frame.area().height / 5);
     let [title, said, of_services, of_job, of_events] = Layout::vertical([
         Constraint::Length(1),
-        Constraint::Length((words.len() as u16).clamp(1, 6)),
+        Constraint::Length(lines.clamp(1, 8) as u16),
         Constraint::Length(services),
         Constraint::Min(8),
         Constraint::Length(events),
     ])
     .areas(frame.area());
     let (running, jobs) = (running(state), state.jobs.len() + state.hidden_jobs);
+    let services = state.services.len();
     let text = format!(
-        " fanin {}   {} services   {jobs} jobs, {running} run   ←→ job  ↑↓ ranks  q ends",
-        state.version,
-        state.services.len()
+        " fanin {}   services: {services}   jobs: {jobs}, running: {running}   ←→ job  ↑↓ ranks  q ends",
+        state.version
     );
     frame.render_widget(Line::from(text).reversed(), title);
     frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), said);
@@ -65,7 +67,7 @@ fn running(state: &State) -> usize {
 }
 
 fn words(state: &State) -> Vec<Line<'_>> {
-    let mut words: Vec<_> = state.jobs.iter().flat_map(|job| &job.words).collect();
+    let mut words: Vec<_> = state.words.iter().chain(state.jobs.iter().flat_map(|job| &job.words)).collect();
     words.sort_by_key(|word| std::cmp::Reverse(word.severity));
     words.dedup();
     let line = |word: &&_| {
@@ -209,7 +211,8 @@ fn table_of_ranks(job: &Job, first: usize) -> Table<'_> {
         let style = if rank.left { Style::new().dim() } else { style };
         Row::new(cells.into_iter().map(Cell::from)).style(style)
     };
-    let header = ["rank", "machine", "address", "trip ms", "waited %", "late ms", "median", "3/4", "last %"];
+    let header =
+        ["rank", "machine", "address", "trip ms", "waited %", "late 1/4", "median", "3/4 ms", "last %"];
     let widths = [
         Constraint::Length(9),
         Constraint::Min(10),

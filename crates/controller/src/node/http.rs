@@ -71,8 +71,9 @@ impl Served {
             .map_err(ServerError::Runtime)?;
         let service = Arc::new(service);
         let address = listener.local_addr().map_err(ServerError::Runtime)?;
-        let watch = Watch::new(format!("switch {address}"));
-        runtime.spawn(watch.clone().run(Itself { address, service: Arc::clone(&service) }));
+        let name = shown_as(address);
+        let watch = Watch::new(format!("switch {name}"));
+        runtime.spawn(watch.clone().run(Itself { address, name, service: Arc::clone(&service) }));
         let page = page::answers(watch, page_token);
         let serving = runtime.spawn(serve((listener, acceptor), service, page, scrape, health, hung_up));
         Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })
@@ -135,6 +136,8 @@ pub(super) fn bind<D>(
 /// What a switch answers for its own page.
 struct Itself<C> {
     address: SocketAddr,
+    /// Its address for people.
+    name: String,
     service: Arc<C>,
 }
 
@@ -147,8 +150,19 @@ impl<C: Control> Answers for Itself<C> {
         Box::pin(async {
             let reply = self.service.status(question).await;
             let reply = reply.map(Response::into_inner).map_err(|status| status.message().to_owned());
-            vec![Answer { address: self.address.to_string(), reply }]
+            vec![Answer { address: self.name.clone(), ago: Duration::ZERO, reply }]
         })
+    }
+}
+
+/// An address that others can use: a machine's name in place of all of its addresses.
+fn shown_as(address: SocketAddr) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    match host.as_deref().map(str::trim) {
+        Some(host) if address.ip().is_unspecified() && !host.is_empty() => {
+            format!("{host}:{}", address.port())
+        }
+        _ => address.to_string(),
     }
 }
 

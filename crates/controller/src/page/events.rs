@@ -100,7 +100,8 @@ fn number(count: u64) -> String {
 }
 
 /// What became of jobs.
-pub(super) fn of_jobs(before: &[Job], now: &[Job], at: f64) -> Vec<Event> {
+/// A job that is not there any more has ended, if `all_are_known` that there are.
+pub(super) fn of_jobs(before: &[Job], now: &[Job], all_are_known: bool, at: f64) -> Vec<Event> {
     let mut events = Vec::new();
     let mut say = |job: &Job, name, severity, text: String| {
         events.push(Event { at, name, severity, job: Some(job.name.clone()), service: None, text });
@@ -110,8 +111,9 @@ pub(super) fn of_jobs(before: &[Job], now: &[Job], at: f64) -> Vec<Event> {
         changed(known, job, &mut |name, severity, text| say(job, name, severity, text));
     }
     for job in before {
-        let is_over = !now.iter().any(|other| other.name == job.name);
-        if is_over && job.state != JobState::Aborted {
+        let is_over = all_are_known && !now.iter().any(|other| other.name == job.name);
+        // One that gathers may have hidden a part of its name.
+        if is_over && job.state == JobState::Running {
             say(job, "job_ended", Severity::Note, format!("{} is over", job.name));
         }
     }

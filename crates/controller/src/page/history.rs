@@ -8,8 +8,8 @@ use super::view::{History, JobSeries, ServiceSeries};
 pub(super) const SAMPLES_MAX: usize = 3600;
 /// Seconds that are kept.
 pub(super) const KEPT: f64 = 3600.0;
-/// Services and jobs with a history. With both, it takes at most 11 MB:
-/// (64 × 4 + 100 × 5) series of 3,600 numbers.
+/// Services and jobs with a history. With both, it takes at most 13 MB: (64 × 4 + 100 × 5) series of
+/// 3,600 numbers of four bytes, in places for 4,096.
 const SERVICES_MAX: usize = 64;
 pub(super) const JOBS_MAX: usize = 100;
 
@@ -49,13 +49,6 @@ impl Samples {
         self.times.push_back(now);
     }
 
-    /// A service is called otherwise from now on.
-    pub fn rename(&mut self, before: &str, name: &str) {
-        if let Some(rows) = self.services.rows.remove(before) {
-            self.services.rows.entry(name.to_owned()).or_insert(rows);
-        }
-    }
-
     /// The samples after a time.
     pub fn after(&self, since: f64) -> History {
         let from = self.times.iter().take_while(|time| **time <= since).count();
@@ -87,6 +80,13 @@ impl<const N: usize> Series<N> {
             rows.iter().flatten().any(|value| !value.is_nan())
         });
         for (name, _) in values {
+            if !self.rows.contains_key(*name) && self.rows.len() == self.most {
+                // What is over makes way.
+                let over = self.rows.keys().find(|known| !values.iter().any(|(name, _)| name == known));
+                if let Some(over) = over.cloned() {
+                    self.rows.remove(&over);
+                }
+            }
             if !self.rows.contains_key(*name) && self.rows.len() < self.most {
                 let row = || VecDeque::from(vec![f32::NAN; times]);
                 self.rows.insert((*name).to_owned(), std::array::from_fn(|_| row()));
@@ -161,6 +161,9 @@ mod tests {
         let jobs: Vec<_> = names.iter().map(|name| (name.as_str(), [Some(1.0); 5])).collect();
         samples.take(0.0, &[], &jobs);
         assert_eq!(samples.after(-1.0).jobs.len(), JOBS_MAX);
+        samples.take(1.0, &[], &[("new", [Some(1.0); 5])]);
+        let jobs = samples.after(-1.0).jobs;
+        assert!(jobs.len() == JOBS_MAX && jobs.contains_key("new"), "what is over makes way");
     }
 
     #[test]

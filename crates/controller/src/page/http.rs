@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -15,6 +15,8 @@ use axum::http::header::{
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use fanin_limits::{Peer, limited};
+use fanin_udp::NotInherited;
 use tokio::sync::oneshot;
 use tonic::service::Routes;
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
@@ -33,6 +35,11 @@ const INDEX: &str = include_str!(concat!(env!("OUT_DIR"), "/index.html"));
 const SCRIPT: &str = include_str!(concat!(env!("OUT_DIR"), "/page.js"));
 const STYLE: &str = include_str!(concat!(env!("OUT_DIR"), "/page.css"));
 
+/// Connections at once, and those from one address.
+const CONNECTIONS_MAX: usize = 128;
+const CONNECTIONS_OF_ONE_MAX: usize = 32;
+/// How long the page of a job that was here before may take to go.
+const PREDECESSOR: Duration = Duration::from_secs(1);
 /// How long open connections may take to end.
 const HANG_UP: Duration = Duration::from_millis(500);
 /// Shorter ones could be guessed.
@@ -127,11 +134,16 @@ fn headers(kind: &'static str, cache: &'static str) -> impl axum::response::Into
 }
 
 async fn state(State((watch, token)): State<(Watch, Option<Token>)>, request: Request) -> Response {
-    let from = request.extensions().get().and_then(|peer: &TcpConnectInfo| peer.remote_addr());
-    if let Err(refusal) =
-        may_look(from.map(|from| from.ip().to_canonical()), request.headers(), token.as_ref())
-    {
+    let peer = request.extensions().get::<TcpConnectInfo>().cloned();
+    let peer = peer.or_else(|| request.extensions().get().map(|peer: &Peer| peer.connection.clone()));
+    let ends = peer.and_then(|peer| Some((peer.remote_addr()?.ip(), peer.local_addr()?.ip())));
+    let is_here = ends.is_some_and(|(from, to)| from == to || from.to_canonical().is_loopback());
+    if let Err(refusal) = may_look(is_here, request.headers(), token.as_ref()) {
         return refusal.into_response();
+    }
+    if let Some(since) = watch.stale() {
+        let text = format!("nothing is known of the services since {} s\n", since.as_secs());
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }
     let query = request.uri().query().unwrap_or_default();
     let since = query.split('&').find_map(|pair| pair.strip_prefix("since="));
@@ -144,7 +156,7 @@ async fn state(State((watch, token)): State<(Watch, Option<Token>)>, request: Re
 
 /// Whether somebody may: from this machine, or with the token.
 fn may_look(
-    from: Option<IpAddr>,
+    is_here: bool,
     headers: &HeaderMap,
     token: Option<&Token>,
 ) -> Result<(), (StatusCode, &'static str)> {
@@ -153,7 +165,6 @@ fn may_look(
     if token.zip(shown).is_some_and(|(token, shown)| token.is(shown)) {
         return Ok(());
     }
-    let is_here = from.is_some_and(|from| from.is_loopback());
     match token {
         // A browser that was led here by a name of somebody else says so.
         _ if is_here && text(HOST).is_none_or(names_this_machine) => Ok(()),
@@ -165,7 +176,7 @@ fn may_look(
         }
         None => Err((
             StatusCode::FORBIDDEN,
-            "the page is for this machine: come by ssh -L PORT:127.0.0.1:PORT, or start the service with a token \
+            "the page is for callers on its own machine: come by ssh -L PORT:127.0.0.1:PORT, or start the service with a token \
              (FANIN_PAGE_TOKEN_FILE)\n",
         )),
     }
@@ -214,7 +225,10 @@ impl PageServer {
                 Err(error) => return tracing::error!(%error, "the page is not served"),
             };
             tokio::spawn(asking);
+            // A data loader that is forked from this process keeps no port.
+            let _not_inherited = NotInherited::new(&listener);
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let incoming = limited(incoming, CONNECTIONS_MAX, CONNECTIONS_OF_ONE_MAX);
             let served = tonic::transport::Server::builder()
                 .accept_http1(true)
                 .add_routes(Routes::from(router))
@@ -250,7 +264,7 @@ impl PageServer {
     pub(crate) fn of_process<F: Future<Output = ()> + Send + 'static>(
         listen: SocketAddr,
         token: Option<Token>,
-        watched: impl FnOnce() -> (Watch, F),
+        watched: impl Fn() -> (Watch, F),
     ) -> Result<Arc<Self>, PageError> {
         /// By the process, too: one that was forked has no threads of the page.
         type Open = Vec<(u32, SocketAddr, Weak<PageServer>)>;
@@ -261,7 +275,15 @@ impl PageServer {
         if let Some(page) = open.iter().find_map(|(_, at, page)| page.upgrade().filter(|_| *at == listen)) {
             return Ok(page);
         }
-        let page = Arc::new(Self::start(listen, token, watched())?);
+        let until = Instant::now() + PREDECESSOR;
+        let page = loop {
+            match Self::start(listen, token, watched()) {
+                Err(PageError::Bind { .. }) if Instant::now() < until => {
+                    std::thread::sleep(PREDECESSOR / 10);
+                }
+                started => break Arc::new(started?),
+            }
+        };
         open.push((process, listen, Arc::downgrade(&page)));
         Ok(page)
     }
@@ -277,13 +299,13 @@ impl PageServer {
 mod tests {
     use super::*;
 
-    fn may(from: &str, host: &str, shown: Option<&str>, token: Option<Token>) -> Result<(), StatusCode> {
+    fn may(is_here: bool, host: &str, shown: Option<&str>, token: Option<Token>) -> Result<(), StatusCode> {
         let mut headers = HeaderMap::new();
         headers.insert(HOST, host.parse().unwrap());
         if let Some(shown) = shown {
             headers.insert(AUTHORIZATION, format!("Bearer {shown}").parse().unwrap());
         }
-        may_look(from.parse().ok(), &headers, token.as_ref()).map_err(|(status, _)| status)
+        may_look(is_here, &headers, token.as_ref()).map_err(|(status, _)| status)
     }
 
     #[test]
@@ -291,20 +313,19 @@ mod tests {
         let token = Some(Token("0123456789abcdef"));
         let (forbidden, unauthorized) = (Err(StatusCode::FORBIDDEN), Err(StatusCode::UNAUTHORIZED));
         for host in ["localhost", "localhost:4800", "127.0.0.1:4800", "[::1]:4800", "[::1]"] {
-            assert_eq!(may("127.0.0.1", host, None, None), Ok(()), "{host}");
-            assert_eq!(may("::1", host, None, token), Ok(()), "{host}");
+            assert_eq!(may(true, host, None, None), Ok(()), "{host}");
+            assert_eq!(may(true, host, None, token), Ok(()), "{host}");
         }
-        assert_eq!(may("10.0.0.1", "10.0.0.9:4800", None, None), forbidden);
-        assert_eq!(may("10.0.0.1", "10.0.0.9:4800", None, token), unauthorized);
-        assert_eq!(may("10.0.0.1", "switch:4800", Some("0123456789abcdef"), token), Ok(()));
+        assert_eq!(may(false, "10.0.0.9:4800", None, None), forbidden);
+        assert_eq!(may(false, "10.0.0.9:4800", None, token), unauthorized);
+        assert_eq!(may(false, "switch:4800", Some("0123456789abcdef"), token), Ok(()));
         for wrong in ["0123456789abcdeF", "0123456789abcde", "0123456789abcdef0", ""] {
-            assert_eq!(may("10.0.0.1", "switch:4800", Some(wrong), token), unauthorized, "{wrong}");
+            assert_eq!(may(false, "switch:4800", Some(wrong), token), unauthorized, "{wrong}");
         }
         // A page of somebody else, under whose name a browser comes here.
         for token in [None, token] {
-            assert_eq!(may("127.0.0.1", "evil.example:4800", None, token), forbidden);
+            assert_eq!(may(true, "evil.example:4800", None, token), forbidden);
         }
-        assert_eq!(may("nowhere", "localhost", None, None), forbidden);
     }
 
     #[test]
@@ -324,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_page_for_everybody_is_refused_and_a_port_in_use_is_named() {
-        let watched = || Watch::of_services("test".into(), Vec::new(), fanin_tls::Trust::default());
+        let watched = || Watch::of_services("test".into(), Vec::new(), true, fanin_tls::Trust::default());
         let refused = PageServer::start(([0, 0, 0, 0], 0).into(), None, watched()).expect_err("no token");
         assert!(matches!(refused, PageError::NoToken(_)), "{refused}");
         let page = PageServer::start(([127, 0, 0, 1], 0).into(), None, watched()).expect("a free port");

@@ -11,11 +11,17 @@ use crate::proto;
 /// Collectives that are kept, and the numbers of ranks in all of them.
 const SUMS_MAX: usize = 200;
 const CELLS_MAX: usize = 20_000;
+/// Collectives of so many seconds are kept at least: more than ranks take until they tell.
+const SPAN: f64 = 4.0;
+/// A collective says who was late if so large a part of the ranks has told of it.
+const TOLD: f64 = 0.9;
 
 /// By number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lately {
     job: u32,
+    /// Those with numbers that are multiples of this are kept.
+    stride: u64,
     sums: BTreeMap<u64, Row>,
 }
 
@@ -29,16 +35,26 @@ struct Row {
     ranks: BTreeMap<u16, (f32, f32)>,
 }
 
+impl Default for Lately {
+    fn default() -> Self {
+        Self::of(0)
+    }
+}
+
 impl Lately {
+    const fn of(job: u32) -> Self {
+        Self { job, stride: 1, sums: BTreeMap::new() }
+    }
+
     /// Takes what the members of a job tell at this time.
     pub fn take(&mut self, job: u32, now: f64, members: &[proto::job::Member]) {
         if self.job != job {
-            *self = Self { job, sums: BTreeMap::new() };
+            *self = Self::of(job);
         }
         let seconds = |microseconds: u64| microseconds as f64 * 1e-6;
         for member in members {
             let (Ok(rank), Some(work)) = (u16::try_from(member.rank), &member.work) else { continue };
-            for done in &work.done {
+            for done in work.done.iter().filter(|done| done.number.is_multiple_of(self.stride)) {
                 let Some(total) = work.totals.get(done.total as usize) else { continue };
                 let row = self.sums.entry(done.number).or_insert_with(|| Row {
                     ended: now - seconds(done.ago_us),
@@ -53,7 +69,15 @@ impl Lately {
         }
         let most = (CELLS_MAX / members.len().max(1)).clamp(4, SUMS_MAX);
         while self.sums.len() > most {
-            self.sums.pop_first();
+            let span = self.sums.last_key_value().zip(self.sums.first_key_value());
+            let span = span.map_or(0.0, |((_, last), (_, first))| last.ended - first.ended);
+            if span < SPAN {
+                // Ranks tell one after the other: what is kept lasts until all have told.
+                self.stride *= 2;
+                self.sums.retain(|number, _| number.is_multiple_of(self.stride));
+            } else {
+                self.sums.pop_first();
+            }
         }
     }
 
@@ -126,8 +150,11 @@ impl Lately {
         ends.windows(2).map(|pair| pair[1] - pair[0]).max_by(f64::total_cmp)
     }
 
+    /// The collectives of which nearly all ranks have told.
     fn shared(&self) -> impl Iterator<Item = &Row> {
-        self.sums.values().filter(|row| row.ranks.len() > 1)
+        let most = self.sums.values().map(|row| row.ranks.len()).max().unwrap_or(0);
+        let least = ((TOLD * most as f64).ceil() as usize).max(2);
+        self.sums.values().filter(move |row| row.ranks.len() >= least)
     }
 }
 
@@ -180,6 +207,23 @@ mod tests {
     }
 
     #[test]
+    fn of_512_ranks_that_tell_one_after_the_other_the_late_one_is_found() {
+        let (mut lately, took) = (Lately::default(), [vec![50; 511], vec![10]].concat());
+        for second in 0..20_u64 {
+            // Half of the ranks tell, and then the others.
+            for half in 0..2 {
+                let now = second as f64 + half as f64 / 2.0;
+                let members = told(&took, second * 64 + 32 * half..(second + 1) * 64 + 32 * half);
+                let members: Vec<_> =
+                    members.into_iter().filter(|member| u64::from(member.rank) % 2 == half).collect();
+                lately.take(7, now, &members);
+            }
+        }
+        let late = lately.late(511).expect("it is in some");
+        assert!(late.of >= 10 && late.last == 1.0 && (late.median - 0.040).abs() < 1e-6, "{late:?}");
+    }
+
+    #[test]
     fn a_rank_alone_is_late_for_nobody() {
         let mut lately = Lately::default();
         lately.take(7, 100.0, &told(&[50], 0..30));
@@ -190,12 +234,12 @@ mod tests {
     fn so_many_are_kept_and_those_of_another_job_are_not() {
         let mut lately = Lately::default();
         for second in 0..10 {
-            lately.take(7, second as f64, &told(&[1, 2], second * 64..(second + 1) * 64));
+            lately.take(7, second as f64, &told(&[1, 2], second * 32..(second + 1) * 32));
         }
         let sums = lately.sums();
-        assert_eq!((sums.len(), sums[0].number), (SUMS_MAX, 640 - SUMS_MAX as u64));
-        lately.take(7, 10.0, &told(&vec![1; 4096], 640..660));
-        assert_eq!(lately.sums().len(), CELLS_MAX / 4096);
+        assert_eq!((sums.len(), sums[0].number), (SUMS_MAX, 320 - SUMS_MAX as u64));
+        lately.take(7, 10.0, &told(&vec![1; 4096], 320..336));
+        assert!(lately.sums().len() <= CELLS_MAX / 4096, "{}", lately.sums().len());
         lately.take(8, 11.0, &told(&[1, 2], 0..1));
         assert_eq!(lately.sums().len(), 1);
     }

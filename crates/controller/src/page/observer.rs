@@ -3,14 +3,14 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fanin_wire::WireDtype;
 
 use super::events::{Events, of_jobs, of_services, refusals, taken_over};
 use super::history::{JOBS_MAX, KEPT, OfJob, OfService, Samples};
 use super::lately::Lately;
-use super::view::{Event, Job, JobState, Plan, Pool, Rank, Service, Share, State, Total};
+use super::view::{Event, Job, JobState, Plan, Pool, Rank, Service, Share, State, Total, Word};
 use super::watch::Answer;
 use super::words::{losses, words, words_of_services};
 use crate::convert::{ranks, security, shown, wire_dtype};
@@ -29,12 +29,12 @@ pub(super) struct Observer {
     /// Who observes.
     server: String,
     every: f64,
+    round: u64,
     known: BTreeMap<String, Known>,
-    /// What services are called by their jobs, by where they are asked.
-    names: BTreeMap<String, String>,
     services: Vec<Service>,
     jobs: Vec<Job>,
     hidden_jobs: usize,
+    words: Vec<Word>,
     lately: BTreeMap<String, Lately>,
     samples: Samples,
     events: Events,
@@ -44,8 +44,8 @@ pub(super) struct Observer {
 #[derive(Debug)]
 struct Known {
     at: f64,
-    /// When it was asked last.
-    round: f64,
+    /// In which round it was asked last.
+    round: u64,
     reply: proto::StatusReply,
     silent: Option<String>,
     /// What it told the time before, if it is still the same one.
@@ -60,29 +60,41 @@ struct Part<'a> {
     job: &'a proto::Job,
 }
 
+impl Part<'_> {
+    /// Whether a job calls the service so. Behind a rack it calls the rack so.
+    fn is_called(&self, service: &str) -> bool {
+        let split = running(self.job).and_then(|running| running.split.as_ref());
+        let here = split.and_then(|split| split.shares.get(split.here as usize));
+        let called = here.filter(|_| self.known.reply.relays.is_empty());
+        self.service == service || called.is_some_and(|called| called.service == service)
+    }
+}
+
 impl Observer {
     pub fn new(server: String) -> Self {
         Self { server, ..Self::default() }
     }
 
-    /// Takes what all services answered at this time; the next one comes after so many seconds.
+    /// Takes what all services answered up to this time; the next one comes after so many seconds.
     pub fn take(&mut self, now: f64, every: f64, answers: Vec<Answer>) {
-        self.every = every;
-        for Answer { address, reply } in answers {
-            self.hear(now, address, reply);
+        (self.every, self.round) = (every, self.round + 1);
+        for Answer { address, ago, reply } in answers {
+            self.hear(now - ago.as_secs_f64(), address, reply);
         }
-        // One of which nobody tells any more.
-        self.known.retain(|_, known| known.round >= now);
+        // Nobody tells of the others any more.
+        self.known.retain(|_, known| known.round == self.round);
         let services = self.services();
-        let jobs = self.jobs(now);
+        let mut jobs = self.jobs(now);
+        self.hidden_jobs = jobs.len().saturating_sub(JOBS_MAX);
+        jobs.truncate(JOBS_MAX);
         let mut happened = of_services(&self.services, &services, now);
-        happened.extend(of_jobs(&self.jobs, &jobs, now));
+        let all_answer = self.known.values().all(|known| known.silent.is_none());
+        happened.extend(of_jobs(&self.jobs, &jobs, all_answer && self.hidden_jobs == 0, now));
         happened.extend(self.known.iter().flat_map(|(address, known)| known.happened(address, now)));
         self.events.extend(happened);
         self.sample(now, &services, &jobs);
+        self.words = words_of_services(&services);
         (self.services, self.jobs) = (services, jobs);
-        self.hidden_jobs = self.jobs.len().saturating_sub(JOBS_MAX);
-        self.jobs.truncate(JOBS_MAX);
         self.lately.retain(|name, _| self.jobs.iter().any(|job| job.name == *name));
     }
 
@@ -97,63 +109,46 @@ impl Observer {
             services: self.services.clone(),
             jobs: self.jobs.clone(),
             hidden_jobs: self.hidden_jobs,
+            words: self.words.clone(),
             events: self.events.all(),
             history: self.samples.after(since),
         }
     }
 
-    fn hear(&mut self, now: f64, asked: String, reply: Result<proto::StatusReply, String>) {
-        match reply {
-            Ok(mut reply) => {
-                // Switches pass the question on.
-                let root = reply.relays.first().map_or(asked, |relay| shown(relay.upstream.clone()));
-                let root = self.called(root, &reply);
-                match self.known.get_mut(&root) {
-                    // Another switch has passed the same question on; each tells of itself.
-                    Some(known) if known.round >= now && known.silent.is_none() => {
-                        known.reply.relays.append(&mut reply.relays);
-                    }
-                    known => {
-                        let before = known.map(|known| (known.at, std::mem::take(&mut known.reply)));
-                        let before = before.filter(|(_, before)| before.instance == reply.instance);
-                        self.known.insert(root, Known { at: now, round: now, reply, silent: None, before });
-                    }
-                }
-            }
+    fn hear(&mut self, at: f64, asked: String, reply: Result<proto::StatusReply, String>) {
+        let round = self.round;
+        let mut reply = match reply {
+            Ok(reply) => reply,
             Err(why) => {
-                let address = self.names.get(&asked).cloned().unwrap_or(asked);
-                let known = self.known.entry(address).or_insert_with(|| Known {
-                    at: now,
-                    round: now,
+                let known = self.known.entry(asked).or_insert_with(|| Known {
+                    at,
+                    round,
                     reply: proto::StatusReply::default(),
                     silent: None,
                     before: None,
                 });
-                (known.round, known.silent) = (now, Some(why));
+                if known.round < round || known.reply.instance == 0 {
+                    (known.round, known.silent) = (round, Some(why));
+                }
+                return;
             }
+        };
+        // Switches pass the question on, and a service may have several addresses.
+        let root = reply.relays.first().map_or(asked, |relay| shown(relay.upstream.clone()));
+        let is_it = |(address, known): &(&String, &mut Known)| {
+            let is_same = known.reply.instance == reply.instance && reply.instance != 0;
+            known.round == round && known.silent.is_none() && (is_same || **address == root)
+        };
+        if let Some((_, known)) = self.known.iter_mut().find(is_it) {
+            let is_new =
+                |relay: &proto::Relay| !known.reply.relays.iter().any(|old| old.address == relay.address);
+            let mut others: Vec<_> = reply.relays.drain(..).filter(is_new).collect();
+            known.reply.relays.append(&mut others);
+            return;
         }
-    }
-
-    /// What a service is called: as its jobs do, once there is one.
-    fn called(&mut self, asked: String, reply: &proto::StatusReply) -> String {
-        if let Some(name) = self.names.get(&asked) {
-            return name.clone();
-        }
-        let splits = reply.jobs.iter().filter_map(running).filter_map(|running| running.split.as_ref());
-        let mut told =
-            splits.filter_map(|split| Some(shown(split.shares.get(split.here as usize)?.service.clone())));
-        let Some(name) = told.next() else { return asked };
-        if name != asked {
-            if let Some(known) = self.known.remove(&asked) {
-                self.known.entry(name.clone()).or_insert(known);
-            }
-            self.services.iter_mut().filter(|service| service.address == asked).for_each(|service| {
-                service.address.clone_from(&name);
-            });
-            self.samples.rename(&asked, &name);
-        }
-        self.names.insert(asked, name.clone());
-        name
+        let before = self.known.remove(&root).map(|known| (known.at, known.reply));
+        let before = before.filter(|(_, before)| before.instance == reply.instance);
+        self.known.insert(root, Known { at, round, reply, silent: None, before });
     }
 
     fn services(&self) -> Vec<Service> {
@@ -202,24 +197,24 @@ impl Observer {
 
     fn jobs(&mut self, now: f64) -> Vec<Job> {
         let mut parts: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();
-        for (service, known) in self.known.iter().filter(|(_, known)| known.silent.is_none()) {
+        let answering = || self.known.iter().filter(|(_, known)| known.silent.is_none());
+        let names: BTreeSet<&str> =
+            answering().flat_map(|(_, known)| &known.reply.jobs).map(|job| job.name.as_str()).collect();
+        for (service, known) in answering() {
             for job in &known.reply.jobs {
-                parts.entry(base(&job.name)).or_default().push(Part { service, known, job });
+                // A program may name its job like a part.
+                let name = Some(base(&job.name)).filter(|base| names.contains(base)).unwrap_or(&job.name);
+                parts.entry(name).or_default().push(Part { service, known, job });
             }
         }
-        let mut jobs: Vec<Job> = parts.values().map(|parts| job(parts, &mut self.lately, now)).collect();
-        let services = words_of_services(&self.services());
+        let mut jobs: Vec<Job> =
+            parts.iter().map(|(name, parts)| job(name, parts, &mut self.lately, now)).collect();
         for job in &mut jobs {
             job.words = words(job, self.lately.get(&job.name), now);
             let answering = self.known.iter().filter(|(_, known)| known.silent.is_none());
             let resent =
                 answering.filter_map(|(address, known)| Some((address.as_str(), known.resent(job)?)));
             job.words.extend(losses(job, resent));
-            let its = |address: &String| {
-                job.shares.iter().any(|share| share.service == *address) || job.shares.is_empty()
-            };
-            let told = services.iter().filter(|(address, _)| its(address)).map(|(_, word)| word.clone());
-            job.words.extend(told.collect::<Vec<_>>());
             job.words.sort_by_key(|word| std::cmp::Reverse(word.severity));
         }
         // Those that run come first: a thousand that wait hide none of them.
@@ -329,7 +324,11 @@ impl Known {
     /// Of what this service does for a job, in both answers.
     fn a_second_of(&self, job: &str, of: fn(&Running) -> f64) -> Option<f64> {
         let (seconds, before) = self.seconds()?;
-        let here = self.reply.jobs.iter().filter(|told| base(&told.name) == job).filter_map(running);
+        let is_its = |told: &&proto::Job| {
+            let name = shown(told.name.clone());
+            name == job || base(&name) == job
+        };
+        let here = self.reply.jobs.iter().filter(is_its).filter_map(running);
         let mut rate = None;
         for now in here {
             let then = before.jobs.iter().filter_map(running).find(|then| then.job_id == now.job_id);
@@ -360,13 +359,13 @@ impl Known {
     }
 }
 
-fn job(parts: &[Part<'_>], lately: &mut BTreeMap<String, Lately>, now: f64) -> Job {
+fn job(name: &str, parts: &[Part<'_>], lately: &mut BTreeMap<String, Lately>, now: f64) -> Job {
     let runs = |part: &&Part<'_>| running(part.job).is_some();
     let aborted = |part: &&Part<'_>| matches!(part.job.state, Some(Told::Aborted(_)));
     let first =
         parts.iter().find(runs).or_else(|| parts.iter().find(|part| !aborted(part))).unwrap_or(&parts[0]);
     let mut job = Job {
-        name: shown(base(&first.job.name).to_owned()),
+        name: shown(name.to_owned()),
         world_size: first.job.world_size,
         protocol: shown(first.known.reply.protocol.clone()),
         ..Job::default()
@@ -406,10 +405,11 @@ fn run(job: &mut Job, told: &Running, parts: &[Part<'_>], lately: &Lately) {
     job.window = u64::from(told.in_flight) * u64::from(told.shards);
     let split = told.split.clone().unwrap_or_default();
     job.shares = shares(&split, parts, &job.name);
-    let measured = told.members.iter().filter_map(|member| member.seconds_per_byte).min_by(f64::total_cmp);
+    let measured = told.members.iter().filter_map(|member| member.seconds_per_byte);
+    let measured = measured.filter(|time| time.is_finite()).min_by(f64::total_cmp);
     let text = |text: String| Some(shown(text)).filter(|text| !text.is_empty());
     job.plan = told.split.is_some().then(|| Plan {
-        predicted: split.seconds_per_byte,
+        predicted: split.seconds_per_byte.filter(|time| time.is_finite()),
         // A ring's floats travel as they are.
         ring: split.ring_seconds_per_byte.map(|seconds| seconds * narrower(told.wire_dtype)),
         bound: text(split.bound),
@@ -459,13 +459,15 @@ fn pace(told: &Running, parts: &[Part<'_>]) -> (Option<f64>, Option<f64>) {
         else {
             continue;
         };
-        // Both were told a while before they were asked for.
-        let ago = |work: &proto::Work| work.told_ago_us.unwrap_or_default() as f64 * 1e-6;
-        let elapsed = seconds + ago(then) - ago(now);
-        if elapsed <= 0.01 {
+        // Both were told a while before they were asked for. A rank may have told nothing, or nothing
+        // between.
+        let ago = |work: &proto::Work| work.told_ago_us.map(|ago| ago as f64 * 1e-6);
+        let Some((ago_now, ago_then)) = ago(now).zip(ago(then)) else { continue };
+        if ago_now >= seconds {
             continue;
         }
-        let count = |work: &proto::Work| work.totals.iter().map(|total| total.count).sum::<u64>() as f64;
+        let elapsed = seconds + ago_then - ago_now;
+        let count = |work: &proto::Work| work.totals.iter().map(|total| total.count as f64).sum::<f64>();
         if let Some(period) = now.period.filter(|period| *period > 0) {
             steps.push((count(now) - count(then)).max(0.0) / f64::from(period) / elapsed);
         }
@@ -476,17 +478,22 @@ fn pace(told: &Running, parts: &[Part<'_>]) -> (Option<f64>, Option<f64>) {
 }
 
 fn shares(split: &proto::Split, parts: &[Part<'_>], job: &str) -> Vec<Share> {
-    let summed = |service: &str| {
-        let part = parts.iter().find(|part| part.service == service)?;
+    let summed = |part: &Part<'_>| {
         part.known.a_second_of(job, |running| running.completed as f64 * f64::from(running.elements))
     };
-    let all: f64 = parts.iter().filter_map(|part| summed(part.service)).sum();
-    let is_whole = split.shares.iter().all(|share| summed(&share.service).is_some());
-    let share = |share: &proto::split::Share| Share {
-        service: shown(share.service.clone()),
-        share: share.share,
-        host: share.host,
-        measured: summed(&share.service).filter(|_| is_whole && all > 0.0).map(|summed| summed / all),
+    let part = |service: &str| parts.iter().find(|part| part.is_called(service));
+    let all: f64 = parts.iter().filter_map(summed).sum();
+    let is_whole = split.shares.iter().all(|share| part(&share.service).and_then(summed).is_some());
+    let share = |share: &proto::split::Share| {
+        let part = part(&share.service);
+        let measured = part.and_then(summed).filter(|_| is_whole && all > 0.0);
+        Share {
+            // As it is asked, which may be by another address.
+            service: part.map_or_else(|| shown(share.service.clone()), |part| part.service.to_owned()),
+            share: share.share,
+            host: share.host,
+            measured: measured.map(|summed| summed / all),
+        }
     };
     split.shares.iter().map(share).collect()
 }
@@ -497,8 +504,8 @@ fn waits(parts: &[Part<'_>]) -> Vec<f64> {
     let mut in_use = 0;
     for told in parts.iter().filter_map(|part| running(part.job)) {
         waiting.resize(waiting.len().max(told.waiting_for.len()), 0);
-        waiting.iter_mut().zip(&told.waiting_for).for_each(|(sum, one)| *sum += one);
-        in_use += told.in_use;
+        waiting.iter_mut().zip(&told.waiting_for).for_each(|(sum, one)| *sum = sum.saturating_add(*one));
+        in_use = told.in_use.saturating_add(in_use);
     }
     let least = waiting.iter().min().copied().unwrap_or(0);
     let all = waiting.iter().copied().max().unwrap_or(0).max(in_use).max(1);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fanin_tls::Trust;
 use tokio::sync::Mutex;
@@ -18,55 +18,68 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long one may take to say what it is; nobody listens that long where a port is closed.
 const GREETED: Duration = Duration::from_secs(1);
 /// Services that are found beyond those that were named.
-const FOUND_MAX: usize = 256;
+const FOUND_MAX: usize = 64;
 
 /// Asks services over their control connections.
 pub(super) struct Remote {
     named: Vec<String>,
+    /// Whether those are asked, too, that the jobs of the named ones tell of.
+    finds: bool,
     trust: Trust,
-    /// All that are asked, with the connections that there are.
-    known: Mutex<BTreeMap<String, Option<Connection>>>,
+    known: Mutex<BTreeMap<String, Asked>>,
+}
+
+/// A service that is asked.
+#[derive(Clone, Default)]
+struct Asked {
+    connection: Option<Connection>,
+    /// The jobs that led to it: it is believed what it says of them. None for one that was named.
+    jobs: Option<BTreeSet<String>>,
 }
 
 impl Remote {
-    pub fn new(named: Vec<String>, trust: Trust) -> Self {
-        let known = named.iter().map(|address| (address.clone(), None)).collect();
-        Self { named, trust, known: Mutex::new(known) }
+    pub fn new(named: Vec<String>, finds: bool, trust: Trust) -> Self {
+        let known = named.iter().map(|address| (address.clone(), Asked::default())).collect();
+        Self { named, finds, trust, known: Mutex::new(known) }
     }
 
     async fn ask_all(&self, work: Duration) -> Vec<Answer> {
         let mut known = self.known.lock().await;
         let mut asking = JoinSet::new();
-        for (address, connection) in &*known {
-            let (address, connection, trust) = (address.clone(), connection.clone(), self.trust.clone());
+        for (address, asked) in &*known {
+            let (address, asked, trust) = (address.clone(), asked.clone(), self.trust.clone());
             asking.spawn(async move {
-                let answered = ask(&address, connection, &trust, work).await;
-                (address, answered)
+                let answered = ask(&address, asked.connection.clone(), &trust, work).await;
+                (address, asked.jobs, answered, Instant::now())
             });
         }
-        let (mut answers, mut told) = (Vec::new(), BTreeSet::new());
-        for (address, answered) in asking.join_all().await {
-            let reply = match answered {
-                Ok((connection, reply)) => {
-                    told.extend(others(&reply));
-                    known.insert(address.clone(), Some(connection));
-                    Ok(reply)
+        let (mut answers, mut told) = (Vec::new(), BTreeMap::<String, BTreeSet<String>>::new());
+        for (address, jobs, answered, at) in asking.join_all().await {
+            let (connection, reply) = answered.map_or_else(
+                |why| (None, Err(why)),
+                |(connection, reply)| (Some(connection), Ok(of_jobs(reply, jobs.as_ref()))),
+            );
+            if let (Ok(reply), true) = (&reply, self.finds && jobs.is_none()) {
+                for (service, job) in others(reply) {
+                    told.entry(service).or_default().insert(job);
                 }
-                Err(why) => {
-                    known.insert(address.clone(), None);
-                    Err(why)
-                }
-            };
-            answers.push(Answer { address, reply });
+            }
+            known.insert(address.clone(), Asked { connection, jobs });
+            answers.push((address, at, reply));
         }
         // The service of a rank goes with its job.
-        known.retain(|address, _| self.named.contains(address) || told.contains(address));
-        for address in told {
-            if known.len() < self.named.len() + FOUND_MAX {
-                known.entry(address).or_default();
+        known.retain(|address, _| self.named.contains(address) || told.contains_key(address));
+        for (address, jobs) in told {
+            if known.len() < self.named.len() + FOUND_MAX || known.contains_key(&address) {
+                let asked = known
+                    .entry(address)
+                    .or_insert_with(|| Asked { connection: None, jobs: Some(jobs.clone()) });
+                asked.jobs = asked.jobs.take().map(|_| jobs);
             }
         }
-        answers
+        // A service is called as it was named, if it has other addresses as well.
+        answers.sort_by_key(|(address, ..)| (!self.named.contains(address), address.clone()));
+        answers.into_iter().map(|(address, at, reply)| Answer { address, ago: at.elapsed(), reply }).collect()
     }
 }
 
@@ -102,11 +115,31 @@ async fn ask(
     timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// The services that the jobs of this one have.
-fn others(reply: &StatusReply) -> impl Iterator<Item = String> {
-    let running = reply.jobs.iter().filter_map(|job| match &job.state {
-        Some(job::State::Running(running)) => running.split.as_ref(),
-        _ => None,
-    });
-    running.flat_map(|split| &split.shares).map(|share| share.service.clone())
+/// What a service that was found says of the jobs that led to it.
+fn of_jobs(mut reply: StatusReply, jobs: Option<&BTreeSet<String>>) -> StatusReply {
+    if let Some(jobs) = jobs {
+        let is_its =
+            |name: &String| jobs.iter().any(|job| name.strip_prefix(job.as_str()).is_some_and(is_part));
+        reply.jobs.retain(|job| is_its(&job.name));
+        reply.relays.clear();
+    }
+    reply
+}
+
+/// Whether this follows the name of a job in that of it, or of a part that was taken over.
+fn is_part(rest: &str) -> bool {
+    rest.is_empty()
+        || rest.strip_prefix('~').is_some_and(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// The services that the jobs of this one have, each with the job.
+fn others(reply: &StatusReply) -> impl Iterator<Item = (String, String)> {
+    reply.jobs.iter().flat_map(|job| {
+        let split = match &job.state {
+            Some(job::State::Running(running)) => running.split.as_ref(),
+            _ => None,
+        };
+        let shares = split.map(|split| split.shares.as_slice()).unwrap_or_default();
+        shares.iter().map(|share| (share.service.clone(), job.name.clone()))
+    })
 }

@@ -1,5 +1,5 @@
-//! The state as the page and `fanin top` read it: `page/src/contract.ts` says what each field
-//! means, and `the_page_reads_what_is_written` compares the two.
+//! The state as the page and `fanin top` read it. `page/src/contract.ts` says what each field means.
+//! `the_page_reads_what_is_written` holds this to an answer that the page's tests read.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +17,7 @@ pub struct State {
     pub services: Vec<Service>,
     pub jobs: Vec<Job>,
     pub hidden_jobs: usize,
+    pub words: Vec<Word>,
     pub events: Vec<Event>,
     pub history: History,
 }
@@ -305,6 +306,7 @@ mod tests {
         };
         let event = Event { job: text(), service: text(), ..Event::default() };
         let (services, jobs, events) = (vec![service], vec![job], vec![event]);
+        // Words of services are like those of jobs.
         let state = State { services, jobs, events, history, ..State::default() };
         let (mut written, mut read) = (BTreeMap::new(), BTreeMap::new());
         shape(&serde_json::to_value(state).unwrap(), "", &mut written);

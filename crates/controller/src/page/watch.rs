@@ -19,12 +19,18 @@ const EVERY: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(10);
 /// Somebody looks who has done so of late.
 const LOOKS: Duration = Duration::from_secs(15);
+/// How long all answers may take together.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// After so long what is known is no longer shown as what is.
+const STALE: Duration = Duration::from_secs(30);
 
 /// What one service answered, or why it did not.
 #[derive(Debug)]
 pub(crate) struct Answer {
     /// Where it was asked.
     pub address: String,
+    /// How long ago it came.
+    pub ago: Duration,
     pub reply: Result<StatusReply, String>,
 }
 
@@ -42,6 +48,10 @@ struct Inner {
     observer: Mutex<Observer>,
     /// When somebody looked last.
     looked: Mutex<Option<Instant>>,
+    /// When something was known last.
+    taken: Mutex<Instant>,
+    /// The same moment by both clocks.
+    began: (Instant, f64),
     wakes: Notify,
 }
 
@@ -49,19 +59,22 @@ impl Watch {
     /// Of `server`, which is who shows it.
     pub(crate) fn new(server: String) -> Self {
         let observer = Mutex::new(Observer::new(server));
-        Self(Arc::new(Inner { observer, looked: Mutex::new(None), wakes: Notify::new() }))
+        let (looked, taken) = (Mutex::new(None), Mutex::new(Instant::now()));
+        let began = (Instant::now(), unix_now());
+        Self(Arc::new(Inner { observer, looked, taken, began, wakes: Notify::new() }))
     }
 
-    /// As `server` shows it: what these services do, and those of their jobs. Each is known by
-    /// what `trust` says. The future asks them until it is dropped.
+    /// As `server` shows it: what these services do, and those of their jobs, if it `finds` them.
+    /// Each is known by what `trust` says. The future asks them until it is dropped.
     #[must_use]
     pub fn of_services(
         server: String,
         services: Vec<String>,
+        finds: bool,
         trust: Trust,
     ) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let watch = Self::new(server);
-        (watch.clone(), watch.run(Remote::new(services, trust)))
+        (watch.clone(), watch.run(Remote::new(services, finds, trust)))
     }
 
     /// Asks until it is dropped.
@@ -69,9 +82,12 @@ impl Watch {
         let mut work = IDLE;
         loop {
             let began = Instant::now();
-            let told = answers.ask(work + EVERY).await;
             let every = if self.is_looked_at() { EVERY } else { IDLE };
-            lock(&self.0.observer).take(unix_now(), every.as_secs_f64(), told);
+            // One that does not answer at all ends neither this nor what is known.
+            if let Ok(told) = tokio::time::timeout(PATIENCE, answers.ask(work + EVERY)).await {
+                lock(&self.0.observer).take(self.now(), every.as_secs_f64(), told);
+                *lock(&self.0.taken) = Instant::now();
+            }
             let pause = every.saturating_sub(began.elapsed());
             if every == IDLE {
                 // Whoever begins to look does not wait for it.
@@ -83,6 +99,17 @@ impl Watch {
         }
     }
 
+    /// Since when nothing new is known, if that is too long.
+    pub(crate) fn stale(&self) -> Option<Duration> {
+        Some(lock(&self.0.taken).elapsed()).filter(|since| *since > STALE)
+    }
+
+    /// Seconds since 1970, which go on evenly.
+    fn now(&self) -> f64 {
+        let (began, unix) = self.0.began;
+        unix + began.elapsed().as_secs_f64()
+    }
+
     /// The state, with the samples after a time: seconds since 1970. To look is to be shown more of
     /// them.
     #[must_use]
@@ -91,7 +118,7 @@ impl Watch {
         if looked.is_none_or(|looked| looked.elapsed() > LOOKS) {
             self.0.wakes.notify_one();
         }
-        lock(&self.0.observer).state(unix_now(), since)
+        lock(&self.0.observer).state(self.now(), since)
     }
 
     fn is_looked_at(&self) -> bool {

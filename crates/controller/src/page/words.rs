@@ -64,7 +64,14 @@ pub(super) fn called(rank: &Rank) -> String {
     let ranks = match rank.ranks[..] {
         [] => format!("rank {}", rank.rank),
         [one] => format!("rank {one}"),
-        [first, .., last] => format!("ranks {first} to {last}"),
+        [first, .., last] if rank.ranks.windows(2).all(|pair| pair[1] == pair[0] + 1) => {
+            format!("ranks {first} to {last}")
+        }
+        _ => {
+            let named: Vec<_> = rank.ranks.iter().take(NAMED).map(u32::to_string).collect();
+            let more = if rank.ranks.len() > NAMED { " and more" } else { "" };
+            format!("ranks {}{more}", named.join(", "))
+        }
     };
     if rank.name.is_empty() { ranks } else { format!("{ranks} on {}", rank.name) }
 }
@@ -146,13 +153,13 @@ pub(super) fn losses<'a>(job: &Job, resent: impl Iterator<Item = (&'a str, f64)>
     })
 }
 
-/// Of services, by address.
-pub(super) fn words_of_services(services: &[Service]) -> Vec<(String, Word)> {
+/// What people should know of services.
+pub(super) fn words_of_services(services: &[Service]) -> Vec<Word> {
     let mut words = Vec::new();
     for service in services {
         let Service { address, silent, pool, version, .. } = service;
         let mut say = |name, severity, text: String, cure: &str| {
-            words.push((address.clone(), Word { name, severity, text, cure: Some(cure.to_owned()) }));
+            words.push(Word { name, severity, text, cure: Some(cure.to_owned()) });
         };
         if let Some(why) = silent {
             let text = format!("{address} does not answer: {why}");
@@ -172,10 +179,9 @@ pub(super) fn words_of_services(services: &[Service]) -> Vec<(String, Word)> {
                 "start it with a larger --pool-units, or end jobs that are done",
             );
         }
-        let others = services.iter().map(|other| &other.version).filter(|other| !other.is_empty());
         let ours = env!("CARGO_PKG_VERSION");
-        if !version.is_empty() && version != ours && others.clone().count() > 0 {
-            let text = format!("{address} has version {version}, and who shows this has {ours}");
+        if !version.is_empty() && version != ours {
+            let text = format!("{address} has version {version}; this page's fanin has version {ours}");
             say("version", Severity::Note, text, "install the same version of fanin on all machines");
         }
     }

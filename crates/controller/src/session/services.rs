@@ -134,7 +134,7 @@ async fn join_all(
     let traced_as = if config.ranks_here.is_empty() { TracedAs::Ranks } else { TracedAs::Machines };
     // First of all: a run whose timeline was asked for should not begin without one.
     let trace = config.trace.as_ref().map(|trace| trace.open(&config.job, traced_as)).transpose()?;
-    let page = page(&config)?;
+    let page = page(&config);
     let (joined, meanwhile) = admissions(&config, cancel, lines).await?;
     // The services admitted the rank, so that it fits.
     let rank = Rank(config.rank as u16);
@@ -178,18 +178,15 @@ async fn join_all(
     Ok((Arc::new(Shared::new(config, members, driver, watched, joined)), instances, meanwhile))
 }
 
-/// The page about the job, at rank 0.
-fn page(config: &SessionConfig) -> Result<Option<Arc<PageServer>>, SessionError> {
-    let Some((listen, token)) = config.page.filter(|_| config.own_name() == Rank(0)) else { return Ok(None) };
+/// The page about the job, at rank 0. A training goes on without one.
+fn page(config: &SessionConfig) -> Option<Arc<PageServer>> {
+    let (listen, token) = config.page.filter(|_| config.own_name() == Rank(0))?;
     let watched = || {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
-        Watch::of_services(format!("rank 0 of {}", config.job), services, config.trust.clone())
+        Watch::of_services(format!("rank 0 of {}", config.job), services, false, config.trust.clone())
     };
     let page = PageServer::of_process(listen, token, watched);
-    page.map(Some).map_err(|error| SessionError::Local {
-        what: "serving the page (FANIN_PAGE)",
-        cause: error.to_string(),
-    })
+    page.map_err(|error| say(0, &format!("FANIN_PAGE: {error}; the training goes on without a page"))).ok()
 }
 
 fn member((connection, admitted): &(Connection, Admitted), rank: Rank) -> Member {

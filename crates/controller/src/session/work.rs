@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::Tensor;
 use crate::proto;
 
-/// As many collectives are kept: more than are told at once.
+/// So many collectives are kept: more than are told at once.
 const KEPT: usize = 2 * TOLD;
 /// As many are told in a heartbeat.
 const TOLD: usize = 64;
@@ -14,12 +14,14 @@ const TOLD: usize = 64;
 const SPAN: Duration = Duration::from_secs(2);
 /// Kinds of collectives that are told.
 const TOTALS: usize = 32;
-/// Of so many collectives the repetition is looked for.
+/// The repetition is looked for in so many collectives.
 const SHAPES: usize = 512;
 /// The longest step that is looked for. It is there a few times then.
 const PERIOD_MAX: usize = SHAPES / 4;
 /// The part of the collectives that repeat: a measurement or an epoch's end may come between.
 const REPEATS: f64 = 0.98;
+/// Times that differ by no more than this part are equally good.
+const ALIKE: f64 = 0.005;
 
 /// The collectives of a session that are done.
 #[derive(Debug)]
@@ -95,6 +97,11 @@ impl Work {
         self.totals[total].bytes += bytes as u64;
         self.shapes.truncate(SHAPES - 1);
         self.shapes.push_front((total, tensor.elements));
+        // After a burst there are few again.
+        let last = self.done.back().map_or(now, |done| done.ended);
+        if self.stride > 1 && now.saturating_duration_since(last) > SPAN / 16 {
+            self.stride /= 2;
+        }
         if !tensor.number.is_multiple_of(self.stride) {
             return;
         }
@@ -105,8 +112,6 @@ impl Work {
             if span < SPAN {
                 self.stride *= 2;
                 self.done.retain(|done| done.number.is_multiple_of(self.stride));
-            } else if span > 4 * SPAN && self.stride > 1 {
-                self.stride /= 2;
             }
         }
     }
@@ -134,16 +139,17 @@ impl Work {
         }
     }
 
-    /// After how many collectives they repeat: the shortest such time.
+    /// After how many collectives they repeat: the shortest time that is about as good as the best.
     fn period(&self) -> Option<u32> {
         let shapes: Vec<_> = self.shapes.iter().collect();
         let repeats = |period: usize| {
             let pairs = shapes.len() - period;
             let same = (period..shapes.len()).filter(|at| shapes[*at] == shapes[*at - period]).count();
-            same as f64 >= REPEATS * pairs as f64
+            same as f64 / pairs as f64
         };
-        let longest = PERIOD_MAX.min(shapes.len() / 4);
-        (1..=longest).find(|period| repeats(*period)).map(|period| period as u32)
+        let all: Vec<_> = (1..=PERIOD_MAX.min(shapes.len() / 4)).map(repeats).collect();
+        let best = all.iter().copied().fold(REPEATS, f64::max);
+        all.iter().position(|one| *one >= REPEATS.max(best - ALIKE)).map(|index| index as u32 + 1)
     }
 }
 
@@ -235,6 +241,16 @@ mod tests {
     }
 
     #[test]
+    fn few_collectives_after_a_burst_are_all_told_soon() {
+        let (mut work, mut now) = worked(20_000, Duration::from_micros(50), |_| 1);
+        for number in 20_000..20_060 {
+            now += Duration::from_millis(100);
+            work.done(&tensor(number, 1), now, Duration::ZERO, Duration::ZERO);
+        }
+        assert_eq!(work.told(Some(now - Duration::from_secs(1)), now, false).done.len(), 10);
+    }
+
+    #[test]
     fn what_is_under_way_counts_as_work() {
         let (mut work, now) = worked(2, Duration::from_secs(1), |_| 1);
         work.turns_busy(now);
@@ -251,6 +267,7 @@ mod tests {
         assert_eq!(period(1000, |_| 4), Some(1));
         assert_eq!(period(1000, |number| number as usize), None);
         assert_eq!(period(3, |_| 1), None, "too few to tell");
+        assert_eq!(period(1000, |number| if number % 100 == 99 { 7 } else { 5 }), Some(100));
         // A measurement comes between.
         assert_eq!(
             period(1000, |number| if number == 777 { 99 } else { [7, 5, 3][number as usize % 3] }),

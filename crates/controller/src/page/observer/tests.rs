@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::super::view::Severity;
 use super::*;
 use crate::proto::job::{Aborted, Gathering};
@@ -49,7 +51,7 @@ fn reply(jobs: Vec<proto::Job>) -> StatusReply {
 }
 
 fn of(address: &str, reply: StatusReply) -> Answer {
-    Answer { address: address.into(), reply: Ok(reply) }
+    Answer { address: address.into(), ago: Duration::ZERO, reply: Ok(reply) }
 }
 
 /// The state after these answers, a second apart.
@@ -138,10 +140,11 @@ fn traffic_is_what_the_link_carries_with_its_headers() {
 #[test]
 fn a_service_that_falls_silent_is_told_and_its_jobs_go() {
     let runs = || reply(vec![job("gpt", 2, Told::Running(running(&[5, 5], 30)))]);
-    let silent = || Answer { address: ADDRESS.into(), reply: Err("connection refused".into()) };
+    let silent =
+        || Answer { address: ADDRESS.into(), ago: Duration::ZERO, reply: Err("connection refused".into()) };
     let state =
         observed(vec![vec![of(ADDRESS, runs())], vec![silent()], vec![silent()], vec![of(ADDRESS, runs())]]);
-    assert_eq!(names(&state), ["job_started", "service_silent", "job_ended", "service_back", "job_started"]);
+    assert_eq!(names(&state), ["job_started", "service_silent", "service_back", "job_started"]);
     let state = observed(vec![vec![silent()]]);
     assert_eq!(state.services[0].silent.as_deref(), Some("connection refused"));
     // Of one that nobody asks any more nothing is told.
@@ -163,10 +166,10 @@ fn a_job_of_several_services_is_one_job_with_the_share_of_each() {
     assert_eq!(state.history.jobs["gpt"].summed[1], Some(1_000_000.0));
     let measured: Vec<_> = state.jobs[0].shares.iter().map(|share| share.measured).collect();
     assert_eq!((state.jobs.len(), measured), (1, vec![Some(0.7), Some(0.3)]));
-    // It is called as the job calls it.
+    // It is called as it was asked, also where the job calls it otherwise.
     assert_eq!(
         state.services.iter().map(|service| service.address.as_str()).collect::<Vec<_>>(),
-        ["a:1", "b:2"]
+        ["a:1", "localhost:2"]
     );
 }
 
@@ -198,16 +201,31 @@ fn a_part_that_another_service_took_over_is_a_part_of_its_job() {
 }
 
 #[test]
+fn an_address_by_which_a_service_is_not_reached_silences_it_not() {
+    let told = || StatusReply { instance: 5, ..reply(vec![]) };
+    let silent = Answer { address: ADDRESS.into(), ago: Duration::ZERO, reply: Err("no route".into()) };
+    let state = observed(vec![vec![of("127.0.0.1:4800", told()), silent]]);
+    let silent: Vec<_> = state.services.iter().map(|service| service.silent.is_some()).collect();
+    assert_eq!(silent, [true, false], "the other address has a row of its own");
+    assert_eq!(state.words.iter().map(|word| word.name).collect::<Vec<_>>(), ["silent"]);
+}
+
+#[test]
 fn racks_are_services_on_the_way_to_their_root() {
     let relay = |address: &str, upstream: &str| Relay {
         address: address.into(),
         upstream: upstream.into(),
         ..Relay::default()
     };
-    let one = StatusReply { relays: vec![relay("rack-a:1", "root:1")], ..reply(vec![]) };
-    let other =
-        StatusReply { relays: vec![relay("pod:1", "root:1"), relay("rack-b:1", "pod:1")], ..reply(vec![]) };
-    let state = observed(vec![vec![of("rack-a:1", one), of("rack-b:1", other)]]);
+    // Ranks behind a rack call the job's service by the rack's address.
+    let share = split::Share { service: "rack-a:1".into(), share: 1.0, host: None };
+    let split = Split { shares: vec![share], ..Split::default() };
+    let runs = job("gpt", 2, Told::Running(Running { split: Some(split), ..running(&[5, 5], 30) }));
+    let told = || StatusReply { instance: 5, ..reply(vec![runs.clone()]) };
+    let one = StatusReply { relays: vec![relay("rack-a:1", "root:1")], ..told() };
+    let other = StatusReply { relays: vec![relay("pod:1", "root:1"), relay("rack-b:1", "pod:1")], ..told() };
+    let state = observed(vec![vec![of("rack-a:1", one), of("rack-b:1", other), of("10.0.0.1:1", told())]]);
+    assert_eq!(state.jobs.len(), 1);
     let ways: Vec<_> = state
         .services
         .iter()
@@ -246,10 +264,11 @@ fn a_thousand_jobs_and_names_with_markup_are_told_within_bounds() {
     let gathering = |name: &str| job(name, 2, Told::Gathering(Gathering { present: vec![1] }));
     let mut jobs: Vec<_> = (0..1000).map(|number| gathering(&format!("job {number}"))).collect();
     jobs.push(job("<script>\u{1b}[2J", 2, Told::Running(running(&[5, 5], 30))));
-    let state = observed(vec![vec![of(ADDRESS, reply(jobs))]]);
+    let answers = || vec![of(ADDRESS, reply(jobs.clone()))];
+    let state = observed(vec![answers(), answers(), answers()]);
     assert_eq!((state.jobs.len(), state.hidden_jobs), (JOBS_MAX, 901));
     assert_eq!(state.jobs[0].name, "<script>\\u{1b}[2J", "those that run come first");
-    assert_eq!(state.events.len(), 500);
+    assert_eq!(state.events.len(), JOBS_MAX, "each once");
 }
 
 #[test]
