@@ -442,7 +442,7 @@ def test_the_doctor_finds_ranks_that_the_switch_would_refuse(switch: str) -> Non
 
 
 def test_every_variable_is_in_the_manual_and_known_to_who_warns() -> None:
-    of_switches = {"FANIN_TLS_CERT", "FANIN_TLS_KEY"}
+    of_switches = {"FANIN_TLS_CERT", "FANIN_TLS_KEY", "FANIN_PAGE_TOKEN_FILE"}
     read = {variable(name) for name in NAMES} | {_settings.AS_VARIABLE, "FANIN_LOG", *of_switches}
     assert set(fanin._fanin.variables) == read
     former = {variable(gone.name): variable(gone.now) for gone in _settings._GONE}
