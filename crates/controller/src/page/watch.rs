@@ -66,7 +66,6 @@ impl Watch {
 
     /// As `server` shows it: what these services do, and those of their jobs, if it `finds` them.
     /// Each is known by what `trust` says. The future asks them until it is dropped.
-    #[must_use]
     pub fn of_services(
         server: String,
         services: Vec<String>,
