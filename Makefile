@@ -97,7 +97,7 @@ wheel: $(STAMP) page/dist/.built
 demo: build
 	$(BIN)/python examples/compare.py
 
-test: test-tools
+test: test-tools $(PAGE)
 	# Side by side: pip is one core's work, for minutes, and Cargo takes turns.
 	$(MAKE) --no-print-directory -j 2 checked compile-rust
 	# What reads Python's files is one core's work, too.
@@ -108,7 +108,7 @@ test: test-tools
 	# By itself, as it runs for a time and not to an end.
 	$(MAKE) --no-print-directory fuzz
 
-compile-rust: compile-fuzz
+compile-rust: compile-fuzz $(PAGE)
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	cargo test --workspace --no-run --quiet
 	cargo test --workspace --no-run --quiet --bench '*'
