@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 BUILT := $(VENV)/.built
 CHECKED := $(VENV)/.checked
 LABORATORY := $(VENV)/.laboratory
+PAGE := page/dist/.built
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name '*.toml' -o -name '*.proto') Cargo.toml Cargo.lock
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi') pyproject.toml
 
@@ -54,13 +55,13 @@ $(STAMP): pyproject.toml | tools
 	touch $@
 
 # What is in $(VENV) is a release, or a build for tests. Each takes the other's place in seconds, once it is compiled.
-$(BUILT): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES) page/dist/.built
+$(BUILT): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES) $(PAGE)
 	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release
 	rm -f $(CHECKED); touch $@
 
 # As Rust's tests are compiled (Cargo.toml, profile.dev): with assertions, from the same packages, and linked in seconds.
-$(CHECKED): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES) page/dist/.built
+$(CHECKED): $(STAMP) $(RUST_SOURCES) $(PYTHON_SOURCES) $(PAGE)
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --features as-tests
 	rm -f $(BUILT); touch $@
 
@@ -70,7 +71,6 @@ $(LABORATORY): lab/pyproject.toml | $(STAMP)
 	touch $@
 
 # The page that switches serve. Where Node.js is missing, or too old, there is one that says so in its place.
-PAGE := page/dist/.built
 PAGE_SOURCES := $(shell find page/src -type f) $(addprefix page/,index.html package.json package-lock.json tsconfig.json vite.config.ts)
 # Where it was not built, it is tried again as soon as there is an npm.
 $(PAGE): $(PAGE_SOURCES) $(if $(wildcard page/dist/page.js),,$(if $(shell command -v npm),again))
@@ -87,7 +87,7 @@ checked: $(CHECKED) $(LABORATORY)
 # What `pip install` takes: for every Python from 3.11 on, and for glibc from this machine's symbols on, which maturin checks. The
 # laboratory is a wheel of its own.
 WHEELS := target/wheels
-wheel: $(STAMP) page/dist/.built
+wheel: $(STAMP) $(PAGE)
 	rm -rf $(WHEELS)
 	@echo 'compiling, which takes minutes and shows nothing meanwhile'
 	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin build --release --strip --out $(WHEELS)

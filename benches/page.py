@@ -115,7 +115,7 @@ def turn(process: int, address: str, ranks: Ranks, *, is_open: bool) -> Turn:
             asked = f"http://{address}/page/state?since={since}"
             with urllib.request.urlopen(asked, timeout=10) as answer:
                 since = (json.loads(answer.read())["history"]["times"] or [since])[-1]
-        time.sleep(1)
+        time.sleep(1)  # as the page does
     after, took = cpu_seconds(process), ranks.taken()
     spent = {name: after[name] - before.get(name, 0) for name in after}
     summing = sum(seconds for name, seconds in spent.items() if name.startswith("fanin-switch"))
@@ -137,7 +137,7 @@ def main() -> int:
         ranks = Ranks(address)
         turns: dict[bool, list[Turn]] = {True: [], False: []}
         try:
-            time.sleep(5)
+            time.sleep(5)  # ranks start, and their first sums are slower
             for _ in range(args.rounds):
                 turns[False].append(turn(switch.pid, address, ranks, is_open=False))
                 turns[True].append(turn(switch.pid, address, ranks, is_open=True))

@@ -453,7 +453,7 @@ def test_the_gpt_learns_as_in_one_process(tmp_path: Path) -> None:
             for program in programs:
                 assert program.wait(120) == 0, program.text()
         except AssertionError as error:
-            # What each has said, and where it is: the first that did not end may wait for another.
+            # The first that did not end may wait for another: all tell where they are.
             under_way = [each for each in programs if each.process.poll() is None]
             for program in under_way:
                 program.signal(signal.SIGABRT)

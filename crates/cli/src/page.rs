@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use fanin_controller::page::{PageServer, Token, Watch};
-use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -48,14 +47,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The message for programs when the page is there.
-#[derive(Serialize)]
-struct Listening {
-    event: &'static str,
-    address: SocketAddr,
-    version: &'static str,
-}
-
 /// The services that are meant: those that are named, or FANIN_SWITCH's, or those that are here.
 pub(crate) fn meant(named: &[String]) -> Vec<String> {
     let of_environment = std::env::var("FANIN_SWITCH").ok();
@@ -71,12 +62,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let names = services.join(", ");
     let watched = Watch::of_services(format!("fanin page {names}"), services, true, arguments.known.trust()?);
     let server = PageServer::start(arguments.listen, token, watched)?;
-    let (address, version) = (server.address(), env!("CARGO_PKG_VERSION"));
-    output::line(&if arguments.json {
-        serde_json::to_string(&Listening { event: "listening", address, version })?
-    } else {
-        format!("the page about {names} is at http://{address}")
-    })?;
+    let address = server.address();
+    output::listening(address, arguments.json, &format!("the page about {names} is at http://{address}"))?;
     wait(&mut signals);
     Ok(())
 }

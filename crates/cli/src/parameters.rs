@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use fanin_parameters::{Server, ServerConfig};
-use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -44,14 +43,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The message for programs when the service listens.
-#[derive(Serialize)]
-struct Listening {
-    event: &'static str,
-    address: SocketAddr,
-    version: &'static str,
-}
-
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     log(&arguments.log)?;
     // Before the service starts: a signal that comes early must find us ready.
@@ -61,11 +52,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     fanin_controller::raise_descriptors();
     let server = Server::start(&config)?;
     let (address, version) = (server.address(), env!("CARGO_PKG_VERSION"));
-    output::line(&if arguments.json {
-        serde_json::to_string(&Listening { event: "listening", address, version })?
-    } else {
-        format!("fanin parameter service {version} listens on {address} (TCP)")
-    })?;
+    output::listening(
+        address,
+        arguments.json,
+        &format!("fanin parameter service {version} listens on {address} (TCP)"),
+    )?;
     wait(&mut signals);
     Ok(server.stop()?)
 }

@@ -44,6 +44,19 @@ pub(crate) fn shown(text: String) -> String {
     text.chars().map(written).collect()
 }
 
+/// A job's name where another service sums in the place of this one of its services.
+pub(crate) fn substitute(job: &str, service: usize) -> String {
+    format!("{job}~{service}")
+}
+
+/// The name of the whole job, also by that of a [`substitute`].
+pub(crate) fn whole(name: &str) -> &str {
+    match name.rsplit_once('~') {
+        Some((whole, part)) if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) => whole,
+        _ => name,
+    }
+}
+
 /// The key of a job as it came.
 pub(crate) fn key(bytes: &[u8]) -> Result<Key, Malformed> {
     Key::from_bytes(bytes).ok_or(Malformed("key"))

@@ -11,7 +11,7 @@ use crate::proto::work::{Done, Total};
 
 /// Most collectives that are taken of one heartbeat.
 const TOLD_MAX: usize = 64;
-/// Most that are kept of a rank, and of all ranks of a job: a megabyte.
+/// Most that are kept of a rank, and of all ranks of a job: 1.3 MB.
 const KEPT_MAX: usize = 4 * TOLD_MAX;
 const KEPT_OF_JOB_MAX: usize = 1 << 14;
 /// Most that are told in one answer; a total counts as two.

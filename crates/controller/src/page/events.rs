@@ -99,8 +99,7 @@ fn number(count: u64) -> String {
     if count == 1 { String::new() } else { format!("{count} ") }
 }
 
-/// What became of jobs.
-/// A job that is not there any more has ended, if `all_are_known` that there are.
+/// The jobs that began, changed or ended. A job that is not there any more has ended, if `all_are_known` that there are.
 pub(super) fn of_jobs(before: &[Job], now: &[Job], all_are_known: bool, at: f64) -> Vec<Event> {
     let mut events = Vec::new();
     let mut say = |job: &Job, name, severity, text: String| {
@@ -112,7 +111,7 @@ pub(super) fn of_jobs(before: &[Job], now: &[Job], all_are_known: bool, at: f64)
     }
     for job in before {
         let is_over = all_are_known && !now.iter().any(|other| other.name == job.name);
-        // One that gathers may have hidden a part of its name.
+        // A job that gathers may have hidden a part of its name.
         if is_over && job.state == JobState::Running {
             say(job, "job_ended", Severity::Note, format!("{} is over", job.name));
         }

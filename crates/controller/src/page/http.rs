@@ -94,8 +94,14 @@ impl Token {
                 "its first line is to be a token of {TOKEN_BYTES_MIN} letters and digits or more; openssl rand -hex 16 makes one"
             )));
         }
-        // A process has one, for as long as it lives.
-        Ok(Self(token.leak()))
+        /// Those of this process, for as long as it lives: one is read by each of its sessions.
+        static TOKENS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+        let mut tokens = TOKENS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = tokens.iter().find(|known| **known == token) {
+            return Ok(Self(known));
+        }
+        tokens.push(token.leak());
+        Ok(Self(tokens[tokens.len() - 1]))
     }
 
     /// Takes as long whichever byte is wrong.
@@ -176,7 +182,7 @@ fn may_look(
         }
         None => Err((
             StatusCode::FORBIDDEN,
-            "the page is for callers on its own machine: come by ssh -L PORT:127.0.0.1:PORT, or start the service with a token \
+            "the page is for callers on its own machine: come by ssh -L PORT:ADDR:PORT, where ADDR is the service's own, or start the service with a token \
              (FANIN_PAGE_TOKEN_FILE)\n",
         )),
     }
@@ -279,6 +285,7 @@ impl PageServer {
         let page = loop {
             match Self::start(listen, token, watched()) {
                 Err(PageError::Bind { .. }) if Instant::now() < until => {
+                    // Nothing tells when the port is free.
                     std::thread::sleep(PREDECESSOR / 10);
                 }
                 started => break Arc::new(started?),

@@ -81,8 +81,8 @@ impl Lately {
         }
     }
 
-    /// The oldest first, up to the last one of which all ranks have told: they tell one after the
-    /// other.
+    /// The oldest first. Ranks tell one after the other, so it ends with the last one that all ranks
+    /// have told.
     pub fn sums(&self) -> Vec<Sum> {
         let most = self.sums.values().map(|row| row.ranks.len()).max().unwrap_or(0);
         let last = self.sums.iter().rev().find(|(_, row)| row.ranks.len() == most).map(|(number, _)| *number);

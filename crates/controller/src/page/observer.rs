@@ -13,7 +13,7 @@ use super::lately::Lately;
 use super::view::{Event, Job, JobState, Plan, Pool, Rank, Service, Share, State, Total, Word};
 use super::watch::Answer;
 use super::words::{losses, words, words_of_services};
-use crate::convert::{ranks, security, shown, wire_dtype};
+use crate::convert::{ranks, security, shown, whole, wire_dtype};
 use crate::error::why_aborted;
 use crate::proto;
 use crate::proto::job::{Member, Running, State as Told};
@@ -81,7 +81,7 @@ impl Observer {
         for Answer { address, ago, reply } in answers {
             self.hear(now - ago.as_secs_f64(), address, reply);
         }
-        // Nobody tells of the others any more.
+        // Nothing tells of the others any more.
         self.known.retain(|_, known| known.round == self.round);
         let services = self.services();
         let mut jobs = self.jobs(now);
@@ -122,12 +122,13 @@ impl Observer {
             Err(why) => {
                 let known = self.known.entry(asked).or_insert_with(|| Known {
                     at,
-                    round,
+                    round: 0,
                     reply: proto::StatusReply::default(),
                     silent: None,
                     before: None,
                 });
-                if known.round < round || known.reply.instance == 0 {
+                // It may have answered by another address.
+                if known.round < round {
                     (known.round, known.silent) = (round, Some(why));
                 }
                 return;
@@ -203,7 +204,7 @@ impl Observer {
         for (service, known) in answering() {
             for job in &known.reply.jobs {
                 // A program may name its job like a part.
-                let name = Some(base(&job.name)).filter(|base| names.contains(base)).unwrap_or(&job.name);
+                let name = Some(whole(&job.name)).filter(|whole| names.contains(whole)).unwrap_or(&job.name);
                 parts.entry(name).or_default().push(Part { service, known, job });
             }
         }
@@ -246,7 +247,7 @@ impl Observer {
                 sum(|running| running.completed as f64 * ELEMENT_BYTES * f64::from(running.elements));
             let resent = sum(|running| running.retransmitted as f64);
             let lost = sum(|running| running.lost as f64);
-            // Of services that are not asked, what the plan says.
+            // The plan says what the services do that are not asked.
             let asked: f64 = job
                 .shares
                 .iter()
@@ -259,14 +260,6 @@ impl Observer {
         let running = jobs.iter().filter(|job| job.state == JobState::Running);
         let jobs: Vec<_> = running.map(|job| (job.name.as_str(), of_job(job))).collect();
         self.samples.take(now, &services, &jobs);
-    }
-}
-
-/// A job's name, also of the part that another service took over.
-fn base(name: &str) -> &str {
-    match name.rsplit_once('~') {
-        Some((base, part)) if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) => base,
-        _ => name,
     }
 }
 
@@ -326,7 +319,7 @@ impl Known {
         let (seconds, before) = self.seconds()?;
         let is_its = |told: &&proto::Job| {
             let name = shown(told.name.clone());
-            name == job || base(&name) == job
+            name == job || whole(&name) == job
         };
         let here = self.reply.jobs.iter().filter(is_its).filter_map(running);
         let mut rate = None;
@@ -352,9 +345,9 @@ impl Known {
         let Some((_, before)) = self.seconds() else { return Vec::new() };
         let mut events = refusals(address, (before, &self.reply), now);
         let parts =
-            self.reply.jobs.iter().filter(|job| base(&job.name) != job.name && running(job).is_some());
+            self.reply.jobs.iter().filter(|job| whole(&job.name) != job.name && running(job).is_some());
         let new = parts.filter(|job| !before.jobs.iter().any(|known| known.name == job.name));
-        events.extend(new.map(|job| taken_over(address, &shown(base(&job.name).to_owned()), now)));
+        events.extend(new.map(|job| taken_over(address, &shown(whole(&job.name).to_owned()), now)));
         events
     }
 }

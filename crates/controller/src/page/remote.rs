@@ -11,6 +11,7 @@ use tokio::time::timeout;
 
 use super::watch::{Answer, Answers};
 use crate::control_channel::{Connection, explain};
+use crate::convert::whole;
 use crate::proto::{StatusReply, StatusRequest, job};
 
 /// How long a service may take to answer: who looks waits for it.
@@ -118,18 +119,11 @@ async fn ask(
 /// What a service that was found says of the jobs that led to it.
 fn of_jobs(mut reply: StatusReply, jobs: Option<&BTreeSet<String>>) -> StatusReply {
     if let Some(jobs) = jobs {
-        let is_its =
-            |name: &String| jobs.iter().any(|job| name.strip_prefix(job.as_str()).is_some_and(is_part));
+        let is_its = |name: &String| jobs.contains(name) || jobs.contains(whole(name));
         reply.jobs.retain(|job| is_its(&job.name));
         reply.relays.clear();
     }
     reply
-}
-
-/// Whether this follows the name of a job in that of it, or of a part that was taken over.
-fn is_part(rest: &str) -> bool {
-    rest.is_empty()
-        || rest.strip_prefix('~').is_some_and(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// The services that the jobs of this one have, each with the job.

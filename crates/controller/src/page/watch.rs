@@ -34,7 +34,7 @@ pub(crate) struct Answer {
     pub reply: Result<StatusReply, String>,
 }
 
-/// Whoever knows what services answer.
+/// It knows what services answer.
 pub(crate) trait Answers: Send + Sync + 'static {
     /// Now, with what ranks did in the last while.
     fn ask(&self, work: Duration) -> Pin<Box<dyn Future<Output = Vec<Answer>> + Send + '_>>;
@@ -56,7 +56,7 @@ struct Inner {
 }
 
 impl Watch {
-    /// Of `server`, which is who shows it.
+    /// Nothing is known yet. `server` is shown as the one that tells.
     pub(crate) fn new(server: String) -> Self {
         let observer = Mutex::new(Observer::new(server));
         let (looked, taken) = (Mutex::new(None), Mutex::new(Instant::now()));
@@ -82,7 +82,7 @@ impl Watch {
         loop {
             let began = Instant::now();
             let every = if self.is_looked_at() { EVERY } else { IDLE };
-            // One that does not answer at all ends neither this nor what is known.
+            // A service that does not answer at all ends neither this nor what is known.
             if let Ok(told) = tokio::time::timeout(PATIENCE, answers.ask(work + EVERY)).await {
                 lock(&self.0.observer).take(self.now(), every.as_secs_f64(), told);
                 *lock(&self.0.taken) = Instant::now();

@@ -8,7 +8,7 @@ use fanin_udp::Submission;
 use fanin_wire::WireDtype;
 
 use super::pace::Pace;
-use super::work::Work;
+use super::work::{Work, period};
 use crate::error::Tensor;
 use crate::proto;
 
@@ -101,8 +101,12 @@ impl Pending {
 
     /// What was done after a moment, and since the beginning.
     pub fn work(&self, after: Option<Instant>, now: Instant) -> proto::Work {
-        let table = self.lock();
-        table.work.told(after, now, !table.under_way.is_empty())
+        let (told, shapes) = {
+            let table = self.lock();
+            (table.work.told(after, now, !table.under_way.is_empty()), table.work.shapes())
+        };
+        // No collective waits for this.
+        proto::Work { period: period(&shapes), ..told }
     }
 
     /// What a byte of large tensors takes of late, in seconds: the median. `None` before the first.

@@ -18,9 +18,9 @@ use super::shared::{Shared, Watched, names};
 use super::thread::SessionThread;
 use super::trace::{TracedAs, record};
 use super::warnings::{self, say};
-use super::watch::{substitute, watch};
+use super::watch::watch;
 use crate::control_channel::{Connection, Lines, RETRY, Waiting};
-use crate::convert::shown;
+use crate::convert::{shown, substitute};
 use crate::error::{ChainError, Member, SessionError};
 use crate::page::{PageServer, Watch};
 use crate::proto;
@@ -47,7 +47,10 @@ impl Services {
     /// is called.
     pub fn join(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
         let thread = SessionThread::shared()?;
-        let (shared, instances, meanwhile) = thread.block_on(join_all(config, cancel, &thread.lines))?;
+        // It may wait for its port, and the thread has other sessions' heartbeats to send.
+        let page = page(&config);
+        let joining = join_all(config, page, cancel, &thread.lines);
+        let (shared, instances, meanwhile) = thread.block_on(joining)?;
         let mut tasks = JoinSet::new();
         let mut greeted = Vec::new();
         for (service, switch_instance) in instances.into_iter().enumerate() {
@@ -128,13 +131,13 @@ impl Drop for Services {
 /// streams that last until it has others.
 async fn join_all(
     config: SessionConfig,
+    page: Option<Arc<PageServer>>,
     cancel: &Cancel,
     lines: &Arc<Lines>,
 ) -> Result<(Arc<Shared>, Vec<u64>, JoinSet<SessionError>), SessionError> {
     let traced_as = if config.ranks_here.is_empty() { TracedAs::Ranks } else { TracedAs::Machines };
     // First of all: a run whose timeline was asked for should not begin without one.
     let trace = config.trace.as_ref().map(|trace| trace.open(&config.job, traced_as)).transpose()?;
-    let page = page(&config);
     let (joined, meanwhile) = admissions(&config, cancel, lines).await?;
     // The services admitted the rank, so that it fits.
     let rank = Rank(config.rank as u16);

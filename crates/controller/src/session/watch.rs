@@ -18,7 +18,7 @@ use super::presence::News;
 use super::shared::{Again, STAYS_FOR_OTHERS, Shared};
 use super::warnings;
 use crate::control_channel::{Connection, GREETED_WITHIN, RETRY, STAYS_AWAY, explain, is_gone};
-use crate::convert::ranks;
+use crate::convert::{ranks, substitute};
 use crate::error::{ChainError, SessionError};
 use crate::error::{Member, absent};
 use crate::proto::heartbeat_reply::State;
@@ -580,11 +580,6 @@ impl Watch {
         tracing::info!(generation = admitted.job.generation().0, "joined again");
         Ok(())
     }
-}
-
-/// What a job is called where another service sums in the place of this one of its services.
-pub(super) fn substitute(job: &str, service: usize) -> String {
-    format!("{job}~{service}")
 }
 
 /// What was the matter, where another attempt may help.

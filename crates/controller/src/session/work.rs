@@ -23,15 +23,18 @@ const REPEATS: f64 = 0.98;
 /// Times that differ by no more than this part are equally good.
 const ALIKE: f64 = 0.005;
 
+/// What repeats of a collective: its total, and its elements.
+pub(super) type Shape = (usize, usize);
+
 /// The collectives of a session that are done.
 #[derive(Debug)]
 pub(super) struct Work {
     done: VecDeque<Done>,
-    /// Those with numbers that are multiples of this are kept: ranks that keep fewer keep a part of
-    /// what the others do.
+    /// Collectives with numbers that are multiples of this are kept. So a rank that keeps fewer keeps
+    /// a part of what the others do.
     stride: u64,
     totals: Vec<Total>,
-    shapes: VecDeque<(usize, usize)>,
+    shapes: VecDeque<Shape>,
     busy: Duration,
     /// Since when something is under way, or nothing is.
     turned: Option<Instant>,
@@ -134,23 +137,28 @@ impl Work {
                 .collect(),
             totals: self.totals.iter().map(Total::told).collect(),
             busy_us: microseconds(self.busy + since_turn.unwrap_or_default()),
-            period: self.period(),
+            period: None,
             told_ago_us: None,
         }
     }
 
-    /// After how many collectives they repeat: the shortest time that is about as good as the best.
-    fn period(&self) -> Option<u32> {
-        let shapes: Vec<_> = self.shapes.iter().collect();
-        let repeats = |period: usize| {
-            let pairs = shapes.len() - period;
-            let same = (period..shapes.len()).filter(|at| shapes[*at] == shapes[*at - period]).count();
-            same as f64 / pairs as f64
-        };
-        let all: Vec<_> = (1..=PERIOD_MAX.min(shapes.len() / 4)).map(repeats).collect();
-        let best = all.iter().copied().fold(REPEATS, f64::max);
-        all.iter().position(|one| *one >= REPEATS.max(best - ALIKE)).map(|index| index as u32 + 1)
+    /// The last collectives, of which [`period`] says how they repeat.
+    pub fn shapes(&self) -> Vec<Shape> {
+        self.shapes.iter().copied().collect()
     }
+}
+
+/// After how many collectives they repeat: the shortest time that is about as good as the best. It
+/// takes a while.
+pub(super) fn period(shapes: &[Shape]) -> Option<u32> {
+    let repeats = |period: usize| {
+        let pairs = shapes.len() - period;
+        let same = (period..shapes.len()).filter(|at| shapes[*at] == shapes[*at - period]).count();
+        same as f64 / pairs as f64
+    };
+    let all: Vec<_> = (1..=PERIOD_MAX.min(shapes.len() / 4)).map(repeats).collect();
+    let best = all.iter().copied().fold(REPEATS, f64::max);
+    all.iter().position(|one| *one >= REPEATS.max(best - ALIKE)).map(|index| index as u32 + 1)
 }
 
 impl Done {
@@ -261,7 +269,7 @@ mod tests {
     #[test]
     fn a_step_is_what_repeats() {
         let period = |count, elements: fn(u64) -> usize| {
-            worked(count, Duration::from_millis(1), elements).0.told(None, Instant::now(), false).period
+            super::period(&worked(count, Duration::from_millis(1), elements).0.shapes())
         };
         assert_eq!(period(1000, |number| [7, 5, 5, 5, 3][number as usize % 5]), Some(5));
         assert_eq!(period(1000, |_| 4), Some(1));
