@@ -74,10 +74,10 @@ $(LABORATORY): lab/pyproject.toml | $(STAMP)
 PAGE_SOURCES := $(shell find page/src -type f) $(addprefix page/,index.html package.json package-lock.json tsconfig.json vite.config.ts)
 # Where it was not built, it is tried again as soon as there is an npm.
 $(PAGE): $(PAGE_SOURCES) $(if $(wildcard page/dist/page.js),,$(if $(shell command -v npm),again))
-	@mkdir -p page/dist; cd page && if ! command -v npm >/dev/null; then rm -f dist/page.js; \
+	@mkdir -p page/dist; cd page && if ! command -v npm >/dev/null; then rm -f dist/page.js dist/report.html; \
 	  echo "missing: npm. fanin is built without its page; sudo apt-get install -y npm, then make build" >&2; \
 	elif ! { npm ci --silent --no-fund --no-audit && npm run --silent build; }; then \
-	  rm -f dist/page.js; echo "the page does not build (above; it needs Node.js 20.19 or newer): fanin is built without it" >&2; fi
+	  rm -f dist/page.js dist/report.html; echo "the page does not build (above; it needs Node.js 20.19 or newer): fanin is built without it" >&2; fi
 	@touch $@
 
 build: $(BUILT) $(LABORATORY)
@@ -241,6 +241,7 @@ bench: build
 	$(BIN)/python benches/collectives.py
 	$(BIN)/python benches/horovod_steps.py
 	$(BIN)/python benches/page.py
+	$(BIN)/python benches/report.py
 
 # docs/reproduction: what stands there is what these two commands write.
 reproduction: build

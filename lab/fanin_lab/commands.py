@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
+from fanin import _fanin
 from fanin._cures import to_install
 from fanin.errors import FaninError
 
@@ -28,3 +30,13 @@ def require(error: type[FaninError], *modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise error(f"missing: {', '.join(missing)}; install with: {to_install(*missing)}")
+
+
+def require_report(error: type[FaninError], path: Path) -> None:
+    """Raise the error if no report can be written there: now, and not after minutes of work."""
+    try:
+        _fanin.check_report()
+        with path.open("a"):
+            pass
+    except (OSError, ValueError) as wrong:
+        raise error(f"cannot write the report {path}: {wrong}") from None

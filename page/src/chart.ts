@@ -12,6 +12,39 @@ export interface Line {
   dash?: number[];
 }
 
+/** The axis that a chart's lines are drawn over. */
+export interface Across {
+  /** Whether uPlot takes its numbers for times of day, and rounds ticks to minutes. */
+  day: boolean;
+  /** The cursor's place. */
+  tell: (x: number) => string;
+  ticks: (marks: (number | null)[], step: number) => (string | null)[];
+  /** The stretch that is drawn, for the summary. */
+  stretch: (from: number, to: number) => string;
+  /** The summary ends with the last value. */
+  ends: boolean;
+}
+
+const TIME_OF_DAY: Across = {
+  day: true,
+  tell: (t) => clock(t),
+  ticks: (marks, step) => marks.map((t) => (t === null ? null : step < 60 ? clock(t) : clock(t).slice(0, 5))),
+  stretch: (from, to) => age(to - from),
+  ends: true,
+};
+
+/** Choices that reports make; the live page has the defaults. */
+export interface Extras {
+  across?: Across;
+  height?: number;
+  /** Values are of stretches from their x to the next. */
+  stepped?: boolean;
+  /** A logarithmic axis across. */
+  log?: boolean;
+  /** The end of the axis upwards. */
+  top?: number;
+}
+
 const HEIGHT = 132;
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 
@@ -23,6 +56,9 @@ export class Chart {
   private times: number[] = [];
   private data: Values[] = [];
   private view: [number, number] | null = null;
+  private marked: [number, number] | null = null;
+  private readonly across: Across;
+  private readonly height: number;
   private readonly observer: ResizeObserver;
   private readonly unwatch: () => void;
 
@@ -32,7 +68,10 @@ export class Chart {
     private readonly lines: Line[],
     private readonly sync: uPlot.SyncPubSub,
     private readonly onZoom: (from: number, to: number) => void,
+    private readonly extras: Extras = {},
   ) {
+    this.across = extras.across ?? TIME_OF_DAY;
+    this.height = extras.height ?? HEIGHT;
     this.element.className = "chart";
     const caption = document.createElement("figcaption");
     const name = document.createElement("span");
@@ -55,6 +94,13 @@ export class Chart {
     this.draw();
   }
 
+  /** Shades a stretch, or nothing. */
+  mark(stretch: [number, number] | null): void {
+    if (stretch?.[0] === this.marked?.[0] && stretch?.[1] === this.marked?.[1]) return;
+    this.marked = stretch;
+    this.plot?.redraw(false);
+  }
+
   close(): void {
     this.observer.disconnect();
     this.unwatch();
@@ -65,7 +111,7 @@ export class Chart {
     const width = this.canvas.clientWidth;
     if (!width) return;
     if (!this.plot) this.draw();
-    else if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
+    else if (this.plot.width !== width) this.plot.setSize({ width, height: this.height });
   }
 
   private draw(): void {
@@ -82,9 +128,10 @@ export class Chart {
   }
 
   private read(at: number | null): void {
+    if (at === null && !this.across.ends) return void (this.reading.textContent = "");
     const i = at ?? this.times.length - 1;
     const values = this.lines.map(({ label }, k) => `${label} ${this.show(this.data[k]?.[i] ?? null)}`.trim());
-    const time = at === null || this.times[at] === undefined ? "" : `${clock(this.times[at])}   `;
+    const time = at === null || this.times[at] === undefined ? "" : `${this.across.tell(this.times[at])}   `;
     this.reading.textContent = time + values.join("   ");
   }
 
@@ -100,11 +147,21 @@ export class Chart {
         most = Math.max(most, v);
       });
       if (least > most) return `${label} nothing is known yet`.trim();
-      const now = this.show(this.data[k][this.data[k].length - 1] ?? null);
-      return `${label} from ${this.show(least)} to ${this.show(most)}, now ${now}`.trim();
+      const reach = `${label} from ${this.show(least)} to ${this.show(most)}`.trim();
+      return this.across.ends ? `${reach}, now ${this.show(this.data[k][this.data[k].length - 1] ?? null)}` : reach;
     });
-    const text = `${this.title}, ${age(to - from)}: ${parts.join("; ")}.`;
+    const text = `${this.title}, ${this.across.stretch(from, to)}: ${parts.join("; ")}.`;
     if (this.canvas.getAttribute("aria-label") !== text) this.canvas.setAttribute("aria-label", text);
+  }
+
+  private shade(u: uPlot): void {
+    if (!this.marked) return;
+    const [from, to] = this.marked.map((x) => u.valToPos(x, "x", true));
+    u.ctx.save();
+    u.ctx.fillStyle = colour("accent");
+    u.ctx.globalAlpha = 0.2;
+    u.ctx.fillRect(from, u.bbox.top, Math.max(2, to - from), u.bbox.height);
+    u.ctx.restore();
   }
 
   private options(width: number): uPlot.Options {
@@ -116,8 +173,9 @@ export class Chart {
     };
     return {
       width,
-      height: HEIGHT,
-      padding: [6, 8, 0, 0],
+      height: this.height,
+      // The last tick of a report is at the end, with its text around it.
+      padding: [6, this.across.day ? 8 : 26, 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
@@ -125,14 +183,18 @@ export class Chart {
         drag: { x: true, y: false, setScale: false },
         points: { size: 5 },
       },
-      scales: { x: { time: true }, y: { range: (_u, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+      scales: {
+        // uPlot would go to the next powers of 10 on a logarithmic axis.
+        x: this.extras.log ? { time: false, distr: 3, range: (_u, least, most) => [least, most] } : { time: this.across.day },
+        y: { range: (_u, _least, most) => [0, this.extras.top ?? (most > 0 ? most * 1.1 : 1)] },
+      },
       axes: [
         {
           ...axis,
           size: 22,
           gap: 4,
           space: 70,
-          values: (_u, marks, _i, _s, step) => marks.map((t) => (step < 60 ? clock(t) : clock(t).slice(0, 5))),
+          values: (_u, marks, _i, _s, step) => this.across.ticks(marks, step),
         },
         { ...axis, size: 74, gap: 6, space: 34, values: (_u, marks) => marks.map((v) => this.show(v)) },
       ],
@@ -143,9 +205,11 @@ export class Chart {
           width: 1.5,
           dash: line.dash,
           points: { show: false },
+          paths: this.extras.stepped ? uPlot.paths.stepped!({ align: 1 }) : undefined,
         })),
       ],
       hooks: {
+        drawAxes: [(u) => this.shade(u)],
         setCursor: [(u) => this.read(u.cursor.idx ?? null)],
         setSelect: [
           (u) => {

@@ -1,47 +1,6 @@
 // Whether an answer has the shape of contract.ts. Names what it misses; extra fields are welcome.
+import { boolean, list, map, number, object, orNull, text, tuple } from "./shape";
 
-type Test = (value: unknown, path: string) => string | null;
-
-const is = (type: "string" | "number" | "boolean"): Test => (value, path) =>
-  typeof value === type ? null : path;
-const text = is("string");
-const number = is("number");
-const boolean = is("boolean");
-
-const orNull = (test: Test): Test => (value, path) => (value === null ? null : test(value, path));
-
-const list = (test: Test): Test => (value, path) => {
-  if (!Array.isArray(value)) return path;
-  for (let i = 0; i < value.length; i++) {
-    const wrong = test(value[i], `${path}[${i}]`);
-    if (wrong) return wrong;
-  }
-  return null;
-};
-
-const map = (test: Test): Test => (value, path) => {
-  if (typeof value !== "object" || value === null || Array.isArray(value)) return path;
-  for (const [key, inner] of Object.entries(value)) {
-    const wrong = test(inner, `${path}["${key.slice(0, 40)}"]`);
-    if (wrong) return wrong;
-  }
-  return null;
-};
-
-const object = (fields: { [name: string]: Test }): Test => {
-  const tests = Object.entries(fields);
-  return (value, path) => {
-    if (typeof value !== "object" || value === null || Array.isArray(value)) return path;
-    for (const [name, test] of tests) {
-      const wrong = test((value as { [name: string]: unknown })[name], path ? `${path}.${name}` : name);
-      if (wrong) return wrong;
-    }
-    return null;
-  };
-};
-
-const triple: Test = (value, path) =>
-  Array.isArray(value) && value.length >= 3 && value.slice(0, 3).every((x) => typeof x === "number") ? null : path;
 const series = list(orNull(number));
 
 const word = object({ name: text, severity: text, text, cure: orNull(text) });
@@ -118,7 +77,7 @@ const state = object({
           bytes: number,
           collective: text,
           dtype: text,
-          ranks: list(triple),
+          ranks: list(tuple(3)),
         }),
       ),
       words: list(word),
@@ -136,7 +95,7 @@ const state = object({
 
 /** The first field that is missing or of another type; null where the answer is understood. */
 export function misses(answer: unknown): string | null {
-  return state(answer, "");
+  return state(answer);
 }
 
 /** What an answer that is not understood says of its version. */

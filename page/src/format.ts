@@ -115,3 +115,10 @@ export function quantile(sorted: readonly number[], q: number): number {
   const high = Math.min(low + 1, sorted.length - 1);
   return sorted[low] + (sorted[high] - sorted[low]) * (at - low);
 }
+
+/** How long something took in virtual time: "12.3 µs", "4.5 ms", "1,230 s". */
+export function duration(seconds: number | null | undefined): string {
+  return known(seconds) && Math.abs(seconds) >= 999.5 ? `${count(seconds)} s` : si(seconds, "s");
+}
+
+export const gbps = (x: number | null | undefined): string => bits(known(x) ? x * 1e9 : null);

@@ -3,7 +3,7 @@ import { html, nothing, svg, type TemplateResult } from "lit-html";
 import type { Job } from "./contract";
 import { ms, percent, several } from "./format";
 import type { Late } from "./lateness";
-import { tick } from "./timeline";
+import { tick } from "./view";
 
 const MOST_ROWS = 20;
 

@@ -86,38 +86,6 @@ export function lastSteps(sums: readonly Sum[], perStep: number | null): number 
   return firstBegin(first) - computed;
 }
 
-export interface View {
-  from: number;
-  to: number;
-}
-
-/** Zooms by `factor` (below 1: in) about the time at `at` (0 to 1 of the view), within the bounds. */
-export function zoomed(view: View, factor: number, at: number, bounds: View): View {
-  const full = bounds.to - bounds.from;
-  const span = view.to - view.from;
-  const wanted = Math.min(full, Math.max(span * factor, Math.min(full, 1e-4)));
-  const from = view.from + (span - wanted) * at;
-  return within({ from, to: from + wanted }, bounds);
-}
-
-export function panned(view: View, seconds: number, bounds: View): View {
-  return within({ from: view.from + seconds, to: view.to + seconds }, bounds);
-}
-
-function within(view: View, bounds: View): View {
-  const span = Math.min(view.to - view.from, bounds.to - bounds.from);
-  const from = Math.min(Math.max(view.from, bounds.from), bounds.to - span);
-  return { from, to: from + span };
-}
-
-/** Round steps of 1, 2 or 5 that give at most `most` ticks. */
-export function tick(span: number, most: number): number {
-  const least = span / Math.max(1, most);
-  const power = 10 ** Math.floor(Math.log10(least));
-  for (const m of [1, 2, 5]) if (m * power >= least) return m * power;
-  return 10 * power;
-}
-
 /** The span of a row at a time, the upper lane first; null where there is none. */
 export function spanAt(row: readonly Span[], time: number, lane: number | null): Span | null {
   let found: Span | null = null;

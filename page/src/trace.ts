@@ -1,5 +1,6 @@
 // The timeline as Chrome's trace format, which Perfetto and chrome://tracing open.
 import type { Job } from "./contract";
+import { save } from "./save";
 import { picture } from "./timeline";
 
 export interface TraceEvent {
@@ -66,12 +67,5 @@ export function fileName(job: string): string {
 }
 
 export function download(job: Job): void {
-  const blob = new Blob([JSON.stringify(trace(job))], { type: "application/json" });
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = fileName(job.name);
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  save(fileName(job.name), JSON.stringify(trace(job)), "application/json");
 }

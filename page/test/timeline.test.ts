@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { firstBegin, lanesOf, lastBegin, lastSteps, panned, picture, spanAt, tick, zoomed } from "../src/timeline";
+import { firstBegin, lanesOf, lastBegin, lastSteps, picture, spanAt } from "../src/timeline";
 import { fileName, trace } from "../src/trace";
+import { panned, tick, zoomed } from "../src/view";
 import { job, sum } from "./answers";
 
 // Rank 0 computes from 6.0 and begins at 7.0; rank 1 computes from 6.0 and begins at 9.0.

@@ -1,6 +1,7 @@
 """The Rust binding: sockets, protocol and threads. It knows no torch and no NumPy, only memory."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypedDict
 
 from fanin._settings import Protocol, Security, Settings
@@ -504,6 +505,22 @@ def whole_scenario(name: str, text: str) -> str:
 
     That file is looked for from the folder of `name`. Raises `ValueError` with what keeps either
     from being read; its text begins with the file, line and column.
+    """
+
+def check_report() -> None:
+    """Raise `ValueError` if this fanin was built without the page that shows simulations."""
+
+def report_page(
+    command: str,
+    runs: Sequence[tuple[str, Path]],
+    sweep: str | None = None,
+    reproduction: str | None = None,
+) -> str:
+    """Return the HTML file that shows runs of the simulator.
+
+    Each run is a name and the path of what `fanin sim --json` wrote. `sweep` and `reproduction`
+    are JSON as page/src/report/contract.ts has it. Raises `ValueError` with what cannot be read,
+    or if this fanin was built without the page.
     """
 
 def system_keys(system: str) -> list[str]:

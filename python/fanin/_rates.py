@@ -2,9 +2,9 @@
 
 A machine's first rank fills the next machine's link, all of them at once: so each link carries one
 flow in each direction, and a flow is as fast as the slower of its two links. A machine that seems
-slow is tried again, as it may have been busy. Then all machines fill the links of switches that
-tell no rate. That takes about a second. What was measured is known to the process from then on, and
-to others of its user for a day (`_kept_rates.py`). A link that cannot be measured ends no joining:
+slow is tried again, as it may have been busy; so are all, if none could be measured. Then all
+machines fill the links of switches that tell no rate. That takes about a second. What was measured
+is known to the process from then on, and to others of its user for a day (`_kept_rates.py`). A link that cannot be measured ends no joining:
 it is named with the cause, and the plan is made without it.
 """
 
@@ -245,7 +245,7 @@ class _Network:
         `rates` has what the flows came to that were yielded before.
         """
         for ring in self.rings:
-            yield [(machine, (machine + ring) % self.count) for machine in range(self.count)]
+            yield self._ring(ring)
         if self.rings and (again := self._of_slow(rates)):
             yield again
         at_once = -(-len(self.switches) // SWITCH_PHASES) or 1
@@ -253,15 +253,22 @@ class _Network:
             some = self.switches[begin : begin + at_once]
             yield [(machine, switch) for switch in some for machine in range(self.count)]
 
+    def _ring(self, further: int) -> list[Flow]:
+        """Return a flow from each machine to the one that is so many further."""
+        return [(machine, (machine + further) % self.count) for machine in range(self.count)]
+
     def _of_slow(self, rates: Mapping[Flow, int]) -> list[Flow]:
         """Return flows between each machine that seems slow and a fast one.
 
-        If most are slow, they are not all busy, and there are none.
+        If most are slow, they are not all busy, and there are none. If no flow at all was
+        measured, all are tried again: a busy machine may have kept the others from being measured.
         """
         best = [0] * self.count
         for flow, rate in rates.items():
             for end in flow:
                 best[end] = max(best[end], min(rate, RATE_MAX))
+        if not any(best):
+            return self._ring(1)
         is_slow = [ALIKE * rate < max(best) for rate in best]
         slow = [machine for machine in range(self.count) if is_slow[machine]]
         fast = [machine for machine in range(self.count) if not is_slow[machine]]

@@ -28,11 +28,14 @@ class Processes:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
 
-    def simulate(self, name: str, text: str, seed: int) -> tuple[bytes, str]:
+    def simulate(
+        self, name: str, text: str, seed: int, *, record: bool = False
+    ) -> tuple[bytes, str]:
         """Play a scenario file's text; return the JSON, and what is wrong: nothing, if empty.
 
-        ``name`` is the scenario's in messages. What did not finish its work is wrong and has its
-        JSON nevertheless; what broke a rule has none. Raises `StoppedError` once it was stopped.
+        ``name`` is the scenario's in messages. With ``record``, the JSON has a recording, too. A
+        run that did not finish its work is wrong, and has its JSON nevertheless; a run that broke
+        a rule has none. Raises `StoppedError` once it was stopped.
         """
         # No files: whoever ends the process ends all that there is of the run.
         command = [sys.executable, "-m", "fanin", "sim", _STDIN, "--seed", str(seed)]
@@ -40,7 +43,7 @@ class Processes:
             if self._stopped:
                 raise StoppedError
             process = subprocess.Popen(
-                [*command, "--json", "-"],
+                [*command, "--json", "-", *(["--record"] if record else [])],
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -72,7 +75,9 @@ class Processes:
             process.terminate()
 
 
-def simulate_on_node(expected: str, name: str, text: str, seed: int) -> tuple[bytes, str, str]:
+def simulate_on_node(
+    expected: str, name: str, text: str, seed: int, record: bool
+) -> tuple[bytes, str, str]:
     """Play a scenario in a task of Ray; return what `Processes.simulate` does, and the node.
 
     ``expected`` is `program` where it was asked for: another one might find something else.
@@ -82,7 +87,7 @@ def simulate_on_node(expected: str, name: str, text: str, seed: int) -> tuple[by
     node = f"{socket.gethostname()}/{ray.get_runtime_context().get_node_id()[:8]}"
     if program() != expected:
         raise RuntimeError(f"{node} has another build of fanin; install the same wheel everywhere")
-    return (*Processes().simulate(name, text, seed), node)
+    return (*Processes().simulate(name, text, seed, record=record), node)
 
 
 @functools.cache

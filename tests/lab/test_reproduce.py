@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import reports
 import torch
 from fanin_lab.papers import ReproduceError, command, goat, training
 from fanin_lab.papers.atp import PAPER, setting
@@ -193,6 +194,27 @@ def test_a_figure_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
 
 
 # The figures' names and values are those of the SwitchML paper (NSDI 2021).
+
+
+@pytest.mark.skipif(not reports.are_built(), reason="fanin was built without its pages")
+def test_a_report_has_findings_pictures_and_all_runs(tmp_path: Path) -> None:
+    out, report = tmp_path / "pool", tmp_path / "pool.html"
+    asked = ("--quick", "--only", "pool", "--out", str(out), "--report", str(report))
+    ended = reproduce("switchml", *asked)
+    assert ended.returncode == 0, ended.stderr
+    shown = reports.data(report)
+    (experiment,) = shown["reproduction"]["experiments"]
+    assert experiment["picture"].startswith("data:image/png;base64,")
+    told = json.loads((out / "results.json").read_text())["experiments"]["pool"]["findings"]
+    assert [each["what"] for each in experiment["findings"]] == [each["what"] for each in told]
+    assert experiment["findings"][0]["verdict"] == "agrees"
+    names = {run["name"] for run in shown["runs"]}
+    assert len(names) == len(list((out / "results").glob("*.json"))) > 1
+    assert "pool-slots-512-delay-18us-1, seed 1" in names
+    assert all("[network]" in run["toml"] for run in shown["runs"])
+    nowhere = tmp_path / "none" / "pool.html"
+    ended = reproduce("switchml", "--only", "pool", "--report", str(nowhere))
+    assert (ended.returncode, f"cannot write the report {nowhere}" in ended.stderr) == (1, True)
 
 
 def test_slots_losses_and_scaled_integers_are_as_in_switchml(tmp_path: Path) -> None:

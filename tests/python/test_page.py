@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import urllib.error
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, browsing
 from conftest import SwitchProcess, free_address
+from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab
+from laboratory import NAME, needs_lab
 from programs import BY_NUMPY, Program
 from ranks import wait_until
-
-CHROMIUM = shutil.which("chromium")
-PAGE = Path(__file__).parents[2] / "page" / "dist" / "page.js"
 
 # Rank 2 computes 60 ms longer than the others. A file ends it, or ends rank 1 by SIGKILL.
 TRAINS = (
@@ -42,6 +41,18 @@ def state(address: str, **headers: str) -> dict[str, Any]:
     with urllib.request.urlopen(asked, timeout=30) as answer:
         told: dict[str, Any] = json.loads(answer.read())
         return told
+
+
+# The ranks stop at the same sum.
+SUMS = (
+    BY_NUMPY
+    + """
+with connect(job="lossy", timeout=60, machine=f"m{rank}") as group:
+    say("joined")
+    while group.all_reduce(np.full(300_000, os.path.exists(sys.argv[1]), np.float32))[0] == 0:
+        pass
+"""
+)
 
 
 class Training:
@@ -193,28 +204,8 @@ def test_top_wants_a_terminal(switch: SwitchProcess) -> None:
 @pytest.fixture(scope="module")
 def open_page() -> Iterator[Callable[..., Any]]:
     """A page in a headless browser, whose errors fail the test."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no browser: apt-get install chromium")
-    if not PAGE.exists():
-        pytest.skip("the page is not built: make build, with Node.js")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        wrong: list[str] = []
-
-        def opened(address: str, **context: Any) -> Any:
-            page = browser.new_context(**context).new_page()
-            page.on("pageerror", lambda error: wrong.append(str(error)))
-            page.on(
-                "console", lambda told: wrong.append(told.text) if told.type == "error" else None
-            )
-            page.set_default_timeout(60_000)
-            page.goto(f"http://{address}/")
-            return page
-
-        yield opened
-        browser.close()
-        assert wrong == []
+    with browsing("page.js") as opened:
+        yield lambda address, **context: opened(f"http://{address}/", **context)
 
 
 def test_a_browser_shows_what_was_done_to_the_job(
@@ -233,6 +224,40 @@ def test_a_browser_shows_what_was_done_to_the_job(
         page.context.close()
     finally:
         training.close()
+
+
+@needs_lab
+def test_a_browser_shows_that_a_link_loses_packets(tmp_path: Path) -> None:
+    with Netlab(2, rate_bps=200_000_000, loss=0.03, name=NAME) as lab:
+        # Playwright talks with the browser by pipes, which pass from one namespace to the other.
+        program = tmp_path / "chromium"
+        inside = f"ip netns exec {lab.namespace(SWITCH)}"
+        program.write_text(f'#!/bin/sh\nexec {inside} {CHROMIUM} "$@"\n')
+        program.chmod(0o755)
+        command = [sys.executable, "-m", "fanin"]
+        switch = Program([*inside.split(), *command, "switch", "--listen", "0.0.0.0:4800"], {})
+        ranks: list[Program] = []
+        end = tmp_path / "end"
+        try:
+            switch.line("listens")
+            told = {"FANIN_SWITCH": f"{SWITCH_ADDRESS}:4800", "WORLD_SIZE": "2"}
+            for rank in range(2):
+                entered = ["ip", "netns", "exec", lab.namespace(f"w{rank}")]
+                sums = [sys.executable, "-c", SUMS, str(end)]
+                ranks.append(Program(entered + sums, told | {"RANK": str(rank)}))
+            for of_rank in ranks:
+                of_rank.line("joined")
+            with browsing("page.js", program) as opened:
+                page = opened("http://127.0.0.1:4800/")
+                lossy = re.compile(r"\d\.\d % of the packets of lossy .* are sent again")
+                page.get_by_text(lossy).first.wait_for()
+                page.context.close()
+            end.touch()
+            for of_rank in ranks:
+                of_rank.wait()
+        finally:
+            for of_rank in [*ranks, switch]:
+                of_rank.end()
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(

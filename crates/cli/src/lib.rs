@@ -34,6 +34,8 @@ mod topo;
 mod trace;
 mod version;
 
+pub use sim::report;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 

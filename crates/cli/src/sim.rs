@@ -1,19 +1,26 @@
 //! `fanin sim`: a scenario in virtual time.
 
+pub mod report;
+mod watch;
+
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use comfy_table::{CellAlignment, Table, presets};
-use fanin_sim::net::Progress;
 use fanin_sim::scenario_file;
 use fanin_sim::workload::{
-    JobPlan, JobReport, Measurement, Options, Report, RunError, Scenario, Workload, run as simulate,
+    Glimpse, JobPlan, JobReport, Look, Measurement, Options, Report, RunError, Scenario, Workload,
+    run as simulate,
 };
 use serde::Serialize;
 
+use self::report::Shown;
+use self::watch::Watch;
 use crate::{output, scenario};
 
 /// Before this, a run is over sooner than its progress is read.
@@ -36,6 +43,8 @@ exit status is 1.
 Examples:
   fanin sim examples/sim/rack.toml
   fanin sim examples/sim/figure9.toml --seed 7 --json result.json
+  fanin sim examples/sim/rack.toml --report rack.html
+  fanin sim examples/sim/rack.toml --seed 2 --report both.html --against rack.html
   fanin sim examples/sim/rack.toml --pcap rack.pcap --trace rack.json   (for Wireshark, for ui.perfetto.dev)
   fanin sim examples/sim/rack.toml --seeds 9
   fanin sim examples/sim/rack.toml --sweep switch.aggregators=64,512 --sweep job.0.atp.window=64,256
@@ -56,6 +65,18 @@ pub(crate) struct Arguments {
     /// Write the results as JSON; - for standard output, instead of the table
     #[arg(long, value_name = "OUT")]
     json: Option<PathBuf>,
+    /// Write a page that shows what happened, where and when: one file for any browser, offline
+    #[arg(long, value_name = "OUT.html")]
+    report: Option<PathBuf>,
+    /// Show another run beside it in the report: a report, or what --record --json wrote
+    #[arg(long, value_name = "FILE", requires = "report")]
+    against: Option<PathBuf>,
+    /// Put into the JSON what a report shows, too: links over time, and each tensor's times
+    #[arg(long, requires = "json")]
+    record: bool,
+    /// Show meanwhile how far the jobs are, and which links are busiest
+    #[arg(long)]
+    watch: bool,
     /// Write every packet as a pcap file
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -126,19 +147,40 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         output::warning(&note);
     }
     // Now, and not after an hour of playing.
-    if let Some(path) = arguments.json.as_deref().filter(|path| path.as_os_str() != "-") {
-        check_writable(path)?;
+    let files =
+        [arguments.json.as_deref().filter(|path| path.as_os_str() != "-"), arguments.report.as_deref()];
+    files.into_iter().flatten().try_for_each(check_writable)?;
+    if arguments.report.is_some() {
+        report::check_built()?;
     }
+    let other = arguments.against.as_deref().map(report::other).transpose()?;
+    let is_terminal = std::io::stderr().is_terminal();
+    if arguments.watch && !is_terminal {
+        return Err(anyhow!(
+            "--watch draws on a terminal, and standard error is none; --report writes a file"
+        ));
+    }
+    let until_s = scenario.until.as_secs_f64();
+    let watch = arguments.watch.then(|| Rc::new(RefCell::new(Watch::new(until_s))));
+    let shown = watch.clone();
+    let tell = move |glimpse: &Glimpse<'_>| {
+        shown.iter().for_each(|watch| watch.borrow_mut().look(glimpse));
+    };
     let writer = |path: &Option<PathBuf>| path.as_deref().map(create).transpose();
     let options = Options {
         seed: arguments.seed,
         pcap: writer(&arguments.pcap)?,
         trace: writer(&arguments.trace)?,
-        progress: std::io::stderr().is_terminal().then(|| progress(&scenario)),
+        record: arguments.report.is_some() || arguments.record,
+        progress: match is_terminal {
+            true if arguments.watch => Some(Box::new(tell)),
+            true => Some(progress(until_s)),
+            false => None,
+        },
     };
     let result = simulate(&scenario, options);
-    if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[K");
+    if is_terminal {
+        eprint!("{}\r\x1b[K", watch.map_or(String::new(), |watch| watch.borrow_mut().erased()));
     }
     let report = result.map_err(|error| match error {
         RunError::Violation(..) => {
@@ -146,7 +188,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         error => anyhow!(error),
     })?;
-    if let Some(path) = &arguments.json {
+    let mut said = None;
+    if arguments.json.is_some() || arguments.report.is_some() {
         let document = Document {
             fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
             scenario: serde_json::to_value(scenario_file::whole(&file, &text)?)
@@ -154,15 +197,42 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             seed: arguments.seed,
             result: &report,
         };
-        let json = serde_json::to_string_pretty(&document)?;
-        if path.as_os_str() == "-" {
-            output::line(&json)?;
-            return unfinished(&report);
+        if let Some(path) = &arguments.json {
+            said = write_json(&document, path)?;
         }
-        std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+        if let Some(path) = &arguments.report {
+            write_report(arguments, serde_json::to_value(&document)?, other, path)?;
+        }
     }
-    output::line(&table(&report))?;
+    output::line(&said.unwrap_or_else(|| table(&report)))?;
     unfinished(&report)
+}
+
+/// Writes the results to a file; returns what is to be said in place of the table.
+fn write_json(document: &Document<'_>, path: &Path) -> anyhow::Result<Option<String>> {
+    let json = serde_json::to_string_pretty(document)?;
+    if path.as_os_str() == "-" {
+        return Ok(Some(json));
+    }
+    std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(None)
+}
+
+fn write_report(
+    arguments: &Arguments,
+    document: serde_json::Value,
+    other: Option<serde_json::Value>,
+    path: &Path,
+) -> anyhow::Result<()> {
+    let Arguments { file, seed, against, .. } = arguments;
+    let mut command = format!("fanin sim {} --seed {seed} --report {}", file.display(), path.display());
+    if let Some(against) = against {
+        command += &format!(" --against {}", against.display());
+    }
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let runs = [Some(report::run(&name, document)?), other].into_iter().flatten().collect();
+    let html = Shown { command, runs, sweep: None, reproduction: None }.html()?;
+    std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Which jobs have no end, where the file says no `until` either: nobody waits for the usual one on
@@ -230,11 +300,11 @@ fn create(path: &Path) -> anyhow::Result<Box<dyn Write>> {
 }
 
 /// A line on the terminal that is written over and over.
-fn progress(scenario: &Scenario) -> Box<dyn FnMut(Progress)> {
-    let until = scenario.until.as_secs_f64();
+fn progress(until: f64) -> Look {
     let began = Instant::now();
     let mut shown = began + QUIET - REFRESH;
-    Box::new(move |progress| {
+    Box::new(move |glimpse| {
+        let progress = glimpse.network.progress();
         let now = Instant::now();
         if now < shown + REFRESH {
             return;

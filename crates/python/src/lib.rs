@@ -22,6 +22,7 @@ mod parameter_service;
 mod parameters;
 mod pending;
 mod plan;
+mod report;
 mod rotation;
 mod scenario;
 mod settings;
@@ -61,6 +62,8 @@ mod _fanin {
     use crate::plan::{
         Gauge, cores, cut_off, fill, gauge_at, interface_address, plan, route_to, send_order, switch_capacity,
     };
+    #[pymodule_export]
+    use crate::report::{check_report, report_page};
     #[pymodule_export]
     use crate::rotation::rotated;
     #[pymodule_export]

@@ -19,7 +19,7 @@ from fanin import _signals
 from fanin._cures import nearest
 
 from fanin_lab import commands, units
-from fanin_lab.papers import ReproduceError, atp, byteps, dlcp, goat, plot, switchml
+from fanin_lab.papers import ReproduceError, atp, byteps, dlcp, goat, plot, report, switchml
 from fanin_lab.papers.finding import (
     Experiment,
     Outcome,
@@ -110,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
         help="(default: %(default)s)",
     )
     made.add_argument(
+        "--report",
+        type=Path,
+        metavar="OUT.html",
+        help="also write findings, plots and all simulations as one file for a browser",
+    )
+    made.add_argument(
         "--seed", type=int, default=1, metavar="S", help="the first one (default: %(default)s)"
     )
     made.add_argument(
@@ -148,6 +154,8 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
 
     began = time.monotonic()
     paper = PAPERS[args.paper]
+    if args.report is not None:
+        commands.require_report(ReproduceError, args.report)
     chosen = [e for e in paper.experiments if args.only is None or e.name in args.only]
     seeds = range(args.seed, args.seed + (1 if args.quick else paper.repetitions))
     with _signals.as_exit(), progress() as bar:
@@ -183,6 +191,9 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     (args.out / "results.json").write_text(text + "\n")
     page = _page(document, paper, chosen, outcomes, reasons_of)
     (args.out / "README.md").write_text(page)
+    if args.report is not None:
+        shown = (args.paper, shlex.join(command), chosen, outcomes)
+        report.save(args.report, args.out, lab.played, shown, reasons)
     print(table(findings, reasons))
     print(summary(findings, reasons))
     print(_doubtful(document["doubts"]), end="")

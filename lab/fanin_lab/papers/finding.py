@@ -246,7 +246,8 @@ def summary(findings: Sequence[Finding], reasons: Sequence[Reason] | None) -> st
 def table(findings: Sequence[Finding], reasons: Sequence[Reason] | None = None) -> str:
     """Return the findings as Markdown."""
     head = "| paper | what | paper's | agrees from | ours | verdict |\n|---|---|---|---|---|---|\n"
-    return head + "".join(_row(finding, reasons) for finding in findings)
+    rows = (" | ".join(cells(finding, reasons)) for finding in findings)
+    return head + "".join(f"| {row} |\n" for row in rows)
 
 
 def table_of_reasons(played: Sequence[tuple[Sequence[Finding], Sequence[Reason]]]) -> str:
@@ -293,7 +294,8 @@ def _explains(
     return f"yes, and breaks: {'; '.join(broken)}" if broken else "yes"
 
 
-def _row(finding: Finding, reasons: Sequence[Reason] | None) -> str:
+def cells(finding: Finding, reasons: Sequence[Reason] | None) -> list[str]:
+    """Return it in words: its place, what it is, the paper's, its range, ours, the verdict."""
     verdict = finding.verdict(reasons)
     said: str = verdict
     if verdict == "explained":
@@ -308,8 +310,7 @@ def _row(finding: Finding, reasons: Sequence[Reason] | None) -> str:
     ours = _spread(finding.ours, finding.unit)
     if finding.swept and verdict != "in the range":
         ours += f" over {finding.swept}"
-    cells = [finding.figure, finding.what, _paper(finding), str(finding.range), ours, said]
-    return f"| {' | '.join(cells)} |\n"
+    return [finding.figure, finding.what, _paper(finding), str(finding.range), ours, said]
 
 
 def _paper(finding: Finding) -> str:

@@ -140,6 +140,11 @@ class Lab:
         (run,) = json.loads(result.read_text())["runs"]
         return dict(run)
 
+    @property
+    def played(self) -> list[tuple[str, Path]]:
+        """What each simulation is called, and where its result is."""
+        return [(run.scenario.stem, run.result) for _, run in sorted(self._runner.played.items())]
+
     def stop(self) -> None:
         """End the simulations that run, and begin no other."""
         self._runner.stop()

@@ -47,12 +47,14 @@ class Cluster:
         """How many tasks run at a time."""
         return int(self._ray.cluster_resources().get("CPU", 1))
 
-    def simulate(self, name: str, text: str, seed: int) -> tuple[bytes, str]:
+    def simulate(
+        self, name: str, text: str, seed: int, *, record: bool = False
+    ) -> tuple[bytes, str]:
         """Play a scenario file's text; return the JSON, and what is wrong: nothing, if empty."""
         with self._lock:
             if self._stopped:
                 raise StoppedError
-            task = self._task.remote(program(), name, text, seed)
+            task = self._task.remote(program(), name, text, seed, record)
             self._running.add(task)
         try:
             # What is cancelled need not become ready: a node may be gone.

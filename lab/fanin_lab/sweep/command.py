@@ -12,13 +12,13 @@ import tomllib
 from collections.abc import Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fanin import _fanin, _signals
 from fanin._simulation import Processes
 
 from fanin_lab import commands, units
-from fanin_lab.sweep import SweepError, plot
+from fanin_lab.sweep import SweepError, plot, report
 from fanin_lab.sweep.cluster import Cluster
 from fanin_lab.sweep.figures import figures_of
 from fanin_lab.sweep.parameter import Parameter, Point, points
@@ -27,7 +27,10 @@ from fanin_lab.sweep.runs import Runner, scenario_path
 from fanin_lab.sweep.scenario import toml
 from fanin_lab.sweep.table import PointPlayed, document, failures, table
 
-_OF_ONE_RUN = ("json", "pcap", "trace")
+_OF_ONE_RUN = ("json", "pcap", "trace", "against", "record", "watch")
+
+
+_FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,8 +49,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=units.positive_number)
     made.add_argument("--out", type=Path)
     made.add_argument("--ray")
+    made.add_argument("--report", type=Path)
     for option in _OF_ONE_RUN:
-        made.add_argument(f"--{option}")
+        made.add_argument(f"--{option}", **_FLAG if option in ("record", "watch") else {})
     return made
 
 
@@ -75,11 +79,13 @@ def _run(args: argparse.Namespace, command: str) -> int:
     out: Path = args.out or Path(f"{args.file.stem}-sweep")
     seeds = range(args.seed, args.seed + (args.seeds or 1))
     to_play = _to_play(args.file, parameters, out, seeds[0])
+    if args.report is not None:
+        commands.require_report(SweepError, args.report)
     place = Cluster(args.ray) if args.ray else Processes()
     cores = place.cores if isinstance(place, Cluster) else len(os.sched_getaffinity(0))
     jobs = min(args.jobs or cores, len(to_play) * len(seeds))
     with _signals.as_exit(), progress() as bar:
-        runner = Runner(out, place, jobs, bar)
+        runner = Runner(out, place, jobs, bar, record=args.report is not None)
         try:
             played = _play(runner, to_play, seeds)
         finally:
@@ -89,6 +95,8 @@ def _run(args: argparse.Namespace, command: str) -> int:
     values = {parameter.path: parameter.values for parameter in parameters}
     found = document(command, seeds, values, played)
     (out / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
+    if args.report is not None:
+        report.save(args.report, command, found, played)
     print(table(played))
     if isinstance(place, Cluster):
         nodes = ", ".join(f"{count} on {node}" for node, count in sorted(place.nodes.items()))

@@ -25,7 +25,9 @@ _Found = TypeVar("_Found")
 class Place(Protocol):
     """The place where simulations run: `fanin._simulation.Processes`, or a cluster."""
 
-    def simulate(self, name: str, text: str, seed: int) -> tuple[bytes, str]:
+    def simulate(
+        self, name: str, text: str, seed: int, *, record: bool = False
+    ) -> tuple[bytes, str]:
         """Play a scenario file's text; return the JSON, and what is wrong: nothing, if empty."""
 
     def stop(self) -> None:
@@ -76,8 +78,13 @@ class Runner:
     again: it would give the same bytes. So what was stopped goes on.
     """
 
-    def __init__(self, out: Path, place: Place, jobs: int, progress: Progress):
+    def __init__(
+        self, out: Path, place: Place, jobs: int, progress: Progress, *, record: bool = False
+    ):
+        self.played: dict[str, Run] = {}
+        """Those that have a result, by name and seed."""
         self._out = out
+        self._record = record
         self._place = place
         self._progress = progress
         self._pool = ThreadPoolExecutor(jobs)
@@ -114,7 +121,8 @@ class Runner:
     def _play(self, name: str, text: str, seed: int) -> Run:
         if self._stopped.is_set():
             raise StoppedError
-        key = hashlib.sha256(f"{program()} {seed} {text}".encode()).hexdigest()
+        kind = "recorded" if self._record else "played"
+        key = hashlib.sha256(f"{program()} {kind} {seed} {text}".encode()).hexdigest()
         file = scenario_path(self._out, name, seed)
         result = self._out / "results" / f"{name}-{seed}.json"
         played = result.with_suffix(".key")
@@ -123,10 +131,13 @@ class Runner:
             for old in (played, result):
                 old.unlink(missing_ok=True)
             file.write_text(text)
-            found, wrong = self._place.simulate(str(file), text, seed)
+            found, wrong = self._place.simulate(str(file), text, seed, record=self._record)
             # What broke a rule has no result, and is played again.
             if found:
                 result.write_bytes(found)
                 played.write_text(f"{key}\n{wrong}")
         self._progress.done(name)
-        return Run(file, seed, result, wrong)
+        run = Run(file, seed, result, wrong)
+        if run.has_result:
+            self.played[f"{name}, seed {seed}"] = run
+        return run

@@ -26,7 +26,7 @@ use super::limits::{
 };
 use super::secured::{HEALTH, METRICS, in_the_clear, secured};
 use super::{ServerError, metrics};
-use crate::page::{self, Answer, Answers, Token, Watch};
+use crate::page::{self, Answer, Answers, Named, Token, Watch};
 use crate::proto::control_server::{Control, ControlServer};
 use crate::proto::{REPLY_BYTES_MAX, StatusRequest};
 
@@ -54,7 +54,7 @@ impl Served {
         service: impl Control,
         page_token: Option<Token>,
         silence: Duration,
-        scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
+        scrape: impl Fn(Named) -> F + Clone + Send + Sync + 'static,
         health: impl Fn() -> Result<(), ThreadEnded> + Clone + Send + Sync + 'static,
     ) -> Result<Self, ServerError> {
         let runtime = Builder::new_multi_thread()
@@ -74,6 +74,8 @@ impl Served {
         let name = shown_as(address);
         let watch = Watch::new(format!("switch {name}"));
         runtime.spawn(watch.clone().run(Itself { address, name, service: Arc::clone(&service) }));
+        let seen = watch.clone();
+        let scrape = move || scrape(seen.named());
         let page = page::answers(watch, page_token);
         let serving = runtime.spawn(serve((listener, acceptor), service, page, scrape, health, hung_up));
         Ok(Self { hang_up: Some(hang_up), serving: Some(serving), runtime: Some(runtime) })

@@ -16,24 +16,38 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::jobs::{JobSnapshot, Jobs};
 use super::reports::JobReport;
+use crate::page::Named;
 use fanin_udp::Figures;
 
 /// The content type of [`text`].
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics as text.
-pub(super) async fn text(jobs: Arc<Jobs>) -> Result<String, Error> {
+pub(super) async fn text(jobs: Arc<Jobs>, named: Named) -> Result<String, Error> {
     let figures = jobs.figures().await.ok_or(Error)?;
-    collected(Scrape { jobs, figures })
+    collected(Scrape { jobs, figures }, named)
 }
 
-/// What a collector tells, as text.
-pub(super) fn collected(collector: impl Collector) -> Result<String, Error> {
+/// What a collector tells, and what the page tells, as text.
+pub(super) fn collected(collector: impl Collector, named: Named) -> Result<String, Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(collector));
+    registry.register_collector(Box::new(OfPage(named)));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
+}
+
+/// Events and words, by the names that they have on the page and in logs.
+#[derive(Debug)]
+struct OfPage(Named);
+
+impl Collector for OfPage {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let Named { events, words } = &self.0;
+        counters(&mut encoder, "fanin_events", "Events, as the page names them", "event", events)?;
+        gauges(&mut encoder, "fanin_words", "Words of the page that hold now", "word", words)
+    }
 }
 
 #[derive(Debug)]

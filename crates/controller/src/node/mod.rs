@@ -230,7 +230,7 @@ impl SwitchServer {
             service,
             config.page_token,
             config.heartbeat_timeout,
-            move || metrics::text(Arc::clone(&scraped)),
+            move |named| metrics::text(Arc::clone(&scraped), named),
             move || asked.health(),
         )?;
         let ticking = Arc::clone(&jobs);

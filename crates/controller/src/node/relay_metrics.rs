@@ -11,10 +11,11 @@ use prometheus_client::metrics::MetricType;
 
 use super::metrics::{JOB, collected, counter, counters, gauges, of_io};
 use super::relay::RelayFigures;
+use crate::page::Named;
 
 /// All metrics as text; there are no figures when the switch shuts down.
-pub(super) fn text(figures: Option<Arc<RelayFigures>>) -> Result<String, Error> {
-    collected(Scrape(figures.ok_or(Error)?))
+pub(super) fn text(figures: Option<Arc<RelayFigures>>, named: Named) -> Result<String, Error> {
+    collected(Scrape(figures.ok_or(Error)?), named)
 }
 
 #[derive(Debug)]

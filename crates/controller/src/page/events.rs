@@ -11,8 +11,27 @@ const EVENTS_MAX: usize = 500;
 /// Ranks that are named in one event.
 const NAMED: usize = 8;
 
+/// All that there are: in logs, metrics and on the page.
+pub(super) const NAMES: [&str; 11] = [
+    "rank_joined",
+    "job_started",
+    "rank_left",
+    "job_aborted",
+    "job_ended",
+    "job_set_up_again",
+    "planned_again",
+    "taken_over",
+    "service_silent",
+    "service_back",
+    "refused",
+];
+
 #[derive(Debug, Default)]
-pub(super) struct Events(VecDeque<Event>);
+pub(super) struct Events {
+    last: VecDeque<Event>,
+    /// By name, all that ever were.
+    counts: [u64; NAMES.len()],
+}
 
 impl Events {
     pub fn extend(&mut self, events: impl IntoIterator<Item = Event>) {
@@ -20,13 +39,19 @@ impl Events {
             let Event { name, job, service, text, .. } = &event;
             let (job, service) = (job.as_deref().unwrap_or(""), service.as_deref().unwrap_or(""));
             tracing::debug!(event = name, job, service, "{text}");
-            self.0.push_back(event);
+            let known = NAMES.iter().position(|known| known == name);
+            self.counts[known.expect("a name of the list")] += 1;
+            self.last.push_back(event);
         }
-        self.0.drain(..self.0.len().saturating_sub(EVENTS_MAX));
+        self.last.drain(..self.last.len().saturating_sub(EVENTS_MAX));
     }
 
     pub fn all(&self) -> Vec<Event> {
-        self.0.iter().cloned().collect()
+        self.last.iter().cloned().collect()
+    }
+
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
+        NAMES.into_iter().zip(self.counts).collect()
     }
 }
 

@@ -19,5 +19,6 @@ mod words;
 
 pub(crate) use self::http::{PATHS, answers};
 pub use self::http::{PageError, PageServer, Token};
+pub(crate) use self::observer::Named;
 pub use self::watch::Watch;
 pub(crate) use self::watch::{Answer, Answers};

@@ -12,7 +12,7 @@ use super::history::{JOBS_MAX, KEPT, OfJob, OfService, Samples};
 use super::lately::Lately;
 use super::view::{Event, Job, JobState, Plan, Pool, Rank, Service, Share, State, Total, Word};
 use super::watch::Answer;
-use super::words::{losses, words, words_of_services};
+use super::words::{WORDS, losses, words, words_of_services};
 use crate::convert::{ranks, security, shown, whole, wire_dtype};
 use crate::error::why_aborted;
 use crate::proto;
@@ -38,6 +38,15 @@ pub(super) struct Observer {
     lately: BTreeMap<String, Lately>,
     samples: Samples,
     events: Events,
+}
+
+/// The page in numbers, by the names that it has for events and words.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    /// How often each event has happened.
+    pub events: Vec<(&'static str, u64)>,
+    /// How many words of each name hold now: each rank that is late is one.
+    pub words: Vec<(&'static str, u64)>,
 }
 
 /// What a service told last.
@@ -93,9 +102,27 @@ impl Observer {
         happened.extend(self.known.iter().flat_map(|(address, known)| known.happened(address, now)));
         self.events.extend(happened);
         self.sample(now, &services, &jobs);
+        let known = |(job, word): (&str, &Word)| (word.name, job.to_owned());
+        let before: BTreeSet<_> = self.all_words().map(known).collect();
         self.words = words_of_services(&services);
         (self.services, self.jobs) = (services, jobs);
+        for (job, word) in self.all_words().filter(|word| !before.contains(&known(*word))) {
+            tracing::debug!(word = word.name, job, "{}", word.text);
+        }
         self.lately.retain(|name, _| self.jobs.iter().any(|job| job.name == *name));
+    }
+
+    /// Events since it began, and the words that hold now.
+    pub fn named(&self) -> Named {
+        let count = |name| self.all_words().filter(|(_, word)| word.name == name).count() as u64;
+        let words = WORDS.into_iter().map(|name| (name, count(name))).collect();
+        Named { events: self.events.counts(), words }
+    }
+
+    /// All words, each with its job. Those of services have none.
+    fn all_words(&self) -> impl Iterator<Item = (&str, &Word)> {
+        let of_jobs = self.jobs.iter().flat_map(|job| job.words.iter().map(|word| (job.name.as_str(), word)));
+        self.words.iter().map(|word| ("", word)).chain(of_jobs)
     }
 
     /// As it is, with the samples after a time.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use fanin_tls::Trust;
 use tokio::sync::Notify;
 
-use super::observer::Observer;
+use super::observer::{Named, Observer};
 use super::remote::Remote;
 use super::view::State;
 use crate::proto::StatusReply;
@@ -118,6 +118,11 @@ impl Watch {
             self.0.wakes.notify_one();
         }
         lock(&self.0.observer).state(self.now(), since)
+    }
+
+    /// The same in numbers by name. To read these is not to look.
+    pub(crate) fn named(&self) -> Named {
+        lock(&self.0.observer).named()
     }
 
     fn is_looked_at(&self) -> bool {

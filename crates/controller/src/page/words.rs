@@ -3,6 +3,9 @@
 use super::lately::Lately;
 use super::view::{Job, JobState, Rank, Service, Severity, Word};
 
+/// All that there are: in logs, metrics and on the page.
+pub(super) const WORDS: [&str; 9] =
+    ["late", "stands", "losses", "slow_link", "waits", "aborted", "silent", "pool", "version"];
 /// A rank is late that is the last in so many of the collectives, of so many at least.
 const LAST: f64 = 0.5;
 const OF: usize = 10;

@@ -46,7 +46,7 @@ pub use machine::{Machine, Nic, Owner};
 pub use network::{Network, Outcome, Ports, Progress};
 pub use packet::{Body, Packet, Segment};
 pub use queue::{Buffer, Class, DROP_CLASSES, Order, PRIORITIES, QueueConfig};
-pub use statistics::{DropReason, Drops, NodeStatistics, PortStatistics, QueueStatistics};
+pub use statistics::{DropReason, Drops, NodeStatistics, Passed, PortStatistics, QueueStatistics};
 pub use time::Time;
 pub use topologies::Parts;
 pub use topology::{

@@ -17,7 +17,7 @@ use super::impairment::{Faults, Impairment};
 use super::packets::{Content, PacketId};
 use super::pcap::Pcap;
 use super::queue::PRIORITIES;
-use super::statistics::{DropReason, NodeStatistics, PortStatistics, QueueStatistics};
+use super::statistics::{DropReason, NodeStatistics, Passed, PortStatistics, QueueStatistics};
 use super::time::Time;
 use super::topology::{NodeKind, Topology, TopologyError};
 use super::trace::Trace;
@@ -66,6 +66,7 @@ pub struct Network {
     repeating: usize,
     events: u64,
     progress: Option<Tell>,
+    observer: Option<Observer>,
     running: bool,
 }
 
@@ -77,7 +78,13 @@ enum Hook {
 /// The callback that is told how far the run is, and every how many events.
 struct Tell {
     every: u64,
-    tell: Box<dyn FnMut(Progress)>,
+    tell: Box<dyn FnMut(&Network)>,
+}
+
+/// The callback that looks on at a time, and says when it does so next.
+struct Observer {
+    at: Time,
+    look: Box<dyn FnMut(&Network) -> Time>,
 }
 
 impl Network {
@@ -92,6 +99,7 @@ impl Network {
             repeating: 0,
             events: 0,
             progress: None,
+            observer: None,
             running: false,
         })
     }
@@ -203,10 +211,25 @@ impl Network {
         self.hook(self.core.now + period, Hook::Every(period, Box::new(act)));
     }
 
-    /// Is told how far the run is, every `events` events. It sees no more than this, and so cannot
-    /// change the run.
-    pub fn on_progress(&mut self, events: u64, tell: impl FnMut(Progress) + 'static) {
+    /// Is told how far the run is, every `events` events. It looks on, and so cannot change the run.
+    pub fn on_progress(&mut self, events: u64, tell: impl FnMut(&Self) + 'static) {
         self.progress = Some(Tell { every: events.max(1), tell: Box::new(tell) });
+    }
+
+    /// Looks on at a time, after all that happens then, and again whenever it says. Unlike
+    /// [`Self::every`] it is no event, so a run is the same with it and without.
+    pub fn observe(&mut self, at: impl Into<Time>, look: impl FnMut(&Self) -> Time + 'static) {
+        self.observer = Some(Observer { at: at.into(), look: Box::new(look) });
+    }
+
+    /// Lets the observer look on at all its times before `until`.
+    fn observed(&mut self, until: Time) {
+        while let Some(mut observer) = self.observer.take_if(|observer| observer.at < until) {
+            self.core.now = observer.at.max(self.core.now);
+            // A time that does not come later would be looked at for ever.
+            observer.at = (observer.look)(self).max(Time(self.core.now.0.saturating_add(1)));
+            self.observer = Some(observer);
+        }
     }
 
     /// Goes on until nothing is left to happen, somebody stops it, or the time is up.
@@ -234,15 +257,19 @@ impl Network {
                 self.core.look_ahead();
             }
             let Some((now, event)) = self.core.agenda.next_until(end) else {
+                self.observed(end);
                 self.core.now = end.max(self.core.now);
                 return Outcome::TimeUp;
             };
+            self.observed(now);
             self.core.now = now;
             self.events += 1;
             self.happens(event);
-            if self.progress.as_ref().is_some_and(|Tell { every, .. }| self.events.is_multiple_of(*every)) {
-                let progress = self.progress();
-                self.progress.iter_mut().for_each(|told| (told.tell)(progress));
+            if let Some(mut told) =
+                self.progress.take_if(|Tell { every, .. }| self.events.is_multiple_of(*every))
+            {
+                (told.tell)(self);
+                self.progress = Some(told);
             }
         }
     }
@@ -367,6 +394,24 @@ impl Network {
     #[must_use]
     pub fn busy(&self, port: PortId) -> Time {
         self.core.ports[port.index()].busy
+    }
+
+    /// What went on until now at one direction of a link.
+    #[must_use]
+    pub fn passed(&self, port: PortId) -> Passed {
+        let state = &self.core.ports[port.index()];
+        let mut passed = Passed {
+            busy: state.busy.since(state.busy_until.since(self.core.now)),
+            dropped: self.core.seldom[port.index()].drops.total(),
+            ..Passed::default()
+        };
+        for priority in 0..PRIORITIES {
+            let queue = self.core.queues.get(port, priority);
+            passed.queued_byte_us += queue.byte_us(self.core.now);
+            passed.marked += queue.marked;
+            passed.dropped += self.core.seldom[port.index()].queue_drops(priority).total();
+        }
+        passed
     }
 
     /// A queue of a port.

@@ -67,6 +67,12 @@ impl Queue {
         self.bytes -= bytes;
     }
 
+    /// The sum over time of the bytes that waited until now, in byte microseconds.
+    pub(crate) fn byte_us(&self, now: Time) -> f64 {
+        let lately = now.since(self.changed).0 as f64 * self.bytes as f64;
+        (self.byte_time + lately) / 1e6
+    }
+
     pub(crate) fn statistics(&self, now: Time, drops: Drops) -> QueueStatistics {
         let mut until_now = self.clone();
         until_now.account(now);

@@ -134,6 +134,19 @@ pub struct PortStatistics {
     pub queue_bytes_max: u64,
 }
 
+/// What went on at one direction of a link since the beginning: nothing of it ever becomes less.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct Passed {
+    /// Time in which the link was busy. Of a packet that is being sent it has the part that has passed.
+    pub busy: Time,
+    /// The sum over time of the bytes that waited, in byte microseconds.
+    pub queued_byte_us: f64,
+    /// Packets that were marked.
+    pub marked: u64,
+    /// Packets that did not get through, queue drops included.
+    pub dropped: u64,
+}
+
 /// A node. In this order: what every packet counts is together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]

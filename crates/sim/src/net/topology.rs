@@ -358,6 +358,16 @@ impl Topology {
         self.neighbours(a).find(|(other, _)| *other == b).map(|(_, link)| link)
     }
 
+    /// The node that sends by a port, and the one that receives.
+    ///
+    /// # Panics
+    /// When there is no such port.
+    #[must_use]
+    pub fn ends(&self, port: PortId) -> [NodeId; 2] {
+        let [first, second] = self.links[port.link().index()].ends;
+        if port == port.link().ports()[0] { [first, second] } else { [second, first] }
+    }
+
     /// The port of `node` that sends into `link`.
     #[must_use]
     pub fn port(&self, node: NodeId, link: LinkId) -> Option<PortId> {

@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use oorandom::Rand64;
 
-use super::report::Durations;
 use super::scenario::BackgroundPlan;
 use super::transport::mtu;
 use crate::net::{ConstantRateConfig, FlowId, FlowStatistics, Network, Time};
@@ -47,23 +46,21 @@ impl Flows {
         self.0.borrow()[index].iter().map(|(_, flow)| of(network.flow(*flow))).sum()
     }
 
-    /// How long those of an entry took that have ended.
-    fn times(&self, network: &Network, index: usize) -> Vec<Time> {
-        let flows = &self.0.borrow()[index];
-        let ended =
-            flows.iter().filter_map(|(begin, flow)| Some(network.flow(*flow).completed?.since(*begin)));
-        ended.collect()
-    }
-
-    /// The same of all these entries together.
-    pub(crate) fn durations(&self, network: &Network, entries: impl Iterator<Item = usize>) -> Durations {
+    /// How long those of all these entries took that have ended, and how many others have begun.
+    pub(crate) fn times(
+        &self,
+        network: &Network,
+        entries: impl Iterator<Item = usize>,
+    ) -> (Vec<Time>, usize) {
         let (mut times, mut opened) = (Vec::new(), 0);
         for index in entries {
-            times.extend(self.times(network, index));
-            opened += self.count(index);
+            let flows = &self.0.borrow()[index];
+            let ended = |(begin, flow): &(Time, FlowId)| Some(network.flow(*flow).completed?.since(*begin));
+            times.extend(flows.iter().filter_map(ended));
+            opened += flows.len();
         }
         let unfinished = opened - times.len();
-        Durations::of(times, unfinished)
+        (times, unfinished)
     }
 }
 

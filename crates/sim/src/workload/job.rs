@@ -16,6 +16,7 @@ use super::meter::{Meter, Reading};
 use super::program::{Program, Step};
 use super::scenario::{JobPlan, Workload};
 use super::schedule::Schedule;
+use super::spans::Spans;
 use super::values::{Given, Gradient, Inside, Latest, Numbers, Origin, Source, mix};
 use crate::net::{ActorId, Context, Time};
 
@@ -71,6 +72,8 @@ pub(crate) struct Job {
     open: Rc<Cell<usize>>,
     pub(crate) dead: bool,
     stopped: bool,
+    /// If the run is recorded.
+    pub(crate) spans: Option<Spans>,
 }
 
 pub(crate) struct WorkerState {
@@ -161,7 +164,13 @@ impl Job {
             open,
             dead: false,
             stopped: false,
+            spans: None,
         }
+    }
+
+    /// Tensors after which the variables come again.
+    pub(crate) fn tensors_per_step(&self) -> u64 {
+        self.schedule.period()
     }
 
     /// Its workers have these numbers instead of drawn ones; nothing was submitted yet.
@@ -289,6 +298,9 @@ impl Job {
             }
             if let Some(since) = worker.submitted.remove(&tensor) {
                 worker.measures.latencies.push(now.since(since).into());
+                if let Some(spans) = &mut self.spans {
+                    spans.summed(rank, tensor, since, now);
+                }
             }
             let mut steps = Vec::new();
             if !worker.program.completed(tensor, &mut steps) {
@@ -351,6 +363,9 @@ impl Job {
                 Step::Submit { tensor, elements } => self.ready(context, rank, tensor, elements),
                 Step::Wait(length) => {
                     self.busy_until = self.busy_until.max(now + length);
+                    if let Some(spans) = &mut self.spans {
+                        spans.computes(rank, now, now + length);
+                    }
                     context.wake_after(length, token::PROGRAM);
                 }
                 Step::Iterated => {

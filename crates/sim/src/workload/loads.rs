@@ -1,7 +1,8 @@
 //! How busy each direction of each link was, over time.
 
+use super::growth::{Growth, ports};
 use super::report::LinkReport;
-use crate::net::{LinkId, Network, NodeId, PortId, Time};
+use crate::net::{Network, NodeId, Time};
 
 /// Numbers that are kept at most: of a long run or a large network, intervals become longer
 /// instead.
@@ -9,25 +10,9 @@ const KEPT_MAX: usize = 1 << 20;
 
 /// Samples of all ports of a network.
 pub(crate) struct Loads {
-    kept_max: usize,
-    /// Calls for each that is kept, and how many have been since.
-    each: u32,
+    busy: Growth<1>,
+    /// Calls since the last interval ended.
     calls: u32,
-    /// Ends of the intervals.
-    ends: Vec<Time>,
-    ports: Vec<PortLoad>,
-}
-
-#[derive(Clone, Default)]
-struct PortLoad {
-    /// Until the last end.
-    busy: Time,
-    /// In each interval.
-    growth: Vec<Time>,
-}
-
-fn ports(network: &Network) -> impl Iterator<Item = PortId> + use<> {
-    (0..network.topology().links().len() as u32).flat_map(|link| LinkId(link).ports())
 }
 
 impl Loads {
@@ -36,63 +21,40 @@ impl Loads {
     }
 
     fn keeping(kept_max: usize, network: &Network) -> Self {
-        let ports = vec![PortLoad::default(); ports(network).count()];
-        Self { kept_max, each: 1, calls: 0, ends: Vec::new(), ports }
+        Self { busy: Growth::new(network, kept_max, |network, port| [network.busy(port).0]), calls: 0 }
     }
 
     /// An interval ends; the run's last one wherever it is.
     pub(crate) fn sample(&mut self, network: &Network, last: bool) {
         self.calls += 1;
-        let begin = self.ends.last().copied().unwrap_or(Time::ZERO);
-        if network.time() == begin || (self.calls < self.each && !last) {
-            return;
-        }
-        self.calls = 0;
-        self.ends.push(network.time());
-        for (port, load) in ports(network).zip(&mut self.ports) {
-            let busy = network.busy(port);
-            load.growth.push(busy - load.busy);
-            load.busy = busy;
-        }
-        if self.ends.len() * self.ports.len() > self.kept_max && self.ends.len() > 1 {
-            self.halve();
-        }
-    }
-
-    /// Makes one interval of each two; an odd one at the end stays.
-    fn halve(&mut self) {
-        self.each *= 2;
-        self.ends = self.ends.chunks(2).map(|two| two[two.len() - 1]).collect();
-        for load in &mut self.ports {
-            load.growth =
-                load.growth.chunks(2).map(|two| two.iter().fold(Time::ZERO, |a, b| a + *b)).collect();
+        if self.calls >= self.busy.each() || last {
+            self.calls = 0;
+            self.busy.end_interval(network);
         }
     }
 
     /// Ends of the intervals, in seconds.
     pub(crate) fn ends_s(&self) -> Vec<f64> {
-        self.ends.iter().map(|end| end.as_secs_f64()).collect()
+        self.busy.ends().iter().map(|end| end.as_secs_f64()).collect()
     }
 
     /// Both directions of each link that carried or dropped anything.
     pub(crate) fn report(&self, network: &Network) -> Vec<LinkReport> {
         let topology = network.topology();
         let name = |node: NodeId| topology.get(node).name.clone();
-        let begins = [Time::ZERO].into_iter().chain(self.ends.iter().copied());
-        let lengths: Vec<Time> = self.ends.iter().zip(begins).map(|(end, begin)| *end - begin).collect();
+        let lengths = self.busy.lengths();
         // A transmission that goes on when an interval ends is busy time of that interval, all of
         // it.
         let share = |busy: Time, of: Time| (busy.0 as f64 / of.0.max(1) as f64).min(1.0);
-        let reports = ports(network).zip(&self.ports).filter_map(|(port, load)| {
+        let reports = ports(network).zip(self.busy.of_ports()).filter_map(|(port, grown)| {
             let statistics = network.port(port);
             if statistics.sent_packets == 0 && statistics.drops.total() == 0 {
                 return None;
             }
             let link = &topology.links()[port.link().0 as usize];
-            let [from, to] =
-                if port == port.link().ports()[0] { link.ends } else { [link.ends[1], link.ends[0]] };
-            let loads: Vec<f64> =
-                load.growth.iter().zip(&lengths).map(|(busy, length)| share(*busy, *length)).collect();
+            let [from, to] = topology.ends(port);
+            let busy = grown.iter().map(|[busy]| Time(*busy));
+            let loads: Vec<f64> = busy.zip(&lengths).map(|(busy, length)| share(busy, *length)).collect();
             Some(LinkReport {
                 from: name(from),
                 to: name(to),

@@ -12,6 +12,7 @@ mod background;
 mod build;
 mod checker;
 mod faults;
+mod growth;
 mod hostile;
 mod job;
 mod loads;
@@ -19,10 +20,12 @@ mod meter;
 pub mod models;
 mod parameter_server;
 mod program;
+mod recording;
 mod report;
 mod scenario;
 mod schedule;
 mod simulation;
+mod spans;
 mod tenant;
 #[cfg(test)]
 mod tests;
@@ -34,6 +37,7 @@ pub use checker::Violation;
 pub(crate) use checker::first;
 pub use hostile::{hostile, shrink};
 pub use parameter_server::{Draw, ParameterServerPlan, Push, Sends, TensorPlan};
+pub use recording::{Direction, Distribution, Places, RecordedJob, RecordedNode, Recording};
 pub use report::{
     Count, Durations, FlowReport, JobReport, JobSeries, LinkReport, Measurement, ParameterServerReport,
     Report, ServerReport, SwitchReport, TrainingReport,
@@ -43,7 +47,8 @@ pub use scenario::{
     Trained, Which, Workload,
 };
 pub(crate) use scenario::{SamplePayload, TCP_KINDS};
-pub use simulation::{Options, RunError, run, sum};
+pub use simulation::{Glimpse, JobGlimpse, Look, Options, RunError, run, sum};
+pub use spans::{JobSpans, LeftOut};
 pub use tenant::{Process, Tenant};
 pub use transport::TransportPlan;
 pub(crate) use transport::mtu;

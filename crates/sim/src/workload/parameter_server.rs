@@ -185,6 +185,26 @@ impl ParameterServers {
         };
         entries.map(report).collect()
     }
+
+    /// For each entry, how long its flows took that have ended, and how many others have begun.
+    pub(crate) fn times(&self, network: &Network) -> impl Iterator<Item = (Vec<Time>, usize)> {
+        self.0.iter().map(|(_, flows)| match flows {
+            Flows::Connections(opened) => lasted(&connection_times(network, &opened.borrow())),
+            Flows::Dlcp(flows) => lasted(&flows.borrow().books().times),
+        })
+    }
+}
+
+/// When each connection began, and when it ended if it has.
+fn connection_times(network: &Network, opened: &[(Time, FlowId)]) -> Vec<(Time, Option<Time>)> {
+    opened.iter().map(|(begin, flow)| (*begin, network.flow(*flow).completed)).collect()
+}
+
+/// How long those took that have ended, and how many have not.
+fn lasted(all: &[(Time, Option<Time>)]) -> (Vec<Time>, usize) {
+    let times: Vec<Time> = all.iter().filter_map(|(begin, end)| Some(end.as_ref()?.since(*begin))).collect();
+    let unfinished = all.len() - times.len();
+    (times, unfinished)
 }
 
 /// Opens one flow after the other, by `open`; only the next one is on the agenda.
@@ -215,7 +235,7 @@ fn report_connections(
     flows: usize,
     opened: &[(Time, FlowId)],
 ) -> ParameterServerReport {
-    let times: Vec<_> = opened.iter().map(|(begin, flow)| (*begin, network.flow(*flow).completed)).collect();
+    let times = connection_times(network, opened);
     let sum = |of: fn(FlowStatistics) -> u64| -> u64 {
         opened.iter().map(|(_, flow)| of(network.flow(*flow))).sum()
     };
@@ -254,9 +274,8 @@ fn report_times(
     flows: usize,
     all: &[(Time, Option<Time>)],
 ) -> ParameterServerReport {
-    let times: Vec<Time> = all.iter().filter_map(|(begin, end)| Some(end.as_ref()?.since(*begin))).collect();
+    let (times, unfinished) = lasted(all);
     let last = all.iter().filter_map(|(_, end)| *end).max().unwrap_or_default();
-    let unfinished = all.len() - times.len();
     ParameterServerReport {
         name: plan.name.clone(),
         workers: plan.workers.len(),

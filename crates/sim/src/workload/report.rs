@@ -1,8 +1,9 @@
 //! The report of a run, for people and programs. It has numbers only; the program that prints it
-//! adds its own name. Numbers only; whoever prints it adds which program it was.
+//! adds its own name.
 
 use serde::Serialize;
 
+use super::recording::Recording;
 use crate::net::Time;
 use crate::systems::Counters;
 
@@ -46,6 +47,9 @@ pub struct Report {
     pub link_ends_s: Vec<f64>,
     /// Both directions of each link that carried or dropped anything.
     pub links: Vec<LinkReport>,
+    /// What happened over time, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recording: Option<Recording>,
 }
 
 /// How long things took, each from its beginning to its end; percentiles are the nearest that

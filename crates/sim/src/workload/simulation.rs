@@ -17,15 +17,17 @@ use super::faults;
 use super::job::{Job, Measures, WorkerState};
 use super::loads::Loads;
 use super::parameter_server::ParameterServers;
+use super::recording::{Distribution, Recorder};
 use super::report::{
     Count, Durations, FlowReport, JobReport, JobSeries, Measurement, Report, ServerReport, SwitchReport,
     TrainingReport,
 };
 use super::scenario::{LossPlan, Scenario, TCP_KINDS, Target, Which, Workload};
+use super::spans::Spans;
 use super::values::{Given, Numbers};
 use crate::net::{
-    Body, DropReason, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome, Packet, PortId, Ports,
-    Progress, Time, TopologyError,
+    Body, DropReason, Impairment, Loss, Network, NetworkConfig, NodeId, Outcome, Packet, PortId, Ports, Time,
+    TopologyError,
 };
 use crate::systems::{Role, System};
 
@@ -41,8 +43,54 @@ pub struct Options {
     pub pcap: Option<Box<dyn Write>>,
     /// Gets transmissions and queues, as a Chrome trace.
     pub trace: Option<Box<dyn Write>>,
-    /// Is told how far the run is.
-    pub progress: Option<Box<dyn FnMut(Progress)>>,
+    /// Whether the report is to have a recording.
+    pub record: bool,
+    /// Looks at the run while it goes on.
+    pub progress: Option<Look>,
+}
+
+/// What looks at a run while it goes on, now and then.
+pub type Look = Box<dyn FnMut(&Glimpse<'_>)>;
+
+/// A run that goes on.
+pub struct Glimpse<'a> {
+    /// How far it is, and what its links do.
+    pub network: &'a Network,
+    layout: &'a Layout,
+}
+
+/// A job of a run that goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobGlimpse {
+    /// Its name.
+    pub name: String,
+    /// Tensors that each worker has, or iterations of training: those of the slowest.
+    pub done: u64,
+    /// How many it is to have.
+    pub of: Option<u64>,
+    /// "tensors" or "iterations".
+    pub what: &'static str,
+    /// Whether it has done all that it had to do.
+    pub finished: bool,
+}
+
+impl Glimpse<'_> {
+    /// The jobs, in the scenario's order.
+    pub fn jobs(&self) -> impl Iterator<Item = JobGlimpse> {
+        self.layout.jobs.iter().map(|place| {
+            let job = place.job.borrow();
+            let slowest = |of: fn(&Measures) -> u64| {
+                job.workers.iter().map(|worker| of(&worker.measures)).min().unwrap_or(0)
+            };
+            let (done, of, what) = match job.plan.workload {
+                Workload::AllReduce { count, .. } => (slowest(|of| of.tensors), count, "tensors"),
+                Workload::Training { iterations, .. } => {
+                    (slowest(|of| of.iterations), iterations, "iterations")
+                }
+            };
+            JobGlimpse { name: job.plan.name.clone(), done, of, what, finished: job.finished.is_some() }
+        })
+    }
 }
 
 /// Why there is no report.
@@ -188,10 +236,18 @@ fn play(
     if let Some(out) = options.trace {
         network.trace(&Ports::All, out);
     }
-    if let Some(tell) = options.progress {
-        network.on_progress(PROGRESS_EVENTS, tell);
-    }
     let layout = Rc::new(Layout::build(&scenario, options.seed, &mut network));
+    if let Some(mut tell) = options.progress {
+        let layout = layout.clone();
+        network.on_progress(PROGRESS_EVENTS, move |network| tell(&Glimpse { network, layout: &layout }));
+    }
+    let recorder = options.record.then(|| {
+        for place in &layout.jobs {
+            let mut job = place.job.borrow_mut();
+            job.spans = Some(Spans::new(job.plan.workers.len(), layout.jobs.len()));
+        }
+        Recorder::start(&mut network)
+    });
     if let Some(given) = given {
         layout.jobs[0].job.borrow_mut().give(given);
     }
@@ -229,7 +285,11 @@ fn play(
     sample(&network, &layout, &flows, &mut samples.borrow_mut());
     samples.borrow_mut().loads.sample(&network, true);
     network.finish().map_err(RunError::Output)?;
-    let report = report(&network, &layout, &flows, &servers, &samples.borrow(), options.seed);
+    let mut report = report(&network, &layout, &flows, &servers, &samples.borrow(), options.seed);
+    report.recording = recorder.map(|recorder| {
+        let times = distributions(&network, &layout, &flows, &servers);
+        recorder.borrow_mut().end(&network, &layout, times)
+    });
     let sums = layout.jobs.first().and_then(|place| place.job.borrow().sums());
     Ok((report, sums))
 }
@@ -353,6 +413,7 @@ fn report(
 ) -> Report {
     let scenario = &layout.scenario;
     let name = |node: NodeId| network.topology().get(node).name.clone();
+    let durations = |(times, unfinished)| Durations::of(times, unfinished);
     let progress = network.progress();
     let jobs = layout.jobs.iter().enumerate();
     let stations = layout.stations.iter().zip(&samples.stations);
@@ -411,7 +472,7 @@ fn report(
                     from: name(plan.from),
                     to: name(plan.to),
                     flows: flows.count(index),
-                    times: sized.then(|| flows.durations(network, index..index + 1)),
+                    times: sized.then(|| durations(flows.times(network, index..index + 1))),
                     delivered_bytes: flows.sum(network, index, |flow| flow.delivered_bytes),
                     retransmissions: flows.sum(network, index, |flow| flow.retransmissions),
                     timeouts: flows.sum(network, index, |flow| flow.timeouts),
@@ -419,10 +480,43 @@ fn report(
                 }
             })
             .collect(),
-        flow_times: (!sized.is_empty()).then(|| flows.durations(network, sized.into_iter())),
+        flow_times: (!sized.is_empty()).then(|| durations(flows.times(network, sized.into_iter()))),
         link_ends_s: samples.loads.ends_s(),
         links: samples.loads.report(network),
+        recording: None,
     }
+}
+
+/// How long tensors and flows took, of each kind that there is.
+fn distributions(
+    network: &Network,
+    layout: &Layout,
+    flows: &Flows,
+    servers: &ParameterServers,
+) -> Vec<Distribution> {
+    let scenario = &layout.scenario;
+    let name = |node: NodeId| &network.topology().get(node).name;
+    let jobs = layout.jobs.iter().map(|place| {
+        let job = place.job.borrow();
+        let (times, unfinished) = tensor_times(&job);
+        Distribution::of(format!("tensors of {}", job.plan.name), times, unfinished)
+    });
+    let pushes = scenario.parameter_servers.iter().zip(servers.times(network));
+    let pushes = pushes.map(|(plan, (times, unfinished))| {
+        Distribution::of(format!("flows of {}", plan.name), times, unfinished)
+    });
+    let sized = scenario.background.iter().enumerate().filter(|(_, plan)| plan.size.is_some());
+    let background = sized.map(|(index, plan)| {
+        let (times, unfinished) = flows.times(network, [index].into_iter());
+        Distribution::of(format!("flows {} to {}", name(plan.from), name(plan.to)), times, unfinished)
+    });
+    jobs.chain(pushes).chain(background).collect()
+}
+
+/// The time of each tensor at each worker that has its sum, and how many of others are under way.
+fn tensor_times(job: &Job) -> (Vec<Time>, usize) {
+    let latencies = job.workers.iter().flat_map(|worker| worker.measures.latencies.iter().copied());
+    (latencies.collect(), job.workers.iter().map(WorkerState::under_way).sum())
 }
 
 fn drops(network: &Network) -> Vec<Count> {
@@ -471,7 +565,7 @@ fn job_report(
         }),
         Workload::AllReduce { .. } => None,
     };
-    let latencies = job.workers.iter().flat_map(|worker| worker.measures.latencies.iter().copied());
+    let (times, under_way) = tensor_times(&job);
     let interval = layout.scenario.interval;
     JobReport {
         name: job.plan.name.clone(),
@@ -489,10 +583,7 @@ fn job_report(
             enough: completed >= needed,
         },
         tensors: mean(&|measures| measures.tensors as f64),
-        tensor_times: Durations::of(
-            latencies.collect(),
-            job.workers.iter().map(WorkerState::under_way).sum(),
-        ),
+        tensor_times: Durations::of(times, under_way),
         training,
         counters,
         series: JobSeries {

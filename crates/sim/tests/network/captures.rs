@@ -196,7 +196,7 @@ fn samples_come_at_their_period_and_do_not_keep_a_run_going() {
     });
     let progress = Rc::new(RefCell::new(Vec::new()));
     let told = Rc::clone(&progress);
-    network.on_progress(500, move |progress| told.borrow_mut().push(progress));
+    network.on_progress(500, move |network| told.borrow_mut().push(network.progress()));
     assert_eq!(network.run_until(Time::from_millis(1000)), Outcome::Idle);
     let samples = samples.borrow();
     // A megabyte takes a millisecond; what may come after it is a timer of the connection.

@@ -185,7 +185,7 @@ fn heartbeats_are_answered_while_the_data_path_answers_nobody() {
     let service =
         ControlService { jobs: Arc::clone(&jobs), instance: 1, rate_bps: None, gauges: Arc::default() };
     let scraped = Arc::clone(&jobs);
-    let text = move || metrics::text(Arc::clone(&scraped));
+    let text = move |named| metrics::text(Arc::clone(&scraped), named);
     let served =
         Served::start((listener, Acceptor::of_process().unwrap()), service, None, HANG, text, || Ok(()))
             .unwrap();

@@ -125,9 +125,9 @@ impl RackServer {
             service,
             page_token,
             SILENCE,
-            move || {
+            move |named| {
                 let scraped = Arc::clone(&scraped);
-                async move { text(scraped.figures().await) }
+                async move { text(scraped.figures().await, named) }
             },
             move || asked.health(),
         )?;

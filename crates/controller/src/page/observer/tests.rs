@@ -109,6 +109,25 @@ fn a_rank_that_is_late_is_named_in_words() {
 }
 
 #[test]
+fn metrics_have_each_event_and_the_words_that_hold_by_the_names_of_the_page() {
+    let mut observer = Observer::new("test".into());
+    let job = |took: &[u64], done| reply(vec![job("gpt", 3, Told::Running(running(took, done)))]);
+    observer.take(1000.0, 1.0, vec![of(ADDRESS, job(&[50, 9, 50], 30))]);
+    let told = observer.named();
+    let counted: Vec<_> = told.events.iter().filter(|(_, count)| *count > 0).collect();
+    assert_eq!(counted, [&("job_started", 1)]);
+    assert_eq!(told.events.len(), 11, "those that never happened are 0");
+    let hold = |observer: &Observer| {
+        let words = observer.named().words;
+        words.into_iter().filter(|(_, count)| *count > 0).collect::<Vec<_>>()
+    };
+    assert_eq!(hold(&observer), [("late", 1)]);
+    let silent = Answer { address: ADDRESS.into(), ago: Duration::ZERO, reply: Err("no route".into()) };
+    observer.take(1001.0, 1.0, vec![silent]);
+    assert_eq!(hold(&observer), [("silent", 1)]);
+}
+
+#[test]
 fn packets_that_come_again_are_told_unless_a_rank_is_late() {
     let runs = |took: &[u64], completed, retransmitted| {
         let running = Running { completed, retransmitted, ..running(took, 30) };

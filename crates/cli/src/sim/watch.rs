@@ -1,0 +1,130 @@
+//! `fanin sim --watch`: what the network does while it is simulated, in the terminal.
+
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use fanin_sim::net::{LinkId, Network, PortId, Time};
+use fanin_sim::workload::Glimpse;
+use ratatui::crossterm::terminal;
+
+use super::progress_line;
+
+/// Between two pictures.
+const REFRESH: Duration = Duration::from_millis(200);
+const LINKS_SHOWN: usize = 6;
+const JOBS_SHOWN: usize = 6;
+const BAR: usize = 24;
+
+/// A picture that is drawn over and over.
+pub(super) struct Watch {
+    began: Instant,
+    drawn: Instant,
+    /// Lines of the last picture.
+    lines: usize,
+    until_s: f64,
+    /// When each port was looked at last, and how long it had been busy by then.
+    looked: Time,
+    busy: Vec<Time>,
+}
+
+impl Watch {
+    pub(super) fn new(until_s: f64) -> Self {
+        let now = Instant::now();
+        Self { began: now, drawn: now, lines: 0, until_s, looked: Time::ZERO, busy: Vec::new() }
+    }
+
+    pub(super) fn look(&mut self, glimpse: &Glimpse<'_>) {
+        let now = Instant::now();
+        if now < self.drawn + REFRESH {
+            return;
+        }
+        self.drawn = now;
+        let progress = glimpse.network.progress();
+        let took_s = (now - self.began).as_secs_f64();
+        let virtual_s = progress.time.as_secs_f64();
+        let mut lines = vec![progress_line(virtual_s, self.until_s, progress.packet_hops as f64, took_s)];
+        lines.extend(jobs(glimpse));
+        lines.extend(self.links(glimpse.network));
+        let width = terminal::size().map_or(80, |(columns, _)| usize::from(columns));
+        // A line that wraps would be two, and the next picture would begin too low.
+        let mut picture = self.erased();
+        for line in &lines {
+            let _ = writeln!(picture, "{}", line.chars().take(width.saturating_sub(1)).collect::<String>());
+        }
+        self.lines = lines.len();
+        let _ = io::stderr().write_all(picture.as_bytes());
+    }
+
+    /// What takes the last picture away.
+    pub(super) fn erased(&mut self) -> String {
+        match std::mem::take(&mut self.lines) {
+            0 => String::new(),
+            lines => format!("\x1b[{lines}A\r\x1b[J"),
+        }
+    }
+
+    /// The links that were busiest since the last picture.
+    fn links(&mut self, network: &Network) -> Vec<String> {
+        let topology = network.topology();
+        let ports: Vec<PortId> =
+            (0..topology.links().len() as u32).flat_map(|link| LinkId(link).ports()).collect();
+        let passed = network.time().since(self.looked).0.max(1) as f64;
+        let busy: Vec<Time> = ports.iter().map(|port| network.passed(*port).busy).collect();
+        self.busy.resize(ports.len(), Time::ZERO);
+        let loads = ports.iter().zip(busy.iter().zip(&self.busy));
+        let mut loads: Vec<(f64, PortId)> =
+            loads.map(|(port, (now, before))| (now.since(*before).0 as f64 / passed, *port)).collect();
+        (self.looked, self.busy) = (network.time(), busy);
+        loads.sort_by(|a, b| b.0.total_cmp(&a.0));
+        loads.truncate(LINKS_SHOWN);
+        loads.retain(|(load, _)| *load > 0.0);
+        let name = |node| topology.get(node).name.as_str();
+        let names: Vec<String> = loads
+            .iter()
+            .map(|(_, port)| {
+                let [from, to] = topology.ends(*port);
+                format!("{} to {}", name(from), name(to))
+            })
+            .collect();
+        let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        let line = |((load, port), name): (&(f64, PortId), &String)| {
+            let statistics = network.port(*port);
+            format!(
+                "{name:longest$}  {} {:5.1} %  {:8.1} kB wait, {} dropped",
+                bar(*load),
+                100.0 * load,
+                statistics.queue_bytes as f64 / 1e3,
+                statistics.drops.total(),
+            )
+        };
+        loads.iter().zip(&names).map(line).collect()
+    }
+}
+
+/// How far the jobs are that have most left to do.
+fn jobs(glimpse: &Glimpse<'_>) -> Vec<String> {
+    let mut all: Vec<_> = glimpse.jobs().collect();
+    let count = all.len();
+    all.sort_by_key(|job| (job.finished, job.of.map(|of| Reverse(of.saturating_sub(job.done)))));
+    all.truncate(JOBS_SHOWN);
+    let longest = all.iter().map(|job| job.name.chars().count()).max().unwrap_or(0);
+    let mut lines: Vec<String> = all
+        .iter()
+        .map(|job| {
+            let of = job.of.map_or(String::new(), |of| format!(" of {of}"));
+            let part = job.of.map_or(0.0, |of| job.done as f64 / of.max(1) as f64);
+            format!("{:longest$}  {} {}{of} {}", job.name, bar(part), job.done, job.what)
+        })
+        .collect();
+    if count > all.len() {
+        lines.push(format!("and {} jobs more", count - all.len()));
+    }
+    lines
+}
+
+fn bar(part: f64) -> String {
+    let full = (part.clamp(0.0, 1.0) * BAR as f64).round() as usize;
+    format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))
+}

@@ -1,0 +1,155 @@
+//! When each rank of a job computed, submitted a tensor and had its sum: for pictures, so only the
+//! first of each are kept.
+
+use std::collections::BTreeMap;
+
+use fanin_protocol::Instant;
+use serde::Serialize;
+
+/// Entries of each list, over all jobs of a run.
+const KEPT_MAX: usize = 40_000;
+
+/// All that is kept of one job.
+pub(crate) struct Spans {
+    kept_max: usize,
+    workers: usize,
+    tensors: BTreeMap<u64, Whole>,
+    of_ranks: Vec<(usize, u64, Instant, Instant)>,
+    computing: Vec<(usize, Instant, Instant)>,
+    /// By rank, its last entry in `computing`: one that begins as that ends prolongs it.
+    last: Vec<Option<usize>>,
+    left_out: LeftOut,
+}
+
+/// A tensor over all ranks.
+struct Whole {
+    submitted: [Instant; 2],
+    summed: [Instant; 2],
+    /// Ranks that have its sum.
+    count: usize,
+}
+
+/// How many entries of each list were not kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Of tensors over all ranks.
+    pub tensors: u64,
+    /// Of tensors of single ranks.
+    pub spans: u64,
+    /// Of times in which a rank computed.
+    pub computing: u64,
+}
+
+/// The same in seconds, for a report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct JobSpans {
+    /// Each tensor that all ranks have: its number, when the first and the last rank submitted it,
+    /// and when the first and the last had its sum.
+    pub tensors: Vec<(u64, f64, f64, f64, f64)>,
+    /// Each tensor of a rank: rank, number, submitted, summed.
+    pub spans: Vec<(usize, u64, f64, f64)>,
+    /// When a rank computed or paused: rank, from, to.
+    pub computing: Vec<(usize, f64, f64)>,
+    /// The lists have the first in time.
+    pub left_out: LeftOut,
+}
+
+impl Spans {
+    pub(crate) fn new(workers: usize, jobs: usize) -> Self {
+        Self {
+            kept_max: (KEPT_MAX / jobs.max(1)).max(1),
+            workers,
+            tensors: BTreeMap::new(),
+            of_ranks: Vec::new(),
+            computing: Vec::new(),
+            last: vec![None; workers],
+            left_out: LeftOut::default(),
+        }
+    }
+
+    pub(crate) fn computes(&mut self, rank: usize, from: Instant, to: Instant) {
+        if let Some(last) = self.last[rank].map(|last| &mut self.computing[last])
+            && last.2 == from
+        {
+            last.2 = to;
+        } else if self.computing.len() < self.kept_max {
+            self.last[rank] = Some(self.computing.len());
+            self.computing.push((rank, from, to));
+        } else {
+            self.last[rank] = None;
+            self.left_out.computing += 1;
+        }
+    }
+
+    pub(crate) fn summed(&mut self, rank: usize, tensor: u64, submitted: Instant, now: Instant) {
+        if self.of_ranks.len() < self.kept_max {
+            self.of_ranks.push((rank, tensor, submitted, now));
+        } else {
+            self.left_out.spans += 1;
+        }
+        // Their numbers begin at 0 and have no gaps.
+        if tensor >= self.kept_max as u64 {
+            self.left_out.tensors += u64::from(rank == 0);
+            return;
+        }
+        let fresh = || Whole { submitted: [submitted; 2], summed: [now; 2], count: 0 };
+        let whole = self.tensors.entry(tensor).or_insert_with(fresh);
+        whole.count += 1;
+        for (extremes, at) in [(&mut whole.submitted, submitted), (&mut whole.summed, now)] {
+            *extremes = [extremes[0].min(at), extremes[1].max(at)];
+        }
+    }
+
+    pub(crate) fn report(&self) -> JobSpans {
+        let s = |at: Instant| at.0 as f64 / 1e9;
+        let all = self.tensors.iter().filter(|(_, whole)| whole.count >= self.workers);
+        let tensors = all.map(|(tensor, Whole { submitted, summed, .. })| {
+            (*tensor, s(submitted[0]), s(submitted[1]), s(summed[0]), s(summed[1]))
+        });
+        let spans = self.of_ranks.iter().map(|&(rank, tensor, from, to)| (rank, tensor, s(from), s(to)));
+        JobSpans {
+            tensors: tensors.collect(),
+            spans: spans.collect(),
+            computing: self.computing.iter().map(|&(rank, from, to)| (rank, s(from), s(to))).collect(),
+            left_out: self.left_out,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_is_whole_when_all_ranks_have_it_and_phases_without_a_gap_are_one() {
+        let mut spans = Spans::new(2, 1);
+        spans.computes(0, Instant(0), Instant(5));
+        spans.computes(1, Instant(0), Instant(4));
+        spans.computes(0, Instant(5), Instant(9));
+        spans.computes(0, Instant(10), Instant(11));
+        spans.summed(0, 0, Instant(9), Instant(20));
+        spans.summed(1, 0, Instant(4), Instant(21));
+        spans.summed(1, 1, Instant(5), Instant(30));
+        let found = spans.report();
+        assert_eq!(found.computing, [(0, 0.0, 9e-9), (1, 0.0, 4e-9), (0, 10e-9, 11e-9)]);
+        assert_eq!(found.tensors, [(0, 4e-9, 9e-9, 20e-9, 21e-9)]);
+        assert_eq!(found.spans.len(), 3);
+        assert_eq!(found.left_out, LeftOut::default());
+    }
+
+    #[test]
+    fn the_first_are_kept_and_the_others_counted() {
+        let mut spans = Spans::new(2, KEPT_MAX / 4);
+        for tensor in 0..6 {
+            for rank in 0..2 {
+                spans.computes(rank, Instant(10 * tensor), Instant(10 * tensor + 1));
+                spans.summed(rank, tensor, Instant(10 * tensor + 1), Instant(10 * tensor + 2));
+            }
+        }
+        let found = spans.report();
+        let lengths = [found.tensors.len(), found.spans.len(), found.computing.len()];
+        assert_eq!(lengths, [4, 4, 4]);
+        assert_eq!(found.left_out, LeftOut { tensors: 2, spans: 8, computing: 8 });
+        assert_eq!(found.spans.last(), Some(&(1, 1, 11e-9, 12e-9)));
+    }
+}
