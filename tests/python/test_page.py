@@ -17,7 +17,7 @@ from browser import CHROMIUM, browsing
 from conftest import SwitchProcess, free_address
 from fanin_lab.netlab import SWITCH, SWITCH_ADDRESS, Netlab
 from laboratory import NAME, needs_lab
-from programs import BY_NUMPY, Program
+from programs import BY_NUMPY, BY_TORCH, Program
 from ranks import wait_until
 
 # Rank 2 computes 60 ms longer than the others. A file ends it, or ends rank 1 by SIGKILL.
@@ -51,6 +51,23 @@ with connect(job="lossy", timeout=60, machine=f"m{rank}") as group:
     say("joined")
     while group.all_reduce(np.full(300_000, os.path.exists(sys.argv[1]), np.float32))[0] == 0:
         pass
+"""
+)
+
+
+# A step has two collectives; the ranks stop at the same one.
+ON_ONE_MACHINE = (
+    BY_TORCH
+    + """
+dist.init_process_group("fanin")
+say("joined")
+ends = torch.zeros(1, dtype=torch.int64)
+while not ends.item():
+    dist.all_reduce(torch.ones(10_000))
+    ends.fill_(os.path.exists(sys.argv[1]))
+    dist.all_reduce(ends)
+    time.sleep(0.01)
+dist.destroy_process_group()
 """
 )
 
@@ -157,6 +174,38 @@ def test_rank_0_serves_a_page_about_its_own_job(tmp_path: Path) -> None:
         training.close()
         for one in switches:
             one.kill()
+
+
+def test_ranks_that_share_one_machine_have_a_page_though_no_service_knows_them(
+    tmp_path: Path,
+) -> None:
+    page, end = free_address(), tmp_path / "end"
+    program = tmp_path / "train.py"
+    program.write_text(ON_ONE_MACHINE)
+    asked = ["--nproc-per-node", "3", "--page", page, str(program), str(end)]
+    training = Program([sys.executable, "-m", "fanin", "run", *asked], {})
+    try:
+        training.line("joined")
+
+        def steps() -> bool:
+            jobs = state(page)["jobs"]
+            return bool(jobs) and bool(jobs[0]["steps"]) and len(jobs[0]["sums"]) > 5
+
+        wait_until(steps, "steps are counted")
+        told = state(page)
+        (job,) = told["jobs"]
+        (rank,) = job["ranks"]
+        assert rank["ranks"] == [0, 1, 2]
+        assert (job["state"], job["world_size"], job["sums_per_step"]) == ("running", 3, 2)
+        by_dtype = {total["dtype"]: total for total in job["totals"]}
+        assert by_dtype["float32"]["bytes"] == 40_000 * by_dtype["float32"]["count"] > 0
+        assert 0 < job["in_sums"] <= 1
+        assert {tuple(ranks[0] for ranks in each["ranks"]) for each in job["sums"]} == {(0,)}
+        assert [service["protocol"] for service in told["services"]] == ["memory"]
+        end.touch()
+        training.wait()
+    finally:
+        training.end()
 
 
 def test_a_page_elsewhere_needs_a_token_and_a_name_of_its_own(

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use comfy_table::{CellAlignment, Table, presets};
@@ -23,10 +22,6 @@ use self::report::Shown;
 use self::watch::Watch;
 use crate::{output, scenario};
 
-/// Before this, a run is over sooner than its progress is read.
-const QUIET: Duration = Duration::from_secs(2);
-/// Between two lines of progress.
-const REFRESH: Duration = Duration::from_millis(200);
 /// In the table; `--json` has all.
 const LINKS_SHOWN: usize = 4;
 
@@ -146,25 +141,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(note) = endless(&scenario, &text) {
         output::warning(&note);
     }
-    // Now, and not after an hour of playing.
-    let files =
-        [arguments.json.as_deref().filter(|path| path.as_os_str() != "-"), arguments.report.as_deref()];
-    files.into_iter().flatten().try_for_each(check_writable)?;
-    if arguments.report.is_some() {
-        report::check_built()?;
-    }
-    let other = arguments.against.as_deref().map(report::other).transpose()?;
-    let is_terminal = std::io::stderr().is_terminal();
-    if arguments.watch && !is_terminal {
-        return Err(anyhow!(
-            "--watch draws on a terminal, and standard error is none; --report writes a file"
-        ));
-    }
-    let until_s = scenario.until.as_secs_f64();
-    let watch = arguments.watch.then(|| Rc::new(RefCell::new(Watch::new(until_s))));
-    let shown = watch.clone();
-    let tell = move |glimpse: &Glimpse<'_>| {
-        shown.iter().for_each(|watch| watch.borrow_mut().look(glimpse));
+    let other = arguments.check()?;
+    let watch = std::io::stderr().is_terminal().then(|| {
+        let until_s = scenario.until.as_secs_f64();
+        Rc::new(RefCell::new(Watch::new(until_s, arguments.watch)))
+    });
+    let look = |watch: Rc<RefCell<Watch>>| -> Look {
+        Box::new(move |glimpse: &Glimpse<'_>| watch.borrow_mut().look(glimpse))
     };
     let writer = |path: &Option<PathBuf>| path.as_deref().map(create).transpose();
     let options = Options {
@@ -172,45 +155,60 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         pcap: writer(&arguments.pcap)?,
         trace: writer(&arguments.trace)?,
         record: arguments.report.is_some() || arguments.record,
-        progress: match is_terminal {
-            true if arguments.watch => Some(Box::new(tell)),
-            true => Some(progress(until_s)),
-            false => None,
-        },
+        progress: watch.clone().map(look),
     };
     let result = simulate(&scenario, options);
-    if is_terminal {
-        eprint!("{}\r\x1b[K", watch.map_or(String::new(), |watch| watch.borrow_mut().erased()));
-    }
+    watch.iter().for_each(|watch| watch.borrow_mut().erase());
     let report = result.map_err(|error| match error {
         RunError::Violation(..) => {
             anyhow!("{error}\nreplay: fanin sim {file} --seed {}", arguments.seed)
         }
         error => anyhow!(error),
     })?;
-    let mut said = None;
-    if arguments.json.is_some() || arguments.report.is_some() {
-        let document = Document {
-            fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
-            scenario: serde_json::to_value(scenario_file::whole(&file, &text)?)
-                .context("the scenario as JSON")?,
-            seed: arguments.seed,
-            result: &report,
-        };
-        if let Some(path) = &arguments.json {
-            said = write_json(&document, path)?;
-        }
-        if let Some(path) = &arguments.report {
-            write_report(arguments, serde_json::to_value(&document)?, other, path)?;
-        }
-    }
+    let said = write(arguments, (&file, &text), &report, other)?;
     output::line(&said.unwrap_or_else(|| table(&report)))?;
     unfinished(&report)
 }
 
-/// Writes the results to a file; returns what is to be said in place of the table.
-fn write_json(document: &Document<'_>, path: &Path) -> anyhow::Result<Option<String>> {
-    let json = serde_json::to_string_pretty(document)?;
+impl Arguments {
+    /// Whether all files can be written and read: now, and not after an hour of playing. Returns the
+    /// run that is to be shown beside this one.
+    fn check(&self) -> anyhow::Result<Option<serde_json::Value>> {
+        let json = self.json.as_deref().filter(|path| path.as_os_str() != "-");
+        [json, self.report.as_deref()].into_iter().flatten().try_for_each(check_writable)?;
+        if self.report.is_some() {
+            report::check_built()?;
+        }
+        if self.watch && !std::io::stderr().is_terminal() {
+            return Err(anyhow!(
+                "--watch draws on a terminal, and standard error is none; --report writes a file"
+            ));
+        }
+        self.against.as_deref().map(report::other).transpose()
+    }
+}
+
+/// Writes the files that were asked for; returns what is to be said in place of the table.
+fn write(
+    arguments: &Arguments,
+    (file, text): (&str, &str),
+    report: &Report,
+    other: Option<serde_json::Value>,
+) -> anyhow::Result<Option<String>> {
+    if arguments.json.is_none() && arguments.report.is_none() {
+        return Ok(None);
+    }
+    let document = Document {
+        fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
+        scenario: serde_json::to_value(scenario_file::whole(file, text)?).context("the scenario as JSON")?,
+        seed: arguments.seed,
+        result: report,
+    };
+    if let Some(path) = &arguments.report {
+        write_report(arguments, serde_json::to_value(&document)?, other, path)?;
+    }
+    let Some(path) = &arguments.json else { return Ok(None) };
+    let json = serde_json::to_string_pretty(&document)?;
     if path.as_os_str() == "-" {
         return Ok(Some(json));
     }
@@ -297,39 +295,6 @@ fn unfinished(report: &Report) -> anyhow::Result<()> {
 fn create(path: &Path) -> anyhow::Result<Box<dyn Write>> {
     let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(Box::new(BufWriter::new(file)))
-}
-
-/// A line on the terminal that is written over and over.
-fn progress(until: f64) -> Look {
-    let began = Instant::now();
-    let mut shown = began + QUIET - REFRESH;
-    Box::new(move |glimpse| {
-        let progress = glimpse.network.progress();
-        let now = Instant::now();
-        if now < shown + REFRESH {
-            return;
-        }
-        shown = now;
-        let (virtual_s, hops) = (progress.time.as_secs_f64(), progress.packet_hops as f64);
-        eprint!("\r\x1b[K{}", progress_line(virtual_s, until, hops, (now - began).as_secs_f64()));
-    })
-}
-
-/// How far a run is after so many seconds, and how many more it takes at most if it goes on as it
-/// did.
-fn progress_line(virtual_s: f64, until_s: f64, packet_hops: f64, took_s: f64) -> String {
-    let left_s = took_s * (until_s - virtual_s) / virtual_s;
-    let left = if !left_s.is_finite() {
-        String::new()
-    } else if left_s < 100.0 {
-        format!(", at most {left_s:.0} s to go")
-    } else {
-        format!(", at most {:.0} min to go", left_s / 60.0)
-    };
-    let (millions, rate) = (packet_hops / 1e6, packet_hops / took_s / 1e6);
-    format!(
-        "virtual time {virtual_s:.6} s of at most {until_s} s{left}, {millions:.1} million packet-hops, {rate:.1} million a second"
-    )
 }
 
 fn table(report: &Report) -> String {
@@ -535,19 +500,4 @@ fn rows(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
         column.set_cell_alignment(if index == 0 { CellAlignment::Left } else { CellAlignment::Right });
     }
     table.trim_fmt()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn progress_says_how_long_it_takes_at_most() {
-        assert_eq!(
-            progress_line(0.5, 10.0, 4e6, 2.0),
-            "virtual time 0.500000 s of at most 10 s, at most 38 s to go, 4.0 million packet-hops, 2.0 million a second"
-        );
-        assert!(progress_line(0.01, 10.0, 4e6, 2.0).contains(", at most 33 min to go, "));
-        assert!(!progress_line(0.0, 10.0, 0.0, 2.0).contains("to go"));
-    }
 }

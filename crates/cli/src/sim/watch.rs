@@ -1,16 +1,15 @@
-//! `fanin sim --watch`: what the network does while it is simulated, in the terminal.
+//! How far a simulation is, in the terminal; with `--watch`, what its jobs and links do as well.
 
 use std::cmp::Reverse;
-use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use fanin_sim::net::{LinkId, Network, PortId, Time};
 use fanin_sim::workload::Glimpse;
 use ratatui::crossterm::terminal;
 
-use super::progress_line;
-
+/// A run that is over sooner needs no line that says how far it is.
+const QUIET: Duration = Duration::from_secs(2);
 /// Between two pictures.
 const REFRESH: Duration = Duration::from_millis(200);
 const LINKS_SHOWN: usize = 6;
@@ -20,7 +19,10 @@ const BAR: usize = 24;
 /// A picture that is drawn over and over.
 pub(super) struct Watch {
     began: Instant,
-    drawn: Instant,
+    /// When the next one is due.
+    due: Instant,
+    /// Whether jobs and links are in it.
+    detailed: bool,
     /// Lines of the last picture.
     lines: usize,
     until_s: f64,
@@ -30,38 +32,39 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(until_s: f64) -> Self {
-        let now = Instant::now();
-        Self { began: now, drawn: now, lines: 0, until_s, looked: Time::ZERO, busy: Vec::new() }
+    pub(super) fn new(until_s: f64, detailed: bool) -> Self {
+        let began = Instant::now();
+        let due = began + if detailed { REFRESH } else { QUIET };
+        Self { began, due, detailed, lines: 0, until_s, looked: Time::ZERO, busy: Vec::new() }
     }
 
     pub(super) fn look(&mut self, glimpse: &Glimpse<'_>) {
         let now = Instant::now();
-        if now < self.drawn + REFRESH {
+        if now < self.due {
             return;
         }
-        self.drawn = now;
+        self.due = now + REFRESH;
         let progress = glimpse.network.progress();
-        let took_s = (now - self.began).as_secs_f64();
-        let virtual_s = progress.time.as_secs_f64();
-        let mut lines = vec![progress_line(virtual_s, self.until_s, progress.packet_hops as f64, took_s)];
-        lines.extend(jobs(glimpse));
-        lines.extend(self.links(glimpse.network));
-        let width = terminal::size().map_or(80, |(columns, _)| usize::from(columns));
-        // A line that wraps would be two, and the next picture would begin too low.
-        let mut picture = self.erased();
-        for line in &lines {
-            let _ = writeln!(picture, "{}", line.chars().take(width.saturating_sub(1)).collect::<String>());
+        let (virtual_s, hops) = (progress.time.as_secs_f64(), progress.packet_hops as f64);
+        let mut lines = vec![progress_line(virtual_s, self.until_s, hops, (now - self.began).as_secs_f64())];
+        if self.detailed {
+            lines.extend(jobs(glimpse));
+            lines.extend(self.links(glimpse.network));
         }
+        self.erase();
+        let width = terminal::size().map_or(80, |(columns, _)| usize::from(columns));
         self.lines = lines.len();
-        let _ = io::stderr().write_all(picture.as_bytes());
+        for line in lines {
+            // A line that wraps would be two, and the next picture would begin too low.
+            let _ =
+                writeln!(io::stderr(), "{}", line.chars().take(width.saturating_sub(1)).collect::<String>());
+        }
     }
 
-    /// What takes the last picture away.
-    pub(super) fn erased(&mut self) -> String {
-        match std::mem::take(&mut self.lines) {
-            0 => String::new(),
-            lines => format!("\x1b[{lines}A\r\x1b[J"),
+    /// Takes the last picture away.
+    pub(super) fn erase(&mut self) {
+        if let lines @ 1.. = std::mem::take(&mut self.lines) {
+            let _ = write!(io::stderr(), "\x1b[{lines}A\r\x1b[J");
         }
     }
 
@@ -127,4 +130,36 @@ fn jobs(glimpse: &Glimpse<'_>) -> Vec<String> {
 fn bar(part: f64) -> String {
     let full = (part.clamp(0.0, 1.0) * BAR as f64).round() as usize;
     format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))
+}
+
+/// How far a run is after so many seconds, and how many more it takes at most if it goes on as it
+/// did.
+fn progress_line(virtual_s: f64, until_s: f64, packet_hops: f64, took_s: f64) -> String {
+    let left_s = took_s * (until_s - virtual_s) / virtual_s;
+    let left = if !left_s.is_finite() {
+        String::new()
+    } else if left_s < 100.0 {
+        format!(", at most {left_s:.0} s to go")
+    } else {
+        format!(", at most {:.0} min to go", left_s / 60.0)
+    };
+    let (millions, rate) = (packet_hops / 1e6, packet_hops / took_s / 1e6);
+    format!(
+        "virtual time {virtual_s:.6} s of at most {until_s} s{left}, {millions:.1} million packet-hops, {rate:.1} million a second"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_says_how_long_it_takes_at_most() {
+        assert_eq!(
+            progress_line(0.5, 10.0, 4e6, 2.0),
+            "virtual time 0.500000 s of at most 10 s, at most 38 s to go, 4.0 million packet-hops, 2.0 million a second"
+        );
+        assert!(progress_line(0.01, 10.0, 4e6, 2.0).contains(", at most 33 min to go, "));
+        assert!(!progress_line(0.0, 10.0, 0.0, 2.0).contains("to go"));
+    }
 }

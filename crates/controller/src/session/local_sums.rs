@@ -11,11 +11,11 @@ use fanin_wire::{Collective, Dtype, LossBound, Op, RANKS_MAX, Rank, WireDtype, W
 
 use super::cancel::Cancel;
 use super::config::SessionConfig;
+use super::local_page::LocalPage;
 use super::local_ranks::{LocalRanks, hear};
 use super::services::Services;
 use super::shared::Shared;
 use super::trace::{HandOver, SessionTrace, TracedAs};
-use super::warnings::say;
 use crate::error::{AllReduceError, SessionError, Tensor};
 
 /// Most ranks of a job that has other collectives than all-reduces: a root is named in a byte.
@@ -45,6 +45,8 @@ pub(super) struct LocalSums {
     pub machines: Vec<usize>,
     /// In as many parts each tensor goes on.
     pub columns: usize,
+    /// Rank 0's, where no service knows the job.
+    page: Option<LocalPage>,
 }
 
 impl LocalSums {
@@ -57,18 +59,12 @@ impl LocalSums {
         let trace =
             config.trace.as_ref().map(|trace| trace.open(&config.job, TracedAs::Ranks)).transpose()?;
         let group = ranks.group();
-        let asks_for_page = config.page.is_some() && config.own_name() == Rank(0);
         let memory = ranks.gather(config.join_timeout, cancel)?;
+        let page = if group.networked { None } else { LocalPage::start(&config) };
         let (world_size, timeout, wire_dtype) = (config.world_size, config.timeout, config.travels_as());
         let loss_bound = config.agreed.loss_bound;
         let services = ranks.column(config).map(|config| Services::join(config, cancel)).transpose()?;
         let services = services.map(Arc::new);
-        if asks_for_page && !group.networked {
-            say(
-                0,
-                "FANIN_PAGE: all ranks are on this machine and sum in its memory; there is no service to show",
-            );
-        }
         if let Some(services) = &services {
             let shared = &services.shared;
             let found = [
@@ -106,6 +102,7 @@ impl LocalSums {
             here,
             machines,
             columns,
+            page,
         };
         Ok((local, services))
     }
@@ -124,8 +121,14 @@ impl LocalSums {
         let bound = (self.loss_bound != LossBound::RELIABLE).then_some(bound);
         let submission = submission.losing(bound);
         let trace = self.trace.clone();
+        let noted = self.page.as_ref().map(|LocalPage { pending, .. }| {
+            (Arc::clone(pending), pending.insert(&submission, submitted).number)
+        });
         let done = move |number, result: Result<Completed, Failure>| {
             let tensor = Tensor { number, ..unnumbered };
+            if let Some((pending, noted)) = noted {
+                pending.remove(noted, Instant::now(), None);
+            }
             let result = result.map_err(|failure| AllReduceError {
                 cause: error_of(&failure, wire_dtype, tensor, &switch),
                 tensor,

@@ -11,6 +11,7 @@ mod absent;
 mod admission;
 mod cancel;
 mod config;
+mod local_page;
 mod local_ranks;
 mod local_sums;
 mod measure;

@@ -48,7 +48,7 @@ impl Services {
     pub fn join(config: SessionConfig, cancel: &Cancel) -> Result<Self, SessionError> {
         let thread = SessionThread::shared()?;
         // It may wait for its port, and the thread has other sessions' heartbeats to send.
-        let page = page(&config);
+        let page = page_of_services(&config);
         let joining = join_all(config, page, cancel, &thread.lines);
         let (shared, instances, meanwhile) = thread.block_on(joining)?;
         let mut tasks = JoinSet::new();
@@ -181,13 +181,20 @@ async fn join_all(
     Ok((Arc::new(Shared::new(config, members, driver, watched, joined)), instances, meanwhile))
 }
 
-/// The page about the job, at rank 0. A training goes on without one.
-fn page(config: &SessionConfig) -> Option<Arc<PageServer>> {
-    let (listen, token) = config.page.filter(|_| config.own_name() == Rank(0))?;
-    let watched = || {
+/// The page about the job that the services know.
+fn page_of_services(config: &SessionConfig) -> Option<Arc<PageServer>> {
+    page(config, || {
         let services = config.services.iter().map(|service| service.switch.clone()).collect();
         Watch::of_services(format!("rank 0 of {}", config.job), services, false, config.trust.clone())
-    };
+    })
+}
+
+/// The page about the job, at rank 0, if it is asked for. A training goes on without one.
+pub(super) fn page<F: Future<Output = ()> + Send + 'static>(
+    config: &SessionConfig,
+    watched: impl Fn() -> (Watch, F),
+) -> Option<Arc<PageServer>> {
+    let (listen, token) = config.page.filter(|_| config.own_name() == Rank(0))?;
     let page = PageServer::of_process(listen, token, watched);
     page.map_err(|error| say(0, &format!("FANIN_PAGE: {error}; the training goes on without a page"))).ok()
 }

@@ -136,12 +136,18 @@ impl From<proto::Split> for Split {
 
 /// Where this rank is, as it tells the service at the end of `connection`.
 pub(super) fn place(config: &SessionConfig, connection: &Connection) -> proto::Place {
+    let address = route(connection.address).map(|route| route.local.to_string()).unwrap_or_default();
+    proto::Place { address, ..here(config) }
+}
+
+/// The same without an address.
+pub(super) fn here(config: &SessionConfig) -> proto::Place {
     let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned());
     let name = if config.machine == fanin_local::machine_id() { host().ok() } else { None };
     proto::Place {
         name: name.unwrap_or_else(|| config.machine.clone()),
         machine: config.machine.clone(),
-        address: route(connection.address).map(|route| route.local.to_string()).unwrap_or_default(),
+        address: String::new(),
         ranks: config.ranks_here.clone(),
     }
 }

@@ -396,7 +396,7 @@ impl Network {
         self.core.ports[port.index()].busy
     }
 
-    /// What went on until now at one direction of a link.
+    /// Counts of one direction of a link until now.
     #[must_use]
     pub fn passed(&self, port: PortId) -> Passed {
         let state = &self.core.ports[port.index()];

@@ -134,10 +134,10 @@ pub struct PortStatistics {
     pub queue_bytes_max: u64,
 }
 
-/// What went on at one direction of a link since the beginning: nothing of it ever becomes less.
+/// Counts of one direction of a link since the beginning. None ever falls.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct Passed {
-    /// Time in which the link was busy. Of a packet that is being sent it has the part that has passed.
+    /// Time in which the link was busy; a packet that is being sent counts up to now.
     pub busy: Time,
     /// The sum over time of the bytes that waited, in byte microseconds.
     pub queued_byte_us: f64,

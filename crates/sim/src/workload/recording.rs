@@ -1,5 +1,5 @@
-//! What happened over time and where, for `fanin sim --report`: each link's load, queue, marks and
-//! drops, each job's tensors, and how long everything took.
+//! A run over time, for `fanin sim --report`: each link's load, queue, marks and drops, and each
+//! job's tensors.
 //!
 //! The observer that takes it is no part of the run: a run is the same with it and without. A
 //! recording's memory is bounded, so long runs have longer intervals, and of many tensors the first

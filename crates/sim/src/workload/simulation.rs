@@ -49,7 +49,7 @@ pub struct Options {
     pub progress: Option<Look>,
 }
 
-/// What looks at a run while it goes on, now and then.
+/// A callback that looks at a run while it goes on, now and then.
 pub type Look = Box<dyn FnMut(&Glimpse<'_>)>;
 
 /// A run that goes on.

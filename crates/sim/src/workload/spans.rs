@@ -1,5 +1,5 @@
-//! When each rank of a job computed, submitted a tensor and had its sum: for pictures, so only the
-//! first of each are kept.
+//! The times at which each rank of a job computed, submitted a tensor and had its sum. Pictures show
+//! them, so only the first are kept.
 
 use std::collections::BTreeMap;
 
@@ -43,12 +43,12 @@ pub struct LeftOut {
 /// The same in seconds, for a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct JobSpans {
-    /// Each tensor that all ranks have: its number, when the first and the last rank submitted it,
-    /// and when the first and the last had its sum.
+    /// Each tensor that all ranks have: its number, the first and the last submission, and the first
+    /// and the last rank's sum.
     pub tensors: Vec<(u64, f64, f64, f64, f64)>,
     /// Each tensor of a rank: rank, number, submitted, summed.
     pub spans: Vec<(usize, u64, f64, f64)>,
-    /// When a rank computed or paused: rank, from, to.
+    /// Times in which a rank computed or paused: rank, from, to.
     pub computing: Vec<(usize, f64, f64)>,
     /// The lists have the first in time.
     pub left_out: LeftOut,
