@@ -20,7 +20,7 @@ def are_built() -> bool:
 
 
 def data(report: Path) -> dict[str, Any]:
-    """What a report shows: page/src/report/contract.ts."""
+    """Return the data of a report: page/src/report/contract.ts."""
     text = report.read_text()
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fanin import _fanin
 from fanin._cures import to_install
@@ -34,9 +36,30 @@ def require(error: type[FaninError], *modules: str) -> None:
 
 def require_report(error: type[FaninError], path: Path) -> None:
     """Raise the error if no report can be written there: now, and not after minutes of work."""
+    was_there = path.exists()
     try:
         _fanin.check_report()
         with path.open("a"):
             pass
+    except (OSError, ValueError) as wrong:
+        raise error(f"cannot write the report {path}: {wrong}") from None
+    if not was_there:
+        path.unlink()
+
+
+def write_report(
+    error: type[FaninError],
+    path: Path,
+    command: str,
+    runs: Sequence[tuple[str, Path]],
+    **parts: Any,
+) -> None:
+    """Write the report of these runs, each with a name and the path of its JSON.
+
+    ``parts`` are ``sweep`` or ``reproduction``, as page/src/report/contract.ts has them.
+    """
+    texts = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
+    try:
+        path.write_text(_fanin.report_page(command, runs, **texts), encoding="utf-8")
     except (OSError, ValueError) as wrong:
         raise error(f"cannot write the report {path}: {wrong}") from None

@@ -45,6 +45,32 @@ export interface Extras {
   top?: number;
 }
 
+/** The last of ascending `xs` that is not after `x`; the first one where all are. */
+export function lastUntil(xs: ArrayLike<number>, x: number): number {
+  let low = 0;
+  let high = xs.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle] <= x) low = middle + 1;
+    else high = middle;
+  }
+  return Math.max(0, low - 1);
+}
+
+/** The least and the most value between two x; null where none is known. A stepped line has one that began before, too. */
+export function extent(xs: readonly number[], values: Values, from: number, to: number, stepped: boolean): [number, number] | null {
+  let least = Infinity;
+  let most = -Infinity;
+  const first = stepped ? lastUntil(xs, from) : 0;
+  for (let i = first; i < xs.length; i++) {
+    const v = values[i];
+    if (v === null || v === undefined || xs[i] > to || (xs[i] < from && !(stepped && i === first))) continue;
+    least = Math.min(least, v);
+    most = Math.max(most, v);
+  }
+  return least > most ? null : [least, most];
+}
+
 const HEIGHT = 132;
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 
@@ -123,8 +149,15 @@ export class Chart {
     if (!this.plot) this.plot = new uPlot(this.options(width), data, this.canvas);
     else this.plot.setData(data, false);
     this.plot.setScale("x", { min, max });
-    this.read(this.plot.cursor.idx ?? null);
+    this.read(this.under(this.plot));
     this.summarise();
+  }
+
+  /** The sample at the cursor: the nearest one, or the one whose step the cursor is in. */
+  private under(u: uPlot): number | null {
+    const { idx, left } = u.cursor;
+    if (idx === null || idx === undefined) return null;
+    return this.extras.stepped && left !== undefined && left >= 0 ? lastUntil(this.times, u.posToVal(left, "x")) : idx;
   }
 
   private read(at: number | null): void {
@@ -138,16 +171,9 @@ export class Chart {
   private summarise(): void {
     const [from, to] = this.view ?? [0, 0];
     const parts = this.lines.map(({ label }, k) => {
-      let least = Infinity;
-      let most = -Infinity;
-      this.times.forEach((t, i) => {
-        const v = this.data[k]?.[i];
-        if (v === null || v === undefined || t < from || t > to) return;
-        least = Math.min(least, v);
-        most = Math.max(most, v);
-      });
-      if (least > most) return `${label} nothing is known yet`.trim();
-      const reach = `${label} from ${this.show(least)} to ${this.show(most)}`.trim();
+      const extremes = extent(this.times, this.data[k] ?? [], from, to, this.extras.stepped ?? false);
+      if (!extremes) return `${label} nothing is known yet`.trim();
+      const reach = `${label} from ${this.show(extremes[0])} to ${this.show(extremes[1])}`.trim();
       return this.across.ends ? `${reach}, now ${this.show(this.data[k][this.data[k].length - 1] ?? null)}` : reach;
     });
     const text = `${this.title}, ${this.across.stretch(from, to)}: ${parts.join("; ")}.`;
@@ -182,6 +208,7 @@ export class Chart {
         sync: { key: this.sync.key },
         drag: { x: true, y: false, setScale: false },
         points: { size: 5 },
+        ...(this.extras.stepped ? { dataIdx: (_u: uPlot, _series: number, _nearest: number, x: number) => lastUntil(this.times, x) } : {}),
       },
       scales: {
         // uPlot would go to the next powers of 10 on a logarithmic axis.
@@ -210,7 +237,7 @@ export class Chart {
       ],
       hooks: {
         drawAxes: [(u) => this.shade(u)],
-        setCursor: [(u) => this.read(u.cursor.idx ?? null)],
+        setCursor: [(u) => this.read(this.under(u))],
         setSelect: [
           (u) => {
             if (u.select.width < 4) return;

@@ -53,9 +53,9 @@ export function count(x: number | null | undefined): string {
   return known(x) ? whole.format(x) : NONE;
 }
 
-/** "1 rank", "2 ranks". */
-export function several(n: number, thing: string): string {
-  return `${count(n)} ${thing}${n === 1 ? "" : "s"}`;
+/** "1 rank", "2 ranks", "2 boxes". */
+export function several(n: number, thing: string, plural = `${thing}s`): string {
+  return `${count(n)} ${n === 1 ? thing : plural}`;
 }
 
 /** How long something lasts: "12 s", "3 min 20 s", "2 h 5 min". */

@@ -36,7 +36,7 @@ export function verdict(state: State): Verdict {
   if (running) return { tone: "good", text: words.length ? `Nothing is wrong. ${runs}` : `All is well. ${runs}` };
   const gathering = state.jobs.filter((j) => j.state === "gathering");
   if (gathering.length) {
-    return { tone: "idle", text: `No job runs yet. ${several(gathering.length, "job")} waits for ranks.`.replace("jobs waits", "jobs wait") };
+    return { tone: "idle", text: `No job runs yet. ${several(gathering.length, "job")} ${gathering.length === 1 ? "waits" : "wait"} for ranks.` };
   }
   if (state.jobs.length) return { tone: "idle", text: "No job runs now." };
   return { tone: "idle", text: "No job is here." };

@@ -49,6 +49,7 @@ test("counts, ranks and words", () => {
   expect(count(4096)).toBe("4,096");
   expect(several(1, "rank")).toBe("1 rank");
   expect(several(4096, "rank")).toBe("4,096 ranks");
+  expect([1, 2].map((n) => several(n, "box", "boxes"))).toEqual(["1 box", "2 boxes"]);
   expect(ranges([5, 0, 1, 2, 9, 8])).toBe("0–2, 5, 8–9");
   expect(ranges([])).toBe("");
   expect(rankList([3])).toBe("rank 3");

@@ -1,11 +1,12 @@
 import { describe, expect, test } from "vitest";
 import type { RecordedJob } from "../src/report/contract";
-import { barAt, firstAt, Gantt, ranksIn } from "../src/report/gantt";
+import { barAt, firstAt, Gantt, ranksIn, told } from "../src/report/gantt";
 
 const job = (over: Partial<RecordedJob>): RecordedJob => ({
   workers: [0, 1],
   servers: [],
   tensors_per_step: 2,
+  asynchronous: false,
   tensors: [[0, 1, 2, 4, 5], [1, 3, 3, 6, 6]],
   spans: [[0, 0, 1, 4], [1, 0, 2, 5], [0, 1, 3, 6]],
   computing: [[0, 0.5, 1]],
@@ -18,6 +19,17 @@ describe("rows", () => {
   test("the row of all ranks waits for the last rank", () => {
     expect(gantt.all.bars[0]).toMatchObject({ number: 0, from: 1, waited: 2, first: 4, to: 5 });
     expect([gantt.from, gantt.to]).toEqual([0.5, 6]);
+  });
+  test("nobody waits for the last rank of an asynchronous job", () => {
+    const bar = new Gantt(job({ asynchronous: true })).all.bars[0];
+    expect(bar).toMatchObject({ from: 1, waited: 1, first: 4, to: 5 });
+  });
+  test("numbers of a stretch are told, with the ranks that are drawn", () => {
+    expect(told(gantt, [0, 1], 0.5, 6)).toBe(
+      "Tensors over time, 500 ms to 6.00 s: 2 tensors of 2 ranks. " +
+        "From the first rank's submission to the last rank's sum, a tensor took 3.50 s in the mean, 4.00 s at most.",
+    );
+    expect(told(gantt, [1], 0, 0.2)).toBe("Tensors over time, 0 s to 200 ms: 0 tensors of 2 ranks, of which rank 1 is drawn.");
   });
   test("tensors that overlap take lanes", () => {
     const { bars, lanes, computing } = gantt.row(0);

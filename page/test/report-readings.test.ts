@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { part, Readings, step } from "../src/report/readings";
+import { KINDS, part, Readings, step } from "../src/report/readings";
 import { network } from "./report";
 
 const recording = network([["s", 0], ["a", null]], [["a", "s"]]);
@@ -15,6 +15,10 @@ test("loads and queues are means over time, drops are sums", () => {
   expect(readings.value("dropped", 0, null)).toBe(5);
   expect(readings.value("marked", 0, 1)).toBe(0);
   expect(readings.value("busy", 1, null)).toBe(0);
+});
+
+test("a load below a per mille is not 0", () => {
+  expect([0, 0.0004, 0.001, 0.25, null].map(KINDS.busy.show)).toEqual(["0 %", "< 0.1 %", "0.100 %", "25.0 %", "–"]);
 });
 
 test("the largest value is that of the run, or of any interval", () => {

@@ -210,7 +210,7 @@ def test_a_report_has_findings_pictures_and_all_runs(tmp_path: Path) -> None:
     assert experiment["findings"][0]["verdict"] == "agrees"
     names = {run["name"] for run in shown["runs"]}
     assert len(names) == len(list((out / "results").glob("*.json"))) > 1
-    assert "pool-slots-512-delay-18us-1, seed 1" in names
+    assert "pool-slots-512-delay-18us, seed 1" in names
     assert all("[network]" in run["toml"] for run in shown["runs"])
     nowhere = tmp_path / "none" / "pool.html"
     ended = reproduce("switchml", "--only", "pool", "--report", str(nowhere))

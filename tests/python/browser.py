@@ -16,7 +16,7 @@ PAGES = Path(__file__).parents[2] / "page" / "dist"
 
 @contextmanager
 def browsing(built: str, program: Path | None = None) -> Iterator[Callable[..., Any]]:
-    """What opens a URL as a page; errors on pages fail the test.
+    """Yield a function that opens a URL as a page; errors on pages fail the test.
 
     Skips where there is no browser, or the file ``built`` is missing among what npm made. A
     ``program`` starts Chromium elsewhere.

@@ -9,7 +9,7 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use fanin_sim::scenario_file;
 use fanin_sim::workload::{
@@ -165,8 +165,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         error => anyhow!(error),
     })?;
-    let said = write(arguments, (&file, &text), &report, other)?;
-    output::line(&said.unwrap_or_else(|| table(&report)))?;
+    let document = Document {
+        fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
+        scenario: serde_json::to_value(scenario_file::whole(&file, &text)?)
+            .context("the scenario as JSON")?,
+        seed: arguments.seed,
+        result: &report,
+    };
+    // First, as a disk may be full.
+    match arguments.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => output::line(&json(&document)?)?,
+        _ => output::line(&table(&report))?,
+    }
+    write(arguments, &document, other)?;
     unfinished(&report)
 }
 
@@ -175,62 +186,65 @@ impl Arguments {
     /// run that is to be shown beside this one.
     fn check(&self) -> anyhow::Result<Option<serde_json::Value>> {
         let json = self.json.as_deref().filter(|path| path.as_os_str() != "-");
-        [json, self.report.as_deref()].into_iter().flatten().try_for_each(check_writable)?;
-        if self.report.is_some() {
+        let files = [Some(self.file.as_path()), json, self.report.as_deref(), self.against.as_deref()];
+        if let Some(report) = &self.report {
             report::check_built()?;
+            let is_same = |other: &&Path| same_file(other, report);
+            let used = files.into_iter().flatten().filter(is_same).count() > 1;
+            ensure!(!used, "--report {} is also another file of this run: name a new one", report.display());
+            ensure!(report.as_os_str() != "-", "--report needs a file: it is a page, and no text");
         }
-        if self.watch && !std::io::stderr().is_terminal() {
-            return Err(anyhow!(
-                "--watch draws on a terminal, and standard error is none; --report writes a file"
-            ));
-        }
+        [json, self.report.as_deref()].into_iter().flatten().try_for_each(check_writable)?;
+        ensure!(
+            !self.watch || std::io::stderr().is_terminal(),
+            "--watch draws on a terminal, and standard error is none; --report writes a file"
+        );
         self.against.as_deref().map(report::other).transpose()
     }
 }
 
-/// Writes the files that were asked for; returns what is to be said in place of the table.
-fn write(
-    arguments: &Arguments,
-    (file, text): (&str, &str),
-    report: &Report,
-    other: Option<serde_json::Value>,
-) -> anyhow::Result<Option<String>> {
-    if arguments.json.is_none() && arguments.report.is_none() {
-        return Ok(None);
+/// Whether two names are of one file, which need not be there.
+fn same_file(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
     }
-    let document = Document {
-        fanin: Program { version: env!("CARGO_PKG_VERSION"), commit: env!("BUILD_COMMIT") },
-        scenario: serde_json::to_value(scenario_file::whole(file, text)?).context("the scenario as JSON")?,
-        seed: arguments.seed,
-        result: report,
-    };
-    if let Some(path) = &arguments.report {
-        write_report(arguments, serde_json::to_value(&document)?, other, path)?;
-    }
-    let Some(path) = &arguments.json else { return Ok(None) };
-    let json = serde_json::to_string_pretty(&document)?;
-    if path.as_os_str() == "-" {
-        return Ok(Some(json));
-    }
-    std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(None)
 }
 
-fn write_report(
+/// Writes the files that were asked for.
+fn write(
     arguments: &Arguments,
-    document: serde_json::Value,
+    document: &Document<'_>,
     other: Option<serde_json::Value>,
-    path: &Path,
 ) -> anyhow::Result<()> {
-    let Arguments { file, seed, against, .. } = arguments;
-    let mut command = format!("fanin sim {} --seed {seed} --report {}", file.display(), path.display());
-    if let Some(against) = against {
-        command += &format!(" --against {}", against.display());
+    if let Some(path) = arguments.json.as_deref().filter(|path| path.as_os_str() != "-") {
+        write_file(path, &(json(document)? + "\n"))?;
     }
+    let Some(path) = &arguments.report else { return Ok(()) };
+    let Arguments { file, seed, against, .. } = arguments;
+    let mut command = vec!["fanin", "sim"];
+    let (seed, shown) = (seed.to_string(), [file, path].map(|path| path.display().to_string()));
+    command.extend([shown[0].as_str(), "--seed", &seed, "--report", &shown[1]]);
+    let beside = against.as_ref().map(|path| path.display().to_string());
+    command.extend(beside.iter().flat_map(|path| ["--against", path]));
+    let mut report = Shown::new(shlex::try_join(command)?);
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let runs = [Some(report::run(&name, document)?), other].into_iter().flatten().collect();
-    let html = Shown { command, runs, sweep: None, reproduction: None }.html()?;
-    std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))
+    report.add(report::run(&name, serde_json::to_value(document)?)?)?;
+    other.map_or(Ok(()), |other| report.add(other))?;
+    write_file(path, &report.html()?)
+}
+
+/// A recording has millions of numbers, and each would have a line.
+fn json(document: &Document<'_>) -> anyhow::Result<String> {
+    let text = match document.result.recording {
+        Some(_) => serde_json::to_string(document),
+        None => serde_json::to_string_pretty(document),
+    };
+    Ok(text?)
+}
+
+fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Which jobs have no end, where the file says no `until` either: nobody waits for the usual one on

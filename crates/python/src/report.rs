@@ -28,14 +28,15 @@ pub(crate) fn report_page(
 ) -> PyResult<String> {
     let page = || -> Result<String, String> {
         let parsed = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| error.to_string());
-        let run = |(name, path): (String, PathBuf)| {
+        let mut shown =
+            Shown::new(command).with(sweep.map(parsed).transpose()?, reproduction.map(parsed).transpose()?);
+        for (name, path) in runs {
             let wrong = |error: &dyn Display| format!("{}: {error}", path.display());
             let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
-            report::run(&name, parsed(&text)?).map_err(|error| wrong(&error))
-        };
-        let runs = runs.into_iter().map(run).collect::<Result<_, _>>()?;
-        let (sweep, reproduction) = (sweep.map(parsed).transpose()?, reproduction.map(parsed).transpose()?);
-        Shown { command, runs, sweep, reproduction }.html().map_err(|error| error.to_string())
+            let run = report::run(&name, parsed(&text)?).and_then(|run| shown.add(run));
+            run.map_err(|error| wrong(&error))?;
+        }
+        shown.html().map_err(|error| error.to_string())
     };
     page().map_err(PyValueError::new_err)
 }

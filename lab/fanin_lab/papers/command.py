@@ -191,11 +191,11 @@ def _run(args: argparse.Namespace, command: list[str]) -> int:
     (args.out / "results.json").write_text(text + "\n")
     page = _page(document, paper, chosen, outcomes, reasons_of)
     (args.out / "README.md").write_text(page)
+    print(table(findings, reasons))
+    print(summary(findings, reasons))
     if args.report is not None:
         shown = (args.paper, shlex.join(command), chosen, outcomes)
         report.save(args.report, args.out, lab.played, shown, reasons)
-    print(table(findings, reasons))
-    print(summary(findings, reasons))
     print(_doubtful(document["doubts"]), end="")
     print(f"{time.monotonic() - began:.0f} s; plots, scenarios and results are in {args.out}")
     return 0

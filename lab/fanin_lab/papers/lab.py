@@ -142,8 +142,8 @@ class Lab:
 
     @property
     def played(self) -> list[tuple[str, Path]]:
-        """What each simulation is called, and where its result is."""
-        return [(run.scenario.stem, run.result) for _, run in sorted(self._runner.played.items())]
+        """The name of each simulation's scenario, and the path of its result."""
+        return [(name, run.result) for (name, _), run in sorted(self._runner.played.items())]
 
     def stop(self) -> None:
         """End the simulations that run, and begin no other."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin import _fanin
-
+from fanin_lab import commands
+from fanin_lab.papers import ReproduceError
 from fanin_lab.papers.finding import Experiment, Outcome, Reason, cells, summary
 
 
@@ -42,8 +41,7 @@ def save(
             for experiment, outcome in zip(experiments, outcomes, strict=True)
         ],
     }
-    page = _fanin.report_page(command, runs, reproduction=json.dumps(reproduction))
-    path.write_text(page)
+    commands.write_report(ReproduceError, path, command, runs, reproduction=reproduction)
 
 
 def _picture(path: Path) -> str:

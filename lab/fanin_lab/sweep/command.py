@@ -95,9 +95,9 @@ def _run(args: argparse.Namespace, command: str) -> int:
     values = {parameter.path: parameter.values for parameter in parameters}
     found = document(command, seeds, values, played)
     (out / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(table(played))
     if args.report is not None:
         report.save(args.report, command, found, played)
-    print(table(played))
     if isinstance(place, Cluster):
         nodes = ", ".join(f"{count} on {node}" for node, count in sorted(place.nodes.items()))
         print(f"{place.nodes.total()} runs on {len(place.nodes)} nodes of the cluster: {nodes}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fanin import _fanin
-
+from fanin_lab import commands
+from fanin_lab.sweep import SweepError
 from fanin_lab.sweep.figures import COLUMNS
 from fanin_lab.sweep.table import PointPlayed
 
@@ -30,8 +29,7 @@ def save(
         "figures": [{"name": name, "label": label} for name, label in COLUMNS.items()],
         "points": [_point(point, places) for point in document["points"]],
     }
-    page = _fanin.report_page(command, runs, sweep=json.dumps(sweep, allow_nan=False))
-    path.write_text(page)
+    commands.write_report(SweepError, path, command, runs, sweep=sweep)
 
 
 def _point(point: Mapping[str, Any], places: Mapping[tuple[str, int], int]) -> dict[str, Any]:

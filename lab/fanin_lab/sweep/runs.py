@@ -81,8 +81,8 @@ class Runner:
     def __init__(
         self, out: Path, place: Place, jobs: int, progress: Progress, *, record: bool = False
     ):
-        self.played: dict[str, Run] = {}
-        """Those that have a result, by name and seed."""
+        self.played: dict[tuple[str, int], Run] = {}
+        """The runs that have a result, by name and seed."""
         self._out = out
         self._record = record
         self._place = place
@@ -121,13 +121,17 @@ class Runner:
     def _play(self, name: str, text: str, seed: int) -> Run:
         if self._stopped.is_set():
             raise StoppedError
-        kind = "recorded" if self._record else "played"
-        key = hashlib.sha256(f"{program()} {kind} {seed} {text}".encode()).hexdigest()
+        # A result with a recording is one without, too.
+        recorded, figures = (
+            hashlib.sha256(f"{program()}{kind} {seed} {text}".encode()).hexdigest()
+            for kind in (" recorded", "")
+        )
+        key = recorded if self._record else figures
         file = scenario_path(self._out, name, seed)
         result = self._out / "results" / f"{name}-{seed}.json"
         played = result.with_suffix(".key")
         before, _, wrong = played.read_text().partition("\n") if played.exists() else ("", "", "")
-        if before != key:
+        if before not in {recorded, key}:
             for old in (played, result):
                 old.unlink(missing_ok=True)
             file.write_text(text)
@@ -139,5 +143,5 @@ class Runner:
         self._progress.done(name)
         run = Run(file, seed, result, wrong)
         if run.has_result:
-            self.played[f"{name}, seed {seed}"] = run
+            self.played[name, seed] = run
         return run

@@ -1,5 +1,6 @@
-// Whether a file has the shape of contract.ts. Names what it misses; extra fields are welcome.
-import type { Report } from "./contract";
+// The parts of a file that have the shape of contract.ts; extra fields are welcome.
+// Each run is tested alone: with --against, one of them may be by another version of fanin, and the other one is still shown.
+import type { Report, Run, Sweep } from "./contract";
 import { boolean, list, map, number, object, orNull, type Test, text, tuple } from "../shape";
 
 const durations = object({
@@ -57,7 +58,7 @@ const result = object({
       timeouts: orNull(number),
     }),
   ),
-  servers: list(object({ host: text, received_packets: number, received_bytes: number, received_gbps: list(number) })),
+  servers: list(object({ host: text, received_packets: number, received_bytes: number })),
   switches: list(
     object({
       name: text,
@@ -79,7 +80,6 @@ const result = object({
       delivered_bytes: number,
       retransmissions: number,
       timeouts: number,
-      delivered_gbps: list(number),
     }),
   ),
   flow_times: orNull(durations),
@@ -111,6 +111,7 @@ const recording = object({
       workers: list(number),
       servers: list(number),
       tensors_per_step: number,
+      asynchronous: boolean,
       tensors: list(tuple(5)),
       spans: list(tuple(4)),
       computing: list(tuple(3)),
@@ -127,63 +128,89 @@ const swept: Test = object({
   figures: map(object({ median: number, interval: tuple(2) })),
 });
 
-const report = object({
-  command: text,
-  runs: list(
+const run = object({
+  name: text,
+  fanin: object({ version: text, commit: text }),
+  toml: text,
+  seed: text,
+  result,
+  recording: orNull(recording),
+});
+
+const sweep = object({
+  seeds: list(number),
+  sweep: map(list(text)),
+  figures: list(object({ name: text, label: text })),
+  points: list(
     object({
-      name: text,
-      fanin: object({ version: text, commit: text }),
-      toml: text,
-      seed: number,
-      result,
-      recording: orNull(recording),
-    }),
-  ),
-  sweep: orNull(
-    object({
-      seeds: list(number),
-      sweep: map(list(text)),
-      figures: list(object({ name: text, label: text })),
-      points: list(
-        object({
-          values: map(text),
-          rows: list(swept),
-          runs: list(object({ seed: number, wrong: orNull(text), run: orNull(number) })),
-        }),
-      ),
-    }),
-  ),
-  reproduction: orNull(
-    object({
-      paper: text,
-      summary: text,
-      experiments: list(
-        object({
-          name: text,
-          title: text,
-          picture: text,
-          findings: list(object({ figure: text, what: text, paper: text, agrees_from: text, ours: text, verdict: text })),
-        }),
-      ),
+      values: map(text),
+      rows: list(swept),
+      runs: list(object({ seed: number, wrong: orNull(text), run: orNull(number) })),
     }),
   ),
 });
 
-/** The first place that does not fit; null where the file is understood. */
-export function misses(file: unknown): string | null {
-  const wrong = report(file);
-  if (wrong !== null) return wrong;
-  const { runs, sweep } = file as Report;
-  for (let i = 0; i < runs.length; i++) {
-    const inner = numbers(runs[i]);
-    if (inner !== null) return `runs[${i}].${inner}`;
-  }
-  const point = sweep?.points.findIndex((p) => p.runs.some(({ run }) => run !== null && !runs[run])) ?? -1;
-  return point < 0 ? null : `sweep.points[${point}].runs`;
+const reproduction = object({
+  paper: text,
+  summary: text,
+  experiments: list(
+    object({
+      name: text,
+      title: text,
+      picture: text,
+      findings: list(object({ figure: text, what: text, paper: text, agrees_from: text, ours: text, verdict: text })),
+    }),
+  ),
+});
+
+/** A part of the file that is not shown. */
+export interface LeftOut {
+  /** "Run b.toml, seed 2", "The sweep". */
+  name: string;
+  /** The first place in the file that does not fit: "runs[1].recording.nodes[0].name". */
+  place: string;
+}
+
+export interface Reading {
+  /** Null where nothing is left to show. */
+  report: Report | null;
+  left: LeftOut[];
+}
+
+/** Takes the parts that fit. Points of a sweep have the new places of their runs. */
+export function understood(file: unknown): Reading {
+  const whole = object({ command: text, runs: list(() => null) })(file);
+  if (whole !== null) return { report: null, left: [{ name: "The report", place: whole }] };
+  const told = file as { command: string; runs: unknown[]; sweep?: unknown; reproduction?: unknown };
+  const left: LeftOut[] = [];
+  const runs: Run[] = [];
+  const places = new Map<number, number>();
+  told.runs.forEach((one, i) => {
+    const wrong = run(one) ?? numbers(one as Run);
+    if (wrong === null) {
+      places.set(i, runs.length);
+      runs.push(one as Run);
+    } else {
+      const name = (one as Partial<Run> | null)?.name;
+      left.push({ name: `Run ${typeof name === "string" && name ? name : `number ${i + 1}`}`, place: wrong ? `runs[${i}].${wrong}` : `runs[${i}]` });
+    }
+  });
+  const other = <T>(name: string, place: string, test: Test, value: unknown): T | null => {
+    const wrong = orNull(test)(value ?? null);
+    if (wrong === null) return (value as T | undefined) ?? null;
+    left.push({ name, place: wrong ? `${place}.${wrong}` : place });
+    return null;
+  };
+  const grid = other<Sweep>("The sweep", "sweep", sweep, told.sweep);
+  const points = grid?.points.map((p) => ({ ...p, runs: p.runs.map((r) => ({ ...r, run: places.get(r.run ?? -1) ?? null })) }));
+  const reproduced = other<Report["reproduction"]>("The reproduction", "reproduction", reproduction, told.reproduction);
+  const report = { command: told.command, runs, sweep: grid && { ...grid, points: points! }, reproduction: reproduced };
+  if (runs.length || grid || reproduced) return { report, left };
+  return { report: null, left: left.length ? left : [{ name: "The report", place: "runs[0]" }] };
 }
 
 /** Numbers of nodes exist, and series have all intervals. */
-function numbers({ recording, result }: Report["runs"][number]): string | null {
+function numbers({ recording, result }: Run): string | null {
   if (!recording) return null;
   const { nodes, directions, ends, jobs, parameter_servers } = recording;
   const there = (n: number): boolean => nodes[n] !== undefined;

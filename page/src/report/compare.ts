@@ -1,7 +1,7 @@
 // Figures of two runs beside each other.
 import type { TemplateResult } from "lit-html";
 import { bytes, count, digits, duration, gbps, percent } from "../format";
-import type { Durations, Result, Run } from "./contract";
+import type { Durations, Job, Result, Run } from "./contract";
 import { table } from "./table";
 
 export interface Figure {
@@ -11,13 +11,20 @@ export interface Figure {
   other: number | null;
 }
 
-/** The other run's job of a name; where no name is there twice, or in its place otherwise. */
-function paired<T extends { name: string }>(ours: readonly T[], others: readonly T[]): [T, T | null][] {
-  return ours.map((o, i) => {
-    const named = others.filter((x) => x.name === o.name);
-    return [o, named.length === 1 ? named[0] : (others[i] ?? null)];
+/** Jobs of one name are a pair; the rest are pairs in their order. The last ones, of one run alone, have null beside them. */
+export function paired<T extends { name: string }>(ours: readonly T[], others: readonly T[]): [T | null, T | null][] {
+  const free = [...others];
+  const named = ours.map((o) => {
+    const at = free.findIndex((x) => x.name === o.name);
+    return at < 0 ? null : free.splice(at, 1)[0];
   });
+  const pairs = ours.map((o, i): [T | null, T | null] => [o, named[i] ?? free.shift() ?? null]);
+  return [...pairs, ...free.map((x): [null, T] => [null, x])];
 }
+
+/** Both names, where they differ. */
+const nameOf = (a: { name: string } | null, b: { name: string } | null): string =>
+  [...new Set([a, b].flatMap((x) => (x ? [x.name] : [])))].join(" / ");
 
 export function figures(ours: Result, other: Result): Figure[] {
   const list: Figure[] = [];
@@ -26,9 +33,11 @@ export function figures(ours: Result, other: Result): Figure[] {
   };
   const whole = (x: number | null): string => count(x);
   for (const [job, twin] of paired(ours.jobs, other.jobs)) {
-    const both = (name: string, show: Figure["show"], value: (j: typeof job) => number | null): void => {
-      const figure = { name: `${job.name}: ${name}`, show, ours: value(job), other: twin && value(twin) };
-      if (figure.ours !== null || figure.other !== null) list.push(figure);
+    const alone = !job || !twin;
+    const both = (name: string, show: Figure["show"], value: (j: Job) => number | null): void => {
+      const figure = { name: `${nameOf(job, twin)}: ${name}`, show, ours: job && value(job), other: twin && value(twin) };
+      // A job of one run is listed even where it has no figure.
+      if (figure.ours !== null || figure.other !== null || (alone && name === "finished")) list.push(figure);
     };
     both("finished", duration, (j) => j.finished_s);
     both("throughput", gbps, (j) => (j.measurement.enough ? j.aggregation_gbps : null));
@@ -41,11 +50,13 @@ export function figures(ours: Result, other: Result): Figure[] {
     add("flow time, mean", duration, (r) => r.flow_times && ifAny(r.flow_times, (t) => t.mean_s));
     add("flow time, 99 %", duration, (r) => r.flow_times && ifAny(r.flow_times, (t) => t.p99_s));
   }
-  const most = (r: Result, value: (l: Result["links"][number]) => number): number =>
-    r.links.reduce((sum, l) => Math.max(sum, value(l)), 0);
+  // Large reports have no links of their later runs: nothing is known of these then.
+  const over = (r: Result, join: (a: number, b: number) => number, value: (l: Result["links"][number]) => number): number | null =>
+    r.links.length ? r.links.reduce((sum, l) => join(sum, value(l)), 0) : null;
+  const most = (r: Result, value: (l: Result["links"][number]) => number): number | null => over(r, Math.max, value);
   add("load of the busiest link", percent, (r) => most(r, (l) => l.load));
   add("longest queue", bytes, (r) => most(r, (l) => l.queue_max_bytes));
-  add("packets marked", whole, (r) => r.links.reduce((sum, l) => sum + l.marked, 0));
+  add("packets marked", whole, (r) => over(r, (a, b) => a + b, (l) => l.marked));
   add("packets dropped", whole, (r) => r.drops.reduce((sum, d) => sum + d.count, 0));
   add("packet hops", whole, (r) => r.packet_hops);
   add("virtual time", duration, (r) => r.ended_s);

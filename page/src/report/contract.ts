@@ -17,7 +17,8 @@ export interface Run {
   fanin: { version: string; commit: string };
   /** The scenario as one file, which `fanin sim` plays again. */
   toml: string;
-  seed: number;
+  /** A decimal number: seeds have 64 bits, more than a number here holds. */
+  seed: string;
   result: Result;
   /** Null where a file of figures alone was given, or where recordings would make the report too large. */
   recording: Recording | null;
@@ -69,13 +70,15 @@ export interface RecordedJob {
   servers: number[];
   /** Tensors of an iteration; 1 where each tensor is a step of its own. */
   tensors_per_step: number;
+  /** Its workers wait for nobody: a tensor's sum does not need all ranks. */
+  asynchronous: boolean;
   /** Each tensor over all ranks: its number, when the first and the last rank submitted it, and when the first and the last had its sum. */
   tensors: [number, number, number, number, number][];
   /** Each tensor of a rank: rank, number, submitted, summed. */
   spans: [number, number, number, number][];
-  /** When a rank computed: rank, from, to. */
+  /** Stretches in which a rank computed, without its pauses, up to the end of the run: rank, from, to. */
   computing: [number, number, number][];
-  /** Entries of each list that did not fit; the lists have the first in time. */
+  /** Entries of each list that did not fit, for `computing` its stretches; the lists have the first in time. */
   left_out: { tensors: number; spans: number; computing: number };
 }
 
@@ -93,6 +96,7 @@ export interface Distribution {
 /** `result` of `fanin sim --json`; crates/sim/src/workload/report.rs explains each field. */
 export interface Result {
   title: string;
+  /** Rounded where it is above 2^53: `Run.seed` is exact. */
   seed: number;
   ended_s: number;
   warm_up_s: number;
@@ -104,7 +108,7 @@ export interface Result {
   drops: { name: string; count: number }[];
   jobs: Job[];
   parameter_servers: ParameterServer[];
-  servers: { host: string; received_packets: number; received_bytes: number; received_gbps: number[] }[];
+  servers: { host: string; received_packets: number; received_bytes: number }[];
   switches: {
     name: string;
     aggregators: number;
@@ -189,7 +193,6 @@ export interface Flow {
   delivered_bytes: number;
   retransmissions: number;
   timeouts: number;
-  delivered_gbps: number[];
 }
 
 /** `sweep.json` of `fanin sim --sweep`. */

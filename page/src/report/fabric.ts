@@ -20,7 +20,7 @@ export interface Group {
 /** All links between two groups. */
 export interface Bundle {
   id: string;
-  /** Indices of the groups; `a` is the lower one, or the left one of the same level. */
+  /** Indices of the groups: `a` is at the lower level; within a level `a` has the lower index, wherever it is drawn. */
   a: number;
   b: number;
   /** Directions from `a` to `b`, and back. */
@@ -144,8 +144,7 @@ export class Fabric {
     const { nodes } = this.recording;
     const first = nodes[members[0]].name;
     if (members.length === 1) return first;
-    const kind = nodes[members[0]].layer === null ? "host" : "switch";
-    const how = kind === "host" ? several(members.length, kind) : `${several(members.length, kind).replace(/s$/, "es")}`;
+    const how = nodes[members[0]].layer === null ? several(members.length, "host") : several(members.length, "switch", "switches");
     return `${how}, ${first} … ${nodes[members[members.length - 1]].name}`;
   }
 

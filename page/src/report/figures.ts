@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import { Chart } from "../chart";
 import { bits, count, duration, several } from "../format";
 import { facts } from "../panel";
-import { steps, VIRTUAL_TIME } from "./axes";
+import { ofAll, steps, VIRTUAL_TIME } from "./axes";
 import type { Run } from "./contract";
 import type { Fabric } from "./fabric";
 import type { Places } from "./places";
@@ -150,7 +150,8 @@ export class Figures {
     const there = ways.filter((w) => w.directions.length);
     const carried = MEASURES.filter((m) => m === "busy" || there.some((w) => w.directions.some((d) => this.run.recording!.directions[d][m])));
     return carried.map((measure) => {
-      const { title, show } = KINDS[measure];
+      const { title } = KINDS[measure];
+      const show = measure === "busy" ? ofAll : KINDS[measure].show;
       const lines = there.map(({ name }, i) => ({
         label: name,
         colour: `series${i}`,

@@ -5,7 +5,7 @@ import type { Node, RecordedJob } from "./contract";
 import { duration, several } from "../format";
 import { colour } from "../palette";
 import type { View } from "../view";
-import { type Bar, barAt, firstAt, Gantt, ranksIn, type Row } from "./gantt";
+import { type Bar, barAt, firstAt, Gantt, ranksIn, type Row, told } from "./gantt";
 
 const LANE = 11;
 const COMPUTING = 5;
@@ -37,11 +37,11 @@ export class GanttView extends TimeCanvas {
   template(): TemplateResult {
     if (this.stale) queueMicrotask(() => this.draw());
     this.stale = false;
-    const { left_out, computing } = this.gantt.job;
+    const { left_out, computing, asynchronous } = this.gantt.job;
     const left = [
       left_out.tensors ? several(left_out.tensors, "tensor") : "",
       left_out.spans ? `${several(left_out.spans, "tensor")} of ranks` : "",
-      left_out.computing ? several(left_out.computing, "stretch").replace("stretchs", "stretches") + " of computing" : "",
+      left_out.computing ? `${several(left_out.computing, "stretch", "stretches")} of computing` : "",
     ].filter(Boolean);
     return html`<div class="tools" role="group" aria-label="Tensors over time">
         ${this.buttons()}
@@ -60,7 +60,7 @@ export class GanttView extends TimeCanvas {
           : nothing}
         <span class="legend">
           ${computing.length ? html`<span><i class="swatch computing"></i>computing</span>` : nothing}
-          <span><i class="swatch waiting"></i>all ranks wait for the last one</span>
+          ${asynchronous ? nothing : html`<span><i class="swatch waiting"></i>all ranks wait for the last one</span>`}
           <span><i class="swatch summing"></i>tensor, until its sum is there</span>
         </span>
       </div>
@@ -167,21 +167,20 @@ export class GanttView extends TimeCanvas {
     const perStep = this.gantt.job.tensors_per_step;
     const name = `tensor ${bar.number}${perStep > 1 ? `, step ${this.gantt.step(bar.number)}` : ""}`;
     if (index) return [`rank ${this.ranks[index - 1]}, ${name}`, `took ${duration(bar.to - bar.from)}`, from(bar.from, bar.to)];
+    const parts = this.gantt.job.asynchronous
+      ? [`took ${duration(bar.to - bar.from)}`]
+      : [`waiting for the last rank ${duration(bar.waited - bar.from)}`, `summing ${duration(Math.max(0, bar.to - bar.waited))}`];
     return [
       `${name}, all ranks`,
-      `waiting for the last rank ${duration(bar.waited - bar.from)}`,
-      `summing ${duration(Math.max(0, bar.to - bar.waited))}`,
+      ...parts,
       `the first rank had its sum at ${duration(bar.first)}`,
       from(bar.from, bar.to),
     ];
   }
 
   protected summary(): string {
-    const view = this.view();
-    return (
-      `${several(this.gantt.all.bars.length, "tensor")} of ${several(this.allRanks, "rank")}, ` +
-      `${duration(view.from)} to ${duration(view.to)}. The table of jobs and the distribution have these times in figures.`
-    );
+    const { from, to } = this.view();
+    return told(this.gantt, this.ranks, from, to);
   }
 
   protected tickText(from: number, after: number): string {

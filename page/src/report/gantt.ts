@@ -1,12 +1,13 @@
 // The arithmetic of the Gantt chart: each rank's tensors in lanes, found quickly for any stretch of time.
 import type { RecordedJob } from "./contract";
+import { duration, rankList, several } from "../format";
 
 /** A bar: a tensor at a rank, or over all ranks. */
 export interface Bar {
   number: number;
   lane: number;
   from: number;
-  /** Until here the last rank had not submitted. It is `from` in a rank's own row. */
+  /** Until here the others waited for the last rank to submit. It is `from` in a rank's own row, and where ranks wait for nobody. */
   waited: number;
   to: number;
   /** When the first rank had its sum; `to` in a rank's own row. */
@@ -72,7 +73,7 @@ export class Gantt {
     this.all = row(
       job.tensors.map(([number, submitted, waited, first, last]) => {
         reach(submitted, last);
-        return { number, lane: 0, from: submitted, waited, to: last, first };
+        return { number, lane: 0, from: submitted, waited: job.asynchronous ? submitted : waited, to: last, first };
       }),
       [],
     );
@@ -101,6 +102,19 @@ export class Gantt {
   step(number: number): number {
     return Math.floor(number / Math.max(1, this.job.tensors_per_step));
   }
+}
+
+/** A stretch of the chart in numbers, for people who do not see it. */
+export function told({ all, job }: Gantt, ranks: readonly number[], from: number, to: number): string {
+  const shown = all.bars.filter((b) => b.to >= from && b.from <= to);
+  const lasted = shown.map((b) => b.to - b.from);
+  const [sum, most] = lasted.reduce(([s, m], t) => [s + t, Math.max(m, t)], [0, 0]);
+  const rows = ranks.length < job.workers.length ? `, of which ${rankList(ranks)} ${ranks.length === 1 ? "is" : "are"} drawn` : "";
+  return (
+    `Tensors over time, ${duration(from)} to ${duration(to)}: ${several(shown.length, "tensor")} of ` +
+    `${several(job.workers.length, "rank")}${rows}.` +
+    (shown.length ? ` From the first rank's submission to the last rank's sum, a tensor took ${duration(sum / shown.length)} in the mean, ${duration(most)} at most.` : "")
+  );
 }
 
 /** The place of the first bar that may reach beyond a time. */

@@ -1,6 +1,6 @@
 // The head of a report: where it comes from, and how its run is played again.
 import { html, nothing, type TemplateResult } from "lit-html";
-import type { Report, Run } from "./contract";
+import type { Report, Run, Sweep } from "./contract";
 import { count, duration } from "../format";
 import { facts } from "../panel";
 import { save } from "../save";
@@ -19,11 +19,14 @@ export function titleOf(report: Report, run: Run | null): string {
   return run?.result.title || "fanin report";
 }
 
+/** Runs that differ by their seeds alone are no sweep. */
+export const sweepTitle = ({ sweep }: Sweep): string => (Object.keys(sweep).length ? "Sweep" : "Seeds");
+
 export function topbar(report: Report, run: Run | null): TemplateResult {
   const title = titleOf(report, run);
   const parts: [string, string, boolean][] = [
     ["reproduction", "Reproduction", report.reproduction !== null],
-    ["sweep", "Sweep", report.sweep !== null],
+    ["sweep", report.sweep ? sweepTitle(report.sweep) : "", report.sweep !== null],
     ["network", "Network", run?.recording != null],
     ["jobs", "Jobs", Boolean(run?.result.jobs.length)],
     ["times", "Times", Boolean(run?.recording?.times.length)],
@@ -43,31 +46,37 @@ export interface Choice {
   beside: number | null;
 }
 
+/** No run is beside itself: its view has one place in the page. */
+export const settled = (choice: Choice): Choice => (choice.beside === choice.shown ? { ...choice, beside: null } : choice);
+
 /** The lists of runs to show. `choose` is called with the new choice. */
 export function chooser({ runs }: Report, choice: Choice, choose: (choice: Choice) => void): TemplateResult | typeof nothing {
   if (runs.length < 3) return nothing;
-  const options = (chosen: number | null): TemplateResult[] =>
-    runs.map((r, i) => html`<option value=${i} .selected=${i === chosen}>${r.name}</option>`);
+  const options = (chosen: number | null, without: number | null): unknown[] =>
+    runs.map((r, i) => (i === without ? nothing : html`<option value=${i} .selected=${i === chosen}>${r.name}</option>`));
   const value = (e: Event): string => (e.target as HTMLSelectElement).value;
   return html`<div class="tools">
-    <label>Run <select @change=${(e: Event) => choose({ ...choice, shown: Number(value(e)) })}>${options(choice.shown)}</select></label>
+    <label>Run <select @change=${(e: Event) => choose({ ...choice, shown: Number(value(e)) })}>${options(choice.shown, null)}</select></label>
     <label>Beside it
       <select @change=${(e: Event) => choose({ ...choice, beside: value(e) === "" ? null : Number(value(e)) })}>
         <option value="" .selected=${choice.beside === null}>none</option>
-        ${options(choice.beside)}
+        ${options(choice.beside, choice.shown)}
       </select>
     </label>
     <span class="hint">${count(runs.length)} runs are in this file.</span>
   </div>`;
 }
 
+/** One command wrote the file, though a run of --against may be by another. */
+export const writtenBy = ({ command }: Report): TemplateResult =>
+  html`<p class="again"><b>This file was written by:</b> <code>${command}</code></p>`;
+
 /** The origin of a run, and its scenario. */
-export function origin(report: Report, run: Run): TemplateResult {
+export function origin(run: Run): TemplateResult {
   const { result, fanin } = run;
   return html`${facts([
       ["Run", run.name],
-      ["Written by", html`<code>${report.command}</code>`],
-      ["Seed", String(run.seed)],
+      ["Seed", run.seed],
       ["fanin", `${fanin.version}, commit ${fanin.commit.slice(0, 12) || "unknown"}`],
       ["Virtual time", duration(result.ended_s)],
       ["Packet hops", count(result.packet_hops)],

@@ -2,11 +2,12 @@
 import { html, nothing, render, type TemplateResult } from "lit-html";
 import "../page.css";
 import "./report.css";
-import { misses } from "./check";
+import { type LeftOut, understood } from "./check";
 import { Clock } from "./clock";
 import { comparison } from "./compare";
 import type { Report } from "./contract";
-import { type Choice, chooser, origin, topbar, titleOf } from "./header";
+import { type Choice, chooser, origin, settled, sweepTitle, topbar, titleOf, writtenBy } from "./header";
+import { several } from "../format";
 import { hasMachines, machines } from "./machines";
 import { reproduction } from "./reproduction";
 import type { Shown } from "./network";
@@ -17,6 +18,8 @@ import { words } from "./words";
 
 const top = document.getElementById("top")!;
 const page = document.getElementById("page")!;
+/** Sentences of parts that are left out; more are a number. */
+const MOST_LEFT = 6;
 
 /** Null where the data are no JSON: a file that was cut off, or the page without a report. */
 function read(): unknown {
@@ -36,9 +39,12 @@ class Page {
   private times: { of: string; view: Times } | null = null;
   private asked = false;
 
-  constructor(private readonly report: Report) {
+  constructor(
+    private readonly report: Report,
+    private readonly left: readonly LeftOut[],
+  ) {
     this.choice = { shown: 0, beside: report.runs.length === 2 && !report.sweep && !report.reproduction ? 1 : null };
-    this.sweep = report.sweep ? new SweepView(report.sweep, (run) => this.choose({ ...this.choice, shown: run }), () => this.changed()) : null;
+    this.sweep = report.sweep ? new SweepView(report.sweep, report.runs, (run) => this.choose({ ...this.choice, shown: run }), () => this.changed()) : null;
     document.title = `${titleOf(report, report.runs[0] ?? null)} · fanin`;
   }
 
@@ -53,7 +59,7 @@ class Page {
   }
 
   private choose(choice: Choice): void {
-    this.choice = choice;
+    this.choice = settled(choice);
     this.changed();
   }
 
@@ -67,11 +73,12 @@ class Page {
     const { report, choice } = this;
     render(topbar(report, report.runs[choice.shown] ?? null), top);
     render(
-      html`${report.reproduction
+      html`${this.left.length ? html`<section>${troubles(this.left)}</section>` : nothing}
+      ${report.reproduction
         ? html`<section id="reproduction" aria-labelledby="reproduction-title">${reproduction(report.reproduction)}</section>`
         : nothing}
       ${this.sweep
-        ? html`<section id="sweep" aria-labelledby="sweep-title"><h2 id="sweep-title">Sweep</h2>${this.sweep.template(choice.shown)}</section>`
+        ? html`<section id="sweep" aria-labelledby="sweep-title"><h2 id="sweep-title">${sweepTitle(report.sweep!)}</h2>${this.sweep.template(choice.shown)}</section>`
         : nothing}
       ${report.runs.length ? this.runs() : nothing}`,
       page,
@@ -102,8 +109,8 @@ class Page {
       </section>`;
     };
     return html`<section id="run" aria-label="The run">
-        ${chooser(report, choice, (c) => this.choose(c))}
-        <div class=${shown.length > 1 ? "pair" : ""}>${shown.map((v) => html`<div>${origin(report, v.run)}</div>`)}</div>
+        ${chooser(report, choice, (c) => this.choose(c))} ${writtenBy(report)}
+        <div class=${shown.length > 1 ? "pair" : ""}>${shown.map((v) => html`<div>${origin(v.run)}</div>`)}</div>
       </section>
       ${section("words", "In words", () => true, (v) => words(v.run))}
       ${shown.length > 1
@@ -121,14 +128,25 @@ class Page {
   }
 }
 
+function troubles(left: readonly LeftOut[]): TemplateResult {
+  return html`<ul class="hints" role="alert">
+    ${left.slice(0, MOST_LEFT).map(
+      ({ name, place }) =>
+        html`<li class="trouble">${name} is left out: this page does not understand ${place}. Another version of fanin may have written it.</li>`,
+    )}
+    ${left.length > MOST_LEFT ? html`<li class="trouble">${several(left.length - MOST_LEFT, "more part")} of the file did not fit.</li>` : nothing}
+  </ul>`;
+}
+
 document.getElementById("old")?.remove();
 const data = read();
-const wrong = misses(data);
-if (wrong === null) new Page(data as Report).draw();
+const { report, left } = understood(data);
+if (report) new Page(report, left).draw();
 else {
+  const place = left[0].place || "the report";
   const text =
     data === null
       ? "This page has no report in it, or the file was cut off. fanin sim SCENARIO.toml --report OUT.html writes one."
-      : `This page cannot read its report: ${wrong || "the report"} is missing or of another kind. The report and the page may be of different versions of fanin.`;
+      : `This page cannot read its report: ${place} is missing or of another kind. The report and the page may be of different versions of fanin.`;
   render(html`<section><p class="trouble" role="alert">${text}</p></section>`, page);
 }

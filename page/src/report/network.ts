@@ -180,9 +180,10 @@ export class Network {
       letters: this.letters,
       chosen: this.drawnId(drawing),
       label:
-        `Network map of ${several(shownNodes, "node")} in ${several(drawing.groups.length, "box").replace("boxs", "boxes")}, ` +
+        `Network map of ${several(shownNodes, "node")} in ${several(drawing.groups.length, "box", "boxes")}, ` +
         `${KINDS[measure].title.toLowerCase()}, ${timeText(this.run.recording!.ends, when)}. ` +
-        "Arrows go from box to box, Enter opens one, Escape goes back. The table of links has the same in figures.",
+        "Arrows go from box to box, Enter opens one, Escape goes back. " +
+        `The table has the figures of at most ${BUSIEST} links, those with the most: ${KINDS[this.sort ?? measure].title.toLowerCase()}.`,
     });
   }
 
@@ -212,7 +213,7 @@ export class Network {
       <nav class="path" aria-label="Opened groups">
         ${this.path.length
           ? html`<button type="button" @click=${() => this.open(0)}>Whole network</button>`
-          : html`<span>${several(hosts, "host")} and ${several(nodes.length - hosts, "switch").replace("switchs", "switches")}</span>`}
+          : html`<span>${several(hosts, "host")} and ${several(nodes.length - hosts, "switch", "switches")}</span>`}
         ${this.path.map((p, i) =>
           i < this.path.length - 1
             ? html`<span>›</span><button type="button" @click=${() => this.open(i + 1)}>${p.title}</button>`

@@ -13,8 +13,11 @@ export interface Kind {
   text: string;
 }
 
+/** Below a per mille, the unit of the recording, a mean has no digits that are worth a read; it is not 0 either. */
+const load = (value: number | null): string => (value !== null && value > 0 && value < 1e-3 ? "< 0.1 %" : percent(value));
+
 export const KINDS: { [measure in Measure]: Kind } = {
-  busy: { title: "Load", show: percent, text: "part of the time in which it was busy" },
+  busy: { title: "Load", show: load, text: "part of the time in which it was busy" },
   queued: { title: "Queue", show: bytes, text: "bytes that waited, in the mean" },
   marked: { title: "Marks", show: (v) => (v === null ? "–" : count(v)), text: "packets marked" },
   dropped: { title: "Drops", show: (v) => (v === null ? "–" : count(v)), text: "packets dropped" },

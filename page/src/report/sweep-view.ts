@@ -2,9 +2,9 @@
 import { html, nothing, svg, type SVGTemplateResult, type TemplateResult } from "lit-html";
 import { count, digits, several } from "../format";
 import { tick } from "../view";
-import type { Point, Sweep, SweptRow } from "./contract";
+import type { Point, Run, Sweep, SweptRow } from "./contract";
 import { COLOURS } from "./places";
-import { linesOf, type Mark, scaleOf, short, type SweptLine } from "./sweep";
+import { linesOf, type Mark, named, scaleOf, shortNames, type SweptLine, valueOf } from "./sweep";
 import { table } from "./table";
 import { DASHES, key } from "./times";
 
@@ -20,15 +20,18 @@ export class SweepView {
   private parameter: string;
   private readonly box = document.createElement("div");
   private width = 0;
+  private readonly short: (parameter: string) => string;
 
   constructor(
     private readonly sweep: Sweep,
+    private readonly runs: readonly Run[],
     private readonly pick: (run: number) => void,
     private readonly changed: () => void,
   ) {
     const has = (f: string): boolean => sweep.points.some((p) => p.rows.some((r) => r.figures[f]));
     this.figure = (sweep.figures.find((f) => has(f.name)) ?? sweep.figures[0])?.name ?? "";
     const parameters = Object.keys(sweep.sweep);
+    this.short = shortNames(parameters);
     // The parameter with the most values gives the longest lines.
     this.parameter = [...parameters].sort((a, b) => sweep.sweep[b].length - sweep.sweep[a].length)[0] ?? "";
     this.box.className = "measure";
@@ -46,7 +49,7 @@ export class SweepView {
 
   template(shown: number): TemplateResult {
     const { sweep, points, figures } = this.sweep;
-    const scale = scaleOf(points.map((p) => p.values[this.parameter] ?? ""));
+    const scale = scaleOf(points.map((p) => valueOf(p, this.parameter)));
     const lines = linesOf(this.sweep, this.figure, this.parameter, scale);
     const select = (label: string, options: [string, string][], chosen: string, choose: (value: string) => void): TemplateResult =>
       html`<label>${label}
@@ -58,8 +61,10 @@ export class SweepView {
     const drawn = lines.slice(0, MOST_LINES);
     return html`<div class="tools">
         ${select("Figure", figures.filter((f) => points.some((p) => p.rows.some((r) => r.figures[f.name]))).map((f): [string, string] => [f.name, f.label]), this.figure, (f) => (this.figure = f))}
-        ${select("over", Object.keys(sweep).map((p) => [p, p]), this.parameter, (p) => (this.parameter = p))}
-        <span class="hint">${several(points.length, "point")}, ${several(this.sweep.seeds.length, "seed")} each</span>
+        ${this.parameter ? select("over", Object.keys(sweep).map((p) => [p, p]), this.parameter, (p) => (this.parameter = p)) : nothing}
+        <span class="hint">
+          ${this.parameter ? `${several(points.length, "point")}, ${several(this.sweep.seeds.length, "seed")} each` : several(this.sweep.seeds.length, "seed")}
+        </span>
       </div>
       <div class="sweep">${this.box}${this.width ? this.chart(drawn, scale, shown) : nothing}</div>
       <p class="legend">
@@ -89,13 +94,13 @@ export class SweepView {
       free = x(v) + v.length * 3.2 + 8;
       return true;
     });
-    return html`<svg width=${this.width} height=${HEIGHT} role="group" aria-label=${`${this.label()} over ${this.parameter}`}>
+    return html`<svg width=${this.width} height=${HEIGHT} role="group" aria-label=${this.parameter ? `${this.label()} over ${this.parameter}` : this.label()}>
       ${ticks.map(
         (t) => svg`<line class="grid" x1=${LEFT} x2=${LEFT + wide} y1=${y(t)} y2=${y(t)}></line>
           <text x=${LEFT - 8} y=${y(t) + 4} text-anchor="end">${digits(t)}</text>`,
       )}
       ${labels.map((v) => svg`<text x=${x(v)} y=${HEIGHT - BOTTOM + 18} text-anchor="middle">${v}</text>`)}
-      <text x=${LEFT + wide / 2} y=${HEIGHT - 6} text-anchor="middle">${short(this.parameter)}</text>
+      <text x=${LEFT + wide / 2} y=${HEIGHT - 6} text-anchor="middle">${this.parameter && this.short(this.parameter)}</text>
       ${lines.map((l, i) => this.line(l, i, x, y, shown))}
     </svg>`;
   }
@@ -111,8 +116,8 @@ export class SweepView {
   private mark(m: Mark, label: string, x: (v: string) => number, y: (v: number) => number, shown: number): SVGTemplateResult {
     const run = runOf(m.point);
     const unit = this.label();
-    const spread = m.high > m.low ? ` (${digits(m.low)} to ${digits(m.high)})` : "";
-    const text = `${label}, ${short(this.parameter)} ${m.value}: ${digits(m.median)}${spread}, ${unit}${m.row.enough ? "" : "; not measured"}`;
+    const at = this.parameter ? `, ${this.short(this.parameter)} ${m.value}` : "";
+    const text = `${label}${at}: ${spread({ median: m.median, interval: [m.low, m.high] })}, ${unit}${m.row.enough ? "" : "; not measured"}`;
     const choose = (): void => {
       if (run !== null) this.pick(run);
     };
@@ -133,46 +138,81 @@ export class SweepView {
   private points(shown: number): TemplateResult {
     const { sweep, points, figures } = this.sweep;
     const there = figures.filter((f) => points.some((p) => p.rows.some((r) => r.figures[f.name])));
-    const rows = points.flatMap((point): Entry[] => (point.rows.length ? point.rows.map((row) => ({ point, row })) : [{ point, row: null }]));
+    const rows = points.flatMap((point): Entry[] => (point.rows.length ? named(point).map((r) => ({ point, ...r })) : [{ point, name: "–", row: null }]));
     const parameters = Object.keys(sweep);
+    const seeded = this.sweep.seeds.length > 1;
+    /** The first column of a row shows the run of its point. */
+    const picks = ({ point }: Entry, text: string, label: string): unknown => {
+      const run = runOf(point);
+      if (run === null) return text;
+      return html`<button type="button" class="pick" title="Show its run" aria-label=${label} aria-pressed=${holds(point, shown)} @click=${() => this.pick(run)}>${text}</button>`;
+    };
     return table<Entry>(
-      "Points of the sweep: medians over seeds",
+      `${parameters.length ? "Points of the sweep" : "Runs with several seeds"}${seeded ? ": medians over seeds, and their intervals" : ""}`,
       [
         ...parameters.map((p, i) => ({
-          head: html`<span title=${p}>${short(p)}</span>`,
-          cell: ({ point }: Entry) => {
-            const run = runOf(point);
-            if (i || run === null) return point.values[p];
-            const label = parameters.map((q) => `${short(q)} ${point.values[q]}`).join(", ");
-            return html`<button type="button" class="pick" title="Show its run" aria-label=${label} aria-pressed=${holds(point, shown)} @click=${() => this.pick(run)}>${point.values[p]}</button>`;
-          },
+          head: html`<span title=${p}>${this.short(p)}</span>`,
+          cell: (entry: Entry) => (i ? valueOf(entry.point, p) : picks(entry, valueOf(entry.point, p), this.placeOf(entry.point))),
         })),
-        { head: "Row", cell: ({ row }) => row?.name ?? "–" },
+        { head: "Row", cell: (entry) => (parameters.length ? entry.name : picks(entry, entry.row ? entry.name : "run", `Run of ${entry.name}`)) },
+        seeded ? { head: "Seed shown", cell: ({ point }) => this.seeds(point, shown) } : null,
         ...there.map((f) => ({
           head: f.label,
           number: true,
-          cell: ({ row }: Entry) => (row?.figures[f.name] ? digits(row.figures[f.name].median) : "–"),
+          cell: ({ row }: Entry) => spread(row?.figures[f.name]),
         })),
-        { head: "Note", cell: ({ point, row }) => note(point, row?.enough ?? true) },
+        { head: "Note", cell: ({ point, row }) => this.note(point, row?.enough ?? true) },
       ],
       rows,
       { tall: rows.length > 12 },
     );
   }
+
+  /** "tensors 3, rate 10Gbit". */
+  private placeOf(point: Point): string {
+    return Object.keys(this.sweep.sweep).map((p) => `${this.short(p)} ${valueOf(point, p)}`).join(", ");
+  }
+
+  /** Seeds of runs in this file are exact; numbers above 2^53 are rounded when the sweep is read. */
+  private seedOf({ seed, run }: Point["runs"][number]): string {
+    return run === null ? String(seed) : this.runs[run].seed;
+  }
+
+  /** The runs of a point to choose from, by their seeds. */
+  private seeds(point: Point, shown: number): TemplateResult | string {
+    const there = point.runs.filter((r) => r.run !== null);
+    if (!there.length) return "–";
+    const label = ["Seed of the run to show", this.placeOf(point)].filter(Boolean).join(", ");
+    return html`<select aria-label=${label} @change=${(e: Event) => {
+      const value = (e.target as HTMLSelectElement).value;
+      if (value !== "") this.pick(Number(value));
+    }}>
+      <option value="" .selected=${!holds(point, shown)}>none</option>
+      ${there.map((r) => html`<option value=${r.run} .selected=${r.run === shown}>${this.seedOf(r)}</option>`)}
+    </select>`;
+  }
+
+  private note(point: Point, enough: boolean): string {
+    const wrong = point.runs.filter((r) => r.wrong !== null);
+    const parts = [
+      ...(enough ? [] : ["not measured"]),
+      ...(wrong.length ? [`${count(wrong.length)} of ${several(point.runs.length, "run")} did not end: seed ${this.seedOf(wrong[0])}, ${wrong[0].wrong}`] : []),
+    ];
+    return parts.join("; ");
+  }
 }
 
 interface Entry {
   point: Point;
+  name: string;
   row: SweptRow | null;
 }
 
-function note(point: Point, enough: boolean): string {
-  const wrong = point.runs.filter((r) => r.wrong !== null);
-  const parts = [
-    ...(enough ? [] : ["not measured"]),
-    ...(wrong.length ? [`${count(wrong.length)} of ${several(point.runs.length, "run")} did not end: seed ${wrong[0].seed}, ${wrong[0].wrong}`] : []),
-  ];
-  return parts.join("; ");
+/** "12.3 (11.9 to 12.8)"; one seed has no interval. */
+export function spread(figure: SweptRow["figures"][string] | undefined): string {
+  if (!figure) return "–";
+  const { median, interval: [low, high] } = figure;
+  return digits(median) + (high > low ? ` (${digits(low)} to ${digits(high)})` : "");
 }
 
 /** The first run of a point that is in the file. */

@@ -1,41 +1,27 @@
 // The arithmetic of a sweep: values as numbers, and the lines of a chart.
 import type { Point, Sweep, SweptRow } from "./contract";
 
-const UNITS: { [unit: string]: number } = {
-  "": 1,
-  "%": 0.01,
-  k: 1e3,
-  M: 1e6,
-  G: 1e9,
-  B: 1,
-  kB: 1e3,
-  MB: 1e6,
-  GB: 1e9,
-  KiB: 2 ** 10,
-  MiB: 2 ** 20,
-  GiB: 2 ** 30,
-  kiB: 2 ** 10,
-  ns: 1e-9,
-  us: 1e-6,
-  µs: 1e-6,
-  ms: 1e-3,
-  s: 1,
-  min: 60,
-  "bit/s": 1,
-  "kbit/s": 1e3,
-  "Mbit/s": 1e6,
-  "Gbit/s": 1e9,
-  kbps: 1e3,
-  Mbps: 1e6,
-  Gbps: 1e9,
-};
+/** Factors of the units of fanin, which it takes in any case (crates/units). */
+const UNITS = new Map<string, number>([
+  ["", 1],
+  ["%", 0.01],
+  ["ps", 1e-12],
+  ["ns", 1e-9],
+  ["us", 1e-6],
+  ["ms", 1e-3],
+  ["s", 1],
+  ...["", "k", "m", "g", "t"].flatMap((prefix, i): [string, number][] => [
+    [`${prefix}bit`, 1e3 ** i],
+    [`${prefix}b`, 1e3 ** i],
+    ...(i ? ([[`${prefix}ibit`, 1024 ** i], [`${prefix}ib`, 1024 ** i]] as [string, number][]) : []),
+  ]),
+]);
 
-/** "64", "100kB", "10us", "5%"; null where it is none of these. */
+/** "64", "-1e3", "100kB", "10us", "5%"; null where fanin would not take it for a number. Signs and exponents have no unit behind them. */
 export function numeric(text: string): number | null {
-  const match = /^"?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([^\d\s"]*)\s*"?$/i.exec(text);
+  const match = /^(?:([-+]?\d+(?:[_.]\d+)*(?:e[-+]?\d+)?)|(\d+(?:[_.]\d+)*)([a-z]+|%))$/.exec(text.replace(/^"(.*)"$/, "$1").toLowerCase());
   if (!match) return null;
-  const unit = UNITS[match[2]];
-  const value = Number(match[1].replaceAll("_", "")) * (unit ?? NaN);
+  const value = Number((match[1] ?? match[2]).replaceAll("_", "")) * (UNITS.get(match[3] ?? "") ?? NaN);
   return Number.isFinite(value) ? value : null;
 }
 
@@ -65,6 +51,19 @@ export function scaleOf(values: readonly string[]): Scale {
   return { values: pairs.map((p) => p.v), at, numeric: true, log };
 }
 
+/** A point's value on the axis of a parameter. Runs that differ by their seeds alone have no parameter, and share the value "". */
+export const valueOf = (point: Point, parameter: string): string => point.values[parameter] ?? "";
+
+/** Rows of a point with their names; a name that was there before gets a number. */
+export function named({ rows }: Point): { name: string; row: SweptRow }[] {
+  const seen = new Map<string, number>();
+  return rows.map((row) => {
+    const times = (seen.get(row.name) ?? 0) + 1;
+    seen.set(row.name, times);
+    return { name: times > 1 ? `${row.name} (${times})` : row.name, row };
+  });
+}
+
 export interface Mark {
   point: Point;
   row: SweptRow;
@@ -81,19 +80,20 @@ export interface SweptLine {
 
 /** A line for each row and each combination of the other parameters. */
 export function linesOf({ points, sweep }: Sweep, figure: string, parameter: string, scale: Scale): SweptLine[] {
+  const short = shortNames(Object.keys(sweep));
   const others = Object.keys(sweep).filter((p) => p !== parameter && sweep[p].length > 1);
-  const rows = new Set(points.flatMap((p) => p.rows.map((r) => r.name)));
+  const rows = new Set(points.flatMap((p) => named(p).map((r) => r.name)));
   const lines = new Map<string, SweptLine>();
   for (const point of points) {
-    for (const row of point.rows) {
+    for (const { name, row } of named(point)) {
       const told = row.figures[figure];
       if (!told) continue;
-      const parts = [...(rows.size > 1 ? [row.name] : []), ...others.map((p) => `${short(p)} ${point.values[p]}`)];
-      const label = parts.join(", ") || row.name;
+      const parts = [...(rows.size > 1 ? [name] : []), ...others.map((p) => `${short(p)} ${valueOf(point, p)}`)];
+      const label = parts.join(", ") || name;
       let line = lines.get(label);
       if (!line) lines.set(label, (line = { label, marks: [] }));
       const [low, high] = told.interval;
-      line.marks.push({ point, row, value: point.values[parameter], median: told.median, low, high });
+      line.marks.push({ point, row, value: valueOf(point, parameter), median: told.median, low, high });
     }
   }
   const at = (m: Mark): number => scale.at.get(m.value) ?? 0;
@@ -101,5 +101,13 @@ export function linesOf({ points, sweep }: Sweep, figure: string, parameter: str
   return [...lines.values()];
 }
 
-/** "aggregators" of "topology.switch.aggregators". */
-export const short = (parameter: string): string => parameter.split(".").pop()!;
+/** "aggregators" for "topology.switch.aggregators": the shortest end of its path that no other parameter has. */
+export function shortNames(parameters: readonly string[]): (parameter: string) => string {
+  const ends = (parameter: string): string[] => {
+    const parts = parameter.split(".");
+    return parts.map((_, i) => parts.slice(parts.length - 1 - i).join("."));
+  };
+  const owners = new Map<string, number>();
+  for (const p of new Set(parameters)) for (const end of ends(p)) owners.set(end, (owners.get(end) ?? 0) + 1);
+  return (parameter) => ends(parameter).find((end) => owners.get(end) === 1) ?? parameter;
+}

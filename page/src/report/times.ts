@@ -1,7 +1,7 @@
 // How long things took: cumulative distributions and a table.
 import { html, nothing, type TemplateResult } from "lit-html";
 import uPlot from "uplot";
-import { Chart } from "../chart";
+import { Chart, lastUntil } from "../chart";
 import { count, duration, quantile } from "../format";
 import { HOW_LONG, ofAll } from "./axes";
 import type { Distribution, Durations, Run } from "./contract";
@@ -12,6 +12,8 @@ export const DASHES: (number[] | undefined)[] = [undefined, [7, 3], [2, 3], [9, 
 const MOST_LINES = 8;
 /** Times that spread wider are drawn over a logarithmic axis. */
 const WIDE = 20;
+/** The part of the axis before the first time, and after the last one. */
+const MARGIN = 0.02;
 
 export interface Entry {
   label: string;
@@ -20,34 +22,35 @@ export interface Entry {
   told: Durations | null;
 }
 
-/** A drawn set: the values of each line at all points. */
+/** A drawn set: the values of each line at all points, which hold up to the next one. */
 export interface Curves {
   at: number[];
-  lines: (number | null)[][];
+  lines: number[][];
   log: boolean;
 }
 
-/** The part that took no longer than `time`. */
-export function reached(quantiles: readonly number[], time: number): number | null {
+/** The part that took no longer than `time`. Quantiles that are all the times are counted; between fewer ones the part is estimated. */
+export function reached({ quantiles, count }: Pick<Distribution, "quantiles" | "count">, time: number): number {
   const n = quantiles.length;
-  if (!n || time < quantiles[0]) return null;
+  if (!n || time < quantiles[0]) return 0;
   if (time >= quantiles[n - 1]) return 1;
-  let low = 0;
-  let high = n;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (quantiles[middle] <= time) low = middle + 1;
-    else high = middle;
-  }
-  const [a, b] = [quantiles[low - 1], quantiles[low]];
-  return (low - 1 + (b > a ? (time - a) / (b - a) : 0)) / (n - 1);
+  const at = lastUntil(quantiles, time);
+  if (n === count) return (at + 1) / n;
+  const [a, b] = [quantiles[at], quantiles[at + 1]];
+  return (at + (b > a ? (time - a) / (b - a) : 0)) / (n - 1);
 }
 
+/** Points lie a little before the first time and after the last one, so that the first and the last step are seen. */
 export function curves(distributions: readonly Distribution[]): Curves {
-  const at = [...new Set(distributions.flatMap((d) => d.quantiles))].sort((a, b) => a - b);
-  const positive = at.filter((t) => t > 0);
-  const log = positive.length > 1 && positive.length === at.length && at[at.length - 1] / at[0] > WIDE;
-  return { at, lines: distributions.map((d) => at.map((t) => reached(d.quantiles, t))), log };
+  const times = [...new Set(distributions.flatMap((d) => d.quantiles))].sort((a, b) => a - b);
+  if (!times.length) return { at: [], lines: distributions.map(() => []), log: false };
+  const [least, most] = [times[0], times[times.length - 1]];
+  const log = least > 0 && most / least > WIDE;
+  const margin = most > least ? (most - least) * MARGIN : most / 2 || 1e-9;
+  const ratio = (most / least) ** MARGIN;
+  const [before, after] = log ? [least / ratio, most * ratio] : [Math.max(0, least - margin), most + margin];
+  const at = [...(before < least ? [before] : []), ...times, after];
+  return { at, lines: distributions.map((d) => at.map((t) => reached(d, t))), log };
 }
 
 /** The entries of a run; figures of the result are by name, as the recording names its distributions. */
@@ -115,7 +118,7 @@ export class Times {
           this.stale = true;
           this.changed();
         },
-        { across: HOW_LONG, height: 190, log: drawing.log, top: 1.02 },
+        { across: HOW_LONG, height: 190, log: drawing.log, top: 1.02, stepped: true },
       );
       return { name, chart, drawn, curves: drawing, all: all.length };
     });
@@ -149,7 +152,7 @@ export class Times {
       const { at, lines } = curves;
       if (!at.length) continue;
       const [from, to] = this.zooms.get(name) ?? [at[0], at[at.length - 1]];
-      queueMicrotask(() => chart.set(at, lines, from, to > from ? to : from * 1.01 + 1e-12));
+      queueMicrotask(() => chart.set(at, lines, from, to));
     }
     this.stale = false;
     const figure = (head: string, value: (e: Entry) => number | null) => ({

@@ -68,11 +68,11 @@ function ofLinks({ links, drops }: Result): Sentence[] {
   const drop = most((l) => l.dropped);
   if (lost) {
     const reasons = drops.filter((d) => d.count).map((d) => `${d.name} ${count(d.count)}`).join(", ");
-    const where = drop ? ` Most were lost from ${drop.from} to ${drop.to}: ${count(drop.dropped)}.` : "";
+    const where = drop ? ` The link with the most losses was ${drop.from} to ${drop.to}, with ${count(drop.dropped)}.` : "";
     say(`${several(lost, "packet")} did not get through (${reasons}).${where}`);
   } else say("Every packet got through.");
   const mark = most((l) => l.marked);
-  if (mark) say(`Most packets were marked from ${mark.from} to ${mark.to}: ${count(mark.marked)}.`);
+  if (mark) say(`The link with the most marks was ${mark.from} to ${mark.to}, with ${count(mark.marked)}.`);
   return said;
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// Empty where Node.js was missing when this fanin was built.
 const PAGE: &str = include_str!(concat!(env!("OUT_DIR"), "/report.html"));
@@ -14,20 +15,22 @@ const PAGE: &str = include_str!(concat!(env!("OUT_DIR"), "/report.html"));
 const BEFORE_DATA: &str = "<script type=\"application/json\" id=\"data\">";
 const PLACE: &str = "__DATA__";
 
-/// Bytes of recordings that one report has at most; later runs have figures alone.
-const RECORDINGS_MAX: usize = 64 << 20;
+/// Bytes of recordings and links that one report has at most: more is too much for browsers. Later
+/// runs have the other figures alone.
+const OVER_TIME_MAX: usize = 64 << 20;
+/// Series of the figures that the page does not draw.
+const UNUSED: [(&str, &str); 3] =
+    [("links", "loads"), ("servers", "received_gbps"), ("background", "delivered_gbps")];
 
-/// What a report shows.
-#[derive(Debug, Deserialize, Serialize)]
+/// A report that is being written. Its runs are texts, as there may be many.
+#[derive(Debug, Serialize)]
 pub struct Shown {
-    /// The command that wrote it.
-    pub command: String,
-    /// A run, and the one beside it; or those of a sweep or a reproduction.
-    pub runs: Vec<Value>,
-    /// Of a sweep: its points.
-    pub sweep: Option<Value>,
-    /// Of a reproduction: its findings and pictures.
-    pub reproduction: Option<Value>,
+    command: String,
+    runs: Vec<Box<RawValue>>,
+    sweep: Option<Value>,
+    reproduction: Option<Value>,
+    #[serde(skip)]
+    over_time: usize,
 }
 
 /// Whether reports can be written: better known before a run than after it.
@@ -44,28 +47,43 @@ pub fn check_built() -> anyhow::Result<()> {
 }
 
 impl Shown {
+    /// Without runs yet. `command` writes it.
+    #[must_use]
+    pub const fn new(command: String) -> Self {
+        Self { command, runs: Vec::new(), sweep: None, reproduction: None, over_time: 0 }
+    }
+
+    /// The same with the points of a sweep, or the findings and pictures of a paper.
+    #[must_use]
+    pub fn with(self, sweep: Option<Value>, reproduction: Option<Value>) -> Self {
+        Self { sweep, reproduction, ..self }
+    }
+
+    /// Adds a run, made by [`run`] or [`other`].
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn add(&mut self, mut run: Value) -> anyhow::Result<()> {
+        let links = run["result"]["links"].to_string().len();
+        self.over_time += run["recording"].to_string().len() + links;
+        if self.over_time > OVER_TIME_MAX {
+            run["recording"] = Value::Null;
+            run["result"]["links"] = Value::Array(Vec::new());
+        }
+        self.runs.push(RawValue::from_string(run.to_string())?);
+        Ok(())
+    }
+
     /// The whole file.
     ///
     /// # Errors
     /// When this fanin was built without the page.
-    pub fn html(&mut self) -> anyhow::Result<String> {
+    pub fn html(&self) -> anyhow::Result<String> {
         check_built()?;
         let (before, after) = PAGE.split_once(PLACE).context("the page has no place for data")?;
-        limit(&mut self.runs, RECORDINGS_MAX);
         // A name in a scenario ends no element of the page: `<` stands in strings alone.
         let data = serde_json::to_string(self)?.replace('<', "\\u003c");
         Ok([before, &data, after].concat())
-    }
-}
-
-/// Leaves recordings out from the run on that is too much for a browser.
-fn limit(runs: &mut [Value], bytes_max: usize) {
-    let mut bytes = 0;
-    for run in runs {
-        bytes += run["recording"].to_string().len();
-        if bytes > bytes_max {
-            run["recording"] = Value::Null;
-        }
     }
 }
 
@@ -79,20 +97,37 @@ pub fn run(name: &str, mut document: Value) -> anyhow::Result<Value> {
     let seed = document.get("seed").and_then(Value::as_u64).context("it has no `seed`")?;
     let result = document.get_mut("result").and_then(Value::as_object_mut).context("it has no `result`")?;
     let recording = result.remove("recording").unwrap_or(Value::Null);
-    // The recording has them in less room.
     result.remove("link_ends_s");
-    for link in result.get_mut("links").and_then(Value::as_array_mut).into_iter().flatten() {
-        link.as_object_mut().map(|link| link.remove("loads"));
+    for (list, series) in UNUSED {
+        for entry in result.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            entry.as_object_mut().map(|entry| entry.remove(series));
+        }
     }
-    let run = document.as_object_mut().context("it is no object")?;
-    run.remove("scenario");
-    run.insert("name".into(), format!("{name}, seed {seed}").into());
-    run.insert("toml".into(), toml.into());
-    run.insert("recording".into(), recording);
+    let fields = document.as_object_mut().context("it is no object")?;
+    fields.remove("scenario");
+    fields.insert("name".into(), format!("{name}, seed {seed}").into());
+    // JavaScript's numbers have 53 bits.
+    fields.insert("seed".into(), seed.to_string().into());
+    fields.insert("toml".into(), toml.into());
+    fields.insert("recording".into(), recording);
+    check(&document)?;
     Ok(document)
 }
 
-/// The run that is to be shown beside: of a report, or of what `--json` wrote.
+/// Whether this can be a run. The page looks at the rest.
+fn check(run: &Value) -> anyhow::Result<()> {
+    let lists = ["jobs", "links", "drops"].map(|list| (list, &run["result"][list]));
+    for (field, of) in [("fanin", &run["fanin"]), ("result", &run["result"])] {
+        ensure!(of.is_object(), "it has no `{field}`");
+    }
+    for (list, of) in lists {
+        ensure!(of.is_array(), "its `result` has no `{list}`");
+    }
+    ensure!(run["toml"].is_string() && run["seed"].is_string(), "it has no scenario and seed");
+    Ok(())
+}
+
+/// The run that is to be shown beside: the first of a report, or what `--json` wrote.
 ///
 /// # Errors
 /// When the file cannot be read, or has no run.
@@ -114,9 +149,16 @@ pub fn other(path: &Path) -> anyhow::Result<Value> {
     })
 }
 
+/// A report's own run, which is its first.
 fn first_run(data: &str) -> anyhow::Result<Value> {
-    let shown: Shown = serde_json::from_str(data)?;
-    shown.runs.into_iter().next().context("it is a report without runs")
+    #[derive(Deserialize)]
+    struct Report {
+        runs: Vec<Value>,
+    }
+    let Report { runs } = serde_json::from_str(data)?;
+    let run = runs.into_iter().next().context("it is a report without runs")?;
+    check(&run)?;
+    Ok(run)
 }
 
 #[cfg(test)]
@@ -129,7 +171,7 @@ mod tests {
             "fanin": { "version": "1", "commit": "c" },
             "scenario": scenario,
             "seed": 7,
-            "result": { "jobs": [], "link_ends_s": [1.0], "links": [{ "from": "a", "loads": [1.0] }], "recording": { "ends": [1.0] } },
+            "result": { "jobs": [], "drops": [], "link_ends_s": [1.0], "links": [{ "from": "a", "loads": [1.0] }], "recording": { "ends": [1.0] } },
         })
     }
 
@@ -139,14 +181,15 @@ mod tests {
         let run = run("rack.toml", document(scenario.clone())).expect("a run");
         assert_eq!(run["name"], "rack.toml, seed 7");
         assert_eq!(run["recording"], json!({ "ends": [1.0] }));
-        assert_eq!(run["result"], json!({ "jobs": [], "links": [{ "from": "a" }] }));
+        assert_eq!(run["seed"], "7");
+        assert_eq!(run["result"], json!({ "jobs": [], "drops": [], "links": [{ "from": "a" }] }));
         let toml: Value = toml::from_str(run["toml"].as_str().expect("text")).expect("TOML");
         assert_eq!(toml, scenario);
     }
 
     #[test]
     fn what_is_no_result_is_refused_with_what_it_lacks() {
-        for lacks in ["scenario", "seed", "result"] {
+        for lacks in ["scenario", "seed", "result", "fanin"] {
             let mut document = document(json!({}));
             document.as_object_mut().expect("an object").remove(lacks);
             let refused = run("x", document).expect_err("refused").to_string();
@@ -155,11 +198,28 @@ mod tests {
     }
 
     #[test]
-    fn recordings_beyond_the_limit_are_left_out() {
-        let mut runs = vec![json!({ "recording": "x".repeat(98) }); 3];
-        limit(&mut runs, 250);
-        let kept: Vec<bool> = runs.iter().map(|run| !run["recording"].is_null()).collect();
-        assert_eq!(kept, [true, true, false]);
+    fn figures_of_another_shape_are_refused() {
+        let mut foreign = document(json!({}));
+        foreign["result"] = json!({ "jobs": [] });
+        let refused = run("x", foreign).expect_err("refused").to_string();
+        assert_eq!(refused, "its `result` has no `links`");
+        assert!(first_run("{\"runs\": [7]}").is_err());
+        assert!(first_run("{\"runs\": []}").is_err());
+    }
+
+    #[test]
+    fn runs_that_are_too_much_for_a_browser_have_figures_alone() {
+        let mut shown = Shown::new(String::new());
+        let mut large = document(json!({}));
+        large["result"]["recording"] = Value::String("x".repeat(OVER_TIME_MAX * 2 / 5));
+        for _ in 0..3 {
+            shown.add(run("x", large.clone()).expect("a run")).expect("a run");
+        }
+        let runs: Vec<Value> =
+            shown.runs.iter().map(|run| serde_json::from_str(run.get()).expect("JSON")).collect();
+        let whole: Vec<bool> = runs.iter().map(|run| !run["recording"].is_null()).collect();
+        assert_eq!(whole, [true, true, false]);
+        assert_eq!(runs[2]["result"]["links"], json!([]));
     }
 
     #[test]
@@ -168,9 +228,9 @@ mod tests {
             return; // Node.js is missing here; `make test` builds the page first.
         }
         let run = run("</script><b>.toml", document(json!({ "title": "</script>" }))).expect("a run");
-        let runs = vec![run.clone()];
-        let html =
-            Shown { command: "c".into(), runs, sweep: None, reproduction: None }.html().expect("a report");
+        let mut shown = Shown::new("c".into());
+        shown.add(run.clone()).expect("a run");
+        let html = shown.html().expect("a report");
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("out.html");
         std::fs::write(&path, html).expect("a file");

@@ -52,7 +52,9 @@ impl Watch {
             lines.extend(self.links(glimpse.network));
         }
         self.erase();
-        let width = terminal::size().map_or(80, |(columns, _)| usize::from(columns));
+        // A terminal that does not know its size says 0.
+        let size = terminal::size().ok().filter(|(columns, _)| *columns > 0);
+        let width = size.map_or(80, |(columns, _)| usize::from(columns));
         self.lines = lines.len();
         for line in lines {
             // A line that wraps would be two, and the next picture would begin too low.

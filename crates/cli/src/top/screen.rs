@@ -274,6 +274,7 @@ mod tests {
             severity: Severity::Warning,
             text: "rank 3 on gpu-3 is 41 ms later than the others".into(),
             cure: Some("look at its machine".into()),
+            ..Word::default()
         };
         let job = Job {
             name: "gpt".into(),

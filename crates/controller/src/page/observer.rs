@@ -102,7 +102,7 @@ impl Observer {
         happened.extend(self.known.iter().flat_map(|(address, known)| known.happened(address, now)));
         self.events.extend(happened);
         self.sample(now, &services, &jobs);
-        let known = |(job, word): (&str, &Word)| (word.name, job.to_owned());
+        let known = |(job, word): (&str, &Word)| (word.name, job.to_owned(), word.about.clone());
         let before: BTreeSet<_> = self.all_words().map(known).collect();
         self.words = words_of_services(&services);
         (self.services, self.jobs) = (services, jobs);

@@ -168,6 +168,9 @@ pub enum Severity {
 #[allow(missing_docs, reason = "as above")]
 pub struct Word {
     pub name: &'static str,
+    /// The rank or service that it is about, if its job has several.
+    #[serde(skip)]
+    pub about: String,
     pub severity: Severity,
     pub text: String,
     pub cure: Option<String>,

@@ -49,7 +49,7 @@ fn missing(job: &Job) -> Word {
     };
     let cure = "start these ranks; on their machines, fanin doctor shows whether they reach the service";
     let cure = (!job.missing.is_empty()).then(|| cure.to_owned());
-    Word { name: "waits", severity, text, cure }
+    Word { name: "waits", severity, text, cure, ..Word::default() }
 }
 
 fn aborted(job: &Job) -> Word {
@@ -59,6 +59,7 @@ fn aborted(job: &Job) -> Word {
         severity: Severity::Warning,
         text: format!("{} ended: {reason}", job.name),
         cure: Some("look at the last lines of the rank that is named; start the job again".into()),
+        ..Word::default()
     }
 }
 
@@ -87,6 +88,7 @@ fn late(rank: &Rank, lately: &Lately) -> Option<Word> {
     let be = if rank.ranks.len() > 1 { "are" } else { "is" };
     is_late.then(|| Word {
         name: "late",
+        about: called(rank),
         severity: Severity::Warning,
         text: format!(
             "{} {be} {:.0} ms later than the others, in {:.0} % of the last {} sums",
@@ -120,6 +122,7 @@ fn stands(job: &Job, lately: &Lately, now: f64) -> Option<Word> {
             cure: Some(
                 "look whether that process computes, saves or stands still (py-spy dump --pid PID)".into(),
             ),
+            ..Word::default()
         }
     })
 }
@@ -137,6 +140,7 @@ fn slow(job: &Job) -> Option<Word> {
             measured / predicted
         ),
         cure: Some("run fanin doctor --measure on each machine: it measures the way to each service".into()),
+        ..Word::default()
     })
 }
 
@@ -147,6 +151,7 @@ pub(super) fn losses<'a>(job: &Job, resent: impl Iterator<Item = (&'a str, f64)>
     let (service, part) = resent.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
     (part > RESENT && !explained).then(|| Word {
         name: "losses",
+        about: service.to_owned(),
         severity: Severity::Warning,
         text: format!("{:.1} % of the packets of {} to {service} are sent again", 100.0 * part, job.name),
         cure: Some(
@@ -162,7 +167,7 @@ pub(super) fn words_of_services(services: &[Service]) -> Vec<Word> {
     for service in services {
         let Service { address, silent, pool, version, .. } = service;
         let mut say = |name, severity, text: String, cure: &str| {
-            words.push(Word { name, severity, text, cure: Some(cure.to_owned()) });
+            words.push(Word { name, about: address.clone(), severity, text, cure: Some(cure.to_owned()) });
         };
         if let Some(why) = silent {
             let text = format!("{address} does not answer: {why}");

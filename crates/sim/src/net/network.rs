@@ -211,12 +211,12 @@ impl Network {
         self.hook(self.core.now + period, Hook::Every(period, Box::new(act)));
     }
 
-    /// Is told how far the run is, every `events` events. It looks on, and so cannot change the run.
+    /// Calls `tell` every `events` events. It looks on, and so cannot change the run.
     pub fn on_progress(&mut self, events: u64, tell: impl FnMut(&Self) + 'static) {
         self.progress = Some(Tell { every: events.max(1), tell: Box::new(tell) });
     }
 
-    /// Looks on at a time, after all that happens then, and again whenever it says. Unlike
+    /// Calls `look` at a time, after all that happens then, and again whenever it says. Unlike
     /// [`Self::every`] it is no event, so a run is the same with it and without.
     pub fn observe(&mut self, at: impl Into<Time>, look: impl FnMut(&Self) -> Time + 'static) {
         self.observer = Some(Observer { at: at.into(), look: Box::new(look) });
@@ -407,7 +407,7 @@ impl Network {
         };
         for priority in 0..PRIORITIES {
             let queue = self.core.queues.get(port, priority);
-            passed.queued_byte_us += queue.byte_us(self.core.now);
+            passed.queued_byte_ns += queue.byte_ns(self.core.now);
             passed.marked += queue.marked;
             passed.dropped += self.core.seldom[port.index()].queue_drops(priority).total();
         }

@@ -67,10 +67,10 @@ impl Queue {
         self.bytes -= bytes;
     }
 
-    /// The sum over time of the bytes that waited until now, in byte microseconds.
-    pub(crate) fn byte_us(&self, now: Time) -> f64 {
+    /// The sum over time of the bytes that waited until now, in byte nanoseconds.
+    pub(crate) fn byte_ns(&self, now: Time) -> f64 {
         let lately = now.since(self.changed).0 as f64 * self.bytes as f64;
-        (self.byte_time + lately) / 1e6
+        (self.byte_time + lately) / 1e3
     }
 
     pub(crate) fn statistics(&self, now: Time, drops: Drops) -> QueueStatistics {

@@ -139,8 +139,8 @@ pub struct PortStatistics {
 pub struct Passed {
     /// Time in which the link was busy; a packet that is being sent counts up to now.
     pub busy: Time,
-    /// The sum over time of the bytes that waited, in byte microseconds.
-    pub queued_byte_us: f64,
+    /// The sum over time of the bytes that waited, in byte nanoseconds.
+    pub queued_byte_ns: f64,
     /// Packets that were marked.
     pub marked: u64,
     /// Packets that did not get through, queue drops included.

@@ -66,7 +66,12 @@ pub(crate) fn schedule(network: &mut Network, layout: &Rc<Layout>, outages: &Rc<
             outages.outage(network, Away::Link(link), down, set(false), set(true));
         }
         Fault::NodeFails(node, down) => {
-            let begins = |network: &mut Network| network.set_node(node, false);
+            let place = layout.clone();
+            let begins = move |network: &mut Network| {
+                let now = network.time().instant();
+                place.jobs.iter().for_each(|of| of.job.borrow_mut().interrupted(Some(node), now));
+                network.set_node(node, false);
+            };
             outages.outage(network, Away::Node(node), down, begins, move |network| {
                 forget(network, &layout, node);
                 network.set_node(node, true);
@@ -181,6 +186,8 @@ fn respawn(network: &mut Network, layout: &Rc<Layout>, index: usize, rank: usize
         if job.dead || job.workers[rank].finished || std::mem::replace(&mut job.workers[rank].away, true) {
             return;
         }
+        let node = job.plan.workers[rank];
+        job.interrupted(Some(node), network.time().instant());
         job.workers[rank].actors[0]
     };
     layout.taking(network, |network| {

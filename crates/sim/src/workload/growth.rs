@@ -50,14 +50,15 @@ impl<const N: usize> Growth<N> {
             of.growth.push(std::array::from_fn(|at| now[at].saturating_sub(of.last[at])));
             of.last = now;
         }
-        if self.ends.len() * self.ports.len() > self.kept_max && self.ends.len() > 1 {
+        let numbers = self.ends.len() * self.ports.len().max(1);
+        if numbers > self.kept_max.max(1) && self.ends.len() > 1 {
             self.halve();
         }
     }
 
     /// Makes one interval of each two; an odd one at the end stays.
     fn halve(&mut self) {
-        self.each *= 2;
+        self.each = self.each.saturating_mul(2);
         self.ends = self.ends.chunks(2).map(|two| two[two.len() - 1]).collect();
         for of in &mut self.ports {
             let sum = |two: &[[u64; N]]| std::array::from_fn(|at| two.iter().map(|grown| grown[at]).sum());

@@ -18,7 +18,7 @@ use super::scenario::{JobPlan, Workload};
 use super::schedule::Schedule;
 use super::spans::Spans;
 use super::values::{Given, Gradient, Inside, Latest, Numbers, Origin, Source, mix};
-use crate::net::{ActorId, Context, Time};
+use crate::net::{ActorId, Context, NodeId, Time};
 
 /// Tokens of timers and notices that belong to the job and not to a machine.
 pub(crate) mod token {
@@ -165,6 +165,16 @@ impl Job {
             dead: false,
             stopped: false,
             spans: None,
+        }
+    }
+
+    /// Workers on this node, or of all nodes, stop to compute.
+    pub(crate) fn interrupted(&mut self, node: Option<NodeId>, now: Instant) {
+        let Some(spans) = &mut self.spans else { return };
+        for (rank, at) in self.plan.workers.iter().enumerate() {
+            if node.is_none_or(|node| node == *at) {
+                spans.ends(rank, now);
+            }
         }
     }
 
@@ -363,7 +373,8 @@ impl Job {
                 Step::Submit { tensor, elements } => self.ready(context, rank, tensor, elements),
                 Step::Wait(length) => {
                     self.busy_until = self.busy_until.max(now + length);
-                    if let Some(spans) = &mut self.spans {
+                    let pauses = self.workers[rank].program.is_paused();
+                    if let Some(spans) = self.spans.as_mut().filter(|_| !pauses) {
                         spans.computes(rank, now, now + length);
                     }
                     context.wake_after(length, token::PROGRAM);
@@ -504,6 +515,7 @@ impl Job {
     pub(crate) fn die(&mut self, context: &mut Context<'_>) {
         if !std::mem::replace(&mut self.dead, true) && self.finished.is_none() {
             self.over = Some(context.now());
+            self.interrupted(None, context.now());
             self.close(context);
         }
     }

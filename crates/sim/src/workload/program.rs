@@ -87,6 +87,11 @@ impl Program {
         }
     }
 
+    /// Whether it waits without computing, between two iterations.
+    pub(crate) const fn is_paused(&self) -> bool {
+        matches!(self.state, State::Paused)
+    }
+
     /// The next tensor that it submits.
     pub(crate) const fn next_tensor(&self) -> u64 {
         self.next

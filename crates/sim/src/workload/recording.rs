@@ -92,6 +92,8 @@ pub struct RecordedJob {
     pub places: Places,
     /// Tensors of an iteration; 1 where each is a step of its own.
     pub tensors_per_step: u64,
+    /// Whether its workers wait for nobody.
+    pub asynchronous: bool,
     /// Its tensors.
     #[serde(flatten)]
     pub spans: JobSpans,
@@ -121,19 +123,19 @@ impl Distribution {
     }
 }
 
-/// The ports of a network while it lives: busy picoseconds, queued byte microseconds, marks, drops.
+/// The ports of a network while it lives: busy picoseconds, queued byte nanoseconds, marks, drops.
 pub(crate) struct Recorder(Growth<4>);
 
 impl Recorder {
     /// Looks on from now on.
     pub(crate) fn start(network: &mut Network) -> Rc<RefCell<Self>> {
-        let kept_max = NUMBERS_MAX.min(INTERVALS_MAX * ports(network).count());
+        let kept_max = NUMBERS_MAX.min(INTERVALS_MAX * ports(network).count().max(1));
         let recorder = Rc::new(RefCell::new(Self(Growth::new(network, kept_max, read))));
         let observer = recorder.clone();
         network.observe(INTERVAL, move |network| {
             let growth = &mut observer.borrow_mut().0;
             growth.end_interval(network);
-            network.time() + Time::from(INTERVAL * growth.each())
+            network.time() + Time::from(INTERVAL.saturating_mul(growth.each()))
         });
         recorder
     }
@@ -142,6 +144,7 @@ impl Recorder {
     pub(crate) fn end(&mut self, network: &Network, layout: &Layout, times: Vec<Distribution>) -> Recording {
         self.0.end_interval(network);
         let scenario = &layout.scenario;
+        let ended = network.time().instant();
         let ids = |nodes: &[NodeId]| nodes.iter().map(|node| node.0).collect();
         Recording {
             ends: self.0.ends().iter().map(|end| end.as_secs_f64()).collect(),
@@ -152,16 +155,15 @@ impl Recorder {
                 .iter()
                 .map(|place| {
                     let job = place.job.borrow();
-                    let server = job
-                        .plan
-                        .system
-                        .server()
-                        .filter(|server| !job.plan.system.services().0.contains(server));
-                    let servers = [job.plan.system.services().0, server.as_slice()].concat();
+                    let system = &job.plan.system;
+                    let (services, _) = system.services();
+                    let server = system.server().filter(|server| !services.contains(server));
+                    let servers = [services, server.as_slice()].concat();
                     RecordedJob {
                         places: Places { workers: ids(&job.plan.workers), servers: ids(&servers) },
                         tensors_per_step: job.tensors_per_step(),
-                        spans: job.spans.as_ref().map(|spans| spans.report()).unwrap_or_default(),
+                        asynchronous: system.is_asynchronous(),
+                        spans: job.spans.as_ref().map(|spans| spans.report(ended)).unwrap_or_default(),
                     }
                 })
                 .collect(),
@@ -182,7 +184,12 @@ impl Recorder {
                 grown.iter().zip(&lengths).map(|(grown, length)| of(grown, *length)).collect();
             values.iter().any(|value| *value != 0).then_some(values)
         };
-        let share = |part: u64, of: u64| (u128::from(part) / u128::from(of.max(1))) as u64;
+        // Rounded; a little is not nothing.
+        let share = |part: u64, times: u128, of: Time| {
+            let of = u128::from(of.0.max(1));
+            let rounded = (u128::from(part) * times + of / 2) / of;
+            rounded.max(u128::from(part > 0)) as u64
+        };
         let directions = ports(network).zip(self.0.of_ports()).map(|(port, grown)| {
             let [from, to] = topology.ends(port);
             let config = topology.links()[port.link().0 as usize].config;
@@ -191,12 +198,8 @@ impl Recorder {
                 to: to.0,
                 rate: config.rate_bps,
                 delay: config.delay.as_secs_f64(),
-                busy: series(grown, &|[busy, ..], length| {
-                    share(busy.saturating_mul(1000), length.0).min(1000)
-                }),
-                queued: series(grown, &|[_, queued, ..], length| {
-                    share(queued.saturating_mul(1_000_000), length.0)
-                }),
+                busy: series(grown, &|[busy, ..], length| share(*busy, 1000, length).min(1000)),
+                queued: series(grown, &|[_, queued, ..], length| share(*queued, 1000, length)),
                 marked: series(grown, &|[_, _, marked, _], _| *marked),
                 dropped: series(grown, &|[.., dropped], _| *dropped),
             }
@@ -206,8 +209,8 @@ impl Recorder {
 }
 
 fn read(network: &Network, port: PortId) -> [u64; 4] {
-    let Passed { busy, queued_byte_us, marked, dropped } = network.passed(port);
-    [busy.0, queued_byte_us as u64, marked, dropped]
+    let Passed { busy, queued_byte_ns, marked, dropped } = network.passed(port);
+    [busy.0, queued_byte_ns as u64, marked, dropped]
 }
 
 fn nodes(network: &Network, layout: &Layout) -> Vec<RecordedNode> {
