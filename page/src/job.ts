@@ -105,18 +105,20 @@ export class JobSection {
   private figures(job: Job, store: Store): TemplateResult {
     const series = store.jobs.get(job.name);
     const machines = new Set(job.ranks.map((r) => r.machine)).size;
+    // Ranks of one machine sum in its memory, and send nothing.
+    const sends = job.window > 0;
     return facts([
       ["Ranks", `${count(job.world_size)} on ${count(machines)}`],
       ["Steps", job.steps === null ? "–" : `${digits(job.steps)} /s`],
       ["Summed", bytesPerSecond(latest(series?.summed))],
       ["In sums", percent(job.in_sums)],
       ["Sums a step", job.sums_per_step === null ? "–" : digits(job.sums_per_step)],
-      ["Sent again", packets(latest(series?.resent))],
-      ["Lost", packets(latest(series?.lost))],
-      ["Window", `${count(job.window)} packets`],
+      sends ? ["Sent again", packets(latest(series?.resent))] : null,
+      sends ? ["Lost", packets(latest(series?.lost))] : null,
+      sends ? ["Window", `${count(job.window)} packets`] : null,
       ["Protocol", job.protocol],
-      ["On the wire", job.wire_dtype],
-      ["Security", job.security],
+      sends ? ["On the wire", job.wire_dtype] : null,
+      sends ? ["Security", job.security] : null,
       ["Generation", count(job.generation)],
     ]);
   }

@@ -61,7 +61,7 @@ def test_a_run_is_shown_beside_a_report_or_a_json(played: Path, tmp_path: Path) 
         beside = ("--against", played / other)
         fanin("sim", SCENARIO, "--seed", "4", "--report", out, *beside)
         this, that = reports.data(out)["runs"]
-        assert (this["seed"], that["seed"]) == (4, 3)
+        assert (this["seed"], that["seed"]) == ("4", "3")
         assert this["result"]["digest"] != that["result"]["digest"]
         assert that["recording"] is not None
     alone = tmp_path / "figures.json"
@@ -167,7 +167,7 @@ def test_a_sweep_is_one_report_of_all_its_runs(open_report: Open, tmp_path: Path
     options = ("--sweep", "job.1.tensors=2,4", "--seeds", "2", "--out", tmp_path / "runs")
     fanin("sim", SCENARIO, *options, "--report", out)
     shown = reports.data(out)
-    assert [run["seed"] for run in shown["runs"]] == [1, 2, 1, 2]
+    assert [run["seed"] for run in shown["runs"]] == ["1", "2", "1", "2"]
     assert [point["values"] for point in shown["sweep"]["points"]] == [
         {"job.1.tensors": "2"},
         {"job.1.tensors": "4"},

@@ -51,6 +51,11 @@ struct Alone {
 }
 
 impl Alone {
+    /// The name of what sums, as that of a service.
+    fn memory(&self) -> String {
+        format!("memory of {}", self.place.name)
+    }
+
     fn status(&self, after: Option<Instant>, now: Instant) -> StatusReply {
         let work = proto::Work { told_ago_us: Some(0), ..self.pending.work(after, now) };
         let bytes: u64 = work.totals.iter().map(|total| total.bytes).sum();
@@ -59,6 +64,11 @@ impl Alone {
         let running = job::Running {
             completed: bytes / ELEMENT_BYTES,
             elements: 1,
+            wire_dtype: proto::WireDtype::Native.into(),
+            split: Some(proto::Split {
+                shares: vec![proto::split::Share { service: self.memory(), share: 1.0, host: Some(0) }],
+                ..proto::Split::default()
+            }),
             members: vec![member],
             ..job::Running::default()
         };
@@ -77,8 +87,8 @@ impl Answers for Alone {
     fn ask(&self, work: Duration) -> Pin<Box<dyn Future<Output = Vec<Answer>> + Send + '_>> {
         Box::pin(async move {
             let now = Instant::now();
-            let address = format!("memory of {}", self.place.name);
-            vec![Answer { address, ago: Duration::ZERO, reply: Ok(self.status(now.checked_sub(work), now)) }]
+            let reply = Ok(self.status(now.checked_sub(work), now));
+            vec![Answer { address: self.memory(), ago: Duration::ZERO, reply }]
         })
     }
 }
