@@ -60,6 +60,7 @@ const state = object({
           machine: text,
           name: text,
           address: text,
+          via: orNull(text),
           left: boolean,
           round_trip: orNull(number),
           waited_for: number,

@@ -107,6 +107,8 @@ export interface Rank {
   /** The machine's name for people. */
   name: string;
   address: string;
+  /** The relay next to it, where one tells so. */
+  via: string | null;
   left: boolean;
   round_trip: number | null;
   /** The part of what is being summed now that waits for it and not for all, 0 to 1. */

@@ -15,6 +15,8 @@ export interface Machine {
   key: string;
   name: string;
   addresses: string[];
+  /** The relay next to it, by job, where one tells so. */
+  via: Map<string, string>;
   jobs: MachineJob[];
 }
 
@@ -86,9 +88,10 @@ export function machinesOf(jobs: readonly Job[]): Machine[] {
       if (rank.left) continue;
       let machine = machines.get(rank.machine);
       if (!machine) {
-        machine = { key: rank.machine, name: rank.name, addresses: [], jobs: [] };
+        machine = { key: rank.machine, name: rank.name, addresses: [], via: new Map(), jobs: [] };
         machines.set(rank.machine, machine);
       }
+      if (rank.via !== null) machine.via.set(job.name, rank.via);
       const address = rank.address.replace(/:\d+$/, "");
       if (!machine.addresses.includes(address)) machine.addresses.push(address);
       let part = parts.get(rank.machine);
@@ -200,8 +203,12 @@ export function graph(state: State, store: Store): Graph {
       for (const entry of entries) for (const on of way(entry, to, links)) add(on, carried);
       for (const from of parts) {
         const local = from.machines.length === 1 && to.summers.length === 1 && hosts.has(from.machines[0].key);
-        for (const entry of local ? [to] : entries) {
-          add(link(from, entry, told && (local || entry === to), local), carried);
+        // Machines that are drawn together may have several.
+        const vias = [...new Set(from.machines.map((m) => nodeOf.get(m.via.get(job.name) ?? "")))];
+        const by = vias.filter((n): n is MapNode => n !== undefined && way(n, to, links).at(-1)?.to === to);
+        const known = by.length === vias.length;
+        for (const entry of local ? [to] : known ? by : entries) {
+          add(link(from, entry, told && (local || known || entry === to), local), carried);
         }
       }
     }

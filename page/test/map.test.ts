@@ -32,6 +32,19 @@ test("machines send to relays, relays to their upstream, and a rank's own servic
   expect(link("10.0.1.9:4800 > 10.0.0.9:4800").carried.map((c) => [c.job, c.share])).toEqual([["gpt#5f0c9a3e", 0.75]]);
 });
 
+test("a machine sends to the relay that tells of it, and no other one", () => {
+  const state = recorded();
+  const relay = state.services.find((s) => s.upstream !== null)!;
+  state.services.push({ ...relay, address: "10.0.2.9:4800" });
+  const job = state.jobs.find((j) => j.name === "gpt#5f0c9a3e")!;
+  expect(ends(drawn(state)).filter((l) => l.startsWith("node1 > 10.0.2.9"))).toHaveLength(1);
+  for (const rank of job.ranks) rank.via = rank.name === "node1" ? "10.0.2.9:4800" : relay.address;
+  const g = drawn(state);
+  const toRelays = ends(g).filter((l) => / > 10\.0\.[12]\.9/.test(l));
+  expect(toRelays).toEqual(["node1 > 10.0.2.9:4800", "node2 > 10.0.1.9:4800", "node3 > 10.0.1.9:4800"]);
+  expect(g.links.every((l) => l.certain)).toBe(true);
+});
+
 test("a link has an equal part of what its service measures", () => {
   const state = recorded();
   const own = state.services[1];

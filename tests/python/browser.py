@@ -14,6 +14,25 @@ CHROMIUM = shutil.which("chromium")
 PAGES = Path(__file__).parents[2] / "page" / "dist"
 
 
+_running: list[Any] = []
+
+
+@contextmanager
+def _playwright() -> Iterator[Any]:
+    """Run Playwright, of which a thread has one at a time, and no longer than it is needed."""
+    if _running:
+        yield _running[0]
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        _running.append(started)
+        try:
+            yield started
+        finally:
+            _running.clear()
+
+
 @contextmanager
 def browsing(built: str, program: Path | None = None) -> Iterator[Callable[..., Any]]:
     """Yield a function that opens a URL as a page; errors on pages fail the test.
@@ -21,12 +40,12 @@ def browsing(built: str, program: Path | None = None) -> Iterator[Callable[..., 
     Skips where there is no browser, or the file ``built`` is missing among what npm made. A
     ``program`` starts Chromium elsewhere.
     """
-    sync_api = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("no browser: apt-get install chromium")
     if not (PAGES / built).exists():
         pytest.skip("the page is not built: make build, with Node.js")
-    with sync_api.sync_playwright() as playwright:
+    with _playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=program or CHROMIUM, args=["--no-sandbox"]
         )

@@ -138,7 +138,7 @@ def test_the_page_says_what_happened_in_the_network(open_report: Open, played: P
     links = run["result"]["links"]
     busiest = max(links, key=lambda link: float(link["load"]))
     assert f"busiest link was {busiest['from']} to {busiest['to']}" in text
-    # What was done to it: one link loses packets.
+    # The scenario has a burst that one port drops.
     page.get_by_label("Colour by").select_option("dropped")
     table = page.get_by_role("table").filter(has_text="Drops").first
     first = table.locator("tbody tr").first.inner_text()

@@ -134,8 +134,8 @@ fn bar(part: f64) -> String {
     format!("{}{}", "█".repeat(full), "░".repeat(BAR - full))
 }
 
-/// How far a run is after so many seconds, and how many more it takes at most if it goes on as it
-/// did.
+/// A line that says how far a run is after so many seconds. The seconds to go are those to `until`, if
+/// it goes on as it did.
 fn progress_line(virtual_s: f64, until_s: f64, packet_hops: f64, took_s: f64) -> String {
     let left_s = took_s * (until_s - virtual_s) / virtual_s;
     let left = if !left_s.is_finite() {

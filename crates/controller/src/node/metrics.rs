@@ -28,7 +28,7 @@ pub(super) async fn text(jobs: Arc<Jobs>, named: Named) -> Result<String, Error>
     collected(Scrape { jobs, figures }, named)
 }
 
-/// What a collector tells, and what the page tells, as text.
+/// A collector's figures and the page's, as text.
 pub(super) fn collected(collector: impl Collector, named: Named) -> Result<String, Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(collector));

@@ -214,6 +214,7 @@ impl Relay {
             // A rack's slots count what they complete.
             aggregations: progress.aggregations + progress.completed,
             collisions: progress.collisions,
+            ranks: lock(&self.routes).ranks(*job).words().to_vec(),
         };
         Ok(proto::Relay {
             address: self.name(),

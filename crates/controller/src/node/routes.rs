@@ -120,6 +120,11 @@ impl Routes {
         before
     }
 
+    /// The ranks of a job that were heard of here and did not leave.
+    pub fn ranks(&self, job: JobId) -> Ranks {
+        self.0.get(&job).map_or_else(Ranks::default, |entry| entry.ranks.clone())
+    }
+
     /// Notes from where a rank's packets come; whether that is new, and its job is served here.
     pub fn sends_from(&mut self, job: JobId, rank: Rank, hosts: &[IpAddr]) -> bool {
         let Some(entry) = self.0.get_mut(&job).filter(|entry| entry.ranks.contains(rank)) else {

@@ -438,7 +438,8 @@ fn run(job: &mut Job, told: &Running, parts: &[Part<'_>], lately: &Lately) {
         imbalance: told.members.iter().map(|member| member.imbalance).fold(0.0, f64::max),
     });
     let waits = waits(parts);
-    job.ranks = told.members.iter().map(|member| rank(member, job, &waits, lately)).collect();
+    let rank = |member| Rank { via: way(member, parts), ..rank(member, job, &waits, lately) };
+    job.ranks = told.members.iter().map(rank).collect();
     job.sums = lately.sums();
     let works = || told.members.iter().filter_map(|member| member.work.as_ref());
     if let Some(work) = works().find(|work| !work.totals.is_empty()) {
@@ -532,6 +533,21 @@ fn waits(parts: &[Part<'_>]) -> Vec<f64> {
     waiting.into_iter().map(|count| f64::from(count - least) / f64::from(all)).collect()
 }
 
+/// The switch with an upstream that is next to a rank, if one is known.
+fn way(member: &Member, parts: &[Part<'_>]) -> Option<String> {
+    let rank = fanin_wire::Rank(u16::try_from(member.rank).ok()?);
+    let mut relays: Vec<&proto::Relay> = Vec::new();
+    for part in parts {
+        let id = running(part.job).map(|running| running.job_id);
+        let serves = |of: &proto::RelayJob| {
+            Some(of.job_id) == id && ranks(&of.ranks, "ranks").is_ok_and(|below| below.contains(rank))
+        };
+        relays.extend(part.known.reply.relays.iter().filter(|relay| relay.jobs.iter().any(serves)));
+    }
+    let is_lowest = |relay: &&&proto::Relay| !relays.iter().any(|other| other.upstream == relay.address);
+    relays.iter().find(is_lowest).map(|relay| shown(relay.address.clone()))
+}
+
 fn rank(member: &Member, job: &Job, waits: &[f64], lately: &Lately) -> Rank {
     let place = member.place.clone().unwrap_or_default();
     let rank = u16::try_from(member.rank).unwrap_or(u16::MAX);
@@ -542,6 +558,7 @@ fn rank(member: &Member, job: &Job, waits: &[f64], lately: &Lately) -> Rank {
         machine: shown(place.machine),
         name: shown(place.name),
         address: shown(place.address),
+        via: None,
         left: job.left.contains(&rank),
         round_trip: member.smoothed_rtt_ns.map(|trip| trip as f64 * 1e-9),
         waited_for: waits.get(usize::from(rank)).copied().unwrap_or_default(),

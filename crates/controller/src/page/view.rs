@@ -114,6 +114,7 @@ pub struct Rank {
     pub machine: String,
     pub name: String,
     pub address: String,
+    pub via: Option<String>,
     pub left: bool,
     pub round_trip: Option<f64>,
     pub waited_for: f64,

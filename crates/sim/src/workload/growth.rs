@@ -5,8 +5,8 @@ use crate::net::{LinkId, Network, PortId, Time};
 /// Reads what is counted at a port. No counter ever falls.
 pub(crate) type Read<const N: usize> = fn(&Network, PortId) -> [u64; N];
 
-/// Memory is bounded: where there would be too many numbers, two intervals become one, from the
-/// first on, and later ones are as long.
+/// Memory is bounded. If there are too many numbers, each two intervals become one, and later
+/// intervals are as long.
 pub(crate) struct Growth<const N: usize> {
     read: Read<N>,
     kept_max: usize,

@@ -47,7 +47,7 @@ pub struct Report {
     pub link_ends_s: Vec<f64>,
     /// Both directions of each link that carried or dropped anything.
     pub links: Vec<LinkReport>,
-    /// What happened over time, if that was asked for.
+    /// The run over time, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recording: Option<Recording>,
 }

@@ -4,7 +4,7 @@ use super::super::view::Severity;
 use super::*;
 use crate::proto::job::{Aborted, Gathering};
 use crate::proto::work::{Done, Total as WorkTotal};
-use crate::proto::{Place, Relay, Split, StatusReply, Traffic, Work, split};
+use crate::proto::{Place, Relay, RelayJob, Split, StatusReply, Traffic, Work, split};
 
 const ADDRESS: &str = "10.0.0.9:4800";
 
@@ -231,9 +231,10 @@ fn an_address_by_which_a_service_is_not_reached_silences_it_not() {
 
 #[test]
 fn racks_are_services_on_the_way_to_their_root() {
-    let relay = |address: &str, upstream: &str| Relay {
+    let relay = |address: &str, upstream: &str, below: u64| Relay {
         address: address.into(),
         upstream: upstream.into(),
+        jobs: vec![RelayJob { job_id: 7, ranks: vec![below], ..RelayJob::default() }],
         ..Relay::default()
     };
     // Ranks behind a rack call the job's service by the rack's address.
@@ -241,10 +242,15 @@ fn racks_are_services_on_the_way_to_their_root() {
     let split = Split { shares: vec![share], ..Split::default() };
     let runs = job("gpt", 2, Told::Running(Running { split: Some(split), ..running(&[5, 5], 30) }));
     let told = || StatusReply { instance: 5, ..reply(vec![runs.clone()]) };
-    let one = StatusReply { relays: vec![relay("rack-a:1", "root:1")], ..told() };
-    let other = StatusReply { relays: vec![relay("pod:1", "root:1"), relay("rack-b:1", "pod:1")], ..told() };
+    let one = StatusReply { relays: vec![relay("rack-a:1", "root:1", 0b01)], ..told() };
+    let other = StatusReply {
+        relays: vec![relay("pod:1", "root:1", 0b10), relay("rack-b:1", "pod:1", 0b10)],
+        ..told()
+    };
     let state = observed(vec![vec![of("rack-a:1", one), of("rack-b:1", other), of("10.0.0.1:1", told())]]);
     assert_eq!(state.jobs.len(), 1);
+    let via: Vec<_> = state.jobs[0].ranks.iter().map(|rank| rank.via.as_deref()).collect();
+    assert_eq!(via, [Some("rack-a:1"), Some("rack-b:1")], "each by the switch next to it");
     let ways: Vec<_> = state
         .services
         .iter()

@@ -193,7 +193,7 @@ mod tests {
         let relay = |address: &str, upstream: &str, aggregations| proto::Relay {
             address: address.into(),
             upstream: upstream.into(),
-            jobs: vec![proto::RelayJob { job_id: 7, aggregations, collisions: 0 }],
+            jobs: vec![proto::RelayJob { job_id: 7, aggregations, ..proto::RelayJob::default() }],
             ..proto::Relay::default()
         };
         let state = Some(State::Running(running));
