@@ -292,6 +292,21 @@ def test_the_manual_lists_every_metric_with_its_type_and_labels(
         assert name in series, f"{name} in docs/operations.md"
 
 
+def test_the_manual_has_the_events_and_words_that_metrics_name(
+    served: tuple[Series, dict[str, str]],
+) -> None:
+    series, _ = served
+    shown = (DOCS / "page.md").read_text().split("\n## What it shows\n")[1].split("\n## ")[0]
+    words = set(re.findall(r"^\| `(\w+)` \|", shown, re.M))
+    assert words == series["fanin_words"]["word"]
+    told = re.search(r"\*\*Events\*\* are the last 500: (.*?)\.\n", shown, re.S)
+    assert told is not None
+    assert set(re.findall(r"`(\w+)`", told[1])) == series["fanin_events_total"]["event"]
+    contract = (ROOT / "page" / "src" / "contract.ts").read_text()
+    for name in words | series["fanin_events_total"]["event"]:
+        assert f'"{name}"' in contract, name
+
+
 def test_the_manual_lists_every_alert(alerts: list[dict[str, Any]]) -> None:
     text = (DOCS / "operations.md").read_text()
     rows = re.findall(r"^\| `(Fanin\w+)` \| (\w+) \|", text, re.M)
