@@ -55,7 +55,7 @@ def opening_seconds(report: Path, chromium: str) -> list[float]:
             page.goto(report.as_uri(), wait_until="commit")
             found.append(page.evaluate(DRAWN) / 1e3)
             page.close()
-            time.sleep(1)
+            time.sleep(1)  # the browser gives the page's memory back, which takes CPU time
         browser.close()
     return found
 

@@ -58,8 +58,8 @@ def write_report(
 
     ``parts`` are ``sweep`` or ``reproduction``, as page/src/report/contract.ts has them.
     """
-    texts = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
     try:
+        texts = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
         path.write_text(_fanin.report_page(command, runs, **texts), encoding="utf-8")
     except (OSError, ValueError) as wrong:
         raise error(f"cannot write the report {path}: {wrong}") from None

@@ -2,10 +2,11 @@
 
 A machine's first rank fills the next machine's link, all of them at once: so each link carries one
 flow in each direction, and a flow is as fast as the slower of its two links. A machine that seems
-slow is tried again, as it may have been busy; so are all, if none could be measured. Then all
-machines fill the links of switches that tell no rate. That takes about a second. What was measured
-is known to the process from then on, and to others of its user for a day (`_kept_rates.py`). A link that cannot be measured ends no joining:
-it is named with the cause, and the plan is made without it.
+slow is tried again, as it may have been busy. If no link could be measured, all are tried again.
+Then all machines fill the links of switches that tell no rate. That takes about a second. What was
+measured is known to the process from then on, and to others of its user for a day
+(`_kept_rates.py`). A link that cannot be measured ends no joining: it is named with the cause, and
+the plan is made without it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ end, kill = sys.argv[1:]
 with connect(job="train<marquee>", timeout=60) as group:
     say("joined", os.getpid())
     while not os.path.exists(end):
-        time.sleep(0.07 if rank == 2 else 0.01)
+        time.sleep(0.07 if rank == 2 else 0.01)  # how long each computes
         group.all_reduce(np.ones(300_000, np.float32))
         if rank == 1 and os.path.exists(kill):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -66,7 +66,7 @@ while not ends.item():
     dist.all_reduce(torch.ones(10_000))
     ends.fill_(os.path.exists(sys.argv[1]))
     dist.all_reduce(ends)
-    time.sleep(0.01)
+    time.sleep(0.01)  # a step computes, and a part of its time is in no sum
 dist.destroy_process_group()
 """
 )

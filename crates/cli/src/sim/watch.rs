@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use fanin_sim::net::{LinkId, Network, PortId, Time};
+use fanin_sim::net::{Network, PortId, Time};
 use fanin_sim::workload::Glimpse;
 use ratatui::crossterm::terminal;
 
@@ -73,8 +73,7 @@ impl Watch {
     /// The links that were busiest since the last picture.
     fn links(&mut self, network: &Network) -> Vec<String> {
         let topology = network.topology();
-        let ports: Vec<PortId> =
-            (0..topology.links().len() as u32).flat_map(|link| LinkId(link).ports()).collect();
+        let ports: Vec<PortId> = topology.ports().collect();
         let passed = network.time().since(self.looked).0.max(1) as f64;
         let busy: Vec<Time> = ports.iter().map(|port| network.passed(*port).busy).collect();
         self.busy.resize(ports.len(), Time::ZERO);

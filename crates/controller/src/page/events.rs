@@ -39,8 +39,10 @@ impl Events {
             let Event { name, job, service, text, .. } = &event;
             let (job, service) = (job.as_deref().unwrap_or(""), service.as_deref().unwrap_or(""));
             tracing::debug!(event = name, job, service, "{text}");
-            let known = NAMES.iter().position(|known| known == name);
-            self.counts[known.expect("a name of the list")] += 1;
+            debug_assert!(NAMES.contains(name), "{name} is not in the list");
+            for (_, count) in NAMES.iter().zip(&mut self.counts).filter(|(known, _)| *known == name) {
+                *count += 1;
+            }
             self.last.push_back(event);
         }
         self.last.drain(..self.last.len().saturating_sub(EVENTS_MAX));

@@ -94,7 +94,7 @@ impl Token {
                 "its first line is to be a token of {TOKEN_BYTES_MIN} letters and digits or more; openssl rand -hex 16 makes one"
             )));
         }
-        /// Those of this process, for as long as it lives: one is read by each of its sessions.
+        /// This process's tokens, which live as long as it does: each of its sessions reads one.
         static TOKENS: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
         let mut tokens = TOKENS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = tokens.iter().find(|known| **known == token) {

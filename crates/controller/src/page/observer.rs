@@ -5,6 +5,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fanin_protocol::control::Ranks;
 use fanin_wire::WireDtype;
 
 use super::events::{Events, of_jobs, of_services, refusals, taken_over};
@@ -438,7 +439,8 @@ fn run(job: &mut Job, told: &Running, parts: &[Part<'_>], lately: &Lately) {
         imbalance: told.members.iter().map(|member| member.imbalance).fold(0.0, f64::max),
     });
     let waits = waits(parts);
-    let rank = |member| Rank { via: way(member, parts), ..rank(member, job, &waits, lately) };
+    let on_ways = on_ways(parts);
+    let rank = |member| Rank { via: way(member, &on_ways), ..rank(member, job, &waits, lately) };
     job.ranks = told.members.iter().map(rank).collect();
     job.sums = lately.sums();
     let works = || told.members.iter().filter_map(|member| member.work.as_ref());
@@ -533,19 +535,36 @@ fn waits(parts: &[Part<'_>]) -> Vec<f64> {
     waiting.into_iter().map(|count| f64::from(count - least) / f64::from(all)).collect()
 }
 
-/// The switch with an upstream that is next to a rank, if one is known.
-fn way(member: &Member, parts: &[Part<'_>]) -> Option<String> {
-    let rank = fanin_wire::Rank(u16::try_from(member.rank).ok()?);
-    let mut relays: Vec<&proto::Relay> = Vec::new();
+/// A switch with an upstream on the way of a job, and the job's ranks that are below it.
+struct OnWay<'a> {
+    relay: &'a proto::Relay,
+    below: Ranks,
+}
+
+fn on_ways<'a>(parts: &[Part<'a>]) -> Vec<OnWay<'a>> {
+    let mut found = Vec::new();
     for part in parts {
         let id = running(part.job).map(|running| running.job_id);
-        let serves = |of: &proto::RelayJob| {
-            Some(of.job_id) == id && ranks(&of.ranks, "ranks").is_ok_and(|below| below.contains(rank))
-        };
-        relays.extend(part.known.reply.relays.iter().filter(|relay| relay.jobs.iter().any(serves)));
+        for relay in &part.known.reply.relays {
+            let of = relay.jobs.iter().find(|of| Some(of.job_id) == id);
+            let below = of.and_then(|of| ranks(&of.ranks, "ranks").ok());
+            found.extend(below.map(|below| OnWay { relay, below }));
+        }
     }
-    let is_lowest = |relay: &&&proto::Relay| !relays.iter().any(|other| other.upstream == relay.address);
-    relays.iter().find(is_lowest).map(|relay| shown(relay.address.clone()))
+    // From those next to ranks up to those next to the root, which have the most ranks below them.
+    found.sort_by_key(|on_way| on_way.below.len());
+    found
+}
+
+/// The switch with an upstream that is next to a rank, if one is known.
+fn way(member: &Member, on_ways: &[OnWay<'_>]) -> Option<String> {
+    let rank = fanin_wire::Rank(u16::try_from(member.rank).ok()?);
+    let serve = || on_ways.iter().filter(|on_way| on_way.below.contains(rank));
+    let least = serve().next()?.below.len();
+    // A switch may have no more ranks than the one below it.
+    let alike: Vec<_> = serve().take_while(|on_way| on_way.below.len() == least).collect();
+    let is_lowest = |one: &&&OnWay<'_>| !alike.iter().any(|other| other.relay.upstream == one.relay.address);
+    alike.iter().find(is_lowest).map(|on_way| shown(on_way.relay.address.clone()))
 }
 
 fn rank(member: &Member, job: &Job, waits: &[f64], lately: &Lately) -> Rank {

@@ -358,6 +358,11 @@ impl Topology {
         self.neighbours(a).find(|(other, _)| *other == b).map(|(_, link)| link)
     }
 
+    /// Both ports of all links, in the order of their making.
+    pub fn ports(&self) -> impl Iterator<Item = PortId> + use<> {
+        (0..self.links.len() as u32).flat_map(|link| LinkId(link).ports())
+    }
+
     /// The node that sends by a port, and the one that receives.
     ///
     /// # Panics

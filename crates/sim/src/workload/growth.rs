@@ -1,6 +1,6 @@
 //! Counters of all ports of a network, and by how much they grew in each interval of the run.
 
-use crate::net::{LinkId, Network, PortId, Time};
+use crate::net::{Network, PortId, Time};
 
 /// Reads what is counted at a port. No counter ever falls.
 pub(crate) type Read<const N: usize> = fn(&Network, PortId) -> [u64; N];
@@ -22,16 +22,17 @@ struct PortGrowth<const N: usize> {
     growth: Vec<[u64; N]>,
 }
 
-/// All ports, in the order of [`Growth::of_ports`].
-pub(crate) fn ports(network: &Network) -> impl Iterator<Item = PortId> + use<> {
-    (0..network.topology().links().len() as u32).flat_map(|link| LinkId(link).ports())
-}
-
 impl<const N: usize> Growth<N> {
     /// Keeps at most so many intervals, times ports.
     pub(crate) fn new(network: &Network, kept_max: usize, read: Read<N>) -> Self {
         let port = PortGrowth { last: [0; N], growth: Vec::new() };
-        Self { read, kept_max, each: 1, ends: Vec::new(), ports: vec![port; ports(network).count()] }
+        Self {
+            read,
+            kept_max,
+            each: 1,
+            ends: Vec::new(),
+            ports: vec![port; network.topology().ports().count()],
+        }
     }
 
     /// How many times as long as the first intervals the next one is to be.
@@ -45,7 +46,7 @@ impl<const N: usize> Growth<N> {
             return;
         }
         self.ends.push(network.time());
-        for (port, of) in ports(network).zip(&mut self.ports) {
+        for (port, of) in network.topology().ports().zip(&mut self.ports) {
             let now = (self.read)(network, port);
             of.growth.push(std::array::from_fn(|at| now[at].saturating_sub(of.last[at])));
             of.last = now;
@@ -77,7 +78,7 @@ impl<const N: usize> Growth<N> {
         self.ends.iter().zip(begins).map(|(end, begin)| *end - begin).collect()
     }
 
-    /// For each port, by how much its counters grew in each interval.
+    /// For each of the topology's ports, by how much its counters grew in each interval.
     pub(crate) fn of_ports(&self) -> impl Iterator<Item = &[[u64; N]]> {
         self.ports.iter().map(|of| of.growth.as_slice())
     }

@@ -1,6 +1,6 @@
 //! How busy each direction of each link was, over time.
 
-use super::growth::{Growth, ports};
+use super::growth::Growth;
 use super::report::LinkReport;
 use crate::net::{Network, NodeId, Time};
 
@@ -46,7 +46,7 @@ impl Loads {
         // A transmission that goes on when an interval ends is busy time of that interval, all of
         // it.
         let share = |busy: Time, of: Time| (busy.0 as f64 / of.0.max(1) as f64).min(1.0);
-        let reports = ports(network).zip(self.busy.of_ports()).filter_map(|(port, grown)| {
+        let reports = topology.ports().zip(self.busy.of_ports()).filter_map(|(port, grown)| {
             let statistics = network.port(port);
             if statistics.sent_packets == 0 && statistics.drops.total() == 0 {
                 return None;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::build::Layout;
-use super::growth::{Growth, ports};
+use super::growth::Growth;
 use super::spans::JobSpans;
 use crate::net::{Network, NodeId, NodeKind, Passed, PortId, Time};
 
@@ -129,7 +129,7 @@ pub(crate) struct Recorder(Growth<4>);
 impl Recorder {
     /// Looks on from now on.
     pub(crate) fn start(network: &mut Network) -> Rc<RefCell<Self>> {
-        let kept_max = NUMBERS_MAX.min(INTERVALS_MAX * ports(network).count().max(1));
+        let kept_max = NUMBERS_MAX.min(INTERVALS_MAX * network.topology().ports().count().max(1));
         let recorder = Rc::new(RefCell::new(Self(Growth::new(network, kept_max, read))));
         let observer = recorder.clone();
         network.observe(INTERVAL, move |network| {
@@ -190,7 +190,7 @@ impl Recorder {
             let rounded = (u128::from(part) * times + of / 2) / of;
             rounded.max(u128::from(part > 0)) as u64
         };
-        let directions = ports(network).zip(self.0.of_ports()).map(|(port, grown)| {
+        let directions = topology.ports().zip(self.0.of_ports()).map(|(port, grown)| {
             let [from, to] = topology.ends(port);
             let config = topology.links()[port.link().0 as usize].config;
             Direction {

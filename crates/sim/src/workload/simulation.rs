@@ -520,9 +520,7 @@ fn tensor_times(job: &Job) -> (Vec<Time>, usize) {
 }
 
 fn drops(network: &Network) -> Vec<Count> {
-    let links = 0..network.topology().links().len() as u32;
-    let at_ports =
-        links.flat_map(|link| crate::net::LinkId(link).ports()).map(|port| network.port(port).drops);
+    let at_ports = network.topology().ports().map(|port| network.port(port).drops);
     let nodes = 0..network.topology().nodes().len() as u32;
     let at_nodes = nodes.map(|node| network.node(NodeId(node)).drops);
     let mut counts = vec![0; DropReason::ALL.len()];

@@ -51,8 +51,8 @@ pub struct LeftOut {
 /// The same in seconds, for a report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct JobSpans {
-    /// Each tensor that all ranks have: its number, when the first and the last rank submitted it,
-    /// and when they had its sum.
+    /// Tensors that all ranks have. Each is a number, the first and the last submission, and the
+    /// first and the last arrival of the sum.
     pub tensors: Vec<(u64, f64, f64, f64, f64)>,
     /// Each tensor of a rank: rank, number, submitted, summed.
     pub spans: Vec<(usize, u64, f64, f64)>,
