@@ -175,7 +175,7 @@ def test_reasons_are_of_rows_that_there_are(monkeypatch: pytest.MonkeyPatch) -> 
     lab = cast(Lab, Measured(1.0))
     rows = {one.what: one for one in scalability.run(lab).findings}
     reasons = scalability.why(lab)
-    assert len(reasons) == 6
+    assert len(reasons) == 7
     assert {reason.of for reason in reasons} <= set(rows)
     # What is not hidden is lost, with 50 and with 90 Gbit/s.
     lost = next(one for one in reasons if "ResNet-50, all-reduce" in one.of).ours

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from fanin._simulation import Processes
 
 from fanin_lab.environment import environment as lab_environment
 from fanin_lab.papers import ReproduceError
+from fanin_lab.papers.sources import digest
 from fanin_lab.sweep.progress import Progress
 from fanin_lab.sweep.runs import Report, Run, Runner
 from fanin_lab.sweep.scenario import Scenario, toml
@@ -120,6 +123,30 @@ class Lab:
     ) -> list[_Found]:
         """Return what the function finds for each item; as many at a time as simulations."""
         return self._runner.each(what, function, items)
+
+    def trained(
+        self, train: Callable[[_T], Sequence[float]], items: Sequence[_T], module: str
+    ) -> list[list[float]]:
+        """Return the curve that `train` finds for each item; as many at a time as simulations.
+
+        A curve must depend on nothing but the item's `repr` and the code of `module`, with all
+        that this imports. So it is kept, as results of simulations are.
+        """
+        code = digest(module)
+        folder = self.out / "trainings"
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def one(item: _T) -> list[float]:
+            kept = folder / f"{hashlib.sha256(f'{code} {item!r}'.encode()).hexdigest()}.json"
+            if not kept.exists():
+                # Two threads may train the same; each file appears whole.
+                begun = kept.with_suffix(f".{threading.get_ident()}")
+                begun.write_text(json.dumps(list(train(item))))
+                begun.rename(kept)
+            curve: list[float] = json.loads(kept.read_text())
+            return curve
+
+        return self.each("training", one, items)
 
     def bench(
         self, name: str, arguments: Sequence[str], settings: Mapping[str, str] | None = None

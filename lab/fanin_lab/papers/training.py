@@ -118,6 +118,7 @@ Curves = Mapping[str, Mapping[str, list[list[float]]]]
 
 def curves(
     lab: Lab,
+    module: str | None,
     ways: Mapping[str, Callable[[str, int], Summed]],
     part: float = 1,
     learned: Mapping[str, Task] | None = None,
@@ -125,17 +126,23 @@ def curves(
     """Learn every task in every way, which is told task and seed, from the same beginnings.
 
     With 8 workers, as many as in SwitchML's §4.6; for this part of the tasks' epochs. The tasks are
-    those of `tasks` unless others are given.
+    those of `tasks` unless others are given. Curves are kept under the names that tasks and ways
+    have in this module; not without one, for ways that note something else on the way.
     """
     learned = tasks() if learned is None else learned
 
-    def one(run: tuple[str, str, int]) -> list[float]:
-        task, way, seed = learned[run[0]], ways[run[1]], run[2]
-        epochs = round(part * task.epochs / (QUICKER if lab.quick else 1))
-        return train(task, seed, WORKERS, max(1, epochs), way(run[0], seed))
+    def one(run: tuple[str, str, int, int]) -> list[float]:
+        task, way, epochs, seed = run
+        return train(learned[task], seed, WORKERS, epochs, ways[way](task, seed))
 
-    runs = [(task, way, seed) for task in learned for way in ways for seed in lab.seeds]
-    found = iter(lab.each("training", one, runs))
+    quicker = QUICKER if lab.quick else 1
+    epochs = {name: max(1, round(part * task.epochs / quicker)) for name, task in learned.items()}
+    runs = [
+        (task, way, epochs[task], seed) for task in learned for way in ways for seed in lab.seeds
+    ]
+    found = iter(
+        lab.each("training", one, runs) if module is None else lab.trained(one, runs, module)
+    )
     return {task: {way: [next(found) for _ in lab.seeds] for way in ways} for task in learned}
 
 

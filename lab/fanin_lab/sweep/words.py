@@ -24,6 +24,7 @@ _NAMES: Mapping[str, tuple[str, str]] = {
     "loss_bound": ("loss bound", ""),
     "mtu": ("longest IP packet", "bytes"),
     "nic": ("queue for the server's cores", ""),
+    "pcie": ("over PCIe", ""),
     "port_buffer": ("buffer of a port", ""),
     "queue": ("queue", ""),
     "rate": ("link rate", ""),

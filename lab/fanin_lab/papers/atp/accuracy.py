@@ -56,7 +56,7 @@ def trained(lab: Lab, tasks: Mapping[str, training.Task], part: float = 1) -> Ou
 
         return summed
 
-    found = training.curves(lab, {"float32": training.plainly, "atp": atp}, part, tasks)
+    found = training.curves(lab, None, {"float32": training.plainly, "atp": atp}, part, tasks)
 
     findings = []
     for task, ways in found.items():

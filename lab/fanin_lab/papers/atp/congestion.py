@@ -25,13 +25,15 @@ SWEPT: list[dict[str, Any]] = [
     {"queue": "300kB"},
     {"ecn": "300kB"},
     {"scale": 100.0},
+    {"batch": 16},
 ]
 FEW = SWEPT[:2]
 SEEDS = 3
 """Of those that there are, with every setting but the first."""
 OVER = (
     "links of 6 or 20 us, windows that fill a host once or twice, 1 or 64 MB for the server's "
-    "cores, queues of 0.3 or 1 MB, marks from 100 or 300 kB on, scales of 100 or 200"
+    "cores, queues of 0.3 or 1 MB, marks from 100 or 300 kB on, scales of 100 or 200, batches of "
+    "16 or 32"
 )
 PAPER_IMAGES = {"on": 66.8, "off": 23.2}
 PAPER_GOODPUT_GBPS = 7.5
@@ -47,6 +49,7 @@ def scenario(
     nic: str = "1MB",
     queue: str = "1MB",
     ecn: str = "100kB",
+    batch: int = setting.BATCH,
     aggregators: int | None = None,
 ) -> Scenario:
     """Return ten iterations of VGG16, with control or without.
@@ -60,6 +63,7 @@ def scenario(
         "vgg16",
         scale,
         window=windows * fills,
+        batch=batch,
         iterations=ITERATIONS,
         congestion_control=control == "on",
         start=Between(0, 1),

@@ -36,8 +36,11 @@ WINDOW = 660
 """Packets that an ATP worker has on the way at most: with this round trip they fill a host."""
 SLOTS = 512
 """SwitchML's at 100 Gbit/s (its Appendix C)."""
-WIRE_BYTES = 394
-"""Of a packet on the link: its own header 72, IP and UDP 28, Ethernet 38."""
+WIRE_BYTES, PAPER_WIRE_BYTES = 394, 330
+"""Of a packet on the link: its own header 72, IP and UDP 28, Ethernet 38; the paper's frame is of
+306 bytes, and has 24 more around it."""
+RATE_OF_FRAMES = f"{100 * WIRE_BYTES / PAPER_WIRE_BYTES:.1f}Gbit"
+"""With which our frame takes as long as the paper's at 100 Gbit/s."""
 PAYLOAD_BYTES = 4 * ELEMENTS
 PAPER_PTA = 1980
 """§5.4.1: the aggregators with which three jobs fill the link to their servers."""
@@ -69,6 +72,10 @@ ONE_WAY = "§3.5: one, by a hash"
 """What the paper says of that."""
 RDMA_PACKETS = {"1,344": (336, 1500), "4,096": (1024, 4500)}
 """By their bytes, which the paper does not give: elements, and the MTU that takes them."""
+PCIE = {"75Gbit": "0.107ns", "50Gbit": "0.16ns"}
+"""By what a host moves over RDMA in each direction, a byte's cost. The paper names contention for
+PCIe between NIC and GPU (§5.3.2), and no number: PCIe 3.0 x16 moves somewhat over 100 Gbit/s, and
+carries each gradient twice where GPU and NIC share it."""
 RDMA_ON_THE_WAY = 500_000
 """Elements: more than a link carries in a round trip over six links of 20 us."""
 BATCH = 32
@@ -117,14 +124,15 @@ def delay(topology: str, round_trip_us: float) -> str:
     return f"{round_trip_us / LINKS_THERE_AND_BACK[topology]:.3f}us"
 
 
-def rdma(topology: str, packet: str, **more: Any) -> dict[str, Any]:
+def rdma(topology: str, packet: str, pcie: str | None, **more: Any) -> dict[str, Any]:
     """Return a network for RDMA with PFC (§5.1).
 
-    Hosts' cores have no part in it, and nothing is lost or marked: no queue ever fills.
+    Hosts' cores have no part in it, and nothing is lost or marked: no queue ever fills. `pcie` is
+    what hosts move, if not as much as links.
     """
     _, mtu = RDMA_PACKETS[packet]
     usual = {"topology": topology, "rate": RATE, "delay": DELAY, "queue": "64MB", "mtu": mtu}
-    return {**usual, **more}
+    return {**usual, **({"host_byte_cost": PCIE[pcie]} if pcie else {}), **more}
 
 
 def rdma_keys(system: str, packet: str) -> dict[str, Any]:

@@ -23,9 +23,10 @@ TWO_WORKERS: list[dict[str, Any]] = [{}, {"ecn": "300kB"}]
 MORE_WORKERS: list[dict[str, Any]] = [{"workers": 4, "scale": 50.0}, {"workers": 8, "scale": 50.0}]
 """More workers send more packets: they are scaled down further."""
 QUICKLY: list[dict[str, Any]] = [{"scale": 200.0}]
-SWEPT = Either([*TWO_WORKERS, *MORE_WORKERS], quick=QUICKLY)
+LARGE_BATCH: list[dict[str, Any]] = [{"batch": 64, "scale": 50.0}]
+SWEPT = Either([*TWO_WORKERS, *MORE_WORKERS, *LARGE_BATCH], quick=QUICKLY)
 FIRST = Either(TWO_WORKERS[:1], quick=QUICKLY)
-OVER = "jobs of 2, 4 or 8 workers, marks from 100 or 300 kB on"
+OVER = "jobs of 2, 4 or 8 workers, marks from 100 or 300 kB on, batches of 32 or 64"
 SEEDS = 3
 CANDIDATES = Either([495, 990, 1485, 1980, 2640], quick=[990, 1980])
 PEAK = 0.95
@@ -53,6 +54,7 @@ def scenario(
     scale: float = SCALE,
     ecn: str = setting.ECN,
     aggregators: int = setting.PAPER_PTA,
+    batch: int = setting.BATCH,
     pauses: bool = False,
     ways: int = 1,
     room: int = 1,
@@ -61,7 +63,7 @@ def scenario(
 
     `pauses`: whether a job pauses now and then. `room`: by how much more a server takes.
     """
-    job = ("vgg16", workers, {"hashing": hashing, "window": WINDOW})
+    job = ("vgg16", workers, {"hashing": hashing, "window": WINDOW, "batch": batch})
     jobs = setting.sharing([job] * JOBS, scale)
     if pauses:
         jobs[OFF_JOB] |= {"pause_every": 6, "pause": setting.ms(1500 / scale)}
@@ -206,7 +208,8 @@ def _throughput(at: At) -> Panel:
 
 def _label(at: At) -> str:
     ecn = f", {words.setting('ecn', at.setting['ecn'])}" if "ecn" in at.setting else ""
-    return f"{at.setting.get('workers', WORKERS)} workers{ecn}"
+    batch = f", {words.setting('batch', at.setting['batch'])}" if "batch" in at.setting else ""
+    return f"{at.setting.get('workers', WORKERS)} workers{ecn}{batch}"
 
 
 def _coarse(series: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -243,6 +246,7 @@ PAIRS = [
     Cases({**BOTH, "share": SHARES}, SWEPT, seeds=SEEDS),
     Cases({**BOTH, "share": SHARE_OF_FIRST}, FIRST, seeds=SEEDS, in_quick=False),
 ]
+OF_HALF_ONCE = [Cases({**BOTH, "share": 50}, SWEPT, seeds=1, in_quick=False)]
 PAIRS_OF_TWO = [
     Cases({**BOTH, "share": SHARES}, Either(TWO_WORKERS, quick=QUICKLY), seeds=SEEDS),
     PAIRS[1],
@@ -297,7 +301,7 @@ EXPERIMENT = Simulated(
             {"room": SERVED},
             "§5.1: links of 100 Gbit/s",
             of=[OF_HALF],
-            cases=[Cases({**BOTH, "share": 50}, SWEPT, seeds=1, in_quick=False)],
+            cases=OF_HALF_ONCE,
         ),
         # With one aggregator a fragment, much of the table is free while others collide.
         Change(
@@ -305,8 +309,8 @@ EXPERIMENT = Simulated(
             {"ways": setting.WAYS},
             setting.ONE_WAY,
             where=DYNAMIC_ALONE,
-            of=[*GAINS, HALF],
-            cases=PAIRS,
+            of=[OF_HALF],
+            cases=OF_HALF_ONCE,
         ),
     ],
 ).experiment()

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fanin_lab.papers.dlcp.setting import flow_time_ms, flow_time_s, rate_changes
+from fanin_lab.papers.dlcp.setting import flow_time_ms, flow_time_s
 from fanin_lab.papers.finding import at_least, by_lower
 from fanin_lab.papers.lab import Scenario
 from fanin_lab.papers.plot import Panel, Picture, Whiskers
-from fanin_lab.papers.simulated import At, Cases, Change, Either, Row, Simulated, computed, each
+from fanin_lab.papers.simulated import (
+    At,
+    Cases,
+    Change,
+    Either,
+    NotPlayedError,
+    Read,
+    Row,
+    Simulated,
+    computed,
+    each,
+)
 
 MODELS = {"resnet50": "ResNet-50", "inception-v3": "Inception-v3"}
 PLAYED = Either(list(MODELS), quick=["resnet50"])
@@ -18,13 +29,17 @@ NAMES = {"dlcp": "DLCP", **RIVALS}
 SCALES = Either([144, 72, 36], quick=[36])
 """Workers, evenly on the racks, the longest runs first; the text does not give Figure 14's."""
 SWEPT_AT = Either(72, quick=36)
-"""The scale at which settings are swept, and timeouts, which Figure 16 has without its scale."""
-TIMES = {"mean_s": "mean", "p99_s": "tail (99 %)"}
+"""The scale at which most settings are swept."""
+JITTERED_AT = Either([144], quick=[36])
+"""The scale at which workers' times differ: how much, says how many flows meet at a server."""
+BY_TIMEOUT_AT = Either([144, 72], quick=[36])
+"""Figure 16 has no scale; what is said of it is "up to"."""
+MEAN, TAIL = "mean", "tail"
 LOWER = {
-    ("resnet50", "mean_s"): {"dctcp": 43.1, "pias": 44.8, "pfabric": 35.5},
-    ("resnet50", "p99_s"): {"dctcp": 91.8, "pias": 91.8, "pfabric": 88.6},
-    ("inception-v3", "mean_s"): {"dctcp": 30.3, "pias": 31.8, "pfabric": 26.5},
-    ("inception-v3", "p99_s"): {"dctcp": 89.7, "pias": 90.0, "pfabric": 89.2},
+    ("resnet50", MEAN): {"dctcp": 43.1, "pias": 44.8, "pfabric": 35.5},
+    ("resnet50", TAIL): {"dctcp": 91.8, "pias": 91.8, "pfabric": 88.6},
+    ("inception-v3", MEAN): {"dctcp": 30.3, "pias": 31.8, "pfabric": 26.5},
+    ("inception-v3", TAIL): {"dctcp": 89.7, "pias": 90.0, "pfabric": 89.2},
 }
 """By how many percent DLCP's completion times are lower at most (§5.2.2)."""
 LOWER_BY_RTO = {
@@ -48,11 +63,17 @@ SWEPT: list[dict[str, Any]] = [
     {"step": 0.1},
     {"demotion": ["20kB", "200kB", "1MB"]},
 ]
+LATE = {"jitter": "10%"}
+"""How far a worker's computing is from the others' at most; usually all begin to send at once."""
+USUAL_TAIL, PERCENTILE = "p99_s", {"tail": "p999_s"}
+"""Of the report: the paper does not say which percentile its tail is."""
 OVER = (
-    "a tensor's server drawn by each worker or once for all, 32 or 128 samples a worker, links to "
-    "the core of 100 or 400 Gbit/s, DLCP's first threshold at 10 to 120 kB and the next ones 0.5 "
-    "or 0.1 of it apart, two sets of PIAS's"
+    "the 99th or the 99.9th percentile as the tail, workers that are alike or differ by up to 10 "
+    "%, a tensor's server drawn by each worker or once for all, 32 or 128 samples a worker, links "
+    "to the core of 100 or 400 Gbit/s, DLCP's first threshold at 10 to 120 kB and the next ones "
+    "0.5 or 0.1 of it apart, two sets of PIAS's"
 )
+OVER_BY_TIMEOUT = "the 99th or the 99.9th percentile as the tail"
 SHORT = {"rto": "250us", "initial_window": "1065kB"}
 """pFabric as its own paper has it: a window of one bandwidth-delay product, and small timeouts."""
 
@@ -67,14 +88,17 @@ def scenario(
     core: str = "100Gbit",
     threshold: str = "30kB",
     step: float = 0.5,
-    period: str = "200us",
-    delta: float = 2.0,
-    rates: str = "flow",
     demotion: Sequence[str] = ("67kB", "500kB", "1.6MB"),
     rto: str = "10ms",
     initial_window: str | None = None,
+    jitter: str | None = None,
+    tail: str = USUAL_TAIL,
 ) -> Scenario:
-    """Return workers that push one iteration's gradients to a quarter as many servers."""
+    """Return workers that push one iteration's gradients to a quarter as many servers.
+
+    `tail` is which figure of the report stands for the paper's tail, and changes no scenario.
+    """
+    del tail
     network: dict[str, Any] = {
         "topology": "leaf-spine",
         "leaves": 9,
@@ -97,12 +121,13 @@ def scenario(
     }
     if compression:
         entry["compression"] = compression
+    if jitter:
+        entry["jitter"] = jitter
     transport: dict[str, Any] = {"kind": system, "rto_min": rto}
     if system == "dlcp":
         network["selective_dropping"] = {"threshold": threshold, "step": step}
         # 10 % as on the testbed (§5.1.1). It has no such timeout.
-        flows = {"loss_bound": "10%", "finish": "bound-met", "period": period, "delta": delta}
-        entry |= {"dlcp": {**flows, "rates": rates}, "spray": True}
+        entry |= {"dlcp": {"loss_bound": "10%", "finish": "bound-met"}, "spray": True}
     elif system == "pfabric":
         network["order"] = "least-remaining"
         if initial_window:
@@ -124,9 +149,18 @@ def scenario(
     }
 
 
+def time_s(at: At, of: str) -> Read:
+    """Return what reads the mean or the tail. NotPlayedError where a mean is of no new scenario."""
+    if of == TAIL:
+        return flow_time_s(at.setting.get("tail", USUAL_TAIL))
+    if "tail" in at.setting:
+        raise NotPlayedError(of)
+    return flow_time_s("mean_s")
+
+
 def by_dlcp(at: At, of: str, rival: str, **case: Any) -> list[float]:
     """Return a rival's time by DLCP's."""
-    return at.by(flow_time_s(of), {"system": rival, **case}, {"system": "dlcp", **case})
+    return at.by(time_s(at, of), {"system": rival, **case}, {"system": "dlcp", **case})
 
 
 def most(at: At, model: str, of: str, rival: str) -> list[float]:
@@ -139,24 +173,34 @@ def tail_below_all(at: At, model: str) -> list[float]:
     """Return by how many percent DLCP's tail is below the best of the others', at most."""
 
     def below(workers: int) -> list[float]:
-        ratios = [by_dlcp(at, "p99_s", rival, model=model, workers=workers) for rival in RIVALS]
+        ratios = [by_dlcp(at, TAIL, rival, model=model, workers=workers) for rival in RIVALS]
         return each(min, [[100 * (1 - 1 / one) for one in of_rival] for of_rival in ratios])
 
-    return each(max, [below(workers) for workers in at.values("workers")])
+    scales = at.played("workers", system="dlcp", model=model)
+    return each(max, [below(workers) for workers in scales])
 
 
 def most_by_rto(at: At, model: str, rto: int) -> list[float]:
-    """Return the largest ratio of a rival's tail to DLCP's with a timeout."""
-    case = {"model": model, "workers": SWEPT_AT.of(at.quick), "rto": f"{rto}ms"}
-    return each(max, [by_dlcp(at, "p99_s", rival, **case) for rival in RIVALS])
+    """Return the largest ratio of a rival's tail to DLCP's with a timeout, at any scale."""
+    timeout = {"model": model, "rto": f"{rto}ms"}
+    scales = at.played("workers", system="dlcp", **timeout)
+    return each(
+        max,
+        [
+            by_dlcp(at, TAIL, rival, **timeout, workers=workers)
+            for rival in RIVALS
+            for workers in scales
+        ],
+    )
 
 
 def picture(at: At) -> Picture:
     """Show mean and tail by the workers: a row for each model."""
     models, scales = at.values("model"), sorted(at.values("workers"))
+    shown = {MEAN: "mean_s", TAIL: USUAL_TAIL}
 
     def line(model: str, of: str, system: str) -> Whiskers:
-        read, case = flow_time_ms(of), {"model": model, "system": system}
+        read, case = flow_time_ms(shown[of]), {"model": model, "system": system}
         spreads = [at.spread(read, **case, workers=workers) for workers in scales]
         return Whiskers(scales, spreads, NAMES[system])
 
@@ -165,11 +209,11 @@ def picture(at: At) -> Picture:
             [line(model, of, system) for system in NAMES],
             "workers",
             "completion time (ms)",
-            f"{MODELS[model]}, {name}",
+            f"{MODELS[model]}, {of}{' (99 %)' if of == TAIL else ''}",
             least_y=0,
         )
         for model in models
-        for of, name in TIMES.items()
+        for of in shown
     ]
     return Picture(panels, (10, 4.4 * len(models)), rows=len(models))
 
@@ -177,7 +221,7 @@ def picture(at: At) -> Picture:
 BY_RIVAL = {
     (model, of, rival): Row(
         "Fig. 14",
-        f"{MODELS[model]}: {TIMES[of]} completion time, {RIVALS[rival]}'s by DLCP's at most "
+        f"{MODELS[model]}: {of} completion time, {RIVALS[rival]}'s by DLCP's at most "
         f"({percent} % lower)",
         by_lower(percent),
         computed(most, model, of, rival),
@@ -199,25 +243,22 @@ def _as_its_own_paper(workers: int) -> Change:
     )
 
 
-def _changes(workers: int) -> list[Change]:
-    rates = rate_changes([_cases(list(NAMES), [workers])], list(BY_RIVAL.values()))
-    return [_as_its_own_paper(workers), *rates]
-
-
 def _cases(systems: Sequence[str], workers: Any, settings: Any = ({},), **more: Any) -> Cases:
     axes = {"workers": workers, "system": systems, "model": PLAYED, **more}
     return Cases(axes, settings, seeds=SEEDS, throughputs=False)
 
 
+TIMEOUTS = [f"{rto}ms" for rto in LOWER_BY_RTO]
 AT = Either([SWEPT_AT.full], quick=[SWEPT_AT.quick])
 EXPERIMENT = Simulated(
     "completion",
     "Completion times of flows to parameter servers (Figures 14 and 16)",
     scenario,
     [
-        _cases(list(NAMES), SCALES),
+        _cases(list(NAMES), SCALES, [{}, PERCENTILE]),
         _cases(list(NAMES), AT, Either([{}, *SWEPT], quick=[{}])),
-        _cases(list(NAMES), AT, rto=[f"{rto}ms" for rto in LOWER_BY_RTO]),
+        _cases(list(NAMES), JITTERED_AT, [LATE, {**LATE, **PERCENTILE}]),
+        _cases(list(NAMES), BY_TIMEOUT_AT, [{}, PERCENTILE], rto=TIMEOUTS),
     ],
     [
         *BY_RIVAL.values(),
@@ -229,7 +270,6 @@ EXPERIMENT = Simulated(
                 computed(tail_below_all, model),
                 "%",
                 at_least(AIM),
-                usual_only=True,
             )
             for model, name in MODELS.items()
         ),
@@ -241,7 +281,7 @@ EXPERIMENT = Simulated(
                 by_lower(percent),
                 computed(most_by_rto, model, rto),
                 "x",
-                usual_only=True,
+                over=OVER_BY_TIMEOUT,
             )
             for rto, by_model in LOWER_BY_RTO.items()
             for model, percent in by_model.items()
@@ -250,5 +290,5 @@ EXPERIMENT = Simulated(
     picture,
     usual={"compression": Either(None, quick=16.0)},
     over=OVER,
-    changes=Either(_changes(SWEPT_AT.full), quick=_changes(SWEPT_AT.quick)),
+    changes=Either([_as_its_own_paper(SWEPT_AT.full)], quick=[_as_its_own_paper(SWEPT_AT.quick)]),
 ).experiment()

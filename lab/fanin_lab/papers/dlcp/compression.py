@@ -19,16 +19,33 @@ FACTORS = Either([1, 2, 4, 8, 16], quick=[2, 16])
 MEAN_MS = {2: 4.19, 16: 0.78}
 TAIL_MS = 10.0
 """The paper's, with every factor: about one shortest retransmission timeout."""
-SWEPT: list[dict[str, Any]] = [{}, {"alpha": 8.0}, {"port_buffer": "200kB"}, {"delay": "5us"}]
-"""The paper gives neither the switch's way to share its memory nor the links' delay."""
-OVER = "16 MB shared with alpha 1 or 8 or split among ports, links of 1 or 5 us"
+SWEPT: list[dict[str, Any]] = [
+    {},
+    {"alpha": 8.0},
+    {"port_buffer": "200kB"},
+    {"delay": "5us"},
+    {"initial_window": "1460B"},
+    {"initial_window": "5840B"},
+    {"alpha": 8.0, "initial_window": "5840B"},
+]
+"""The paper gives neither the switch's way to share its memory nor the links' delay, nor, for this
+figure, TCP's first window: one segment (RFC 2001), four (RFC 3390), or ten (RFC 6928)."""
+OVER = (
+    "16 MB shared with alpha 1 or 8 or split among ports, links of 1 or 5 us, first windows of 1, "
+    "4 or 10 segments"
+)
 
 
 def scenario(
-    factor: int, alpha: float = 1.0, port_buffer: str | None = None, delay: str = "1us"
+    factor: int,
+    alpha: float = 1.0,
+    port_buffer: str | None = None,
+    delay: str = "1us",
+    initial_window: str | None = None,
 ) -> Scenario:
     """Return 80 workers that send to 80 servers beside them, all at once."""
     shared = {"shared_buffer": "16MB", "alpha": alpha}
+    first = {"initial_window": initial_window} if initial_window else {}
     memory = {"port_buffer": port_buffer} if port_buffer else shared
     return {
         "title": f"Figure 2: compressed by {factor}",
@@ -41,7 +58,7 @@ def scenario(
                 "tensor": BYTES,
                 "compression": float(factor),
                 "divide_above": "0B",
-                "transport": {"rto_min": "10ms"},
+                "transport": {"rto_min": "10ms", **first},
             }
         ],
     }

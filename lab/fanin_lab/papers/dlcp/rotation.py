@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from fanin_lab.papers import training
 from fanin_lab.papers.dlcp.gradients import ratio
-from fanin_lab.papers.dlcp.trained import BLOCK, Setting, curves, epochs_more, picture_of_costs
+from fanin_lab.papers.dlcp.trained import (
+    BLOCK,
+    WORKERS,
+    Setting,
+    curves,
+    epochs_more,
+    picture_of_costs,
+)
 from fanin_lab.papers.finding import LESS, Experiment, Finding, Outcome
 from fanin_lab.papers.lab import Lab
 from fanin_lab.papers.plot import outcome
 from fanin_lab.profiler.drops import Losses
 
 PROBABILITIES = (0.3, 0.5)
-WORKERS = (training.WORKERS, 1)
 
 
 def run(lab: Lab) -> Outcome:

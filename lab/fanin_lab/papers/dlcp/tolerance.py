@@ -9,6 +9,8 @@ from functools import partial
 from fanin_lab.papers import training
 from fanin_lab.papers.dlcp.trained import (
     SAME,
+    SWEPT,
+    WORKERS,
     Curves,
     Setting,
     curves,
@@ -23,9 +25,6 @@ from fanin_lab.profiler.drops import Losses
 from fanin_lab.profiler.tolerance import bound, epochs_to
 
 PROBABILITIES = (0.01, 0.1, 0.3, 0.5, 0.8)
-WORKERS = (training.WORKERS, 1)
-"""The paper does not say how many lose their packets: of one alone there is nothing else."""
-SWEPT = "8 workers and 1"
 OF_OTHER_DATA = (0.3, 0.5)
 LEAST, MOST = 0.6, 3.5
 """Bounds of twelve models, in per cent: LSTM's and ResNet101's (Table 1)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 
 PATIENCE = 3
 """How many times the epochs of a task a training may take to its aim."""
+WORKERS = (training.WORKERS, 1)
+"""The paper does not say how many lose their packets: of one alone there is nothing else."""
+SWEPT = "8 workers and 1"
 SAME = 5.0
 """How many per cent more epochs are none: the margin of `fanin profile`."""
 
@@ -68,17 +70,16 @@ def curves(lab: Lab, settings: Sequence[Setting], *, only_to_aim: bool) -> Curve
     """Train in all settings with all seeds, from the same beginnings; without loss as well."""
     asked = list(dict.fromkeys([*(each.without_loss for each in settings), *settings]))
 
-    def one(run: tuple[Setting, int]) -> list[float]:
-        return _learned(*run, only_to_aim)
+    def one(run: tuple[Setting, int, bool]) -> list[float]:
+        return _learned(*run)
 
-    runs = [(setting, seed) for setting in asked for seed in lab.seeds]
-    found = iter(lab.each("training", one, runs))
+    runs = [(setting, seed, only_to_aim) for setting in asked for seed in lab.seeds]
+    # Several experiments have the same settings.
+    found = iter(lab.trained(one, runs, __name__))
     return {setting: [next(found) for _ in lab.seeds] for setting in asked}
 
 
-@functools.cache
 def _learned(setting: Setting, seed: int, only_to_aim: bool) -> list[float]:
-    # Several experiments have the same settings.
     task = learned(setting)
     return training.train(
         task,

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from fanin import _fanin
 
+from fanin_lab.papers.goat.ways import links, shared_memory
 from fanin_lab.papers.lab import Lab
 
 _Setting = TypeVar("_Setting")
@@ -48,14 +49,14 @@ class Setting:
     deviation: float = 0.2
     around: float = 1.0
     """What the ratios of sending rates, from 0 to 1, are normally distributed around."""
-    ways: Literal["each", "tree"] = "each"
-    """Whether each worker is a flow of its own, where ways are equally short, or all are one."""
+    ways: Literal["each", "tree", "summing"] = "each"
+    """Whether each worker is a flow of its own, where ways are equally short, or all are one, or
+    ATP and ESA take the way that comes to a switch that sums soonest."""
     fragment: int = 1_000_000
     priorities: Literal["late", "early", "drawn"] = "late"
     """ESA's: whether what a worker sends late is more important, as front layers are."""
-    sums: Literal["any", "near", "far", "all near"] = "any"
-    """Whether switches are drawn from all, from those next to hosts, or from the others; or all
-    next to hosts, which are more than a fifth."""
+    sums: Literal["any", "near", "far"] = "any"
+    """Whether switches are drawn from all, from those next to hosts, or from the others."""
     sub_model: int = 2_000_000
     planner: Literal["krgs", "krgs-overhead"] = "krgs"
     """KRGS on Eq. 4, as it is printed, or on Eq. 1."""
@@ -64,6 +65,7 @@ class Setting:
 SWEPT: Sequence[Mapping[str, Any]] = (
     {"around": 0.5},
     {"ways": "tree"},
+    {"ways": "summing"},
     {"fragment": 250_000},
     {"priorities": "early"},
     {"priorities": "drawn"},
@@ -72,7 +74,7 @@ SWEPT: Sequence[Mapping[str, Any]] = (
     {"sub_model": 8_000_000},
     {"planner": "krgs-overhead"},
 )
-OVER = "ten settings"
+OVER = "eleven settings"
 """As `SWEPT` has them, and as it is; docs/reproduction.md says what they are."""
 
 
@@ -123,19 +125,44 @@ def of_drawings(
 def _counted(asked: tuple[Setting, int]) -> dict[str, Traffic]:
     setting, drawing = asked
     job = drawn(setting, drawing)
-    found = {}
-    for scheme, planner in (("goat", setting.planner), ("geryon", "at-server")):
-        schedule = job.workload.plan(planner, drawing)
-        found[scheme] = Traffic.of(schedule, schedule["direct_bytes"])
+    of = {name: getattr(setting, name) for name in ("topology", "workers", "sums", "sub_model")}
+    found = {
+        "goat": _planned(Setting(**of), setting.planner, drawing),
+        "geryon": _planned(Setting(**of), "at-server", drawing),
+    }
     fragments = -(-SIZE // setting.fragment)
     order = arrivals(job.rates_bps, [0.0] * setting.workers, fragments, setting.fragment)
     important = _priorities(setting.priorities, fragments, drawing)
     for scheme, priorities in (("atp", None), ("esa", important)):
-        shared = job.workload.shared_memory(
-            order, setting.fragment, priorities, setting.ways, drawing
-        )
+        if setting.ways == "summing":
+            shared = _by_summing(setting, job, order, priorities)
+        else:
+            shared = job.workload.shared_memory(
+                order, setting.fragment, priorities, setting.ways, drawing
+            )
         found[scheme] = Traffic.of(shared, shared["server_bytes"])
     return found
+
+
+@functools.cache
+def _planned(setting: Setting, planner: str, drawing: int) -> Traffic:
+    """Return what a plan makes, of a setting without what plans do not depend on."""
+    schedule = drawn(setting, drawing).workload.plan(planner, drawing)
+    return Traffic.of(schedule, schedule["direct_bytes"])
+
+
+def _by_summing(
+    setting: Setting, job: Job, order: Iterable[tuple[int, int]], priorities: Sequence[int] | None
+) -> _fanin.Traffic:
+    units = dict.fromkeys(job.switches, MEMORY // setting.fragment)
+    joined = links(setting.topology)
+    found = shared_memory(joined, job.server, job.workers, units, order, priorities)
+    fragments = setting.workers * -(-SIZE // setting.fragment)
+    return {
+        "server_bytes": found.server * setting.fragment,
+        "in_network_bytes": (fragments - found.server) * setting.fragment,
+        "hop_bytes": found.hops * setting.fragment,
+    }
 
 
 @dataclass(frozen=True)
@@ -159,7 +186,7 @@ def drawn(setting: Setting, drawing: int) -> Job:
     near = next(iter(layers))
     if setting.sums != "any":
         names = [name for name in names if name.startswith(near) == (setting.sums != "far")]
-    switches = names if setting.sums == "all near" else dice.sample(names, count)
+    switches = dice.sample(names, count)
     hosts = dice.sample(range(HOSTS[setting.topology]), setting.workers + 1)
     server, *workers = (f"h{host}" for host in hosts)
     rates_bps = [RATE_BPS * ratio(dice, setting.around, setting.deviation) for _ in workers]

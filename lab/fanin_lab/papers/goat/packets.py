@@ -7,12 +7,12 @@ a worker is ahead of another, in memories, is the same. Nothing is dropped, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most, by_lower
 from fanin_lab.papers.goat import testbed
-from fanin_lab.papers.goat.aggregation import PARTS
+from fanin_lab.papers.goat.aggregation import COUNTED, PARTS
 from fanin_lab.papers.goat.drawn import (
     COLOURS,
     DRAWINGS,
@@ -24,7 +24,7 @@ from fanin_lab.papers.goat.drawn import (
     counts,
     drawn,
 )
-from fanin_lab.papers.goat.overhead import LOWER
+from fanin_lab.papers.goat.overhead import AT, LOWER, OWN
 from fanin_lab.papers.lab import Lab, Report, Spread
 from fanin_lab.papers.plot import PAPER, Bars, Level, Line, Mark, Panel, Picture, outcome
 
@@ -141,7 +141,8 @@ def run(lab: Lab) -> Outcome:
     workers = 10 if lab.quick else WORKERS
     settings = [Setting(t, workers, deviation) for t in topologies for deviation in (0.2, 0.0)]
     lateness = testbed.LATENESS[3:4] if lab.quick else testbed.LATENESS
-    played = _played(lab, settings, lateness)
+    changed = [] if lab.quick else CHANGED
+    played = _played(lab, settings, changed, lateness)
     found = counts(lab, settings)
 
     def share(scheme: str, of: Of, window: int) -> list[float]:
@@ -150,24 +151,52 @@ def run(lab: Lab) -> Outcome:
             for seed in lab.seeds
         ]
 
-    def hops(one: str, other: str, setting: Setting) -> Spread:
-        def ratio(seed: int, window: int) -> float:
+    def kinds(setting: Setting) -> list[tuple[Setting, int]]:
+        each = [replace(setting, **change) for change in ({}, *changed)]
+        return [(one, window) for one in each for window in WINDOWS]
+
+    def hops(one: str, other: str, setting: Setting, *, own: Sequence[bool] = (True,)) -> Spread:
+        def ratio(of: Setting, window: int, seed: int, *, with_own: bool) -> float:
+            # The server gets all of Geryon's packets, once.
+            geryon = played[of, seed, "geryon", 0]
+            packet = 0 if with_own else geryon.server / geryon.sent
             windows = [0 if scheme == "geryon" else window for scheme in (one, other)]
             ours, theirs = (
-                played[setting, seed, scheme, each].hops
+                played[of, seed, scheme, each]
                 for scheme, each in zip((one, other), windows, strict=True)
             )
-            return ours / theirs
+            return (ours.hops - packet * ours.sent) / (theirs.hops - packet * theirs.sent)
 
-        return Spread.of_each([ratio(seed, window) for seed in lab.seeds] for window in WINDOWS)
+        return Spread.of_each(
+            [ratio(*kind, seed, with_own=with_own) for seed in lab.seeds]
+            for kind in kinds(setting)
+            for with_own in own
+        )
 
-    def shares(scheme: str, each: Sequence[Of]) -> Spread:
-        return Spread.of_each(share(scheme, of, window) for of in each for window in WINDOWS)
+    def shares(scheme: str, setting: Setting) -> Spread:
+        if scheme != "goat":
+            # KRGS plans for GOAT alone.
+            alike = [kind for kind in kinds(setting) if kind[0].planner == setting.planner]
+            return Spread.of_each(share(scheme, *kind) for kind in alike)
+        each = [share(scheme, *kind) for kind in kinds(setting)]
+        unsummed = [of for of, window in kinds(setting) if not window]
+        each += [[_direct(of, seed) for seed in lab.seeds] for of in unsummed]
+        return Spread.of_each(each)
 
     def of_rates_alike(setting: Setting, where: str) -> list[Finding]:
         what = f"{where}, rates alike: bytes times links, GOAT's by ATP's"
         ours = hops("goat", "atp", setting)
         return [Finding("Fig. 16", what, "ATP has less", ours, MORE, "x", OVER)]
+
+    def of_links(setting: Setting, where: str, scheme: str) -> Finding:
+        of, ours = f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's", (True, False)
+        spread, swept = hops(scheme, "goat", setting, own=ours), f"{OVER}, {OWN}"
+        if setting.topology != AT.topology:
+            # The paper's numbers are of the leaf-spine alone; its figure has both.
+            return Finding("Fig. 15", of, "GOAT has the least", spread, MORE, "x", swept)
+        percent = LOWER[scheme]
+        what = f"{of} ({percent} % lower)"
+        return Finding("Fig. 15", what, by_lower(percent), spread, unit="x", swept=swept)
 
     def of_setting(setting: Setting, where: str) -> list[Finding]:
         parts = PARTS[setting.topology]
@@ -177,25 +206,14 @@ def run(lab: Lab) -> Outcome:
                     "Figs. 13, 14",
                     f"{where}: {SCHEMES[scheme]}'s bytes at the server, of Geryon's",
                     parts[scheme],
-                    shares(scheme, [setting]),
+                    shares(scheme, setting),
                     unit="%",
-                    swept=OVER,
+                    swept=f"{OVER}, {COUNTED}" if scheme == "goat" else OVER_SWITCHES,
                 )
                 for scheme in SHARING
                 if scheme in parts
             ),
-            *(
-                Finding(
-                    "Fig. 15",
-                    f"{where}: bytes times links, {SCHEMES[scheme]}'s by GOAT's ({percent} % "
-                    "lower)",
-                    by_lower(percent),
-                    hops(scheme, "goat", setting),
-                    unit="x",
-                    swept=OVER,
-                )
-                for scheme, percent in LOWER.items()
-            ),
+            *(of_links(setting, where, scheme) for scheme in LOWER),
             *(
                 Finding(
                     "none",
@@ -217,9 +235,9 @@ def run(lab: Lab) -> Outcome:
             f"testbed, 16 workers, packet by packet: {SCHEMES[scheme]}'s bytes at the server, of "
             "Geryon's",
             round(100 * testbed.SERVER_MB[scheme] / testbed.SERVER_MB["geryon"], 2),
-            shares(scheme, lateness),
+            Spread.of_each(share(scheme, late, window) for late in lateness for window in WINDOWS),
             unit="%",
-            swept=f"how late workers are, {OVER}",
+            swept=f"how late workers are, {OVER_WINDOWS}",
             cannot_fail=testbed.ARITHMETIC.get(scheme, ""),
         )
         for scheme in SHARING
@@ -271,7 +289,18 @@ AT_SERVER = "at the server, % of Geryon's"
 WINDOWS = (0, 64)
 """Packets that a worker has on its way, or 0: the whole model."""
 NAMES = {0: "windows of the model", 64: "windows of 64 packets"}
-OVER = "windows of the model or of 64 packets"
+OVER_WINDOWS = "windows of the model or of 64 packets"
+CHANGED: Sequence[Mapping[str, Any]] = (
+    {"sums": "near"},
+    {"sums": "far"},
+    {"planner": "krgs-overhead"},
+)
+"""Of what is swept where the planner counts, what changes most."""
+OVER_SWITCHES = (
+    f"{OVER_WINDOWS}, the switches that sum drawn from all, from those next to hosts or from the "
+    "others"
+)
+OVER = f"{OVER_SWITCHES}, KRGS on Eq. 4 or on Eq. 1"
 ALPHAS = (0.3, 1.0, 0.65)
 SHARING = ("goat", "esa", "atp")
 Of = Setting | float
@@ -279,31 +308,44 @@ Of = Setting | float
 
 
 def _played(
-    lab: Lab, settings: Sequence[Setting], lateness: Sequence[float]
+    lab: Lab,
+    settings: Sequence[Setting],
+    changed: Sequence[Mapping[str, Any]],
+    lateness: Sequence[float],
 ) -> dict[tuple[Of, int, str, int], Played]:
     kinds = [*((scheme, window) for scheme in SHARING for window in WINDOWS), ("geryon", 0)]
-    # Each drawing is a scenario of its own, and on the testbed the seed draws.
-    drawings = {
-        (setting, seed, *kind): scenario(setting, DRAWINGS * seed, *kind)
+    asked = [
+        (replace(setting, **change), *kind)
         for setting in settings
-        for seed in lab.seeds
+        for change in ({}, *changed)
         for kind in kinds
-    }
-    beds = {(late, *kind): on_the_testbed(late, *kind) for late in lateness for kind in kinds}
+    ]
 
     def name(*parts: object) -> str:
         return "-".join(["packets", *(str(part) for part in parts)])
 
-    def of_setting(setting: Setting, seed: int, scheme: str, window: int) -> str:
-        where = (setting.topology, setting.workers, f"{setting.deviation:g}")
-        return name(*where, scheme, window, seed)
+    def of_setting(setting: Setting, scheme: str, window: int, seed: int) -> str:
+        planner = [setting.planner] if scheme == "goat" else []
+        where = (setting.topology, setting.workers, f"{setting.deviation:g}", setting.sums)
+        return name(*where, scheme, *planner, window, seed)
 
-    runs = lab.play(
-        {of_setting(*one): each for one, each in drawings.items()}, once=True, throughputs=False
-    )
+    # Each drawing is a scenario of its own, and on the testbed the seed draws.
+    drawings = {
+        of_setting(setting, scheme, window, seed): scenario(
+            setting, DRAWINGS * seed, scheme, window
+        )
+        for setting, scheme, window in asked
+        for seed in lab.seeds
+    }
+    beds = {(late, *kind): on_the_testbed(late, *kind) for late in lateness for kind in kinds}
+    runs = lab.play(drawings, once=True, throughputs=False)
     late = lab.play({name("testbed", *one): each for one, each in beds.items()}, throughputs=False)
     found: dict[tuple[Of, int, str, int], Played] = {
-        one: Played.of(runs[of_setting(*one)].reports[0]) for one in drawings
+        (setting, seed, scheme, window): Played.of(
+            runs[of_setting(setting, scheme, window, seed)].reports[0]
+        )
+        for setting, scheme, window in asked
+        for seed in lab.seeds
     }
     for one in beds:
         reports = late[name("testbed", *one)].reports
@@ -320,6 +362,8 @@ class Played:
     """Bytes at the server."""
     hops: int
     """Bytes times links."""
+    sent: int
+    """Packets that workers sent, each of which passes one link of a worker's own."""
     again: float
     """Which part of the workers' packets they had sent before."""
 
@@ -328,7 +372,13 @@ class Played:
         """Read a report."""
         (job,) = report["jobs"]
         again = job["retransmissions"] / job["packets_sent"]
-        return cls(job["server_bytes"], job["gradient_hop_bytes"], again)
+        return cls(job["server_bytes"], job["gradient_hop_bytes"], job["packets_sent"], again)
+
+
+def _direct(setting: Setting, seed: int) -> float:
+    """Return what no switch sums by GOAT's plan, of all that workers send, in per cent."""
+    planned = drawn(setting, DRAWINGS * seed).workload.plan(setting.planner, DRAWINGS * seed)
+    return 100 * planned["direct_bytes"] / (setting.workers * SIZE)
 
 
 EXPERIMENT = Experiment("packets", "Packet by packet (Figures 13 to 16)", run)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Reason
-from fanin_lab.papers.goat.epochs import Epoch, Scheme, Timing, played, throughput
+from fanin_lab.papers.goat.epochs import Epoch, Scheme, Timing, played, throughput, unwaited
 from fanin_lab.papers.lab import Lab, Spread
 from fanin_lab.papers.plot import Band, Line, Mark, Panel, Picture, outcome
 
@@ -87,13 +87,14 @@ def run(lab: Lab) -> Outcome:
             "where that is least",
             "GOAT-Async has the most",
             Spread.of_each(
-                [_ahead(noise, timing, seed) for seed in lab.seeds]
+                [_ahead(noise, part, timing, seed) for seed in lab.seeds]
                 for noise in ASYNC
+                for part in K_SGD
                 for timing in TIMINGS
             ),
             holds=MORE,
             unit="x",
-            swept=OVER,
+            swept=f"{OVER}, {K}",
         )
     )
 
@@ -128,14 +129,18 @@ def run(lab: Lab) -> Outcome:
 
 
 def why(lab: Lab) -> Sequence[Reason]:
-    """Let workers be as late as on the testbed elsewhere."""
+    """Let nobody wait at all, and let workers be as late as on the testbed elsewhere."""
     later = [replace(timing, most_s=1.83) for timing in BOUND]
+    most = Spread.over([Spread.of([unwaited(timing)]) for timing in BOUND])
     return [
-        Reason(OF_16.format(what), CHANGE, spread, CONTRADICTS)
-        for what, spread in (
-            (BOUND_THROUGHPUT, _by(lab, throughput, ASYNC, [GOAT], later)),
-            (BOUND_TIME, _by(lab, _seconds, [GOAT], ASYNC, later)),
-        )
+        Reason(OF_16.format(BOUND_THROUGHPUT), UNWAITED, most),
+        *(
+            Reason(OF_16.format(what), CHANGE, spread, CONTRADICTS)
+            for what, spread in (
+                (BOUND_THROUGHPUT, _by(lab, throughput, ASYNC, [GOAT], later)),
+                (BOUND_TIME, _by(lab, _seconds, [GOAT], ASYNC, later)),
+            )
+        ),
     ]
 
 
@@ -146,6 +151,7 @@ BOUND_THROUGHPUT = (
 BOUND_TIME = (
     "time of 200 epochs, GOAT's by GOAT-Async's, where an epoch of GOAT's takes the paper's 2.1 s"
 )
+UNWAITED = "no worker ever waits for another, which is the most that any choice can have"
 CHANGE = "workers late by up to 1.83 s, the asynchronicity of Exp 3"
 CONTRADICTS = '§VII-C: "ratio in [0, 1] seconds"'
 NAMED: dict[str, Sequence[Scheme]] = {
@@ -179,10 +185,10 @@ def _seconds(epochs: Sequence[Epoch]) -> float:
     return epochs[-1].ends_s
 
 
-def _ahead(scheme: Scheme, timing: Timing, seed: int) -> float:
+def _ahead(scheme: Scheme, k_sgd: Scheme, timing: Timing, seed: int) -> float:
     return min(
         throughput(played(scheme, workers, timing, seed))
-        / max(throughput(played(other, workers, timing, seed)) for other in (GOAT, *K_SGD))
+        / max(throughput(played(other, workers, timing, seed)) for other in (GOAT, k_sgd))
         for workers in WORKERS
     )
 

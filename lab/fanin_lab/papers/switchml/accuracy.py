@@ -15,7 +15,9 @@ NAMES = {"float32": "sums of float32", "scaled": "SwitchML: integers, scaled by 
 def run(lab: Lab) -> Outcome:
     """Train from the same beginnings, with sums of float32 and with SwitchML's."""
     tasks = training.tasks()
-    found = training.curves(lab, {"float32": training.plainly, "scaled": switchml}, learned=tasks)
+    found = training.curves(
+        lab, __name__, {"float32": training.plainly, "scaled": switchml}, learned=tasks
+    )
     return outcome(findings(found, tasks), training.picture(found, NAMES))
 
 

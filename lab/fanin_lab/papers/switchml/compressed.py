@@ -46,9 +46,11 @@ class Method:
         cost_s = visible_s + hidden_s - (WORKERS - 1) * self.ratio * line_s
         return max(cost_s, 0.0) / (profile.size_mib * 2**20)
 
-    def ring_bytes(self, gbps: int) -> float:
+    def ring_bytes(self, of: tuple[str, int], timed: bool) -> float:
         """Return how many bytes a ring sums while a byte is compressed and gathered."""
-        compressing = self.seconds_a_byte * gbps * 1e9 / 8
+        model, gbps = of
+        compressing_s = self.seconds_a_byte * PROFILES[model].size_mib * 2**20
+        compressing = compressing_s / models.profile_of(model, timed).line_s(gbps)
         return (compressing + (WORKERS - 1) * self.ratio) * WORKERS / (2 * (WORKERS - 1))
 
 
@@ -74,13 +76,14 @@ def scenario(
     method: str,
     size_mib: float,
     gathered: bool = False,
-    swapped: bool = False,
+    fused: bool = False,
+    timed: bool = False,
 ) -> Scenario:
     """Return the training of a model at a rate, with gradients that are compressed, or are not."""
-    found = models.scenario(of, "ring", size_mib, gathered, swapped)
+    found = models.scenario(of, "ring", size_mib, gathered, fused, timed)
     if method == NONE:
         return found
-    longer = METHODS[method].ring_bytes(of[1])
+    longer = METHODS[method].ring_bytes(of, timed)
     (job,) = found["job"]
     job["layers"] = [
         {**layer, "bytes": f"{longer * float(layer['bytes'].removesuffix('B')):.0f}B"}
@@ -135,5 +138,5 @@ EXPERIMENT = Simulated(
     picture,
     usual={"size_mib": SIZE_MIB},
     over=models.OVER,
-    changes=[models.swap(ROWS, {"method": [NONE, *METHODS]})],
+    changes=models.changes(ROWS, {"method": [NONE, *METHODS]}),
 ).experiment()

@@ -38,7 +38,7 @@ def run(lab: Lab) -> Outcome:
         "top 1 %": lambda _task, _seed: top_k(0.01),
     }
     part = 0.3 if lab.quick else 1.0
-    found = training.curves(lab.with_seeds(lab.seeds[:SEEDS]), ways, part, tasks)
+    found = training.curves(lab.with_seeds(lab.seeds[:SEEDS]), __name__, ways, part, tasks)
     of_ways = found[task.name]
     none, sparse = of_ways["float32"], of_ways["top 1 %"]
     worse = training.differs(none, sparse)

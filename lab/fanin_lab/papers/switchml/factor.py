@@ -26,7 +26,7 @@ PART = 0.5
 def run(lab: Lab) -> Outcome:
     """Train with each factor."""
     ways = {f"2^{power}": _of_factor(power) for power in POWERS}
-    found = training.curves(lab, {"float32": training.plainly, **ways}, PART)
+    found = training.curves(lab, __name__, {"float32": training.plainly, **ways}, PART)
 
     findings = []
     for task, of_ways in found.items():

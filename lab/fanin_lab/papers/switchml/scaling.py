@@ -38,6 +38,7 @@ def scenario(
     slots: int = 1,
     cost: bool = False,
     tensor_mb: int = TENSOR_MB,
+    mtu: int = 1500,
 ) -> Scenario:
     """Return tensors that are summed continuously; of a ring a single tensor's sum.
 
@@ -47,7 +48,7 @@ def scenario(
     scenario: dict[str, Any] = {
         "title": f"Figure 3: {SYSTEMS[system]}, {workers} workers at {gbps} Gbit/s",
         "interval": "1ms",
-        "network": setting.rack(workers, gbps, **hosts),
+        "network": {**setting.rack(workers, gbps, **hosts), "mtu": mtu},
     }
     if system == "ring":
         # Its steps wait for each other: of one tensor, from its beginning to its end.
@@ -215,6 +216,7 @@ EXPERIMENT = Simulated(
     picture,
     changes=[
         OF_RING("a ring whose hosts take 17.5 ns a packet and 0.076 ns a byte", {"cost": True}),
+        OF_RING("a ring with packets of 1,024 bytes, RoCE's in Ethernet's 1,500", {"mtu": 1064}),
         OF_RING(
             "a ring with tensors of 8 MB",
             {"tensor_mb": 8},
