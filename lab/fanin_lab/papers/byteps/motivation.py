@@ -12,14 +12,11 @@ from fanin_lab.papers.byteps.training import (
     OVER_OVERLAP,
     OVER_RING,
     OVER_SERVERS,
-    OVER_SHARED,
-    SHARED_PERCENT,
     SHOWN,
     Case,
     Setting,
     Systems,
     Trained,
-    lost_percent,
     of_lab,
 )
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, at_most
@@ -68,13 +65,6 @@ def run(lab: Lab) -> Outcome:
     def percent(case: Case) -> float:
         return 100 * trained.efficiency(case)
 
-    def part(case: Callable[[Setting], Case]) -> Spread:
-        return Spread.of_each(
-            [100 - lost_percent(trained.efficiency(case(of)), shared)]
-            for of in settings
-            for shared in SHARED_PERCENT
-        )
-
     def best(of: Setting) -> Case:
         return max((servers(k, of) for k in with_servers), key=trained.efficiency)
 
@@ -112,19 +102,19 @@ def run(lab: Lab) -> Outcome:
             "Fig. 4",
             "all-reduce's part of linear scaling",
             "far from the linear scaling: our bound is 80 %",
-            part(ring),
+            over(lambda of: percent(ring(of))),
             FAR_FROM_LINEAR,
             "%",
-            f"{swept}, {OVER_RING}, {OVER_SHARED}",
+            f"{swept}, {OVER_RING}",
         ),
         Finding(
             "Fig. 4",
             "native PS's part of linear scaling, for the best k",
             "far from the linear scaling: our bound is 80 %",
-            part(best),
+            over(lambda of: percent(best(of))),
             FAR_FROM_LINEAR,
             "%",
-            f"{swept}, {OVER_SERVERS}, {OVER_SHARED}",
+            f"{swept}, {OVER_SERVERS}",
         ),
     ]
     panel = Panel(

@@ -18,16 +18,13 @@ from fanin_lab.papers.byteps.training import (
     OVER_OVERLAP,
     OVER_RING,
     OVER_SERVERS,
-    OVER_SHARED,
     SETTINGS,
-    SHARED_PERCENT,
     SHOWN,
     Case,
     Setting,
     Systems,
     Trained,
     computing_s,
-    lost_percent,
     of_lab,
     unhidden_s,
 )
@@ -74,7 +71,7 @@ def every(
             yield systems.byteps(model, n, n, of)
             yield systems.byteps(model, n, 0, of)
             yield systems.ring(model, n, of)
-            if MODELS[model].servers:
+            if MODELS[model].has_servers:
                 yield systems.servers(model, n, of)
 
 
@@ -93,18 +90,18 @@ def run(lab: Lab) -> Outcome:
     def by_servers(model: str, of: Setting) -> float:
         return trained.gain(cases.byteps(model, n, n, of), cases.servers(model, n, of))
 
-    def lost(model: str, of: Setting, shared: float) -> float:
-        return lost_percent(trained.efficiency(cases.byteps(model, n, n, of)), shared)
+    def lost(model: str, of: Setting) -> float:
+        return 100 * (1 - trained.efficiency(cases.byteps(model, n, n, of)))
 
-    def lost_by_ring(of: Setting, shared: float) -> float:
-        return lost_percent(trained.efficiency(cases.ring("resnet50", n, of)), shared)
+    def lost_by_ring(of: Setting) -> float:
+        return 100 * (1 - trained.efficiency(cases.ring("resnet50", n, of)))
 
     def grows() -> float:
         few = counts[0]
         first = cases.byteps("ugatit", few, few, SHOWN), cases.ring("ugatit", few, SHOWN)
         return gain("ugatit", n, SHOWN) / trained.gain(*first)
 
-    with_servers = [model for model in models if MODELS[model].servers]
+    with_servers = [model for model in models if MODELS[model].has_servers]
     others = [model for model in models if model not in ("ugatit", "gpt2")]
     computing = "" if lab.quick else f"{OVER_COMPUTING}, "
     byteps = f"{computing}{OVER_OVERLAP}"
@@ -126,15 +123,12 @@ def run(lab: Lab) -> Outcome:
     def loss(
         what: str,
         paper: float | str,
-        of_setting: Callable[[Setting, float], float],
+        of_setting: Callable[[Setting], float],
         swept: str = byteps,
         holds: Range | None = None,
     ) -> Finding:
-        ours = Spread.of_each(
-            [of_setting(of, shared)] for of in settings for shared in SHARED_PERCENT
-        )
-        over = f"{swept}, {OVER_SHARED}"
-        return Finding("§7.4", LOST.format(gpus, what), paper, ours, holds, "%", over)
+        ours = _over(of_setting, settings)
+        return Finding("§7.4", LOST.format(gpus, what), paper, ours, holds, "%", swept)
 
     findings = [
         ratio(
@@ -193,11 +187,11 @@ def run(lab: Lab) -> Outcome:
             at_least(1.0),
             "x",
         ),
-        loss("UGATIT, BytePS with CPU machines", 26.0, lambda *of: lost("ugatit", *of)),
+        loss("UGATIT, BytePS with CPU machines", 26.0, lambda of: lost("ugatit", of)),
         loss(
             "BytePS with CPU machines, the most of all but UGATIT and GPT-2",
             "8.4 % at most, of all but UGATIT",
-            lambda *of: max(lost(model, *of) for model in others),
+            lambda of: max(lost(model, of) for model in others),
             holds=LOST_MOST,
         ),
     ]
@@ -206,14 +200,14 @@ def run(lab: Lab) -> Outcome:
             loss(
                 GPT2,
                 "8.4 % at most, of all but UGATIT",
-                lambda *of: lost("gpt2", *of),
+                lambda of: lost("gpt2", of),
                 f"{OVER_LAUNCHES}, {OVER_OVERLAP}",
                 LOST_MOST,
             ),
             loss(
                 RESNET.format("BytePS with CPU machines"),
                 2.5,
-                lambda *of: lost("resnet50", *of),
+                lambda of: lost("resnet50", of),
                 f"{OVER_BATCHES}, {OVER_OVERLAP}",
             ),
             loss(RESNET.format("all-reduce"), 12.0, lost_by_ring, f"{OVER_BATCHES}, {OVER_RING}"),
@@ -320,23 +314,19 @@ def why(lab: Lab) -> Sequence[Reason]:
         ours, theirs = cases.byteps(model, n, k, of), cases.ring(model, n, of)
         return trained.gain(ours, theirs) + waited(ours) * trained.efficiency(ours)
 
-    def lost_by_waiting(of: Setting, shared: float) -> float:
+    def lost_by_waiting(of: Setting) -> float:
         case = cases.ring("resnet50", n, of)
-        return lost_percent(1 / (1 / trained.efficiency(case) + waited(case)), shared)
+        return 100 * (1 - 1 / (1 / trained.efficiency(case) + waited(case)))
 
     def least_of_waiting(words: str, k: int) -> Reason:
         what = f"{gpus}: " + BY_RING.format(words, "the least of all models")
         ours = _over(lambda of: min(gain_of_waiting(model, k, of) for model in MODELS))
         return Reason(what, CYCLE, ours)
 
-    what = LOST.format(gpus, RESNET.format("all-reduce"))
-    ours = Spread.of_each(
-        [lost_by_waiting(of, shared)] for of in SETTINGS for shared in SHARED_PERCENT
-    )
     reasons += [
         least_of_waiting("with", n),
         least_of_waiting("without", 0),
-        Reason(what, CYCLE, ours),
+        Reason(LOST.format(gpus, RESNET.format("all-reduce")), CYCLE, _over(lost_by_waiting)),
     ]
     return reasons
 

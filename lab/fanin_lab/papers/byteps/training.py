@@ -3,10 +3,10 @@
 A machine has eight GPUs, which compute alike, and its gradients are one GPU's. What the paper does
 not give is swept: how fast a V100 computes, how long it takes to launch a kernel, batches, whether
 the next forward pass waits for all parameters or each layer for its own, what the inside of a
-machine leaves of all-reduce, and what eight GPUs of one machine cost each other.
+machine leaves of all-reduce, and how native PS has its variables.
 
-The paper names its evaluation code, github.com/byteps/examples. It says which framework trains
-which model, and so how native PS has its variables.
+The paper names its evaluation code, github.com/bytewise/examples, which says which framework trains
+which model.
 """
 
 from __future__ import annotations
@@ -45,18 +45,13 @@ BASELINE_GBPS = 41.0
 """Without what §6.2 mends (Table 2), which native PS lacks (§7)."""
 LAUNCH_S = (25e-6, 15e-6, 10e-6, 5e-6)
 """How long PyTorch takes to launch a kernel, Python and dispatcher included: 5 to 25 us."""
-GPT2_KERNELS = 2702
-"""Of a step with 80 tokens, counted by operators: 431 forward, 491 backward, 596 for the clipping
-of gradients, 1,036 for AdamW and 148 to set gradients to zero, all as in the evaluation code."""
-SHARED_PERCENT = (0.0, 1.6, 3.9)
-"""What eight V100s of one machine lose to each other, by which linear scaling, of one GPU (§3.1),
-is missed without any network. The last two are ResNet-50's in float32: 7.87 (PyTorch) and 7.69
-(TensorFlow) of 8, in NVIDIA's DeepLearningExamples."""
-RESNET50_FLOPS = 351 / 0.975 * 6 * 4.089e9
-"""The artifact appendix that the paper names has 351 images/s of a GPU of 256 (Figure 15a), which
-are 97.5 % of linear scaling (§7.4). An image has 4.089 G multiply-adds, three times."""
-BIG_ARRAY = 1_000_000
-"""Elements. MXNet cuts a larger variable among all servers (MXNET_KVSTORE_BIGARRAY_BOUND)."""
+GPT2_KERNELS, GPT2_OTHERS = 431 + 491, 596 + 1036 + 148
+"""Operators of a step with 80 tokens, counted by hand in a copy of the evaluation code's model:
+forward and backward; and to clip gradients, for AdamW and to set gradients to zero, which hide no
+communication."""
+RESNET50_FLOPS = 351 * 6 * 4.089e9
+"""The artifact appendix that the paper names has 351 images/s of a GPU of 256 (Figure 15a). An
+image has 4.089 G multiply-adds, three times."""
 
 
 @dataclass(frozen=True)
@@ -69,40 +64,54 @@ class Model:
     parameters: float
     batches: tuple[int, int, int, int]
     """Samples of a GPU, in the order of `FLOPS`: from the longest computing to the shortest."""
-    servers: str = ""
-    """The framework whose native PS the paper has for it; "" for PyTorch, which has none (§7.4)."""
+    has_servers: bool = True
+    """Whether the paper has native PS for it; PyTorch has none (§7.4)."""
+    in_tensorflow: bool = False
+    """Whether its native PS is TensorFlow's, and not MXNet's."""
     kernels: int = 0
-    """Of a step, where launching them takes longer than what they compute."""
+    """Operators of both passes, where launching them takes longer than what they compute."""
+    others: int = 0
+    """More operators of a step, between its passes and those of the next step."""
     flops: tuple[float, float, float, float] = FLOPS
 
 
-TENSORFLOW, MXNET = "TensorFlow", "MXNet"
 MODELS = {
     "resnet50": Model(
-        "resnet50", "ResNet-50", 25.6e6, (256, 128, 64, 64), TENSORFLOW, flops=(RESNET50_FLOPS,) * 4
+        "resnet50",
+        "ResNet-50",
+        25.6e6,
+        (256, 128, 64, 64),
+        in_tensorflow=True,
+        flops=(RESNET50_FLOPS,) * 4,
     ),
-    "vgg16": Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32, 32), MXNET),
+    "vgg16": Model("vgg16", "VGG-16", 138.4e6, (128, 64, 32, 32)),
     # §7.2: 2 images.
-    "ugatit": Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2, 2)),
+    "ugatit": Model("ugatit", "UGATIT", 670.8e6, (2, 2, 2, 2), has_servers=False),
     # Sentences of 32 tokens, and sequences of 128.
-    "transformer": Model("transformer", "Transformer", 63.1e6, (256, 128, 64, 64), TENSORFLOW),
-    "bert-large": Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16, 16), MXNET),
+    "transformer": Model(
+        "transformer", "Transformer", 63.1e6, (256, 128, 64, 64), in_tensorflow=True
+    ),
+    "bert-large": Model("bert-large", "BERT-large", 335.1e6, (64, 32, 16, 16)),
     # §7.2: 80 tokens.
-    "gpt2": Model("gpt2", "GPT-2", 124.4e6, (1, 1, 1, 1), kernels=GPT2_KERNELS),
+    "gpt2": Model(
+        "gpt2", "GPT-2", 124.4e6, (1, 1, 1, 1), False, kernels=GPT2_KERNELS, others=GPT2_OTHERS
+    ),
 }
 MOTIVATION = "vgg16-32"
 PLAYED = {
     **MODELS,
-    # §3.1: 32 images for each GPU, in MXNet.
-    MOTIVATION: Model("vgg16", "VGG-16", 138.4e6, (32, 32, 32, 32), MXNET),
+    # §3.1: 32 images for each GPU.
+    MOTIVATION: Model("vgg16", "VGG-16", 138.4e6, (32, 32, 32, 32)),
 }
 OVER_BATCHES = "batches of 256, 128 or 64 images"
 OVER_LAUNCHES = "GPT-2's kernels launched in 5, 10, 15 or 25 us each"
-OVER_SHARED = "GPUs of a machine that lose 0, 1.6 or 3.9 % to each other"
 OVER_COMPUTING = "GPUs of 5, 10, 20 or 40 TFLOP/s with large to small batches"
 OVER_OVERLAP = "BytePS's passes overlapping or not"
 OVER_RING = "all-reduce limited by the inside of machines or by NICs alone"
-OVER_SERVERS = "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC"
+OVER_SERVERS = (
+    "native PS with the 41 Gbit/s of Table 2's baseline or what GPUs leave of its NIC, and in "
+    "TensorFlow with whole variables or pieces of 4 MB"
+)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class Case:
 
     model: str
     system: str
-    """ "byteps", "ring", "servers" with partitions of 4 MB, or "native" servers."""
+    """ "byteps", "ring", "servers" with pieces of 4 MB, or "whole": they have whole variables."""
     trains: int
     spares: int = 0
     gbps: float = NIC_GBPS
@@ -171,8 +180,8 @@ class Trained:
         job = _work(case.model, case.computing, scale)
         if case.system == "ring":
             job |= RING
-        elif case.system == "native":
-            job = _native(case, cluster, scale)
+        elif case.system == "whole":
+            job |= cluster.servers()
         elif case.system == "servers":
             job |= cluster.servers(PARTITION_BYTES / scale)
         else:
@@ -198,7 +207,7 @@ class Trained:
     def _seconds(self, case: Case) -> Callable[[Report], float]:
         if not case.overlap:
             scale = _scale(case.model, self._quick)
-            return lambda report: scale * _each(report)
+            return lambda report: scale * _each(report) + _unseen_s(case.model, case.computing)
 
         batch = PLAYED[case.model].batches[case.computing]
         return lambda report: batch / float(report["jobs"][0]["training"]["samples_per_s"])
@@ -220,14 +229,9 @@ def computing_s(
     # Nothing in it is random: every seed would give the same.
     runs = lab.play({names[one]: scenario(*one) for one in alone}, once=True, throughputs=False)
     return {
-        one: _scale(one[0], lab.quick) * runs[name].spread(_each).median
+        one: _scale(one[0], lab.quick) * runs[name].spread(_each).median + _unseen_s(*one)
         for one, name in names.items()
     }
-
-
-def lost_percent(efficiency: float, shared_percent: float) -> float:
-    """Return what is lost of linear scaling, that to the other GPUs of the machine included."""
-    return 100 * (1 - (1 - shared_percent / 100) * efficiency)
 
 
 def unhidden_s(computing_s: float, case: Case) -> float:
@@ -244,15 +248,17 @@ def _scale(model: str, quick: bool) -> float:
 
 def _work(model: str, computing: int, scale: float) -> dict[str, Any]:
     it = PLAYED[model]
-    flops = it.flops[computing]
-    if it.kernels:
-        flops = _gpt2_flop() / (it.kernels * LAUNCH_S[computing])
-    return {
-        "model": it.simulated,
-        "batch": it.batches[computing],
-        "flops": flops,
-        "scale": scale,
-    }
+    work = {"model": it.simulated, "batch": it.batches[computing], "scale": scale}
+    if not it.kernels:
+        return {**work, "flops": it.flops[computing]}
+    between_ns = 1e9 * it.others * LAUNCH_S[computing] / scale
+    pauses = {"pause_every": 1, "pause": f"{between_ns:.0f}ns"} if it.others else {}
+    return {**work, "flops": _gpt2_flop() / (it.kernels * LAUNCH_S[computing]), **pauses}
+
+
+def _unseen_s(model: str, computing: int) -> float:
+    """Return an iteration's part of the pause behind the last one, which a run has no more."""
+    return PLAYED[model].others * LAUNCH_S[computing] / ITERATIONS
 
 
 def _gpt2_flop() -> float:
@@ -260,54 +266,6 @@ def _gpt2_flop() -> float:
     width, depth, tokens, vocabulary = 768, 12, 1024, 50_257
     weights = 12 * depth * width**2 + vocabulary * width
     return 6.0 * (tokens * weights + 2 * depth * tokens**2 * width)
-
-
-def _native(case: Case, cluster: Cluster, scale: float) -> dict[str, Any]:
-    """Return what is trained, with servers as the model's framework has them.
-
-    A variable of TensorFlow's is at one server, the next one at the next
-    (tf.train.replica_device_setter). MXNet cuts a big one among all servers.
-    """
-    it = PLAYED[case.model]
-    work = _work(case.model, case.computing, scale)
-    if it.servers == TENSORFLOW:
-        return work | cluster.servers()
-    if it.simulated != "vgg16":
-        # BERT-large: a 32nd of its largest variable is 4 MB.
-        return work | cluster.servers(PARTITION_BYTES / scale)
-    images, flops = it.batches[case.computing], it.flops[case.computing]
-    layers = []
-    for parameters, multiply_adds in _vgg16():
-        pieces = cluster.spares if parameters > BIG_ARRAY else 1
-        forward_ns = 2e9 * multiply_adds * images / flops
-        for at in range(pieces):
-            # All pieces are there at once. The backward pass comes from the last one.
-            count = parameters // pieces + (at < parameters % pieces)
-            layers.append(
-                {
-                    "bytes": f"{4 * count}B",
-                    "forward": f"{forward_ns if at == 0 else 0:.0f}ns",
-                    "backward": f"{2 * forward_ns if at == pieces - 1 else 0:.0f}ns",
-                }
-            )
-    return {"layers": layers, "scale": scale, **cluster.servers()}
-
-
-def _vgg16() -> list[tuple[int, int]]:
-    """Return the parameters and multiply-adds of its layers, as the simulator's model has them."""
-    layers = []
-    size, channels = 224, 3
-    for depth, out in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
-        for _ in range(depth):
-            weights = 9 * channels * out
-            layers.append((weights + out, weights * size**2))
-            channels = out
-        size //= 2
-    inputs = channels * size**2
-    for out in (4096, 4096, 1000):
-        layers.append((inputs * out + out, inputs * out))
-        inputs = out
-    return layers
 
 
 def _each(report: Report) -> float:
@@ -355,19 +313,22 @@ class Setting:
     """Whether all-reduce is, by the inside of machines; else by its NIC alone."""
     servers_limited: bool
     """Whether native PS is, by Table 2; else by what its GPUs leave of its NIC."""
+    whole: bool
+    """Whether TensorFlow's native PS has whole variables (`tf.train.replica_device_setter`). §3.1
+    says that with VGG-16 it is as MXNet's, which cuts large ones among all servers."""
     launching: int = USUAL
-    """Of `LAUNCH_S`."""
+    """Index of `LAUNCH_S`."""
 
     def of_model(self, model: str) -> int:
         """Return what decides how long a model computes: of `COMPUTINGS`, or of `LAUNCH_S`."""
         return self.launching if PLAYED[model].kernels else self.computing
 
 
+EITHER = (False, True)
 SETTINGS = [
-    Setting(*of)
-    for of in product(COMPUTINGS, (False, True), (True, False), (True, False), range(len(LAUNCH_S)))
+    Setting(*of) for of in product(COMPUTINGS, EITHER, EITHER, EITHER, EITHER, range(len(LAUNCH_S)))
 ]
-SHOWN = Setting(USUAL, overlap=False, ring_limited=True, servers_limited=True)
+SHOWN = Setting(USUAL, overlap=False, ring_limited=True, servers_limited=True, whole=False)
 
 
 def of_lab(lab: Lab) -> list[Setting]:
@@ -398,4 +359,5 @@ class Systems:
         """Return native PS's, on n machines more unless it is said."""
         k = n if k is None else k
         gbps = BASELINE_GBPS if of.servers_limited else self._rates[n, k].servers
-        return Case(model, "native", n, k, gbps, of.of_model(model))
+        system = "whole" if of.whole and PLAYED[model].in_tensorflow else "servers"
+        return Case(model, system, n, k, gbps, of.of_model(model))

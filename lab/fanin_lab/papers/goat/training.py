@@ -68,14 +68,10 @@ and last gradients are up to 1.83 s apart (§VII-B), so others are played, too."
 LATER = [0.3, 1.83, 3.0]
 WINDOW = 64
 """Packets, as in `packets.py`."""
-SHARING = ("esa", "atp")
-LATE = "workers late by a normally distributed part of 0.3, 1, 1.83 or 3 s"
 OVER = (
-    f"{LATE}, ATP's and ESA's memories of 20 MB or 16,384 registers, their windows of the model or "
-    f"of {WINDOW} packets"
+    "workers late by a normally distributed part of 0.3, 1, 1.83 or 3 s, memories of 20 MB "
+    f"(§VII-B) or 16,384 registers (§VI), windows of the model or of {WINDOW} packets"
 )
-"""§VI has 16,384 registers, and §VII-B 20 MB. GOAT has 20 MB: it needs them for the 44 MB that it
-leaves the server (Figure 10)."""
 FITTED = "it was fitted"
 
 
@@ -88,12 +84,11 @@ def scenario(
     window: int = 0,
 ) -> Scenario:
     """Return gradients of a model on the testbed; sizes, memories and times have one factor."""
-    shares_memory = scheme in SHARING
     names = [f"w{worker}" for worker in range(1, workers + 1)]
     halves = zip(names, ["s1"] * (workers // 2) + ["s2"] * (workers // 2), strict=True)
     links = [*halves, ("ps", "s3"), ("s1", "s2"), ("s1", "s3"), ("s2", "s3")]
     size = SIZES_MB[model] * 1_000_000
-    room = int((memory if shares_memory else testbed.MEMORY) / SCALE / PACKET)
+    room = int(memory / SCALE / PACKET)
     packets = size // (SCALE * PACKET)
     plan = {"planner": "krgs", "sub_models": size // testbed.SUB_MODEL}
     job: dict[str, Any] = {
@@ -105,8 +100,8 @@ def scenario(
         "elements": PACKET // 4,
         "congestion_control": False,
         "timeout": TIMEOUT,
-        # Usually a whole model is on its way, as with GOAT.
-        "window": (shares_memory and window) or packets,
+        # Usually a whole model is on its way.
+        "window": window or packets,
         **systems(None)[scheme],
         **(plan if scheme == "goat" else {}),
     }
@@ -145,12 +140,7 @@ def epoch_s(at: At, scheme: str, rest_s: float = REST_S, **case: Any) -> list[fl
 
 def by_goat(at: At, rival: str, rest_s: float = REST_S, **case: Any) -> list[float]:
     """Return a rival's epoch by GOAT's."""
-    return by(epoch_s(at, rival, rest_s, **case), epoch_s(_of_goat(at), "goat", rest_s, **case))
-
-
-def _of_goat(at: At) -> At:
-    """Return the view from what of a setting is GOAT's, too."""
-    return at.at({key: value for key, value in at.setting.items() if key == "late_s"})
+    return by(epoch_s(at, rival, rest_s, **case), epoch_s(at, "goat", rest_s, **case))
 
 
 def resnet_18(at: At, rival: str) -> list[float]:
@@ -168,7 +158,7 @@ def to_accuracy(at: At, rival: str) -> Spread:
 def images_a_second(at: At, scheme: str) -> Spread:
     """Return DenseNet-121's, with the rest of an epoch with which GOAT has the paper's."""
     case = {"model": "DenseNet-121", "workers": FIGURE_5}
-    goat_s = _of_goat(at).spread(communication_s, scheme="goat", **case).median
+    goat_s = at.spread(communication_s, scheme="goat", **case).median
 
     def of(batch: int) -> list[float]:
         images = FIGURE_5 * batch
@@ -218,10 +208,8 @@ def picture(at: At) -> Picture:
     return Picture([by_workers(), by_model()], (12, 4.6))
 
 
-def _cases(
-    models: Any, workers: Any, settings: Any = ({},), schemes: Sequence[str] = tuple(SCHEMES)
-) -> Cases:
-    axes = {"workers": workers, "scheme": schemes, "model": models}
+def _cases(models: Any, workers: Any, settings: Any = ({},)) -> Cases:
+    axes = {"workers": workers, "scheme": list(SCHEMES), "model": models}
     return Cases(axes, settings, seeds=SEEDS, throughputs=False)
 
 
@@ -231,24 +219,25 @@ def _row(
     return Row(place, f"played: {what}", paper, ours, unit, **more)
 
 
-def _over(scheme: str) -> str:
-    return OVER if scheme in SHARING else LATE
-
-
 SEEDS = 3
-LATENESS = Either([{}, *({"late_s": late_s} for late_s in LATER)], quick=[{}])
-SHARED = Either([{"memory": testbed.REGISTERS}, {"window": WINDOW}], quick=[])
+SWEPT = Either(
+    [
+        {},
+        *({"late_s": late_s} for late_s in LATER),
+        {"memory": testbed.REGISTERS},
+        {"window": WINDOW},
+    ],
+    quick=[{}],
+)
 EXPERIMENT = Simulated(
     "training",
     "Epochs on the testbed (Figures 5 to 9)",
     scenario,
     [
-        _cases("ResNet-18", MOST, LATENESS),
+        _cases("ResNet-18", MOST, SWEPT),
         _cases("ResNet-18", FIGURE_5),
-        _cases(Either(["ResNet-50"], quick=[]), MOST, LATENESS),
-        _cases(Either(["DenseNet-121"], quick=[]), FIGURE_5, LATENESS),
-        _cases(Either(["ResNet-18", "ResNet-50"], quick=[]), MOST, SHARED, SHARING),
-        _cases(Either(["DenseNet-121"], quick=[]), FIGURE_5, SHARED, SHARING),
+        _cases(Either(["ResNet-50"], quick=[]), MOST, SWEPT),
+        _cases(Either(["DenseNet-121"], quick=[]), FIGURE_5, SWEPT),
         _cases(Either(list(SIZES_MB), quick=[]), FIGURE_5),
         _cases(Either(["ResNet-18", "ResNet-50"], quick=[]), WORKERS),
     ],
@@ -261,7 +250,6 @@ EXPERIMENT = Simulated(
                 figure(communication_s, scheme=scheme, model="ResNet-18", workers=MOST),
                 "s",
                 cannot_fail=FITTED if scheme == "geryon" else "",
-                over=_over(scheme),
             )
             for scheme, name in SCHEMES.items()
         ),
@@ -271,7 +259,6 @@ EXPERIMENT = Simulated(
                 f"ResNet-18, 16 workers: {SCHEMES[rival]}'s epoch, by GOAT's",
                 round(EPOCH_S[rival] / EPOCH_S["goat"], 2),
                 computed(resnet_18, rival),
-                over=_over(rival),
             )
             for rival in RIVALS
         ),
@@ -281,7 +268,7 @@ EXPERIMENT = Simulated(
                 f"ResNet-50, 16 workers: {SCHEMES[rival]}'s epoch, by GOAT's",
                 round(TO_ACCURACY_S[rival] / TO_ACCURACY_S["goat"], 2),
                 computed(to_accuracy, rival),
-                swept=f"{_over(rival)}, an epoch's rest as with ResNet-18 or {DEEPER} times that",
+                swept=f"{OVER}, an epoch's rest as with ResNet-18 or {DEEPER} times that",
             )
             for rival in RIVALS
         ),
@@ -292,7 +279,7 @@ EXPERIMENT = Simulated(
                 IMAGES[rival],
                 computed(images_a_second, rival),
                 "",
-                swept=f"{_over(rival)}, batches of 64 or 128",
+                swept=f"{OVER}, batches of 64 or 128",
             )
             for rival in RIVALS
         ),

@@ -76,11 +76,10 @@ def scenario(
     method: str,
     size_mib: float,
     gathered: bool = False,
-    fused: bool = False,
     timed: bool = False,
 ) -> Scenario:
     """Return the training of a model at a rate, with gradients that are compressed, or are not."""
-    found = models.scenario(of, "ring", size_mib, gathered, fused, timed)
+    found = models.scenario(of, "ring", size_mib, gathered, timed)
     if method == NONE:
         return found
     longer = METHODS[method].ring_bytes(of, timed)
@@ -129,7 +128,7 @@ EXPERIMENT = Simulated(
     [
         Cases(
             {"of": CASES, "method": [NONE, *METHODS]},
-            settings=models.ARRIVALS,
+            settings=models.READINGS,
             seeds=1,
             throughputs=False,
         )
@@ -138,5 +137,4 @@ EXPERIMENT = Simulated(
     picture,
     usual={"size_mib": SIZE_MIB},
     over=models.OVER,
-    changes=models.changes(ROWS, {"method": [NONE, *METHODS]}),
 ).experiment()

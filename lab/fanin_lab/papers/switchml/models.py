@@ -9,12 +9,11 @@ evenly over some time, and the rest at the end of computing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import PAPER, Bars, Line, Panel, Picture
-from fanin_lab.papers.simulated import At, Case, Cases, Change, Either, Row, Simulated, computed
+from fanin_lab.papers.simulated import At, Cases, Either, Row, Simulated, computed
 from fanin_lab.papers.switchml import setting
 
 
@@ -48,7 +47,7 @@ class Profile:
         """Return layers whose gradients come as Table 1 says, in the order of the forward pass.
 
         Data is loaded before it. `gathered`: the column of 10 Gbit/s is kept, too. Some gradients
-        come at once then, as late as 100 Gbit/s can still hide them. See also `fused_layers`.
+        come at once then, as late as 100 Gbit/s can still hide them.
         """
         # With faster GPUs this time is as short as the communication that it hides.
         hiding_s = self.alpha * self.communicating_s(100, hidden=True)
@@ -65,30 +64,14 @@ class Profile:
         # The first gradient comes at once after the forward pass.
         return [*rest, *pieces[:-1], {**pieces[-1], "forward": _ns(before_s), "backward": _ns(0)}]
 
-    def fused_layers(self) -> list[dict[str, str]]:
-        """Return the same with the hidden share in tensors of at most `FUSED_MIB`.
-
-        With GPUs alpha times as fast the next tensor comes when a link of 100 Gbit/s has carried
-        the one before. The last tensor comes as late as 100 Gbit/s can still hide it.
-        """
-        share = self.hidden[100]
-        full = FUSED_MIB / self.size_mib
-        tensors = [full] * int(share / full)
-        tensors.append(share - sum(tensors))
-        sums_s = [self.communicating_s(100, hidden=True) * tensor / share for tensor in tensors]
-        gaps_s = [0.0, *(self.alpha * sum_s for sum_s in sums_s[:-1])]
-        before_s = self.computing_s - sum(gaps_s) - sums_s[-1]
-        # The backward pass begins with the last layer.
-        first, *others = [
-            self._part(tensor, gap_s) for tensor, gap_s in zip(tensors, gaps_s, strict=True)
-        ]
-        rest = self._parts(1 - share, sums_s[-1])
-        return [*rest, *reversed(others), {**first, "forward": _ns(before_s)}]
-
     def timed(self) -> Profile:
-        """Return it with a size that takes as long as Table 1's communication at 10 Gbit/s."""
+        """Return it with a size that takes as long as Table 1's communication at 10 Gbit/s.
+
+        By it SSD has 86 MiB in place of 98, and ResNet-50 has 98 in place of 87, as if the table
+        had swapped them. For the six others both agree to 1 %.
+        """
         seconds = self.batch_s[10] * self.communicating[10]
-        return replace(self, size_mib=self.size_mib * seconds / self.line_s(10))
+        return replace(self, size_mib=self.size_mib * seconds / (HEADERS * self.line_s(10)))
 
     @property
     def at_once(self) -> float:
@@ -167,20 +150,8 @@ PROFILES = {
 }
 BOUND = [name for name, profile in PROFILES.items() if 100 in profile.speedups]
 """Bound by the network at 100 Gbit/s, too."""
-DOUBTFUL = ["SSD", "ResNet-50"]
-"""Models whose communication at 10 Gbit/s and size contradict each other in Table 1.
-
-By its time and the headers of TCP, SSD has 86 MiB, and ResNet-50 has 98: as if the table had each
-in the other's place. ResNet-50 has 25.6 million parameters, which are 97.5 MiB. For the six others
-both agree to 1 %.
-"""
-HOROVODS = ["BERT", "UGATIT", "ResNet-50"]
-"""Trained by TensorFlow (Table 3), and so by Horovod (§6)."""
-FUSED_MIB = 64
-"""What Horovod fuses at most, unless told otherwise (docs/tensor-fusion.rst).
-
-Traces "reflect the effect" of fusion (§3, footnote 5), and BERT's tensors are of "~60 MB" (§6.2).
-"""
+HEADERS = 1538 / 1460
+"""TCP's and Ethernet's, by what a packet carries."""
 CASES = [(model, gbps) for model, profile in PROFILES.items() for gbps in profile.speedups]
 LAYER_BYTES = 2**28
 PIECES = 8
@@ -210,13 +181,11 @@ def scenario(
     system: str,
     size_mib: float,
     gathered: bool = False,
-    fused: bool = False,
     timed: bool = False,
 ) -> Scenario:
     """Return the training of a model at a rate; `gathered` is of `Profile.layers`.
 
-    `fused`: gradients come in fused tensors, whatever `gathered` is. `timed`: communication takes
-    as long as Table 1 says.
+    `timed`: communication takes as long as Table 1 says.
     """
     model, gbps = of
     profile = profile_of(model, timed)
@@ -225,7 +194,7 @@ def scenario(
         system,
         WORKERS,
         gbps,
-        layers=profile.fused_layers() if fused else profile.layers(gathered=gathered),
+        layers=profile.layers(gathered=gathered),
         scale=scale,
         iterations=ITERATIONS,
     )
@@ -282,39 +251,11 @@ def picture(at: At) -> Picture:
     )
 
 
-ARRIVALS = [{"gathered": False}, {"gathered": True}]
+READINGS = [{"gathered": False}, {"gathered": True}, {"timed": True}]
 OVER = (
     "gradients that come evenly, or by both columns of Table 1 some of them at once, as late as "
-    "100 Gbit/s can hide them"
+    "100 Gbit/s can hide them, and as many as Table 1's sizes or its times at 10 Gbit/s say"
 )
-
-BY_TIME = (
-    "communication as long as Table 1's column of 10 Gbit/s says (the sizes, which are taken else, "
-    "contradict it)"
-)
-IN_FUSED = (
-    "gradients in tensors of 64 MiB, as Horovod fuses them, the last as late as 100 Gbit/s hide it"
-)
-
-
-def changes(rows: Sequence[Row], axes: Mapping[str, Sequence[str]]) -> list[Change]:
-    """Return the changes for an experiment with this other axis.
-
-    The usual reading takes communication from the size. For two models Table 1 contradicts that as
-    much as it contradicts the other reading.
-    """
-
-    def change(words: str, keys: Case, models: Sequence[str]) -> Change:
-        of_models = {"of": [(model, 10) for model in models], **axes}
-        cases = Cases(of_models, ARRIVALS, seeds=1, throughputs=False)
-        of = [row for row in rows if row.what.startswith(tuple(models))]
-        return Change(words, keys, of=of, cases=[cases])
-
-    return [
-        change(BY_TIME, {"timed": True}, DOUBTFUL),
-        change(IN_FUSED, {"fused": True}, HOROVODS),
-        change(f"both: {IN_FUSED}, and {BY_TIME}", {"fused": True, "timed": True}, ["ResNet-50"]),
-    ]
 
 
 ROWS = [
@@ -347,10 +288,9 @@ EXPERIMENT = Simulated(
     "A batch of eight models, SwitchML by a ring (Tables 1 and 2)",
     scenario,
     # The paper plays one trace of each model, and nothing here is drawn.
-    [Cases({"of": CASES, "system": SYSTEMS}, settings=ARRIVALS, seeds=1, throughputs=False)],
+    [Cases({"of": CASES, "system": SYSTEMS}, settings=READINGS, seeds=1, throughputs=False)],
     ROWS,
     picture,
     usual={"size_mib": SIZE_MIB},
     over=OVER,
-    changes=changes(ROWS, {"system": SYSTEMS}),
 ).experiment()
