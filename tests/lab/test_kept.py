@@ -35,6 +35,13 @@ def test_a_curve_is_trained_once_for_each_item_and_code(
     assert len(trained) == 5
 
 
+def test_a_digest_is_of_the_compressors_that_a_training_has() -> None:
+    found: dict[str, bytes] = {}
+    sources._add("fanin_lab.papers.switchml.convergence", found)
+    asked = {"fanin_lab.papers.residual", "fanin_lab.papers.training"}
+    assert asked | {"fanin.torch.compression.compressors"} <= found.keys()
+
+
 def test_a_digest_is_of_all_that_a_module_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

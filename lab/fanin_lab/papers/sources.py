@@ -58,7 +58,9 @@ def _path(module: str) -> Path | None:
     except ModuleNotFoundError:
         # A name of a module that is no package.
         return None
-    return Path(spec.origin) if spec is not None and spec.origin else None
+    # The compiled part is not read here: `program` stands for it.
+    path = Path(spec.origin) if spec is not None and spec.origin else None
+    return path if path is not None and path.suffix == ".py" else None
 
 
 def _versions() -> list[str]:

@@ -201,7 +201,7 @@ def run(lab: Lab) -> Outcome:
                 GPT2,
                 "8.4 % at most, of all but UGATIT",
                 lambda of: lost("gpt2", of),
-                f"{OVER_LAUNCHES}, {OVER_OVERLAP}",
+                OVER_LAUNCHES,
                 LOST_MOST,
             ),
             loss(

@@ -348,7 +348,9 @@ class Systems:
     def byteps(self, model: str, n: int, k: int, of: Setting) -> Case:
         """Return BytePS's."""
         gbps = self._rates[n, k].byteps
-        return Case(model, "byteps", n, k, gbps, of.of_model(model), of.overlap)
+        # Gradients that are clipped wait for each other.
+        overlap = of.overlap and not PLAYED[model].others
+        return Case(model, "byteps", n, k, gbps, of.of_model(model), overlap)
 
     def ring(self, model: str, n: int, of: Setting) -> Case:
         """Return all-reduce's."""
