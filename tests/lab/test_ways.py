@@ -27,3 +27,22 @@ def test_ways_come_to_what_sums_soonest() -> None:
     assert found["h49"] == ways.Onward("spine7", 2)
     assert found["spine7"] == ways.Onward("leaf0", 1)
     assert found["leaf0"] == ways.Onward("h0", 1)
+
+
+def test_sums_on_such_ways_are_those_counted_by_hand() -> None:
+    joined = ways.links("leaf-spine")
+    workers = ["h0", "h1", "h5"]
+
+    def counted(order: list[tuple[int, int]], units: int, important: list[int] | None) -> list[int]:
+        found = ways.shared_memory(joined, "h49", workers, {"spine3": units}, order, important)
+        return [found.server, found.hops]
+
+    # Two links to spine3 for each of three gradients, and two from there for their sum.
+    one = [(0, 0), (1, 0), (2, 0)]
+    assert counted(one, 1, None) == [1, 8]
+    # The second fragment finds the unit taken: its three gradients pass, two links each.
+    both = [(0, 0), (0, 1), (1, 1), (2, 1), (1, 0), (2, 0)]
+    assert counted(both, 1, None) == [4, 20]
+    # For ESA the second one is more important, and the first one's gradients pass.
+    assert counted(both, 1, [0, 1]) == [4, 20]
+    assert counted(both, 2, None) == [2, 16]
