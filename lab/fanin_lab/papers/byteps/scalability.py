@@ -24,6 +24,7 @@ from fanin_lab.papers.byteps.training import (
     Setting,
     Systems,
     Trained,
+    computing_in_words,
     computing_s,
     of_lab,
     unhidden_s,
@@ -242,7 +243,7 @@ def run(lab: Lab) -> Outcome:
     panels = [
         Panel(
             marks(model),
-            "GPUs of 10 TFLOP/s",
+            f"GPUs, {computing_in_words(model)}",
             "",
             MODELS[model].name,
             log_x=2,

@@ -16,6 +16,7 @@ from fanin_lab.papers.byteps.training import (
     Setting,
     Systems,
     Trained,
+    computing_in_words,
     of_lab,
 )
 from fanin_lab.papers.finding import MORE, Experiment, Finding, Outcome, Range
@@ -117,7 +118,7 @@ def run(lab: Lab) -> Outcome:
                 [*marks(model, "C0", "nvlink"), *marks(model, "C1", "pcie-only")],
                 "machines that only sum, k",
                 "% of linear scaling",
-                f"{PLAYED[model].name}, GPUs of 10 TFLOP/s",
+                f"{PLAYED[model].name}, GPUs, {computing_in_words(model)}",
                 ticks=pair.spares,
                 least_y=0,
                 most_y=105,

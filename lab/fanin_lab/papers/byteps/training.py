@@ -234,6 +234,14 @@ def computing_s(
     }
 
 
+def computing_in_words(model: str) -> str:
+    """Return how fast a GPU usually computes a model."""
+    it = PLAYED[model]
+    if it.kernels:
+        return f"{1e6 * LAUNCH_S[USUAL]:g} us a kernel"
+    return f"{it.flops[USUAL] / 1e12:.3g} TFLOP/s"
+
+
 def unhidden_s(computing_s: float, case: Case) -> float:
     """Return how long an iteration takes whose communication begins when all is computed."""
     ring = case.system == "ring"
