@@ -27,7 +27,7 @@ help:
 	@echo 'make test-page   the live page by itself (a part of test; skipped where npm is missing)'
 	@echo 'make bench   docs/performance.md: fanin beside Gloo, the kernels beside memcpy; as root, else rows are skipped (40 minutes)'
 	@echo 'make bench-papers   docs/reproduction-sockets.md: experiments of the ATP and SwitchML papers on real sockets (bench-atp, bench-switchml); needs root (15 minutes)'
-	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (four to five hours)'
+	@echo 'make reproduction   docs/reproduction: the figures of the ATP, SwitchML, DLCP and GOAT papers, in the simulator and by training (three hours)'
 	@echo 'make reproduction-byteps   docs/reproduction/byteps: the figures of the BytePS paper, some on shaped links; needs root (10 minutes)'
 	@echo 'make fuzz    the fuzz targets, briefly'
 	@echo 'make docs    the documentation as a site, with the references of Python and Rust, into target/site (installs Sphinx)'

@@ -88,7 +88,7 @@ def run(lab: Lab) -> Outcome:
         for figure, worse, better in _CLAIMS
         if worse in groups[task]
     ]
-    return outcome(findings, Picture(panels))
+    return outcome(findings, Picture(panels, (3 * len(panels), 4.8)))
 
 
 _WORDS: Mapping[Among, str] = {
