@@ -6,7 +6,7 @@ from typing import Any
 
 from fanin_lab.papers.atp import setting
 from fanin_lab.papers.lab import Between, Report, Scenario
-from fanin_lab.papers.plot import Bars, Panel, Picture
+from fanin_lab.papers.plot import Line, Mark, Panel, Picture
 from fanin_lab.papers.simulated import At, Cases, Either, Row, Simulated, figure, ratio
 from fanin_lab.sweep import words
 
@@ -93,24 +93,15 @@ def _equal(report: Report) -> float:
 
 
 def picture(at: At) -> Picture:
-    """Show the jobs' images a second, a panel for each setting."""
-
-    def bars(of: At, job: int) -> Bars:
-        places = [place + 0.35 * (job - 0.5) for place in range(len(SYSTEMS))]
-        images = [of.spread(setting.images_of(job), system=system) for system in SYSTEMS]
-        return Bars(places, images, f"job {job + 1}", 0.35)
-
-    panels = [
-        Panel(
-            [bars(of, job) for job in range(len(JOBS))],
-            "",
-            "" if number else "images/s and worker",
-            words.settings(of.setting),
-            ticks=dict(enumerate(["ATP", "NtoN", "ring"])),
-        )
-        for number, of in enumerate(at.settings)
-    ]
-    return Picture(panels, (3 * len(panels) + 2, 4.8), share_y=True)
+    """Show both jobs' images a second in every setting, a row for each."""
+    marks: list[Mark] = []
+    for number, (system, name) in enumerate(SYSTEMS.items()):
+        for job in range(len(JOBS)):
+            images = [of.spread(setting.images_of(job), system=system).median for of in at.settings]
+            rows = [row + 0.2 * (number - 1) for row in range(len(images))]
+            marks.append(Line(images, rows, f"C{number}{'ox'[job]}", f"{name}, job {job + 1}"))
+    names = dict(enumerate(words.settings(of.setting) for of in at.settings))
+    return Picture([Panel(marks, "images/s and worker", "", y_ticks=names, least_x=0)], (12, 6.4))
 
 
 GAINS = [
