@@ -6,7 +6,7 @@ from fanin_lab.papers.goat import drawn, ways
 
 
 def test_ways_by_what_sums_are_counted_as_the_planner_counts() -> None:
-    # Where only switches next to hosts sum, equally short ways are alike.
+    # Equally short ways are alike if only switches next to hosts sum.
     for topology, workers in (("leaf-spine", 35), ("fat-tree", 40)):
         setting = drawn.Setting(topology, workers, around=0.5, ways="tree", sums="near")
         job = drawn.drawn(setting, 1)
