@@ -65,9 +65,6 @@ def run(lab: Lab) -> Outcome:
     def percent(case: Case) -> float:
         return 100 * trained.efficiency(case)
 
-    def best(of: Setting) -> Case:
-        return max((servers(k, of) for k in with_servers), key=trained.efficiency)
-
     swept = OVER_OVERLAP if lab.quick else f"{OVER_FLOPS}, {OVER_OVERLAP}"
     worst = f"for the worst k of {SPARES[0]} to {SPARES[-1]}"
     rows = [
@@ -111,7 +108,7 @@ def run(lab: Lab) -> Outcome:
             "Fig. 4",
             "native PS's part of linear scaling, for the best k",
             "far from the linear scaling: our bound is 80 %",
-            over(lambda of: percent(best(of))),
+            over(lambda of: max(percent(servers(k, of)) for k in with_servers)),
             FAR_FROM_LINEAR,
             "%",
             f"{swept}, {OVER_SERVERS}",

@@ -297,10 +297,10 @@ def why(lab: Lab) -> Sequence[Reason]:
             lambda of: lost(cases.ring("resnet50", n, of)),
         ),
     ]
-    # Under the names of the runs before, which are not played again.
+    # `run` plays at the same time, so that no name may be its.
     trained = Trained(
         lab,
-        "scalability",
+        "scalability-why",
         (
             case
             for model, of in product(MODELS, SETTINGS)

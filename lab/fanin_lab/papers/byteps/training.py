@@ -44,7 +44,7 @@ not."""
 BASELINE_GBPS = 41.0
 """Without what §6.2 mends (Table 2), which native PS lacks (§7)."""
 LAUNCH_S = (25e-6, 15e-6, 10e-6, 5e-6)
-"""How long PyTorch takes to launch a kernel, Python and dispatcher included: 5 to 25 us."""
+"""How long PyTorch takes to launch a kernel, Python and dispatcher included: our choice."""
 GPT2_KERNELS, GPT2_OTHERS = 431 + 491, 596 + 1036 + 148
 """Operators of a step with 80 tokens, counted by hand in a copy of the evaluation code's model:
 forward and backward; and to clip gradients, for AdamW and to set gradients to zero, which hide no

@@ -295,7 +295,7 @@ CHANGED: Sequence[Mapping[str, Any]] = (
     {"sums": "far"},
     {"planner": "krgs-overhead"},
 )
-"""Of what is swept where the planner counts, what changes most."""
+"""Those settings of `drawn.SWEPT` that change most."""
 OVER_SWITCHES = (
     f"{OVER_WINDOWS}, the switches that sum drawn from all, from those next to hosts or from the "
     "others"
