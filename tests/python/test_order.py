@@ -14,8 +14,9 @@ import torch.distributed as dist
 from conftest import Launch
 from fake_device import plug_in
 from fanin import errors
-from fanin.torch.backend import backend_of
+from fanin.torch.backend import backend_of, delegated_work
 from fanin.torch.backend.channel import Channel
+from fanin.torch.backend.gloo_tensors import Handed
 from fanin.torch.patches import callbacks
 from fanin.torch.works.turns import Turns
 from ranks import DEADLINE, Me, sums_on_switch, wait_until
@@ -243,13 +244,62 @@ def test_what_callbacks_begin_is_not_taken_for_what_the_program_begins_meanwhile
     assert ranks.results() == [[[3.0], *both]] * 2
 
 
+@pytest.mark.parametrize("on_gloo", [False, True], ids=["summed", "on Gloo"])
+def test_a_callback_whose_wait_ends_while_turns_look_goes_on_first(on_gloo: bool) -> None:
+    """What it waits for is complete, and nothing else is under way, between two of their looks."""
+    outer, inner = Turns(), Turns()
+    outer.set_inner(inner)
+    told: list[str] = []
+    ended = threading.Event()
+
+    class Ends(torch.futures.Future[None]):
+        """A future that is completed just after turns have learned that it is not."""
+
+        def done(self) -> bool:
+            before = super().done()
+            if outer._paused:
+                end()
+            return before
+
+    of_callback = Ends()
+    nested: Any = OnGloo() if on_gloo else Done(lambda: of_callback.set_result(None))
+
+    def end() -> None:
+        if ended.is_set():
+            return
+        ended.set()
+        if on_gloo:
+            of_callback.set_result(None)
+            nested.over = True
+        else:
+            inner.done(nested, here=True)
+
+    def first() -> None:
+        inner.beside(nested) if on_gloo else inner.begin(nested)
+        of_callback.wait()
+        told.append("first")
+
+    callbacks.install()
+    works: list[Any] = [Done(first), Done(lambda: told.append("second"))]
+    for work in works:
+        outer.begin(work)
+    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(outer._paused), "it waits")
+    outer.done(works[1], here=True)
+    end()
+    thread.join(DEADLINE)
+    wait_until(lambda: len(told) == 2, "both were called")
+    assert told == ["first", "second"]
+
+
 class OnGloo:
     """A work that Gloo ends when the test says so; it must not be waited for."""
 
     def __init__(self) -> None:
         self.over = False
 
-    def is_over(self) -> bool:
+    def has_told(self) -> bool:
         return self.over
 
     def is_completed(self) -> bool:
@@ -268,6 +318,81 @@ def test_turns_do_not_wait_for_what_is_on_gloo() -> None:
     for work in works:
         work.over = True
     assert turns._rests()
+
+
+def test_turns_go_on_when_what_is_on_gloo_is_over() -> None:
+    """A callback waits for the work behind its own, and began something that Gloo has."""
+    outer, inner = Turns(), Turns()
+    outer.set_inner(inner)
+    on_gloo, second = OnGloo(), torch.futures.Future[None]()
+    told: list[str] = []
+
+    def first() -> None:
+        inner.beside(on_gloo)
+        second.wait()
+        told.append("first")
+
+    callbacks.install()
+    works: list[Any] = [Done(first), Done(lambda: second.set_result(None))]
+    for work in works:
+        outer.begin(work)
+    outer.done(works[1], here=True)
+    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(outer._paused), "it waits")
+    assert told == []
+    on_gloo.over = True
+    thread.join(DEADLINE)
+    assert told == ["first"]
+
+
+class Gloos:
+    """A work of Gloo's, which completes its future before it says that it is done."""
+
+    def __init__(self, *, has_future: bool) -> None:
+        self.over = threading.Event()
+        self.future: torch.futures.Future[list[torch.Tensor]] | None = None
+        if has_future:
+            self.future = torch.futures.Future()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        if self.future is None:
+            raise RuntimeError(delegated_work.NO_FUTURE)
+        return self.future
+
+    def is_completed(self) -> bool:
+        return self.future is not None and self.over.is_set()
+
+    def end(self) -> None:
+        if self.future is not None:
+            self.future.set_result([])
+        self.over.set()
+
+
+class OfNobody:
+    """The backend of such a work."""
+
+    def wait(self, inner: Gloos, *_: Any) -> bool:
+        return inner.over.wait(DEADLINE)
+
+    def over(self, work: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("has_future", [False, True])
+def test_what_is_on_gloo_has_told_when_the_callbacks_of_its_futures_have_run(
+    has_future: bool,
+) -> None:
+    gloos: Any = Gloos(has_future=has_future)
+    owner: Any = OfNobody()
+    work = delegated_work.DelegatedWork(gloos, owner, Handed(), None)
+    told: list[bool] = []
+    called = work.get_future().then(lambda _: told.append(work.has_told()))
+    assert not work.has_told()
+    gloos.end()
+    called.wait()
+    wait_until(work.has_told, "it has")
+    assert told == [False]
 
 
 def chained(me: Me) -> tuple[float, float]:

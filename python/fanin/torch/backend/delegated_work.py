@@ -50,11 +50,13 @@ class DelegatedWork(FindableWork):
         self._owner = owner
         self._handed = handed
         self._peer = peer
-        # Gloo's works of a reduce_scatter, a send or a receive never say so.
+        # Somebody has waited: Gloo's works of a reduce_scatter, a send or a receive never say so.
         self._is_over = False
         self._is_done = False
         self._asking = threading.RLock()
+        # Of a work to which Gloo gives none.
         self._future: torch.futures.Future[Any] | None = None
+        self._has_completed = False
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         # Gloo tells of a receive once: only one thread may ask it.
@@ -73,11 +75,13 @@ class DelegatedWork(FindableWork):
         except RuntimeError as error:
             if WAITED_TOO_LONG in str(error):
                 raise
+            self._is_over = True
             self._drop()
             explained = self._owner.explain(error, self._peer)
             if explained is error:
                 raise
             raise explained from error
+        self._is_over = True
         self._finish()
         self._is_done = done
         return done
@@ -102,6 +106,7 @@ class DelegatedWork(FindableWork):
             future.set_exception(error)
         else:
             future.set_result([])
+        self._has_completed = True
 
     def _outcome(self, future: torch.futures.Future[Any]) -> Any:
         try:
@@ -118,6 +123,13 @@ class DelegatedWork(FindableWork):
     def is_over(self) -> bool:
         """Whether Gloo is done."""
         return self._is_over or self._inner.is_completed()
+
+    def has_told(self) -> bool:
+        """Whether Gloo is done, and each future that somebody asked for is complete.
+
+        Gloo says that it is done after it has completed its future.
+        """
+        return self.is_over() and (self._future is None or self._has_completed)
 
     def is_completed(self) -> bool:
         if not self.is_over():
@@ -153,10 +165,8 @@ class DelegatedWork(FindableWork):
 
     def _finish(self) -> None:
         self._handed.finish()
-        self._is_over = True
         self._owner.over(self)
 
     def _drop(self) -> None:
         self._handed.drop()
-        self._is_over = True
         self._owner.over(self)

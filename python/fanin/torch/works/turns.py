@@ -26,15 +26,19 @@ ever: wait for its future.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from fanin.torch.patches.callbacks import here
+
+# How long to wait before another look at what is on Gloo, in seconds: first, and at most.
+PAUSE, PAUSE_MAX = 1e-3, 0.05
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +56,14 @@ class Deliverable(Protocol):
 class Beside(Protocol):
     """A work of Gloo."""
 
-    def is_over(self) -> bool:
-        """Whether Gloo is done. `is_completed` may wait for services, to name who is gone."""
+    def has_told(self) -> bool:
+        """Whether Gloo is done, and each future that somebody asked for is complete.
+
+        It never waits. `is_completed` may wait for services, to name who is gone.
+        """
 
     def get_future(self) -> torch.futures.Future[object]:
-        """Return the future that Gloo completes."""
+        """Return a future. Of some works Gloo tells nothing until somebody asks for one."""
 
 
 class Turns:
@@ -73,8 +80,9 @@ class Turns:
         self._running = False
         # Callbacks that wait for a future: whether that is complete.
         self._paused: list[Callable[[], bool]] = []
-        # Works of Gloo that were begun beside these.
+        # Works of Gloo that were begun beside these; whether a thread looks at them.
         self._others: list[Beside] = []
+        self._looks = False
         self._inner: Turns | None = None
         self._outer: Turns | None = None
 
@@ -91,8 +99,14 @@ class Turns:
 
     def beside(self, work: Beside) -> None:
         """Note a work of Gloo that a callback may wait for."""
+        work.get_future()
         with self._changed:
-            self._others = [*filter(_is_under_way, self._others), work]
+            self._others.append(work)
+            # Without a thread to be had, the next work that ends says that they are over.
+            with contextlib.suppress(RuntimeError):
+                if not self._looks:
+                    threading.Thread(target=self._look_at_others, daemon=True).start()
+                    self._looks = True
 
     def done(self, work: Deliverable, *, here: bool) -> None:
         """Note that a work is done. With `here`, this thread may run callbacks."""
@@ -104,15 +118,13 @@ class Turns:
         else:
             self._stir()
 
-    @contextmanager
+    @contextlib.contextmanager
     def paused(self, is_ready: Callable[[], bool]) -> Iterator[None]:
         """Let others run as long as a callback of these works waits, until `is_ready`."""
         with self._changed:
             self._running = False
             self._paused.append(is_ready)
             self._changed.notify_all()
-        if self._inner is not None:
-            self._inner._stir_when_others_are_done(self._stir)
         self._stir()
         self._stir_outer()
         try:
@@ -152,8 +164,9 @@ class Turns:
             return False
         if not self._paused:
             return True
-        # A callback that need not wait any more goes on before the next turn, on all ranks.
-        return not self._some_is_ready() and (self._inner is None or self._inner._rests())
+        # A callback that need not wait any more goes on before the next turn, on all ranks. Whether
+        # one need not is asked last: `inner` completes what it waits for, and then comes to rest.
+        return (self._inner is None or self._inner._rests()) and not self._some_is_ready()
 
     def _some_is_ready(self) -> bool:
         return any(is_ready() for is_ready in self._paused)
@@ -161,8 +174,8 @@ class Turns:
     def _rests(self) -> bool:
         """Whether no future will be completed here without one from elsewhere."""
         with self._changed:
-            busy = self._works or self._running or self._some_is_ready()
-            return not busy and not any(map(_is_under_way, self._others))
+            told = all(work.has_told() for work in self._others)
+            return told and not self._works and not self._running and not self._some_is_ready()
 
     def _stir(self) -> None:
         """Go on, on a thread that may block, if there is anything to do."""
@@ -183,17 +196,15 @@ class Turns:
         if self._outer is not None:
             self._outer._stir()
 
-    def _stir_when_others_are_done(self, stir: Callable[[], None]) -> None:
-        with self._changed:
-            others = self._others = list(filter(_is_under_way, self._others))
-
-        def told(_: torch.futures.Future[object]) -> None:
-            stir()
-
-        for work in others:
-            # After what the callback gave to this future, which it may wait for.
-            work.get_future().add_done_callback(told)
-
-
-def _is_under_way(work: Beside) -> bool:
-    return not work.is_over()
+    def _look_at_others(self) -> None:
+        """Say when what is on Gloo is over, of which nobody tells."""
+        pause = PAUSE
+        while True:
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_MAX)
+            with self._changed:
+                self._others = [work for work in self._others if not work.has_told()]
+                self._looks = bool(self._others)
+                if not self._looks:
+                    break
+        self._stir_outer()
