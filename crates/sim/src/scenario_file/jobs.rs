@@ -59,8 +59,9 @@ fn resolve_one(
     let mut entry = Entry { file, topology, number, workers: &workers, taken, tables };
     let system = (tables[number].kind.resolve)(&mut entry)?;
     let sampled = sampled(file, job, &*system)?;
-    if system.is_asynchronous() {
-        fits_asynchronous(job)?;
+    match system.is_asynchronous() {
+        true => fits_asynchronous(job)?,
+        false => may_overlap(job)?,
     }
     let rates = rates(topology, job, &workers)?;
     let (start, stop) = (job.start.0, job.stop.map(|stop| stop.0));
@@ -131,11 +132,24 @@ fn sampled(file: &File, job: &Job, system: &dyn System) -> Result<bool, Mistake>
     Ok(true)
 }
 
+/// Checks that sums have something to overlap with, where they are to.
+fn may_overlap(job: &Job) -> Result<(), Mistake> {
+    if let Some(overlap) = job.overlap.as_ref().filter(|overlap| *overlap.get_ref())
+        && let Some(LayersTable::Given(tables)) = job.layers.as_ref().map(Spanned::get_ref)
+        && tables.iter().all(|layer| layer.forward.0.is_zero())
+    {
+        let message = "no layer says how long its forward pass takes (`forward`), and a recorded step never does: \
+                       nothing can overlap with it";
+        return Err(at(overlap, message));
+    }
+    Ok(())
+}
+
 /// Checks the keys of a job whose workers exchange parameters and wait for nobody.
 fn fits_asynchronous(job: &Job) -> Result<(), Mistake> {
-    if let Some(overlap) = job.overlap.as_ref().filter(|overlap| *overlap.get_ref()) {
-        let message = "an asynchronous worker exchanges all parameters after its step, and goes on with the latest: leave `overlap` out";
-        return Err(at(overlap, message));
+    if let Some(order) = job.order.as_ref().filter(|order| *order.get_ref() == SendOrderName::Needed) {
+        let message = "an asynchronous worker sends all parameters after its step, and no forward pass waits for some of them: leave `order` out";
+        return Err(at(order, message));
     }
     if let Some(large) = job.large_values.as_ref().filter(|large| large.get_ref().0 > 0.0) {
         let message = "numbers that are large in some tensors alone cannot be told in parameters, which tensors change in turn: leave `large_values` out";
@@ -228,13 +242,6 @@ fn all_reduce(job: &Job, bytes: u64, place: &Spanned<fanin_units::Size>) -> Resu
 /// The layers of a job. A file of layers was read before.
 fn layers(job: &Job, given: &Spanned<LayersTable>) -> Result<Vec<TimedLayer>, Mistake> {
     let LayersTable::Given(tables) = given.get_ref() else { unreachable!("a file is read before") };
-    if let Some(overlap) = job.overlap.as_ref().filter(|overlap| *overlap.get_ref())
-        && tables.iter().all(|layer| layer.forward.0.is_zero())
-    {
-        let message = "no layer says how long its forward pass takes (`forward`), and a recorded step never does: \
-                       nothing can overlap with it";
-        return Err(at(overlap, message));
-    }
     let compute = number(&job.compute, 1.0, COMPUTE_MIN, "`compute` divides times: from 0.001 upwards")?;
     timed(tables, compute).map_err(|message| at(given, message))
 }

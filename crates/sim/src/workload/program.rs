@@ -56,6 +56,8 @@ enum State {
     /// The same, and its parameters are not there.
     WaitsFor(usize),
     Backward,
+    /// Its step is over, and the exchange of the one before is not.
+    Settles,
     Finished,
 }
 
@@ -135,7 +137,7 @@ impl Program {
                 self.made += 1;
                 self.go_on_backward(training, steps);
             }
-            State::Idle | State::WaitsFor(_) | State::Finished => {}
+            State::Idle | State::WaitsFor(_) | State::Settles | State::Finished => {}
         }
     }
 
@@ -159,8 +161,10 @@ impl Program {
                         self.begin_iteration(training, steps);
                     }
                 }
-                if let State::WaitsFor(index) = self.state {
-                    self.forward_of(training, index, steps);
+                match self.state {
+                    State::WaitsFor(index) => self.forward_of(training, index, steps),
+                    State::Settles => self.go_on_backward(training, steps),
+                    _ => {}
                 }
             }
         }
@@ -189,13 +193,14 @@ impl Program {
                 }
                 match self.state {
                     State::Finished => {}
-                    State::Idle | State::Paused | State::Forward => self.begin_iteration(training, steps),
-                    State::Backward => self.go_on_backward(training, steps),
+                    State::Idle => self.begin_iteration(training, steps),
                     // It takes back gradients of the iteration before, which are there.
-                    State::ForwardOf(_) | State::WaitsFor(_) if from < (self.begun - 1) * gradients => {
-                        (self.begun, self.state) = (self.begun - 1, State::Backward);
+                    _ if from < (self.begun - 1) * gradients => {
+                        self.begun -= 1;
                         self.go_on_backward(training, steps);
                     }
+                    State::Paused | State::Forward => self.begin_iteration(training, steps),
+                    State::Backward | State::Settles => self.go_on_backward(training, steps),
                     State::ForwardOf(index) | State::WaitsFor(index) => {
                         self.forward_of(training, index, steps);
                     }
@@ -210,11 +215,11 @@ impl Program {
         match self.state {
             State::Paused | State::Forward => self.forward(training, steps),
             State::ForwardOf(index) => self.forward_of(training, index, steps),
-            State::Backward if self.made < (self.iteration + 1) * training.gradients.len() as u64 => {
+            State::Backward if self.made < self.begun * training.gradients.len() as u64 => {
                 let index = (self.made % training.gradients.len() as u64) as usize;
                 self.wait_for_gradient(training, index, steps);
             }
-            State::Backward | State::Idle | State::WaitsFor(_) | State::Finished => {}
+            State::Backward | State::Settles | State::Idle | State::WaitsFor(_) | State::Finished => {}
         }
     }
 
@@ -242,7 +247,7 @@ impl Program {
 
     fn forward(&mut self, training: &Training, steps: &mut Vec<Step>) {
         let pace = self.draw(training.jitter);
-        if training.overlap {
+        if training.overlap && !training.after_step {
             self.pace = pace;
             return self.forward_of(training, training.gradients.len() - 1, steps);
         }
@@ -268,6 +273,12 @@ impl Program {
         let count = training.gradients.len() as u64;
         let begun = (self.begun - 1) * count;
         let may_send = !training.after_step || self.made >= begun + count;
+        // A step begins when the exchange of the one before has ended.
+        let settles = training.after_step && may_send && self.next <= begun && !self.outstanding.is_empty();
+        self.state = if settles { State::Settles } else { State::Backward };
+        if settles {
+            return;
+        }
         while may_send
             && self.next < begun + count
             && begun + (training.gradient(self.next) as u64) < self.made
@@ -403,6 +414,56 @@ mod tests {
                 }
             }
             assert_eq!((waits, submitted), (passes, (from..2 * count).collect()));
+        }
+    }
+
+    #[test]
+    fn where_steps_overlap_with_an_exchange_the_next_step_waits_for_it() {
+        let schedule = Rc::new(Schedule::new(&overlapping()).after_step());
+        let count = schedule.period();
+        let mut steps = Vec::new();
+        let compute = |program: &mut Program, steps: &mut Vec<Step>| {
+            let mut submitted = Vec::new();
+            while !steps.is_empty() {
+                for step in std::mem::take(steps) {
+                    match step {
+                        Step::Submit { tensor, .. } => submitted.push(tensor),
+                        Step::Wait(_) => program.timer(steps),
+                        _ => {}
+                    }
+                }
+            }
+            submitted
+        };
+        let mut program = Program::new(schedule.clone(), 1);
+        program.start(&mut steps);
+        // The second step is over, too, and keeps what it made until the first one's is there.
+        assert_eq!(compute(&mut program, &mut steps), (0..count).collect::<Vec<_>>());
+        assert_eq!((program.state, program.made), (State::Settles, 2 * count));
+        program.restarted(&mut steps);
+        (1..count).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
+        assert!(steps.is_empty());
+        program.completed(0, &mut steps);
+        assert_eq!(steps[0], Step::Iterated);
+        assert_eq!(compute(&mut program, &mut steps), (count..2 * count).collect::<Vec<_>>());
+        (count..2 * count).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
+        assert_eq!(steps, [Step::Iterated, Step::Finished]);
+        // Another process takes its place as it waits, and has of the first exchange nothing, a part
+        // or all.
+        for from in [0, count - 1, count] {
+            let mut program = Program::new(schedule.clone(), 1);
+            steps.clear();
+            program.start(&mut steps);
+            compute(&mut program, &mut steps);
+            program.go_on_from(from, &mut steps);
+            let mut submitted = compute(&mut program, &mut steps);
+            while program.state != State::Finished {
+                let tensor = *program.outstanding.first().expect("it waits for something");
+                program.completed(tensor, &mut steps);
+                submitted.extend(compute(&mut program, &mut steps));
+            }
+            assert_eq!(submitted, (from..2 * count).collect::<Vec<_>>());
+            assert_eq!(program.iteration, 2);
         }
     }
 
