@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,7 +176,7 @@ class Done:
 
 def test_a_callback_that_waits_for_what_it_began_lets_no_other_go_first() -> None:
     outer, inner = Turns(), Turns()
-    outer.set_inner(inner)
+    outer.add_inner(inner)
     told: list[str] = []
     begun = threading.Event()
     of_callback: torch.futures.Future[None] = torch.futures.Future()
@@ -248,7 +251,7 @@ def test_what_callbacks_begin_is_not_taken_for_what_the_program_begins_meanwhile
 def test_a_callback_whose_wait_ends_while_turns_look_goes_on_first(on_gloo: bool) -> None:
     """What it waits for is complete, and nothing else is under way, between two of their looks."""
     outer, inner = Turns(), Turns()
-    outer.set_inner(inner)
+    outer.add_inner(inner)
     told: list[str] = []
     ended = threading.Event()
 
@@ -305,11 +308,8 @@ class OnGloo:
     def is_completed(self) -> bool:
         raise AssertionError("it waits for services, to name who is gone")
 
-    def get_future(self) -> torch.futures.Future[object]:
-        return torch.futures.Future()
 
-
-def test_turns_do_not_wait_for_what_is_on_gloo() -> None:
+def test_turns_ask_what_is_on_gloo_and_never_block() -> None:
     turns = Turns()
     works = [OnGloo(), OnGloo()]
     for work in works:
@@ -323,7 +323,7 @@ def test_turns_do_not_wait_for_what_is_on_gloo() -> None:
 def test_turns_go_on_when_what_is_on_gloo_is_over() -> None:
     """A callback waits for the work behind its own, and began something that Gloo has."""
     outer, inner = Turns(), Turns()
-    outer.set_inner(inner)
+    outer.add_inner(inner)
     on_gloo, second = OnGloo(), torch.futures.Future[None]()
     told: list[str] = []
 
@@ -340,10 +340,118 @@ def test_turns_go_on_when_what_is_on_gloo_is_over() -> None:
     thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
     thread.start()
     wait_until(lambda: bool(outer._paused), "it waits")
-    assert told == []
+    for _ in range(3):
+        outer._stir()
+        assert not second.done()
     on_gloo.over = True
     thread.join(DEADLINE)
     assert told == ["first"]
+    wait_until(lambda: not inner._looks, "the thread that looked is gone")
+    assert inner._others == []
+
+
+class Unasked(Done):
+    """A work that is done, and whose future nobody asks for."""
+
+    def passes(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_callback_that_waits_for_a_later_one_hears_that_what_it_began_has_ended(
+    groups: int,
+) -> None:
+    """What it began, in its own group and in another one, nobody waits for."""
+    outer = Turns()
+    inners = [Turns() for _ in range(groups)]
+    second = torch.futures.Future[None]()
+    begun: list[Any] = [Unasked(lambda: None) for _ in inners]
+
+    def first() -> None:
+        for inner, work in zip(inners, begun, strict=True):
+            outer.add_inner(inner)
+            inner.begin(work)
+        second.wait()
+
+    callbacks.install()
+    works: list[Any] = [Done(first), Done(lambda: second.set_result(None))]
+    for work in works:
+        outer.begin(work)
+    outer.done(works[1], here=True)
+    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(outer._paused), "it waits")
+    for inner, work in zip(inners, begun, strict=True):
+        outer._stir()
+        assert not second.done()
+        inner.done(work, here=False)
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("trial", range(20))
+def test_callbacks_that_wait_for_the_same_one_go_on_in_their_order(trial: int) -> None:
+    """Each begins one thing after the other then, and waits for it."""
+    del trial  # each has other chances
+    callbacks.install()
+    outer, inner = Turns(), Turns()
+    outer.add_inner(inner)
+    third: torch.futures.Future[None] = torch.futures.Future()
+    told: list[str] = []
+
+    def begin(name: str) -> None:
+        told.append(name)
+        future = torch.futures.Future[None]()
+        work: Any = Done(lambda: future.set_result(None))
+        inner.begin(work)
+        threading.Thread(target=lambda: inner.done(work, here=True), daemon=True).start()
+        future.wait()
+
+    def waits(name: str) -> Callable[[], None]:
+        def callback() -> None:
+            third.wait()
+            begin(f"{name} 1")
+            begin(f"{name} 2")
+
+        return callback
+
+    works: list[Any] = [Done(waits("first")), Done(waits("second"))]
+    works.append(Done(lambda: third.set_result(None)))
+    for work in works:
+        outer.begin(work)
+    for work in reversed(works):
+        threading.Thread(target=partial(outer.done, work, here=True), daemon=True).start()
+    wait_until(lambda: len(told) == 4, "all were begun")
+    assert told == ["first 1", "first 2", "second 1", "second 2"]
+
+
+def through_another_group(me: Me) -> list[list[float]]:
+    """Callbacks begin one thing after the other in another group, which has the same ranks."""
+    me.init()
+    pair: Any = dist.new_group([0, 1])
+    tensors = [torch.full((3,), 10.0**n + me.rank) for n in range(4)]
+
+    def callback(n: int) -> Callable[[Any], None]:
+        def through(_: Any) -> None:
+            for tensor in tensors[n : n + 2]:
+                work: Any = dist.all_reduce(tensor, group=pair, async_op=True)
+                if me.rank == 1:  # so that only rank 0 waits for the future
+                    wait_until(work.is_completed, "it is done")
+                work.get_future().wait()
+
+        return through
+
+    works: list[Any] = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(2)]
+    ends = [work.get_future().then(callback(2 * n)) for n, work in enumerate(works)]
+    for end in ends:
+        end.wait()
+    dist.barrier()
+    return [sorted(set(tensor.tolist())) for tensor in tensors]
+
+
+def test_callbacks_keep_their_order_in_other_groups_too(launch: Launch) -> None:
+    sums = [[2 * 10.0**n + 1] for n in range(4)]
+    assert launch(through_another_group, 2).results() == [sums] * 2
 
 
 class Gloos:
@@ -369,30 +477,50 @@ class Gloos:
         self.over.set()
 
 
-class OfNobody:
+class Owner:
     """The backend of such a work."""
 
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+
     def wait(self, inner: Gloos, *_: Any) -> bool:
-        return inner.over.wait(DEADLINE)
+        assert inner.over.wait(DEADLINE)
+        if self.fails:
+            raise RuntimeError("it failed")
+        return True
+
+    def explain(self, error: Exception, _: Any) -> Exception:
+        return error
 
     def over(self, work: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("has_future", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize(("has_future", "fails"), [(True, False), (False, False), (False, True)])
 def test_what_is_on_gloo_has_told_when_the_callbacks_of_its_futures_have_run(
-    has_future: bool,
+    asked: bool, has_future: bool, fails: bool
 ) -> None:
-    gloos: Any = Gloos(has_future=has_future)
-    owner: Any = OfNobody()
-    work = delegated_work.DelegatedWork(gloos, owner, Handed(), None)
-    told: list[bool] = []
-    called = work.get_future().then(lambda _: told.append(work.has_told()))
-    assert not work.has_told()
-    gloos.end()
-    called.wait()
-    wait_until(work.has_told, "it has")
-    assert told == [False]
+    def play() -> tuple[weakref.ref[Any], Any]:
+        gloos: Any = Gloos(has_future=has_future)
+        owner: Any = Owner(fails=fails)
+        work = delegated_work.DelegatedWork(gloos, owner, Handed(), None)
+        work.will_tell()
+        told: list[bool] = []
+        if asked:
+            work.get_future().add_done_callback(lambda _: told.append(work.has_told()))
+        assert not work.has_told()
+        gloos.end()
+        wait_until(work.has_told, "it has")
+        assert told == [False] * asked
+        return weakref.ref(owner), work.get_future()
+
+    owner, future = play()
+    if fails:
+        with pytest.raises(RuntimeError, match="it failed"):
+            future.wait()
+    # Neither the future nor its error keeps the backend.
+    wait_until(lambda: gc.collect() >= 0 and owner() is None, "nobody has it")
 
 
 def chained(me: Me) -> tuple[float, float]:

@@ -56,7 +56,7 @@ enum State {
     /// The same, and its parameters are not there.
     WaitsFor(usize),
     Backward,
-    /// Its step is over, and the exchange of the one before is not.
+    /// All gradients are there, and the exchange of the step before is not over.
     Settles,
     Finished,
 }
@@ -151,7 +151,8 @@ impl Program {
             Schedule::Training(training) => {
                 // The barrier: parameters are updated when every gradient is there. If passes
                 // overlap, each layer has a barrier of its own, so that no gradient of the next
-                // iteration is there before all of this one's.
+                // iteration is there before all of this one's. Nor is one if workers step
+                // themselves: their next step waits for all answers.
                 if self.outstanding.is_empty()
                     && self.next == (self.iteration + 1) * training.gradients.len() as u64
                 {
@@ -193,14 +194,13 @@ impl Program {
                 }
                 match self.state {
                     State::Finished => {}
-                    State::Idle => self.begin_iteration(training, steps),
+                    State::Idle | State::Paused | State::Forward => self.begin_iteration(training, steps),
+                    State::Backward | State::Settles => self.go_on_backward(training, steps),
                     // It takes back gradients of the iteration before, which are there.
-                    _ if from < (self.begun - 1) * gradients => {
+                    State::ForwardOf(_) | State::WaitsFor(_) if from < (self.begun - 1) * gradients => {
                         self.begun -= 1;
                         self.go_on_backward(training, steps);
                     }
-                    State::Paused | State::Forward => self.begin_iteration(training, steps),
-                    State::Backward | State::Settles => self.go_on_backward(training, steps),
                     State::ForwardOf(index) | State::WaitsFor(index) => {
                         self.forward_of(training, index, steps);
                     }
@@ -273,7 +273,7 @@ impl Program {
         let count = training.gradients.len() as u64;
         let begun = (self.begun - 1) * count;
         let may_send = !training.after_step || self.made >= begun + count;
-        // A step begins when the exchange of the one before has ended.
+        // A worker steps when the exchange of its step before is over.
         let settles = training.after_step && may_send && self.next <= begun && !self.outstanding.is_empty();
         self.state = if settles { State::Settles } else { State::Backward };
         if settles {
@@ -437,7 +437,7 @@ mod tests {
         };
         let mut program = Program::new(schedule.clone(), 1);
         program.start(&mut steps);
-        // The second step is over, too, and keeps what it made until the first one's is there.
+        // The second batch is computed, too. Its step waits for the answers of the first one's.
         assert_eq!(compute(&mut program, &mut steps), (0..count).collect::<Vec<_>>());
         assert_eq!((program.state, program.made), (State::Settles, 2 * count));
         program.restarted(&mut steps);
@@ -448,22 +448,34 @@ mod tests {
         assert_eq!(compute(&mut program, &mut steps), (count..2 * count).collect::<Vec<_>>());
         (count..2 * count).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
         assert_eq!(steps, [Step::Iterated, Step::Finished]);
-        // Another process takes its place as it waits, and has of the first exchange nothing, a part
-        // or all.
-        for from in [0, count - 1, count] {
+        // It is stopped, or was away, as the second batch goes back through its layers.
+        for stops in [false, true] {
             let mut program = Program::new(schedule.clone(), 1);
             steps.clear();
             program.start(&mut steps);
-            compute(&mut program, &mut steps);
-            program.go_on_from(from, &mut steps);
-            let mut submitted = compute(&mut program, &mut steps);
-            while program.state != State::Finished {
-                let tensor = *program.outstanding.first().expect("it waits for something");
-                program.completed(tensor, &mut steps);
-                submitted.extend(compute(&mut program, &mut steps));
+            while program.made < count + 1 {
+                steps.clear();
+                program.timer(&mut steps);
             }
-            assert_eq!(submitted, (from..2 * count).collect::<Vec<_>>());
-            assert_eq!(program.iteration, 2);
+            steps.clear();
+            match stops {
+                true => {
+                    assert_eq!(program.committed(), 2 * count);
+                    program.stop(2 * count, &mut steps);
+                    program.timer(&mut steps);
+                }
+                false => {
+                    program.restarted(&mut steps);
+                    assert!(matches!(steps[..], [Step::Wait(_)]), "{steps:?}");
+                }
+            }
+            compute(&mut program, &mut steps);
+            assert_eq!((program.state, program.made), (State::Settles, 2 * count));
+            (0..2 * count).for_each(|tensor| {
+                assert!(program.completed(tensor, &mut steps));
+                compute(&mut program, &mut steps);
+            });
+            assert_eq!((program.state, program.iteration), (State::Finished, 2));
         }
     }
 

@@ -50,7 +50,7 @@ class DelegatedWork(FindableWork):
         self._owner = owner
         self._handed = handed
         self._peer = peer
-        # Somebody has waited: Gloo's works of a reduce_scatter, a send or a receive never say so.
+        # Gloo's works of a reduce_scatter, a send or a receive never say that they are over.
         self._is_over = False
         self._is_done = False
         self._asking = threading.RLock()
@@ -75,27 +75,37 @@ class DelegatedWork(FindableWork):
         except RuntimeError as error:
             if WAITED_TOO_LONG in str(error):
                 raise
-            self._is_over = True
             self._drop()
             explained = self._owner.explain(error, self._peer)
             if explained is error:
                 raise
             raise explained from error
-        self._is_over = True
         self._finish()
         self._is_done = done
         return done
 
     def _make_future(self) -> torch.futures.Future[Any]:
+        gloos = self._gloos_future()
+        if gloos is not None:
+            return gloos.then(self._outcome)
+        if self._future is None:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            threading.Thread(target=self._complete, args=(future,), daemon=True).start()
+            self._future = future
+        return self._future
+
+    def _gloos_future(self) -> torch.futures.Future[Any] | None:
         try:
-            return self._inner.get_future().then(self._outcome)
+            return self._inner.get_future()
         except RuntimeError as error:
             if NO_FUTURE not in str(error):
                 raise
-        if self._future is None:
-            self._future = torch.futures.Future()
-            threading.Thread(target=self._complete, args=(self._future,), daemon=True).start()
-        return self._future
+            return None
+
+    def will_tell(self) -> None:
+        """See to it that `has_told` is true one day: of some works Gloo tells a waiter alone."""
+        if self._gloos_future() is None:
+            self._make_future()
 
     def _complete(self, future: torch.futures.Future[Any]) -> None:
         try:
@@ -103,7 +113,7 @@ class DelegatedWork(FindableWork):
         except Exception as error:
             if isinstance(error, FaninError):
                 lose_type(error)
-            future.set_exception(error)
+            future.set_exception(_without_frames(error))
         else:
             future.set_result([])
         self._has_completed = True
@@ -125,11 +135,11 @@ class DelegatedWork(FindableWork):
         return self._is_over or self._inner.is_completed()
 
     def has_told(self) -> bool:
-        """Whether Gloo is done, and each future that somebody asked for is complete.
+        """Whether Gloo is done, and the callbacks of all futures that somebody asked for have run.
 
-        Gloo says that it is done after it has completed its future.
+        Gloo says that it is done after it has completed its future. See `will_tell` for the others.
         """
-        return self.is_over() and (self._future is None or self._has_completed)
+        return self._inner.is_completed() if self._future is None else self._has_completed
 
     def is_completed(self) -> bool:
         if not self.is_over():
@@ -165,8 +175,19 @@ class DelegatedWork(FindableWork):
 
     def _finish(self) -> None:
         self._handed.finish()
+        self._is_over = True
         self._owner.over(self)
 
     def _drop(self) -> None:
         self._handed.drop()
+        self._is_over = True
         self._owner.over(self)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Take tracebacks away: the future that keeps the error must not keep this work."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error

@@ -49,6 +49,7 @@ from fanin.torch.rendezvous.interface import gloo_address
 from fanin.torch.rendezvous.membership import Patience, agree
 from fanin.torch.rendezvous.rank_list import Listed
 from fanin.torch.rendezvous.survivors import agree_on_survivors, announce
+from fanin.torch.works.turns import Turns
 from fanin.torch.works.under_way import with_message
 
 # How Gloo says that another rank's end of a connection is gone.
@@ -254,6 +255,9 @@ class FaninBackend(ServingBackend):
         if before is not None and (ended_by := lane._channel.ended_by()) is not None:
             # Not all ranks know it yet: in a new one they could sum what does not belong together.
             self._channel.end(ended_by)
+        of_callback = callbacks.here.turns
+        if isinstance(of_callback, Turns):
+            of_callback.add_inner(lane._channel.turns)
         return lane._lane()
 
     def _make_of_callbacks(self, store: Store) -> FaninBackend:
@@ -272,7 +276,7 @@ class FaninBackend(ServingBackend):
         except BaseException:
             made.abort()
             raise
-        self._channel.turns.set_inner(made._channel.turns)
+        self._channel.turns.add_inner(made._channel.turns)
         return made
 
     @untraced
@@ -317,6 +321,8 @@ class FaninBackend(ServingBackend):
 
     def _issued(self, work: Work) -> Work:
         if self._outer is not None and isinstance(work, DelegatedWork):
+            with contextlib.suppress(RuntimeError):  # no thread is left that could wait
+                work.will_tell()
             self._channel.turns.beside(work)
         return super()._issued(work)
 

@@ -15,13 +15,14 @@ or on devices. It is not that of:
 - Callbacks that are given to a future that is complete: `then` runs them itself. Where they begin
   collectives, give them before the next collective is begun, as DDP's hooks do.
 
-A callback may wait for another future. Where that future is one of what callbacks began (`inner`,
+A callback may wait for another future. Where that future is one of what callbacks began (`inners`,
 see `fanin_backend`), nothing but the wait happens here: PowerSGD's callback for one bucket comes to
-its end before the next bucket's begins. Where `inner` has come to rest and the callback still
-waits, it waits for a work behind its own, or for another group's, which looks the same here. Then
-the turns go on, on another thread, until the future is complete; the callback goes on before the
-next turn. A callback that waits for a later one in another way, by a lock or an event, waits for
-ever: wait for its future.
+its end before the next bucket's begins. Where all `inners` have come to rest and the callback still
+waits, it waits for a work behind its own. Then the turns go on, on another thread, until the future
+is complete; the callback goes on before the next turn. If several wait, the first one goes on
+first. A callback that waits for a later one in another way, by a lock or an event, waits for ever:
+wait for its future. A wait for what no backend of this package serves looks like one for a later
+work.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
-
-import torch
 
 from fanin.torch.patches.callbacks import here
 
@@ -57,19 +58,17 @@ class Beside(Protocol):
     """A work of Gloo."""
 
     def has_told(self) -> bool:
-        """Whether Gloo is done, and each future that somebody asked for is complete.
+        """Whether Gloo is done, and the callbacks of all futures that somebody asked for have run.
 
         It never waits. `is_completed` may wait for services, to name who is gone.
         """
-
-    def get_future(self) -> torch.futures.Future[object]:
-        """Return a future. Of some works Gloo tells nothing until somebody asks for one."""
 
 
 class Turns:
     """The works of one membership whose futures are not complete, in the order of their beginning.
 
-    `inner` are the turns of what these works' callbacks begin, once they have begun anything.
+    `inners` are the turns of what these works' callbacks begin, once they have begun anything: that
+    is their own group's, and those of other groups. No `inner` has one.
     """
 
     def __init__(self) -> None:
@@ -78,19 +77,22 @@ class Turns:
         # Whether each is done.
         self._works: dict[Deliverable, bool] = {}
         self._running = False
-        # Callbacks that wait for a future: whether that is complete.
-        self._paused: list[Callable[[], bool]] = []
+        # Callbacks that wait for a future, in the order in which they began to.
+        self._paused: list[_Paused] = []
         # Works of Gloo that were begun beside these; whether a thread looks at them.
         self._others: list[Beside] = []
         self._looks = False
-        self._inner: Turns | None = None
-        self._outer: Turns | None = None
+        self._inners: weakref.WeakSet[Turns] = weakref.WeakSet()
+        self._outers: weakref.WeakSet[Turns] = weakref.WeakSet()
 
-    def set_inner(self, inner: Turns | None) -> None:
-        """Note who serves what callbacks begin from now on."""
-        self._inner = inner
-        if inner is not None:
-            inner._outer = self
+    def add_inner(self, inner: Turns) -> None:
+        """Note that callbacks of these works begin something there, unless these are `inner`."""
+        with self._changed:
+            if not self._outers:
+                self._inners.add(inner)
+        with inner._changed:
+            if inner in self._inners:
+                inner._outers.add(self)
 
     def begin(self, work: Deliverable) -> None:
         """Give a work its turn, before it is under way."""
@@ -99,13 +101,13 @@ class Turns:
 
     def beside(self, work: Beside) -> None:
         """Note a work of Gloo that a callback may wait for."""
-        work.get_future()
         with self._changed:
-            self._others.append(work)
-            # Without a thread to be had, the next work that ends says that they are over.
+            self._others = [*self._others_under_way(), work]
+            # Without a thread to be had, they are looked at when something else happens.
             with contextlib.suppress(RuntimeError):
                 if not self._looks:
-                    threading.Thread(target=self._look_at_others, daemon=True).start()
+                    look = partial(_look_at_others, weakref.ref(self))
+                    threading.Thread(target=look, name="fanin-on-gloo", daemon=True).start()
                     self._looks = True
 
     def done(self, work: Deliverable, *, here: bool) -> None:
@@ -121,19 +123,25 @@ class Turns:
     @contextlib.contextmanager
     def paused(self, is_ready: Callable[[], bool]) -> Iterator[None]:
         """Let others run as long as a callback of these works waits, until `is_ready`."""
+        paused = _Paused(is_ready)
         with self._changed:
             self._running = False
-            self._paused.append(is_ready)
-            self._changed.notify_all()
+            self._paused.append(paused)
         self._stir()
-        self._stir_outer()
         try:
             yield
         finally:
             with self._changed:
-                self._changed.wait_for(lambda: not self._running)
-                self._paused.remove(is_ready)
+                self._changed.wait_for(lambda: self._may_return_to(paused))
+                self._paused.remove(paused)
                 self._running = True
+
+    def _may_return_to(self, paused: _Paused) -> bool:
+        earlier = self._paused[: self._paused.index(paused)]
+        if self._running or not earlier:
+            return not self._running
+        # As in `_may_go_on`.
+        return self._inners_rest() and not any(each.is_ready() for each in earlier)
 
     def _go_on(self) -> None:
         """Complete the futures whose turn it is."""
@@ -148,7 +156,7 @@ class Turns:
                 with self._changed:
                     self._running = False
                     self._changed.notify_all()
-            self._stir_outer()
+                self._stir_outers()
 
     def _next(self) -> Deliverable | None:
         with self._changed:
@@ -164,47 +172,70 @@ class Turns:
             return False
         if not self._paused:
             return True
-        # A callback that need not wait any more goes on before the next turn, on all ranks. Whether
-        # one need not is asked last: `inner` completes what it waits for, and then comes to rest.
-        return (self._inner is None or self._inner._rests()) and not self._some_is_ready()
+        # A callback that need not wait any more goes on before the next turn, on all ranks. Ask
+        # `inners` first: they complete what it waits for before they rest. Asked the other way
+        # round, both answers could be no.
+        return self._inners_rest() and not self._some_is_ready()
+
+    def _inners_rest(self) -> bool:
+        return all(inner._rests() for inner in list(self._inners))
 
     def _some_is_ready(self) -> bool:
-        return any(is_ready() for is_ready in self._paused)
+        return any(paused.is_ready() for paused in self._paused)
 
     def _rests(self) -> bool:
         """Whether no future will be completed here without one from elsewhere."""
         with self._changed:
-            told = all(work.has_told() for work in self._others)
-            return told and not self._works and not self._running and not self._some_is_ready()
+            busy = self._others_under_way() or self._works or self._running
+            return not busy and not self._some_is_ready()
+
+    def _others_under_way(self) -> list[Beside]:
+        return [work for work in self._others if not work.has_told()]
 
     def _stir(self) -> None:
-        """Go on, on a thread that may block, if there is anything to do."""
+        """Go on, on a thread that may block, if there is anything to do; and so the outer ones."""
         with self._changed:
-            while self._may_go_on():
-                work = next(iter(self._works))
-                if not work.passes():
-                    break
-                del self._works[work]
-            else:
-                return
-        try:
-            threading.Thread(target=self._go_on, name="fanin-callbacks", daemon=True).start()
-        except RuntimeError:  # there is no thread left: one inside another is better than never
-            self._go_on()
+            self._changed.notify_all()
+            while (goes_on := self._may_go_on()) and next(iter(self._works)).passes():
+                del self._works[next(iter(self._works))]
+        if goes_on:
+            try:
+                threading.Thread(target=self._go_on, name="fanin-callbacks", daemon=True).start()
+            except RuntimeError:  # there is no thread left: one inside another is better than never
+                self._go_on()
+        self._stir_outers()
 
-    def _stir_outer(self) -> None:
-        if self._outer is not None:
-            self._outer._stir()
+    def _stir_outers(self) -> None:
+        with self._changed:
+            outers = list(self._outers)
+        for outer in outers:
+            outer._stir()
 
-    def _look_at_others(self) -> None:
-        """Say when what is on Gloo is over, of which nobody tells."""
-        pause = PAUSE
-        while True:
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSE_MAX)
-            with self._changed:
-                self._others = [work for work in self._others if not work.has_told()]
-                self._looks = bool(self._others)
-                if not self._looks:
-                    break
-        self._stir_outer()
+    def _still_looks(self) -> bool:
+        """Look once at what is on Gloo, and say whether to look again."""
+        with self._changed:
+            self._others = self._others_under_way()
+            self._looks = bool(self._others)
+            if self._looks:
+                return True
+        self._stir_outers()
+        return False
+
+
+class _Paused:
+    """A callback that waits for a future."""
+
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
+        self.is_ready = is_ready
+
+
+def _look_at_others(of: weakref.ref[Turns]) -> None:
+    """Stir the outer turns when all that is on Gloo is over. Gloo does not tell."""
+    pause = PAUSE
+    while True:
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE_MAX)
+        turns = of()
+        if turns is None or not turns._still_looks():
+            return
+        del turns

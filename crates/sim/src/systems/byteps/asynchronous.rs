@@ -4,8 +4,8 @@
 //!
 //! As in the product (`crates/parameters`, `fanin.torch.DeltaOptimizer`), each service has one piece
 //! of the model, by its share. A piece travels by TCP in shorter ones, which are added and answered
-//! one by one. Deltas leave when the backward pass is over. With `overlap` the next batch begins then,
-//! and its step waits for the answers.
+//! one by one. Deltas leave when the backward pass is over. With `overlap` the next batch begins then.
+//! Its deltas leave when it is computed and all answers are there.
 //!
 //! Deliberately absent: snapshots, and services that die.
 
@@ -475,7 +475,7 @@ mod tests {
         assert!(sums < 0.3 * fast, "{sums} beside {fast}");
     }
 
-    /// Of computing and the exchange, 4 ms and one or nine, the shorter one costs nothing.
+    /// Computing takes 4 ms, an exchange 1 or 9 ms. The shorter of the two costs nothing.
     #[test]
     fn an_exchange_goes_on_under_the_next_batch() {
         for (rate, hidden_ms) in [("10Gbit", 1.0..1.7), ("1Gbit", 3.9..4.1)] {

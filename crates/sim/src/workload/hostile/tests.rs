@@ -34,6 +34,9 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             }
             if job.system.is_asynchronous() {
                 note("asynchronous");
+                if matches!(job.workload, Workload::Training { overlap: true, .. }) {
+                    note("asynchronous overlap");
+                }
             }
             note(if job.integers { "int32" } else { "float32" });
             if job.system.name() != "atp" && matches!(job.workload, Workload::Training { .. }) {
@@ -142,7 +145,7 @@ fn every_system_workload_class_buffer_and_fault_is_drawn() {
             }
         }
     }
-    let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, asynchronous, atp, byteps, constant, cut gradients, dlcp, \
+    let expected = "1 cores, 1 ways, 2 cores, 2 ways, 3 cores, 8 ways, Dctcp, LinkId, LinkId twice, NewReno, NodeId, NodeId twice, Pfabric, Pias, asynchronous, asynchronous overlap, atp, byteps, constant, cut gradients, dlcp, \
         dlcp in a ring, dlcp with a server, dlcp with servers, drawn rates, drop class, dumbbell, esa, fat tree, float32, given rates, goat, int32, late normally, late uniformly, leaf-spine, least remaining, links differ, long bfloat16 by byteps, long bfloat16 by switchml, long int8 by byteps, long int8 by switchml, lost acknowledgement, lost block, lost gradient, \
         lost packets, lost parameters, lost result, lost segment, lost signal, lost update, needed first, overlap, partition, ports, priority, ps, ps-n-to-n, pushes by connections, pushes by dlcp, queues, \
         reserved, ring, rss, sampled atp, sampled byteps, sampled dlcp, sampled esa, sampled goat, sampled ps, sampled ps-n-to-n, sampled ring, sampled rss, sampled switchml, sampled tcp-ps, server, server twice, service dies, services die, shared buffer, small NIC, sprayed, \
