@@ -125,7 +125,9 @@ def picture(at: At) -> Picture:
         report = at.runs(system="switchml", loss=loss).reports[0]
         sent = _sent(report)
         times = [1000 * report["interval_s"] * (n + 0.5) for n in range(len(sent))]
-        over_time.append(Line(times, sent, label=f"loss {100 * loss:g} %"))
+        # Few losses hardly change it, and would hide it.
+        look = {} if loss else {"linewidth": 6, "alpha": 0.4}
+        over_time.append(Line(times, sent, label=f"loss {100 * loss:g} %", look=look))
     x, y = "packets that every link loses (%)", "times as long as without loss"
     sent_y = "packets that a worker sends in a millisecond"
     return Picture(
