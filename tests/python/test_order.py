@@ -389,8 +389,9 @@ def test_a_callback_that_waits_for_a_later_one_hears_that_what_it_began_has_ende
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("trial", range(20))
-def test_callbacks_that_wait_for_the_same_one_go_on_in_their_order(trial: int) -> None:
+@pytest.mark.parametrize("trial", range(10))
+@pytest.mark.parametrize("slow", [False, True])
+def test_callbacks_that_wait_for_the_same_one_go_on_in_their_order(slow: bool, trial: int) -> None:
     """Each begins one thing after the other then, and waits for it."""
     del trial  # each has other chances
     callbacks.install()
@@ -399,23 +400,29 @@ def test_callbacks_that_wait_for_the_same_one_go_on_in_their_order(trial: int) -
     third: torch.futures.Future[None] = torch.futures.Future()
     told: list[str] = []
 
-    def begin(name: str) -> None:
+    def begin(name: str, turn: int) -> None:
         told.append(name)
         future = torch.futures.Future[None]()
         work: Any = Done(lambda: future.set_result(None))
         inner.begin(work)
-        threading.Thread(target=lambda: inner.done(work, here=True), daemon=True).start()
+
+        def end() -> None:
+            if slow:
+                wait_until(lambda: turn in outer._paused, "it waits")
+            inner.done(work, here=True)
+
+        threading.Thread(target=end, daemon=True).start()
         future.wait()
 
-    def waits(name: str) -> Callable[[], None]:
+    def waits(name: str, turn: int) -> Callable[[], None]:
         def callback() -> None:
             third.wait()
-            begin(f"{name} 1")
-            begin(f"{name} 2")
+            begin(f"{name} 1", turn)
+            begin(f"{name} 2", turn)
 
         return callback
 
-    works: list[Any] = [Done(waits("first")), Done(waits("second"))]
+    works: list[Any] = [Done(waits("first", 1)), Done(waits("second", 2))]
     works.append(Done(lambda: third.set_result(None)))
     for work in works:
         outer.begin(work)

@@ -49,7 +49,7 @@ from fanin.torch.rendezvous.interface import gloo_address
 from fanin.torch.rendezvous.membership import Patience, agree
 from fanin.torch.rendezvous.rank_list import Listed
 from fanin.torch.rendezvous.survivors import agree_on_survivors, announce
-from fanin.torch.works.turns import Turns
+from fanin.torch.works.turns import Turn
 from fanin.torch.works.under_way import with_message
 
 # How Gloo says that another rank's end of a connection is gone.
@@ -255,9 +255,9 @@ class FaninBackend(ServingBackend):
         if before is not None and (ended_by := lane._channel.ended_by()) is not None:
             # Not all ranks know it yet: in a new one they could sum what does not belong together.
             self._channel.end(ended_by)
-        of_callback = callbacks.here.turns
-        if isinstance(of_callback, Turns):
-            of_callback.add_inner(lane._channel.turns)
+        turn = callbacks.here.turn
+        if isinstance(turn, Turn):
+            turn.of.add_inner(lane._channel.turns)
         return lane._lane()
 
     def _make_of_callbacks(self, store: Store) -> FaninBackend:

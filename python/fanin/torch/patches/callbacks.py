@@ -4,7 +4,7 @@ Two questions of this package need an answer that torch has not:
 
 - Was a collective begun by a callback? `inside` says so. The thread does not: a callback of a
   future that is done already runs in `then`, on the thread that calls it.
-- Does a callback wait for another future? `here.turns`, whose callback it is, is told then: others
+- Does a callback wait for another future? `here.turn`, whose callback it is, is told then: others
   may have to run first (`turns`).
 
 So callbacks are wrapped when they are given to `then` or `add_done_callback`, and `wait` looks
@@ -27,7 +27,7 @@ Callback = Callable[[Any], Any]
 
 
 class Pausing(Protocol):
-    """Whoever runs callbacks of futures in an order."""
+    """The turn of a callback, where callbacks run in an order."""
 
     def paused(self, is_ready: Callable[[], bool]) -> AbstractContextManager[None]:
         """Let others run as long as the callback of this thread waits, until `is_ready`."""
@@ -37,7 +37,7 @@ class _Here(threading.local):
     """What this thread does."""
 
     inside = False
-    turns: Pausing | None = None
+    turn: Pausing | None = None
 
 
 here = _Here()
@@ -58,10 +58,10 @@ def install() -> None:
 
     @functools.wraps(wait)
     def pausing(self: Any) -> Any:
-        turns = here.turns
-        if turns is None or self.done():
+        turn = here.turn
+        if turn is None or self.done():
             return wait(self)
-        with turns.paused(self.done):
+        with turn.paused(self.done):
             return wait(self)
 
     future.then, future.add_done_callback = then, add_done_callback

@@ -33,6 +33,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -77,8 +79,10 @@ class Turns:
         # Whether each is done.
         self._works: dict[Deliverable, bool] = {}
         self._running = False
-        # Callbacks that wait for a future, in the order in which they began to.
-        self._paused: list[_Paused] = []
+        # How many turns have begun.
+        self._begun = 0
+        # Callbacks that wait for a future: whether that is complete, by their turns.
+        self._paused: dict[int, Callable[[], bool]] = {}
         # Works of Gloo that were begun beside these; whether a thread looks at them.
         self._others: list[Beside] = []
         self._looks = False
@@ -121,38 +125,37 @@ class Turns:
             self._stir()
 
     @contextlib.contextmanager
-    def paused(self, is_ready: Callable[[], bool]) -> Iterator[None]:
-        """Let others run as long as a callback of these works waits, until `is_ready`."""
-        paused = _Paused(is_ready)
+    def paused(self, turn: int, is_ready: Callable[[], bool]) -> Iterator[None]:
+        """Let others run as long as this turn's callback waits, until `is_ready`."""
         with self._changed:
             self._running = False
-            self._paused.append(paused)
+            self._paused[turn] = is_ready
         self._stir()
         try:
             yield
         finally:
             with self._changed:
-                self._changed.wait_for(lambda: self._may_return_to(paused))
-                self._paused.remove(paused)
+                self._changed.wait_for(lambda: self._may_return_to(turn))
+                del self._paused[turn]
                 self._running = True
 
-    def _may_return_to(self, paused: _Paused) -> bool:
-        earlier = self._paused[: self._paused.index(paused)]
+    def _may_return_to(self, turn: int) -> bool:
+        earlier = [is_ready for before, is_ready in self._paused.items() if before < turn]
         if self._running or not earlier:
             return not self._running
         # As in `_may_go_on`.
-        return self._inners_rest() and not any(each.is_ready() for each in earlier)
+        return self._inners_rest() and not any(is_ready() for is_ready in earlier)
 
     def _go_on(self) -> None:
         """Complete the futures whose turn it is."""
         while (work := self._next()) is not None:
-            before, here.turns = here.turns, self
+            before, here.turn = here.turn, Turn(self, self._begun)
             try:
                 work.deliver()
             except Exception:
                 log.exception("the future of a collective could not be completed")
             finally:
-                here.turns = before
+                here.turn = before
                 with self._changed:
                     self._running = False
                     self._changed.notify_all()
@@ -165,6 +168,7 @@ class Turns:
             work = next(iter(self._works))
             del self._works[work]
             self._running = True
+            self._begun += 1
             return work
 
     def _may_go_on(self) -> bool:
@@ -181,7 +185,7 @@ class Turns:
         return all(inner._rests() for inner in list(self._inners))
 
     def _some_is_ready(self) -> bool:
-        return any(paused.is_ready() for paused in self._paused)
+        return any(is_ready() for is_ready in self._paused.values())
 
     def _rests(self) -> bool:
         """Whether no future will be completed here without one from elsewhere."""
@@ -222,11 +226,16 @@ class Turns:
         return False
 
 
-class _Paused:
-    """A callback that waits for a future."""
+@dataclass(frozen=True)
+class Turn:
+    """That of a callback, or of several of one future."""
 
-    def __init__(self, is_ready: Callable[[], bool]) -> None:
-        self.is_ready = is_ready
+    of: Turns
+    number: int
+
+    def paused(self, is_ready: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Let others run as long as the callback waits, until `is_ready`."""
+        return self.of.paused(self.number, is_ready)
 
 
 def _look_at_others(of: weakref.ref[Turns]) -> None:
