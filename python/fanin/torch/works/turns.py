@@ -19,10 +19,10 @@ A callback may wait for another future. Where that future is one of what callbac
 see `fanin_backend`), nothing but the wait happens here: PowerSGD's callback for one bucket comes to
 its end before the next bucket's begins. Where all `inners` have come to rest and the callback still
 waits, it waits for a work behind its own. Then the turns go on, on another thread, until the future
-is complete; the callback goes on before the next turn. If several wait, the one with the
-earliest turn goes on first. A callback that waits for a later one in another way, by a lock or an event, waits for ever:
-wait for its future. A wait for what no backend of this package serves looks like one for a later
-work.
+is complete; the callback goes on before the next turn. If several wait, the one with the earliest
+turn goes on first. A callback that waits for a later one in another way, by a lock or an event,
+waits for ever: wait for its future. A wait for what no backend of this package serves looks like
+one for a later work.
 """
 
 from __future__ import annotations
