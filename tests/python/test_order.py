@@ -174,30 +174,35 @@ class Done:
         return False
 
 
+def started(
+    outer: Turns, first: Callable[[], None], second: Callable[[], None]
+) -> threading.Thread:
+    """Return the thread on which the first one's callback waits. The second one is done then."""
+    callbacks.install()
+    works: list[Any] = [Done(first), Done(second)]
+    for work in works:
+        outer.begin(work)
+    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(outer._paused), "it waits")
+    outer.done(works[1], here=True)
+    return thread
+
+
 def test_a_callback_that_waits_for_what_it_began_lets_no_other_go_first() -> None:
     outer, inner = Turns(), Turns()
     outer.add_inner(inner)
     told: list[str] = []
-    begun = threading.Event()
     of_callback: torch.futures.Future[None] = torch.futures.Future()
     nested: Any = Done(lambda: of_callback.set_result(None))
 
     def first() -> None:
         inner.begin(nested)
-        begun.set()
         of_callback.wait()
         told.append("first")
 
-    callbacks.install()
-    works: list[Any] = [Done(first), Done(lambda: told.append("second"))]
-    for work in works:
-        outer.begin(work)
-    outer.done(works[1], here=True)
-    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
-    thread.start()
-    assert begun.wait(DEADLINE)
-    wait_until(lambda: bool(outer._paused), "it waits")
-    outer.done(works[1], here=True)  # whoever comes by does nothing
+    thread = started(outer, first, lambda: told.append("second"))
+    outer._go_on()  # whoever comes by does nothing
     assert told == []
     inner.done(nested, here=True)
     thread.join(DEADLINE)
@@ -282,14 +287,7 @@ def test_a_callback_whose_wait_ends_while_turns_look_goes_on_first(on_gloo: bool
         of_callback.wait()
         told.append("first")
 
-    callbacks.install()
-    works: list[Any] = [Done(first), Done(lambda: told.append("second"))]
-    for work in works:
-        outer.begin(work)
-    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
-    thread.start()
-    wait_until(lambda: bool(outer._paused), "it waits")
-    outer.done(works[1], here=True)
+    thread = started(outer, first, lambda: told.append("second"))
     end()
     thread.join(DEADLINE)
     wait_until(lambda: len(told) == 2, "both were called")
@@ -332,14 +330,7 @@ def test_turns_go_on_when_what_is_on_gloo_is_over() -> None:
         second.wait()
         told.append("first")
 
-    callbacks.install()
-    works: list[Any] = [Done(first), Done(lambda: second.set_result(None))]
-    for work in works:
-        outer.begin(work)
-    outer.done(works[1], here=True)
-    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
-    thread.start()
-    wait_until(lambda: bool(outer._paused), "it waits")
+    thread = started(outer, first, lambda: second.set_result(None))
     for _ in range(3):
         outer._stir()
         assert not second.done()
@@ -373,14 +364,7 @@ def test_a_callback_that_waits_for_a_later_one_hears_that_what_it_began_has_ende
             inner.begin(work)
         second.wait()
 
-    callbacks.install()
-    works: list[Any] = [Done(first), Done(lambda: second.set_result(None))]
-    for work in works:
-        outer.begin(work)
-    outer.done(works[1], here=True)
-    thread = threading.Thread(target=lambda: outer.done(works[0], here=True), daemon=True)
-    thread.start()
-    wait_until(lambda: bool(outer._paused), "it waits")
+    thread = started(outer, first, lambda: second.set_result(None))
     for inner, work in zip(inners, begun, strict=True):
         outer._stir()
         assert not second.done()

@@ -422,8 +422,8 @@ pub(super) struct Job {
     pub(super) pause_every: Option<Spanned<u64>>,
     /// Training: how long it is.
     pub(super) pause: Option<Spanned<Time>>,
-    /// Training: whether the forward pass of a layer waits for its own parameters alone, or of an
-    /// asynchronous worker for nothing.
+    /// Training: whether the forward pass of a layer waits for its own parameters alone. An
+    /// asynchronous worker's waits for nothing.
     pub(super) overlap: Option<Spanned<bool>>,
     pub(super) partition: Option<Spanned<Size>>,
     pub(super) order: Option<Spanned<SendOrderName>>,

@@ -151,8 +151,8 @@ impl Program {
             Schedule::Training(training) => {
                 // The barrier: parameters are updated when every gradient is there. If passes
                 // overlap, each layer has a barrier of its own, so that no gradient of the next
-                // iteration is there before all of this one's. Nor is one if workers step
-                // themselves: their next step waits for all answers.
+                // iteration is there before all of this one's. If workers step themselves, their
+                // next step waits for all answers.
                 if self.outstanding.is_empty()
                     && self.next == (self.iteration + 1) * training.gradients.len() as u64
                 {
@@ -275,10 +275,11 @@ impl Program {
         let may_send = !training.after_step || self.made >= begun + count;
         // A worker steps when the exchange of its step before is over.
         let settles = training.after_step && may_send && self.next <= begun && !self.outstanding.is_empty();
-        self.state = if settles { State::Settles } else { State::Backward };
         if settles {
+            self.state = State::Settles;
             return;
         }
+        self.state = State::Backward;
         while may_send
             && self.next < begun + count
             && begun + (training.gradient(self.next) as u64) < self.made
@@ -448,9 +449,14 @@ mod tests {
         assert_eq!(compute(&mut program, &mut steps), (count..2 * count).collect::<Vec<_>>());
         (count..2 * count).for_each(|tensor| assert!(program.completed(tensor, &mut steps)));
         assert_eq!(steps, [Step::Iterated, Step::Finished]);
-        // It is stopped, or was away, as the second batch goes back through its layers.
-        for stops in [false, true] {
-            let mut program = Program::new(schedule.clone(), 1);
+        // In the backward pass of the second batch it is back from being away, or it is stopped: then
+        // seven more would follow.
+        let mut longer = (*schedule).clone();
+        if let Schedule::Training(training) = &mut longer {
+            training.iterations = Some(9);
+        }
+        for (stops, schedule) in [(false, schedule), (true, Rc::new(longer))] {
+            let mut program = Program::new(schedule, 1);
             steps.clear();
             program.start(&mut steps);
             while program.made < count + 1 {

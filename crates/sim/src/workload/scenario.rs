@@ -182,7 +182,7 @@ pub enum Workload {
         /// An off phase after so many iterations, and its length.
         pause: Option<(u64, Duration)>,
         /// Whether the forward pass of a layer waits for its own parameters alone, and not for
-        /// those of all; of an asynchronous worker for nothing.
+        /// those of all. An asynchronous worker's waits for nothing.
         overlap: bool,
         /// Most elements of a tensor: a longer gradient is several.
         partition: Option<usize>,

@@ -25,8 +25,8 @@ pub(crate) struct Training {
     pub(super) order: Vec<usize>,
     /// The tensor of an iteration that each gradient is.
     pub(super) places: Vec<usize>,
-    /// Whether a layer's forward pass waits for its own parameters alone, and not for those of all;
-    /// with `after_step` it waits for nothing, and the next step for all answers.
+    /// Whether a layer's forward pass waits for its own parameters alone, and not for those of all.
+    /// With `after_step` it waits for nothing. The next step then waits for all answers.
     pub(super) overlap: bool,
     /// Whether nothing is sent before the last gradient is made: a step comes between.
     pub(super) after_step: bool,

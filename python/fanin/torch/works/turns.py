@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 import weakref
@@ -40,7 +41,8 @@ from typing import Protocol
 
 from fanin.torch.patches.callbacks import here
 
-# How long to wait before another look at what is on Gloo, in seconds: first, and at most.
+# Gloo tells nobody that a work is over, so it must be asked again and again. The pauses between are
+# so long, in seconds: the first one, and the longest.
 PAUSE, PAUSE_MAX = 1e-3, 0.05
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Turns:
         self._begun = 0
         # Callbacks that wait for a future: whether that is complete, by their turns.
         self._paused: dict[int, Callable[[], bool]] = {}
-        # Works of Gloo that were begun beside these; whether a thread looks at them.
+        # Works of Gloo that were begun beside these. A thread looks at them, or not.
         self._others: list[Beside] = []
         self._looks = False
         self._inners: weakref.WeakSet[Turns] = weakref.WeakSet()
@@ -107,7 +109,7 @@ class Turns:
         """Note a work of Gloo that a callback may wait for."""
         with self._changed:
             self._others = [*self._others_under_way(), work]
-            # Without a thread to be had, they are looked at when something else happens.
+            # If there is no thread left, they are looked at when something else happens.
             with contextlib.suppress(RuntimeError):
                 if not self._looks:
                     look = partial(_look_at_others, weakref.ref(self))
@@ -140,11 +142,7 @@ class Turns:
                 self._running = True
 
     def _may_return_to(self, turn: int) -> bool:
-        earlier = [is_ready for before, is_ready in self._paused.items() if before < turn]
-        if self._running or not earlier:
-            return not self._running
-        # As in `_may_go_on`.
-        return self._inners_rest() and not any(is_ready() for is_ready in earlier)
+        return not self._running and (turn == min(self._paused) or self._all_wait(before=turn))
 
     def _go_on(self) -> None:
         """Complete the futures whose turn it is."""
@@ -174,24 +172,22 @@ class Turns:
     def _may_go_on(self) -> bool:
         if self._running or not next(iter(self._works.values()), False):
             return False
-        if not self._paused:
-            return True
-        # A callback that need not wait any more goes on before the next turn, on all ranks. Ask
-        # `inners` first: they complete what it waits for before they rest. Asked the other way
-        # round, both answers could be no.
-        return self._inners_rest() and not self._some_is_ready()
+        # A callback that need not wait any more goes on before the next turn, on all ranks.
+        return not self._paused or self._all_wait()
 
-    def _inners_rest(self) -> bool:
-        return all(inner._rests() for inner in list(self._inners))
-
-    def _some_is_ready(self) -> bool:
-        return any(is_ready() for is_ready in self._paused.values())
+    def _all_wait(self, before: float = math.inf) -> bool:
+        """Whether the callbacks of the turns before this one wait for what `inners` do not have."""
+        # Ask `inners` first: they complete what a callback waits for, and rest then. Asked the
+        # other way round, both answers could be no.
+        rest = all(inner._rests() for inner in list(self._inners))
+        waiting = (is_ready for turn, is_ready in self._paused.items() if turn < before)
+        return rest and not any(is_ready() for is_ready in waiting)
 
     def _rests(self) -> bool:
         """Whether no future will be completed here without one from elsewhere."""
         with self._changed:
             busy = self._others_under_way() or self._works or self._running
-            return not busy and not self._some_is_ready()
+            return not busy and self._all_wait()
 
     def _others_under_way(self) -> list[Beside]:
         return [work for work in self._others if not work.has_told()]
@@ -210,6 +206,8 @@ class Turns:
         self._stir_outers()
 
     def _stir_outers(self) -> None:
+        if not self._outers:
+            return
         with self._changed:
             outers = list(self._outers)
         for outer in outers:
@@ -228,7 +226,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Turn:
-    """That of a callback, or of several of one future."""
+    """The turn of a callback, or of several of one future."""
 
     of: Turns
     number: int
@@ -242,7 +240,7 @@ def _look_at_others(of: weakref.ref[Turns]) -> None:
     """Stir the outer turns when all that is on Gloo is over. Gloo does not tell."""
     pause = PAUSE
     while True:
-        time.sleep(pause)
+        time.sleep(pause)  # there is nothing to wait for: see `PAUSE`
         pause = min(2 * pause, PAUSE_MAX)
         turns = of()
         if turns is None or not turns._still_looks():
