@@ -11,6 +11,7 @@ mod clock;
 mod config;
 mod flow;
 mod flow_plan;
+mod paths;
 mod protocol;
 mod rate;
 mod rendezvous;
@@ -18,7 +19,6 @@ mod ring;
 mod server;
 mod sums;
 mod tags;
-mod turns;
 mod worker;
 
 pub use config::{

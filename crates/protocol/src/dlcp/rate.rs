@@ -3,6 +3,7 @@
 
 use core::time::Duration;
 
+use super::paths::ByPath;
 use crate::machine::Instant;
 
 /// The increase of the rate in a period without congestion, as a part of the link's rate (§3.2.1).
@@ -192,6 +193,8 @@ pub(in crate::dlcp) struct Round {
     pub until: Instant,
     /// The largest rate that the receiver reported.
     pub fastest_bps: u64,
+    /// The packets and what was missed by the path that they took.
+    pub by_path: ByPath,
 }
 
 impl Round {
@@ -202,14 +205,26 @@ impl Round {
         since: Instant(u64::MAX),
         until: Instant(0),
         fastest_bps: 0,
+        by_path: ByPath::NONE,
     };
 
-    /// A packet leaves, which takes so long.
-    pub fn leaves(&mut self, now: Instant, time: Duration) {
+    /// A packet leaves by a path, which takes so long.
+    pub fn leaves(&mut self, now: Instant, time: Duration, path: Option<u8>) {
+        if let Some(sent) = path.and_then(|path| self.by_path.sent.get_mut(usize::from(path))) {
+            *sent += 1;
+        }
         self.packets = self.packets.saturating_add(1);
         self.time += time;
         self.since = self.since.min(now);
         self.until = now;
+    }
+
+    /// One that took a path is missed.
+    pub fn misses(&mut self, path: u8) {
+        self.missed += 1;
+        if let Some(missed) = self.by_path.missed.get_mut(usize::from(path)) {
+            *missed += 1;
+        }
     }
 
     fn add(&mut self, other: &Self) {
@@ -219,6 +234,17 @@ impl Round {
         self.since = self.since.min(other.since);
         self.until = self.until.max(other.until);
         self.fastest_bps = self.fastest_bps.max(other.fastest_bps);
+        self.by_path.add(&other.by_path);
+    }
+
+    /// Leaves out what took a path.
+    pub fn forget(&mut self, path: usize) {
+        let sent = self.by_path.sent[path].min(self.packets);
+        let rest = self.packets - sent;
+        self.time = self.time.saturating_mul(rest) / self.packets.max(1);
+        self.packets = rest;
+        self.missed = self.missed.saturating_sub(self.by_path.missed[path]);
+        (self.by_path.sent[path], self.by_path.missed[path]) = (0, 0);
     }
 }
 

@@ -23,9 +23,9 @@ use self::kept::{Held, Kept};
 use super::clock::Clock;
 use super::config::{JobConfig, WorkerPlan};
 use super::flow::{Receiver, Sender, Waiting};
+use super::paths::{LeftOut, Turns};
 use super::rate::{Pacer, Round, WayRate};
 use super::tags;
-use super::turns::Turns;
 use crate::machine::{
     Endpoint, Instant, Loss, Packet, Reason, Tensor, Transmit, Verdict, WorkerEvent, WorkerMachine,
     WorkerStatistics,
@@ -66,6 +66,7 @@ pub struct Worker<A, T> {
     /// The paths of trains of blocks (§3.2.3), and of signals.
     of_blocks: Turns,
     of_signals: Turns,
+    left_out: LeftOut,
 }
 
 /// A flow of a tensor, both ways.
@@ -121,6 +122,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             way: WayRate::new(&config.rate),
             of_blocks: Turns::new(config.paths),
             of_signals: Turns::new(config.paths),
+            left_out: LeftOut::new(config.paths),
         }
     }
 
@@ -306,12 +308,12 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             Signal::Report(report) => push.take_report(now, round, report, &mut self.waiting)?,
             Signal::Request { part, missing } => {
                 let over = push.take_request(now, round, part, missing, &mut self.waiting)?;
-                self.way.is_over(now, &self.config.rate, over);
+                self.is_over(now, over);
             }
             Signal::Finish => {
                 self.advances += u64::from(!push.is_finished());
                 let over = push.take_finish(now, &mut self.waiting);
-                self.way.is_over(now, &self.config.rate, over);
+                self.is_over(now, over);
                 self.complete(now, place);
                 return self.confirm(flow);
             }
@@ -323,6 +325,12 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             Signal::Start(_) => return Err(Reason::Unexpected),
         }
         Ok(Verdict::Absorb)
+    }
+
+    /// A round of blocks is over.
+    fn is_over(&mut self, now: Instant, round: Round) {
+        let round = self.left_out.judge(now, round);
+        self.way.is_over(now, &self.config.rate, round);
     }
 
     fn confirm(&mut self, flow: FlowId) -> Result<Verdict, Reason> {
@@ -348,7 +356,8 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         flow.is_complete = true;
         // Sums say that the server had enough, and may come before it says so.
         let over = flow.push.as_mut().map_or(Round::NONE, Sender::end);
-        self.way.is_over(now, &self.config.rate, over);
+        self.is_over(now, over);
+        let flow = &mut self.flows[place];
         let mut rounds = u32::from(flow.pull.round());
         let Start { collective, elements, .. } = flow.start;
         let (tensor, mut finished) = (flow.tensor, None);
@@ -389,9 +398,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<usize> {
         let preamble = self.preamble(Kind::Signal);
         let (key, worker, waiting) = (self.config.key, self.worker, &self.waiting);
-        let (path, turns) = (self.of_signals.path(), &mut self.of_signals);
+        let turns = &mut self.of_signals;
+        let (path, after) = self.left_out.next(now, *turns, |_| true)?;
         let mut write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
-            turns.pass();
+            *turns = after;
             let packet = SignalPacket { preamble, flow, round, path, signal };
             let bytes = signal.packet_bytes();
             packet.write(&mut train[..bytes], key);
@@ -429,8 +439,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
         let (preamble, under_way) = (self.preamble(Kind::Block), self.under_way());
-        let Self { core, config, worker, flows, first, link, way, of_blocks, .. } = self;
+        let Self { core, config, worker, flows, first, link, way, of_blocks, left_out, .. } = self;
         let mut run = Run::default();
+        let Some((next_path, after)) = left_out.next(now, *of_blocks, |_| true) else { return run };
         // Front layers first; of one priority, in the order of submission.
         let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].has_blocks()).collect();
         order.sort_by_key(|at| flows[*at].start.priority);
@@ -443,7 +454,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             };
             // A block that overtook its flow's start would be dropped: until that is answered,
             // blocks follow it.
-            let path = if push.is_announcing() { *start_path } else { of_blocks.path() };
+            let path = if push.is_announcing() { *start_path } else { next_path };
             let may_be_dropped = start.bound.of_blocks(*blocks) > 0;
             let receives = start.collective.pattern.receives(*worker);
             let is_made_again = config.is_made_again(id);
@@ -491,7 +502,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
                 });
                 core.statistics.packets_sent += 1;
                 core.statistics.retransmissions += u64::from(push.round() > 0);
-                push.sent(now, way.bps());
+                push.sent(now, way.bps(), Some(path));
                 if last {
                     push.stop_rides(now);
                 }
@@ -499,7 +510,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             }
             if !run.is_empty() {
                 // The next train takes the next path: blocks may overtake each other (§3.2.3).
-                of_blocks.pass();
+                *of_blocks = after;
                 break;
             }
         }
@@ -649,6 +660,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         self.config = JobConfig { id, key, generation, shard, resumes_at, ..self.config };
         self.worker = plan.place;
         self.way = WayRate::new(&self.config.rate);
+        self.left_out = LeftOut::new(self.config.paths);
         self.finishing.clear();
         self.confirms.clear();
         self.waiting = Waiting::new(self.config.retransmission);

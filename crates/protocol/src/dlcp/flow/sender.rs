@@ -1,6 +1,7 @@
 //! The sender of a flow.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 use fanin_wire::{REQUEST_BLOCKS, Report, Signal, Start};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
@@ -32,6 +33,8 @@ pub(in crate::dlcp) struct Sender {
     /// This round so far, and the one before while parts of the request are missing.
     this_round: Round,
     last_round: Round,
+    /// By block: the path that it took last. Empty before a block took another than the first.
+    path_of: Vec<u8>,
     /// Packets since `measured_since`.
     sent: u32,
     measured_since: Option<Instant>,
@@ -75,6 +78,7 @@ impl Sender {
             pacer: Pacer::default(),
             this_round: Round::NONE,
             last_round: Round::NONE,
+            path_of: Vec::new(),
             sent: 0,
             measured_since: None,
             is_first: true,
@@ -203,10 +207,11 @@ impl Sender {
         self.pacer.opens_at()
     }
 
-    /// The block that [`Self::peek`] showed leaves, by a way of that rate.
-    pub(in crate::dlcp) fn sent(&mut self, now: Instant, way_bps: u64) {
+    /// The block that [`Self::peek`] showed leaves, by a way of that rate, and by a path if that is
+    /// known.
+    pub(in crate::dlcp) fn sent(&mut self, now: Instant, way_bps: u64, path: Option<u8>) {
         self.pacer.sent(now, self.rate.config(), self.rate.bps());
-        self.left(now, way_bps);
+        self.left(now, way_bps, path);
     }
 
     /// Whether the block that [`Self::peek`] showed is the last of its round.
@@ -237,7 +242,7 @@ impl Sender {
     pub(in crate::dlcp) fn send_along(
         &mut self,
         now: Instant,
-        (round, way_bps): (u16, u64),
+        (round, way_bps, path): (u16, u64, Option<u8>),
         blocks: &[u32],
         last: bool,
     ) -> bool {
@@ -251,16 +256,24 @@ impl Sender {
         }
         for _ in blocks {
             self.peek(|_| Some(true));
-            self.left(now, way_bps);
+            self.left(now, way_bps, path);
         }
         self.stop_rides(now);
         true
     }
 
-    fn left(&mut self, now: Instant, way_bps: u64) {
-        self.lined_up.pop_front();
+    fn left(&mut self, now: Instant, way_bps: u64, path: Option<u8>) {
+        let left = self.lined_up.pop_front();
+        // A block whose path is not known is none of the first one's.
+        let number = path.unwrap_or(u8::MAX);
+        if number > 0 && self.path_of.is_empty() {
+            self.path_of.resize(self.blocks as usize, 0);
+        }
+        if let Some(of_block) = left.and_then(|(block, _)| self.path_of.get_mut(block as usize)) {
+            *of_block = number;
+        }
         let time = self.rate.config().packet_time(self.rate.bps().min(way_bps));
-        self.this_round.leaves(now, time);
+        self.this_round.leaves(now, time, path);
         self.gathers_since = None;
         self.sent = self.sent.saturating_add(1);
         self.measured_since.get_or_insert(now);
@@ -339,9 +352,10 @@ impl Sender {
         }
         self.parts |= 1 << part;
         let last = self.blocks.min(first + REQUEST_BLOCKS);
-        let known = self.to_send.len();
-        self.to_send.extend((first..last).filter(|block| is_set(missing, block - first)));
-        self.last_round.missed += (self.to_send.len() - known) as u32;
+        for block in (first..last).filter(|block| is_set(missing, block - first)) {
+            self.to_send.push_back(block);
+            self.last_round.misses(self.path_of.get(block as usize).copied().unwrap_or(0));
+        }
         if self.parts.count_ones() < parts(self.blocks) {
             return Ok(Round::NONE);
         }

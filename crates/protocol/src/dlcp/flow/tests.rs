@@ -103,7 +103,7 @@ impl Ends {
         while self.sender.is_open(now)
             && let Some((block, _)) = self.sender.peek(|_| Some(true))
         {
-            self.sender.sent(now, LINE);
+            self.sender.sent(now, LINE, Some(0));
             sent.push(block);
         }
         sent
@@ -159,7 +159,7 @@ fn a_stop_that_rides_on_the_last_block_and_an_end_that_sums_tell_of_are_said_onl
     while let Some((block, _)) = ends.sender.peek(|_| Some(true)) {
         let last = ends.sender.is_last();
         assert_eq!(last, block == 9);
-        ends.sender.sent(us(0), LINE);
+        ends.sender.sent(us(0), LINE, Some(0));
         if last {
             ends.sender.stop_rides(us(0));
         }
@@ -375,7 +375,7 @@ fn a_request_of_several_parts_is_complete_when_all_have_come() {
         while sender.is_open(us(at))
             && let Some((block, _)) = sender.peek(|_| Some(true))
         {
-            sender.sent(us(at), LINE);
+            sender.sent(us(at), LINE, Some(0));
             sent.insert(block);
         }
         sent.len()
@@ -506,7 +506,7 @@ fn blocks_go_in_their_order_where_nobody_sorts_them_and_each_has_its_own_importa
     let mut sender = Sender::announcing(start(LossBound::RELIABLE, true), 10, config);
     for expected in (0..10).map(|block| (block, block % 3 == 0)) {
         assert_eq!(sender.peek(|block| Some(block % 3 == 0)), Some(expected));
-        sender.sent(us(0), LINE);
+        sender.sent(us(0), LINE, Some(0));
     }
     assert_eq!(sender.peek(|_| Some(true)), None);
 }
@@ -516,7 +516,7 @@ fn important_blocks_of_a_stretch_go_first_and_what_is_not_needed_not_at_all() {
     let mut ends = Ends::new(10);
     let mut sent = vec![];
     while let Some(next) = ends.sender.peek(|block| (block != 5).then_some(block % 3 == 0)) {
-        ends.sender.sent(us(0), LINE);
+        ends.sender.sent(us(0), LINE, Some(0));
         sent.push(next);
     }
     let (important, other) = ([0, 3, 6, 9], [1, 2, 4, 7, 8]);

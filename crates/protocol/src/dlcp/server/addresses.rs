@@ -6,12 +6,16 @@
 //! waits for others, and is where it was; or its ports have all changed (a NAT), and it can only
 //! say again what it said before. So every second train goes to the address of its last signal
 //! then, and the others to those that were known.
+//!
+//! The way to a port may carry packets although the way from it does not. So a port counts as dead
+//! by what is lost on the way there, and not by what does not come from there.
 
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::dlcp::turns::Turns;
+use crate::dlcp::paths::{LeftOut, Turns};
+use crate::dlcp::rate::Round;
 use crate::machine::Instant;
 
 /// How long the addresses from which something new came are used alone.
@@ -19,13 +23,16 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Addresses<A> {
-    /// By path: from where something new came last, and when.
-    paths: Vec<Option<(A, Instant)>>,
+    /// By path: from where something new came last.
+    paths: Vec<Option<A>>,
+    /// When something new came, by any of them.
+    heard: Option<Instant>,
     /// From where the last signal came, new or not.
     last: Option<A>,
     /// The paths of trains of blocks, and of signals.
     blocks: Turns,
     signals: Turns,
+    left_out: LeftOut,
     /// Whether what goes to a worker of which nothing new came for long goes to the address of its
     /// last signal next.
     to_last: bool,
@@ -33,15 +40,25 @@ pub(super) struct Addresses<A> {
     to: Option<A>,
 }
 
+/// Where a packet goes next.
+struct Aim<A> {
+    to: A,
+    /// `None` for the address of the last signal.
+    path: Option<u8>,
+    turns: Turns,
+}
+
 impl<A: Copy> Addresses<A> {
     pub(super) fn new(paths: u8) -> Self {
         let turns = Turns::new(paths);
         Self {
             paths: vec![None; paths.into()],
+            heard: None,
             last: None,
             blocks: turns,
             signals: turns,
-            to_last: true,
+            left_out: LeftOut::new(paths),
+            to_last: false,
             to: None,
         }
     }
@@ -59,46 +76,56 @@ impl<A: Copy> Addresses<A> {
     /// Something new came by a path, from here.
     pub(super) fn learn(&mut self, now: Instant, path: u8, from: A) {
         if let Some(known) = self.paths.get_mut(usize::from(path)) {
-            *known = Some((from, now));
+            *known = Some(from);
+            self.heard = Some(now);
         }
     }
 
-    /// The path of the next train of blocks.
-    pub(super) const fn path(&self) -> u8 {
-        self.blocks.path()
+    /// Takes the fate of a round of blocks, and returns what it says about the way.
+    pub(super) fn judge(&mut self, now: Instant, round: Round) -> Round {
+        self.left_out.judge(now, round)
+    }
+
+    /// The path of the next train of blocks, if it goes by one.
+    pub(super) fn path(&self, now: Instant) -> Option<u8> {
+        self.aim(self.blocks, now).and_then(|aim| aim.path)
     }
 
     /// A train of blocks was written.
     pub(super) fn send_blocks(&mut self, now: Instant) {
-        let mut turns = self.blocks;
-        self.to = self.next(&mut turns, now);
-        self.blocks = turns;
+        let aim = self.aim(self.blocks, now);
+        self.blocks = aim.as_ref().map_or(self.blocks, |aim| aim.turns);
+        self.send(now, aim);
     }
 
     /// A signal was written.
     pub(super) fn send_signal(&mut self, now: Instant) {
-        let mut turns = self.signals;
-        self.to = self.next(&mut turns, now);
-        self.signals = turns;
+        let aim = self.aim(self.signals, now);
+        self.signals = aim.as_ref().map_or(self.signals, |aim| aim.turns);
+        self.send(now, aim);
     }
 
-    fn next(&mut self, turns: &mut Turns, now: Instant) -> Option<A> {
-        let fresh = self.in_turn(turns, |heard| now.since(heard) < KNOWN_FOR);
-        fresh.or_else(|| {
+    fn send(&mut self, now: Instant, aim: Option<Aim<A>>) {
+        if !self.is_heard(now) {
             self.to_last = !self.to_last;
-            let known = if self.to_last { None } else { self.in_turn(turns, |_| true) };
-            known.or(self.last)
-        })
+        }
+        self.to = aim.map(|aim| aim.to);
     }
 
-    /// The address of the next path that has such a one; each has its turn in the rest of this
-    /// round and the next.
-    fn in_turn(&self, turns: &mut Turns, is_meant: impl Fn(Instant) -> bool) -> Option<A> {
-        (0..2 * self.paths.len()).find_map(|_| {
-            let known = self.paths[usize::from(turns.path())];
-            turns.pass();
-            known.filter(|(_, heard)| is_meant(*heard)).map(|(address, _)| address)
-        })
+    /// Whether something new came not long ago.
+    fn is_heard(&self, now: Instant) -> bool {
+        self.heard.is_some_and(|heard| now.since(heard) < KNOWN_FOR)
+    }
+
+    fn aim(&self, turns: Turns, now: Instant) -> Option<Aim<A>> {
+        let to_last = || Some(Aim { to: self.last?, path: None, turns });
+        if self.to_last && !self.is_heard(now) {
+            return to_last();
+        }
+        let to = |path: u8| self.paths[usize::from(path)];
+        let known = self.left_out.next(now, turns, |path| to(path).is_some());
+        let known = known.and_then(|(path, turns)| Some(Aim { to: to(path)?, path: Some(path), turns }));
+        known.or_else(to_last)
     }
 
     /// Where that goes.
@@ -136,9 +163,9 @@ mod tests {
             counts.iter_mut().find(|(known, _)| *known == port).expect("it is known").1 += 1;
         }
         assert_eq!(counts, [(80, 10), (81, 10), (83, 10)]);
-        let next = addresses.path();
+        let next = addresses.path(Instant(0));
         addresses.send_signal(Instant(0));
-        assert_eq!(addresses.path(), next, "signals have turns of their own");
+        assert_eq!(addresses.path(Instant(0)), next, "signals have turns of their own");
     }
 
     #[test]
@@ -157,12 +184,17 @@ mod tests {
         // A port was changed, and the next new packet says so.
         addresses.learn(Instant(600 * MS), 1, 91);
         assert_eq!(both(trains(&mut addresses, Instant(700 * MS), 4)), [80, 91]);
-        // From the other nothing new has come for long.
-        assert_eq!(trains(&mut addresses, Instant(1500 * MS), 3), [91, 91, 91]);
+        // From the other nothing new has come for long: the way there may carry packets all the same.
+        assert_eq!(both(trains(&mut addresses, Instant(1500 * MS), 4)), [80, 91]);
+        let mut lost = Round::NONE;
+        (lost.by_path.sent, lost.by_path.missed) = ([9; _], [0; _]);
+        lost.by_path.missed[0] = 9;
+        addresses.judge(Instant(1500 * MS), lost);
+        assert_eq!(trains(&mut addresses, Instant(1550 * MS), 3), [91, 91, 91], "it does not");
         // From none: it waits for others, or all of its ports were changed, and what it says comes
         // again.
-        assert_eq!(both(trains(&mut addresses, Instant(1700 * MS), 12)), [80, 91, 99]);
-        addresses.learn(Instant(1800 * MS), 0, 90);
-        assert_eq!(trains(&mut addresses, Instant(1900 * MS), 3), [90, 90, 90]);
+        assert_eq!(both(trains(&mut addresses, Instant(2600 * MS), 12)), [80, 91, 99]);
+        addresses.learn(Instant(2700 * MS), 0, 90);
+        assert_eq!(both(trains(&mut addresses, Instant(2800 * MS), 4)), [90, 91]);
     }
 }

@@ -281,6 +281,7 @@ impl<A: Copy> Job<A> {
 
     /// A round of sums to a worker is over.
     fn is_over(&mut self, now: Instant, place: usize, round: Round) {
+        let round = self.addresses[place].judge(now, round);
         self.ways[place].is_over(now, &self.job.config.rate, round);
         self.way_bps = self.ways.iter().map(WayRate::bps).min().unwrap_or(self.way_bps);
     }
@@ -515,7 +516,9 @@ impl<A: Copy> Job<A> {
     fn write_pull(&mut self, now: Instant, id: FlowId, place: usize, train: &mut [u8]) -> (Run, bool) {
         // A sum is the same for all.
         let preamble = self.preamble(Kind::Block, WorkerId::ALL);
-        let (config, path) = (*self.config(), self.addresses[place].path());
+        let (config, by) = (*self.config(), self.addresses[place].path(now));
+        // A worker learns nothing from it.
+        let path = by.unwrap_or_default();
         let (mut run, mut ends) = (Run::default(), false);
         self.blocks.clear();
         let (mut link, mut to, is_known) = (self.link, self.to[place], self.addresses[place].is_known());
@@ -548,7 +551,7 @@ impl<A: Copy> Job<A> {
                 sums.write(block, payload);
             });
             blocks.push(block);
-            pull.sent(now, way_bps);
+            pull.sent(now, way_bps, by);
             if last {
                 pull.stop_rides(now);
             }
@@ -581,7 +584,7 @@ impl<A: Copy> Job<A> {
             if let Some(pull) = pull.as_mut().filter(|_| addresses[other].is_known())
                 && ours.send_all(now, rate, *link_rate_bps, packets)
                 && theirs.send_all(now, rate, way_bps, packets)
-                && pull.send_along(now, (round, way_bps), blocks, last)
+                && pull.send_along(now, (round, way_bps, addresses[other].path(now)), blocks, last)
             {
                 (*link, to[other]) = (ours, theirs);
                 places |= 1 << other;
