@@ -3,7 +3,8 @@
 Between two routers are so many links, each as fast as its part of what a rank's link carries; a
 router takes one by a packet's addresses and ports (ECMP). Some ranks are behind one router, the
 switch and as many others behind the other one. A job with a loss bound sums again and again, with
-one source port a rank and with several, by turns; each job has new ports. As a program with
+one source port a rank and with several, by turns; each job has new ports. With ``--dead`` the last
+link carries nothing after a job's first sum, and the routers go on using it. As a program with
 arguments, this file is one rank.
 """
 
@@ -183,6 +184,7 @@ def main() -> int:
     parser.add_argument("--bytes", type=int, default=2_000_000, help="a rank's array")
     parser.add_argument("--jobs", type=int, default=9, help="of each number of paths")
     parser.add_argument("--sums", type=int, default=8, help="of each job; the first warms up")
+    parser.add_argument("--dead", action="store_true", help="the last link dies after that")
     args = parser.parse_args()
     rates = (args.rate_bps, args.near * args.rate_bps // args.links)
     times: dict[int, list[float]] = {paths: [] for paths in args.paths}
@@ -229,12 +231,24 @@ def _played(lab: Routed, job: str, paths: int, args: argparse.Namespace) -> list
         lab.popen(
             member,
             [sys.executable, __file__, "rank", str(rank), *common],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank, member in enumerate(lab.ranks)
     ]
+    for rank in ranks:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+    if args.dead:
+        lab.set_dead(lab.links - 1, True)
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("go on\n")
+        rank.stdin.flush()
     said = [rank.communicate()[0] for rank in ranks]
+    if args.dead:
+        lab.set_dead(lab.links - 1, False)
     if any(rank.returncode for rank in ranks):
         raise SystemExit("a rank failed")
     return [json.loads(text.splitlines()[-1]) for text in said]
@@ -248,12 +262,15 @@ def rank_of(
     array = np.ones(size // 4, dtype=np.float32)
     times = []
     with fanin.connect(LISTEN, job=job, rank=rank, world_size=world_size, **said) as group:
-        for _ in range(sums):
+        group.all_reduce(array)
+        print("warm", flush=True)
+        sys.stdin.readline()
+        for _ in range(1, sums):
             begin = time.monotonic()
             group.all_reduce(array)
             times.append(time.monotonic() - begin)
         told = group.statistics()
-    print(json.dumps({"times": times[1:], "lost": told["lost"] / max(1, told["contributions"])}))
+    print(json.dumps({"times": times, "lost": told["lost"] / max(1, told["contributions"])}))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,8 @@ impl Membership {
     }
 
     /// Paths that its packets take: source ports.
-    pub(crate) fn paths(&self) -> u8 {
+    #[must_use]
+    pub fn paths(&self) -> u8 {
         self.terms.paths()
     }
 

@@ -11,7 +11,7 @@ use fanin_wire::{IP_UDP_BYTES, Rank, packet_bytes};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::timeout;
 
-use super::probe::{cut_off_of, too_long};
+use super::probe::{by_any_path, cut_off_of, too_long};
 use super::shared::Shared;
 use super::status::{JobStatusState, SwitchStatus};
 use super::warnings::say;
@@ -67,8 +67,9 @@ struct Suspect {
     switch: String,
     address: SocketAddr,
     trust: Trust,
-    /// Of the job's packets.
+    /// Of the job's packets, and the paths that they take.
     elements: u16,
+    paths: u8,
 }
 
 /// One that it does not reach, and the cause.
@@ -245,7 +246,7 @@ impl Oversight {
     fn suspect(&self, service: usize) -> Suspect {
         let lane = self.shared.lane(service);
         let Connection { switch, address, trust, .. } = lane.connection.clone();
-        Suspect { switch, address, trust, elements: lane.job.elements() }
+        Suspect { switch, address, trust, elements: lane.job.elements(), paths: lane.job.paths() }
     }
 
     /// A service that waits for this rank although nothing moves here may not get its packets.
@@ -271,8 +272,9 @@ impl Oversight {
         let look = move || {
             suspects.into_iter().find_map(|suspect| {
                 let here = route(suspect.address).map(|route| route.local.to_string()).unwrap_or_default();
-                let Suspect { switch, trust, elements, .. } = &suspect;
-                let cause = cut_off_of(switch, WAY_PATIENCE, trust, security, Some(*elements))?;
+                let Suspect { switch, trust, elements, paths, .. } = &suspect;
+                let look = || cut_off_of(switch, WAY_PATIENCE, trust, security, Some(*elements));
+                let cause = by_any_path(*paths, look)?;
                 Some(CutOff { suspect, cause: format!("{cause}, from {here}") })
             })
         };

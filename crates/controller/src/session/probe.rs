@@ -118,7 +118,17 @@ pub fn cut_off(switch: &str, patience: Duration, trust: &Trust, security: Securi
     cut_off_of(switch, patience, trust, security, None)
 }
 
-/// The same for a job under way there, whose packets have so many elements: they must still pass,
+/// What so many looks find, each from a port of its own, where all of them find something. Routers
+/// choose a path by the port, so that a single look may take a dead one.
+pub(super) fn by_any_path(paths: u8, look: impl Fn() -> Option<String> + Sync) -> Option<String> {
+    let found: Vec<_> = std::thread::scope(|scope| {
+        let looks: Vec<_> = (0..paths).map(|_| scope.spawn(&look)).collect();
+        looks.into_iter().map(|look| look.join().ok().flatten()).collect()
+    });
+    found.into_iter().collect::<Option<Vec<_>>>()?.pop()
+}
+
+/// The same as [`cut_off`] for a job under way there, whose packets have so many elements: they must still pass,
 /// whatever is the longest that passes now.
 pub(super) fn cut_off_of(
     switch: &str,
@@ -404,6 +414,19 @@ mod tests {
         let found = resolve_switch("127.0.0.1", Duration::from_secs(60));
         assert_eq!(found, Ok(("127.0.0.1:4800".into(), vec![([127, 0, 0, 1], 4800).into()])));
         assert!(matches!(resolve_switch("a b", Duration::from_secs(60)), Err(SessionError::Address { .. })));
+    }
+
+    #[test]
+    fn a_service_is_cut_off_if_no_path_leads_there() {
+        let of = |found: &[Option<&str>]| {
+            let looks = std::sync::Mutex::new(found.to_vec());
+            by_any_path(found.len() as u8, || {
+                looks.lock().unwrap().pop().expect("a look a path").map(Into::into)
+            })
+        };
+        assert_eq!(of(&[Some("UDP: lost")]), Some("UDP: lost".into()));
+        assert_eq!(of(&[Some("UDP: lost"); 4]), Some("UDP: lost".into()));
+        assert_eq!(of(&[Some("UDP: lost"), None, Some("UDP: lost")]), None);
     }
 
     #[test]

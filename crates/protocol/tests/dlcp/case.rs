@@ -52,6 +52,8 @@ pub struct Case {
     pub flows: u16,
     pub window_blocks: u32,
     pub paths: u8,
+    /// Whether all flows to a peer share a rate, as on sockets.
+    pub follows: bool,
     /// Of each machine's link.
     pub line_rate_bps: u64,
     /// Of a thousand packets.
@@ -89,6 +91,7 @@ impl Case {
             flows: 4,
             window_blocks: 200,
             paths: 1,
+            follows: false,
             line_rate_bps: 1_000_000_000,
             data_loss: 0,
             signal_loss: 0,
@@ -137,6 +140,7 @@ impl Case {
             flows: random.pick(&[1, 2, 5]),
             window_blocks: u32::MAX,
             paths: random.pick(&[1, 3]),
+            follows: false,
             line_rate_bps: 1_000_000_000,
             data_loss: random.pick(&[0, 5, 50, 300]),
             signal_loss: random.pick(&[0, 5, 50, 300]),
@@ -183,7 +187,7 @@ impl Case {
             flow_blocks: self.flow_blocks,
             flows: self.flows,
             window_blocks: self.window_blocks,
-            rate: RateConfig::of_link(self.line_rate_bps, 200),
+            rate: RateConfig { follows: self.follows, ..RateConfig::of_link(self.line_rate_bps, 200) },
             finish: self.finish,
             quiet: Duration::from_micros(100),
             retransmission: RetransmissionConfig {

@@ -265,7 +265,8 @@ fn a_path_that_is_dead_holds_nobody_up() {
             paths: [2, 3, 8][seed as usize % 3],
             data_loss: [0, 20][seed as usize / 20],
             signal_loss: [0, 20][seed as usize / 20],
-            // A server knows of the paths by which something comes: one of them has to be alive both ways.
+            // A server knows of the paths by which something came: one of them has to be alive both ways if one is
+            // dead from the beginning.
             fault: Fault::DeadPath {
                 from_ns: [0, 100_000][seed as usize / 4 % 2],
                 down: [0, 1, 1][seed as usize % 3],
@@ -277,6 +278,26 @@ fn a_path_that_is_dead_holds_nobody_up() {
         requested += world.script.pushed_again;
     });
     assert!(!all || requested > 0, "what a path lost is sent again");
+}
+
+/// Routers that do not notice that a link is dead go on giving it a part of the ports, and another part on the way
+/// back. Here no port but one works both ways, or none does.
+#[test]
+fn a_path_that_dies_slows_nobody_down() {
+    let tensors = vec![(60_000, Op::Sum); 6];
+    for paths in [2, 3] {
+        let case = Case { workers: 2, paths, follows: true, flow_blocks: 400, ..Case::plain() };
+        let case = Case { tensors: tensors.clone(), window_blocks: 800, ..case };
+        let time = |fault| play(Case { fault, ..case.clone() }).now();
+        let alive = time(Fault::None);
+        for down in 0..usize::from(paths) {
+            let dead = time(Fault::DeadPath { from_ns: 1_000_000, down });
+            assert!(
+                dead < 2 * alive,
+                "{paths} paths, {down} is dead on the way down: {dead:?}, else {alive:?}"
+            );
+        }
+    }
 }
 
 #[test]
