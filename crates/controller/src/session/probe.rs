@@ -32,6 +32,9 @@ use crate::protocols;
 const SLOTS: u16 = 8;
 /// Chunks that each shard sums.
 const CHUNKS: usize = 32;
+/// Looks before a rank with as many paths is cut off, at most. Each is a job at the service, which has
+/// room for some hundred.
+const LOOKS_MAX: u8 = 8;
 /// Heartbeats whose round trip is taken.
 const HEARTBEATS: usize = 20;
 /// Values are whole numbers below this; quantised to 31 bits and back they keep far more than the
@@ -118,14 +121,16 @@ pub fn cut_off(switch: &str, patience: Duration, trust: &Trust, security: Securi
     cut_off_of(switch, patience, trust, security, None)
 }
 
-/// What so many looks find, each from a port of its own, where all of them find something. Routers
-/// choose a path by the port, so that a single look may take a dead one.
+/// What a look finds that keeps this machine from a service; over several paths, what several looks
+/// find from a port each, where all of them find something. Routers choose a path by the port, so that
+/// a single look may take a dead one.
 pub(super) fn by_any_path(paths: u8, look: impl Fn() -> Option<String> + Sync) -> Option<String> {
-    let found: Vec<_> = std::thread::scope(|scope| {
-        let looks: Vec<_> = (0..paths).map(|_| scope.spawn(&look)).collect();
+    let found = look()?;
+    let others: Vec<_> = std::thread::scope(|scope| {
+        let looks: Vec<_> = (1..paths.min(LOOKS_MAX)).map(|_| scope.spawn(&look)).collect();
         looks.into_iter().map(|look| look.join().ok().flatten()).collect()
     });
-    found.into_iter().collect::<Option<Vec<_>>>()?.pop()
+    others.iter().all(Option::is_some).then_some(found)
 }
 
 /// The same as [`cut_off`] for a job under way there, whose packets have so many elements: they must still pass,
@@ -418,15 +423,18 @@ mod tests {
 
     #[test]
     fn a_service_is_cut_off_if_no_path_leads_there() {
-        let of = |found: &[Option<&str>]| {
-            let looks = std::sync::Mutex::new(found.to_vec());
-            by_any_path(found.len() as u8, || {
-                looks.lock().unwrap().pop().expect("a look a path").map(Into::into)
-            })
+        let of = |paths: u8, found: &[Option<&str>]| {
+            let looks = std::sync::Mutex::new(found.iter().rev().copied().collect::<Vec<_>>());
+            let next = || looks.lock().unwrap().pop().expect("so many looks and no more").map(Into::into);
+            let found = by_any_path(paths, next);
+            (found, looks.into_inner().unwrap().len())
         };
-        assert_eq!(of(&[Some("UDP: lost")]), Some("UDP: lost".into()));
-        assert_eq!(of(&[Some("UDP: lost"); 4]), Some("UDP: lost".into()));
-        assert_eq!(of(&[Some("UDP: lost"), None, Some("UDP: lost")]), None);
+        let lost = Some("UDP: lost");
+        assert_eq!(of(1, &[lost, None]), (Some("UDP: lost".into()), 1));
+        assert_eq!(of(4, &[lost; 5]), (Some("UDP: lost".into()), 1));
+        assert_eq!(of(16, &[lost; 9]), (Some("UDP: lost".into()), 1));
+        assert_eq!(of(3, &[lost, lost, None]), (None, 0));
+        assert_eq!(of(16, &[None, lost]), (None, 1), "a look that gets there is enough");
     }
 
     #[test]

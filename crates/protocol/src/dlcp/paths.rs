@@ -1,4 +1,4 @@
-//! The paths that packets to a peer take (DLCP §3.2.3): in which order, and which of them lose all.
+//! The paths that packets to a peer take (DLCP §3.2.3): in which order, and which of them are dead.
 
 use core::time::Duration;
 
@@ -8,13 +8,16 @@ use super::rate::Round;
 use crate::machine::Instant;
 
 const MOST: usize = PATHS_MAX as usize;
-/// So many blocks tell whether a path carries them.
+/// In so many rounds, one after the other, a path has to lose all of its blocks. A queue that is full
+/// loses whole trains, too, but not always those of one path.
+const ROUNDS: u32 = 2;
+/// So many blocks it has to lose, and others have to carry as many since.
 const TELLING: u32 = 8;
-/// What became of earlier blocks counts as much as so many.
-const REMEMBERED: u32 = 16;
-/// How long a path that lost all is left out. If the last path that works dies too, the others are
-/// tried again that soon.
-const LEFT_OUT_FOR: Duration = Duration::from_secs(1);
+/// How long a path is left out the first time, and at most. The time doubles.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(16);
+/// If nothing has answered for so long, the last path that worked may be dead: no path is left out.
+const UNANSWERED: Duration = Duration::from_millis(250);
 
 /// Each path has its turn once a round, and a round begins with any of them. In one order for ever,
 /// some packets follow each other again and again, such as the stops of two flows that are not
@@ -58,7 +61,7 @@ impl Turns {
     }
 }
 
-/// Blocks that left by each path, and how many of them were missed.
+/// Blocks of a round that left by each path, and how many of them were missed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::dlcp) struct ByPath {
     pub(super) sent: [u32; MOST],
@@ -68,47 +71,59 @@ pub(in crate::dlcp) struct ByPath {
 impl ByPath {
     pub(super) const NONE: Self = Self { sent: [0; _], missed: [0; _] };
 
-    pub(super) fn add(&mut self, other: &Self) {
-        let counts = self.sent.iter_mut().chain(&mut self.missed);
-        counts.zip(other.sent.iter().chain(&other.missed)).for_each(|(own, more)| *own += more);
-    }
-
-    /// Whether a path carries at least half of the blocks.
-    fn carries(&self, path: usize) -> bool {
-        self.sent[path] >= TELLING && 2 * self.missed[path] < self.sent[path]
-    }
-
-    /// Whether it loses more than three quarters of them.
-    fn loses(&self, path: usize) -> bool {
-        self.sent[path] >= TELLING && 4 * self.missed[path] > 3 * self.sent[path]
-    }
-
-    /// Lets later blocks count for more.
-    const fn age(&mut self, path: usize) {
-        while self.sent[path] > REMEMBERED {
-            self.sent[path] /= 2;
-            self.missed[path] /= 2;
-        }
+    fn carried(&self) -> u32 {
+        self.sent.iter().zip(&self.missed).map(|(sent, missed)| sent.saturating_sub(*missed)).sum()
     }
 }
 
-/// The paths that lose what others carry. Routers choose a path by addresses and ports, and may not
-/// notice that it is dead.
+#[derive(Clone, Copy, Debug)]
+struct Fate {
+    /// The last rounds in which it lost all of its blocks, one after the other, and these blocks.
+    rounds: u32,
+    lost: u32,
+    /// Blocks that all paths had carried before the first of these rounds.
+    before: u64,
+    /// Until when it is left out, and how long the next time.
+    until: Instant,
+    pause: Duration,
+}
+
+impl Fate {
+    const ALIVE: Self = Self { rounds: 0, lost: 0, before: 0, until: Instant(0), pause: PAUSE };
+}
+
+/// The paths that lose all while others carry. Routers choose a path by addresses and ports, and may
+/// not notice that it is dead.
 #[derive(Clone, Debug)]
 pub(super) struct LeftOut {
     paths: usize,
-    blocks: ByPath,
-    /// By path: until when it is left out.
-    until: [Instant; MOST],
+    fates: [Fate; MOST],
+    /// Blocks that all paths have carried.
+    carried: u64,
+    /// When the first packet left after the last one came.
+    asked: Option<Instant>,
 }
 
 impl LeftOut {
     pub(super) const fn new(paths: u8) -> Self {
-        Self { paths: paths as usize, blocks: ByPath::NONE, until: [Instant(0); _] }
+        Self { paths: paths as usize, fates: [Fate::ALIVE; _], carried: 0, asked: None }
     }
 
-    fn has(&self, now: Instant, path: u8) -> bool {
-        self.until.get(usize::from(path)).is_some_and(|until| now < *until)
+    /// A packet leaves for the peer.
+    pub(super) fn sends(&mut self, now: Instant) {
+        self.asked.get_or_insert(now);
+    }
+
+    /// A packet of the peer came.
+    pub(super) const fn hears(&mut self) {
+        self.asked = None;
+    }
+
+    /// A path leads elsewhere now.
+    pub(super) fn readmit(&mut self, path: u8) {
+        if let Some(fate) = self.fates.get_mut(usize::from(path)) {
+            *fate = Fate::ALIVE;
+        }
     }
 
     /// The next of the paths that are meant, and the turns after it. If all of them are left out,
@@ -123,28 +138,44 @@ impl LeftOut {
         others.or_else(|| turns.next(is_meant))
     }
 
-    /// Takes the fate of a round of a flow, and returns it without what paths lost that are left
-    /// out: that says nothing about how full the way is.
+    fn has(&self, now: Instant, path: u8) -> bool {
+        let is_answered = self.asked.is_none_or(|asked| now.since(asked) < UNANSWERED);
+        self.fates.get(usize::from(path)).is_some_and(|fate| now < fate.until) && is_answered
+    }
+
+    /// Takes the fate of a round of a flow. Its losses on paths that are left out are no sign of a full
+    /// way: the round that comes back counts without them.
     pub(super) fn judge(&mut self, now: Instant, mut round: Round) -> Round {
         if self.paths == 1 {
             return round;
         }
-        self.blocks.add(&round.by_path);
-        let some_carry = (0..self.paths).any(|path| self.blocks.carries(path));
-        for path in 0..self.paths {
-            if some_carry && self.blocks.loses(path) {
-                self.until[path] = now + LEFT_OUT_FOR;
-                (self.blocks.sent[path], self.blocks.missed[path]) = (0, 0);
+        let ByPath { sent, missed } = round.by_path;
+        let before = self.carried;
+        self.carried += u64::from(round.by_path.carried());
+        for path in (0..self.paths).filter(|path| sent[*path] > 0) {
+            let fate = &mut self.fates[path];
+            if missed[path] < sent[path] {
+                *fate = Fate::ALIVE;
+                continue;
             }
-            self.blocks.age(path);
-            if now < self.until[path] {
-                round.forget(path);
+            if fate.rounds == 0 {
+                fate.before = before;
+            }
+            fate.rounds = fate.rounds.saturating_add(1);
+            fate.lost = fate.lost.saturating_add(sent[path]);
+            let others = self.carried - fate.before;
+            if fate.rounds >= ROUNDS && fate.lost >= TELLING && others >= u64::from(TELLING) {
+                fate.until = now + fate.pause;
+                fate.pause = (2 * fate.pause).min(PAUSE_MAX);
             }
         }
-        // The blocks that leave before a start is answered all take its path. A way that is full
-        // lets some of them through.
-        let used = round.by_path.sent.iter().filter(|sent| **sent > 0).count();
-        if round.missed == round.packets && used < self.paths { Round::NONE } else { round }
+        if self.fates[..self.paths].iter().all(|fate| now < fate.until) {
+            self.fates = [Fate::ALIVE; _];
+        }
+        for path in (0..self.paths).filter(|path| now < self.fates[*path].until) {
+            round.forget(path);
+        }
+        round
     }
 }
 
@@ -188,7 +219,7 @@ mod tests {
         assert_eq!(Turns::new(4).next(|_| false).map(|(path, _)| path), None);
     }
 
-    /// A round of (sent, missed) by path, which took a microsecond a block.
+    /// A round of (sent, missed) by path.
     fn round(by_path: &[(u32, u32)]) -> Round {
         let mut round = Round::NONE;
         for (path, (sent, missed)) in by_path.iter().enumerate() {
@@ -196,62 +227,101 @@ mod tests {
             round.packets += sent;
             round.missed += missed;
         }
-        Round { time: Duration::from_micros(round.packets.into()), ..round }
+        round
     }
 
-    /// Of three paths: those that are left out, and the packets, those that were missed and the
-    /// microseconds that count.
-    fn judged(left_out: &mut LeftOut, now: Instant, by_path: &[(u32, u32)]) -> (Vec<u8>, [u32; 3]) {
-        let rest = left_out.judge(now, round(by_path));
-        let out = (0..3).filter(|path| left_out.has(now, *path)).collect();
-        (out, [rest.packets, rest.missed, rest.time.as_micros() as u32])
+    /// Of three paths: those that are left out, and how many packets and losses count.
+    fn judged(left_out: &mut LeftOut, at: u64, by_path: &[(u32, u32)]) -> (Vec<u8>, [u32; 2]) {
+        let rest = left_out.judge(Instant(at), round(by_path));
+        let out = (0..3).filter(|path| left_out.has(Instant(at), *path)).collect();
+        (out, [rest.packets - rest.left_out, rest.missed])
     }
+
+    const DEAD: [(u32, u32); 3] = [(100, 1), (100, 100), (100, 2)];
 
     #[test]
-    fn a_path_that_loses_what_others_carry_is_left_out_for_a_second_and_counts_for_nothing() {
+    fn a_path_that_loses_all_twice_is_left_out_and_longer_each_time() {
         let mut paths = LeftOut::new(3);
-        let dead = [(100, 1), (100, 100), (100, 2)];
-        assert_eq!(judged(&mut paths, Instant(5), &dead), ([1].to_vec(), [200, 3, 200]));
+        assert_eq!(judged(&mut paths, 5, &DEAD), (Vec::new(), [300, 103]));
+        assert_eq!(judged(&mut paths, 5, &DEAD), ([1].to_vec(), [200, 3]));
         assert!(paths.has(Instant(4 + SECOND), 1) && !paths.has(Instant(5 + SECOND), 1));
-        // It is tried again, and is as dead as before; the next time it carries all.
-        assert_eq!(judged(&mut paths, Instant(2 * SECOND), &dead), ([1].to_vec(), [200, 3, 200]));
-        let alive = [(100, 0); 3];
-        assert_eq!(judged(&mut paths, Instant(4 * SECOND), &alive), (Vec::new(), [300, 0, 300]));
+        // It is tried again.
+        let mut at = 10 * SECOND;
+        for pause in [2, 4, 8, 16, 16] {
+            assert_eq!(judged(&mut paths, at, &DEAD), ([1].to_vec(), [200, 3]));
+            at += pause * SECOND;
+            assert!(paths.has(Instant(at - 1), 1) && !paths.has(Instant(at), 1), "{pause} s");
+        }
+        let alive = [(100, 0), (100, 99), (100, 0)];
+        assert_eq!(judged(&mut paths, at, &alive), (Vec::new(), [300, 99]));
+        assert_eq!(judged(&mut paths, at, &DEAD).0, [], "as if it had never been dead");
     }
 
     #[test]
-    fn a_way_that_is_full_leaves_no_path_out() {
+    fn a_late_round_that_a_path_carried_brings_it_back() {
         let mut paths = LeftOut::new(3);
-        let full = [(100, 97); 3];
-        assert_eq!(judged(&mut paths, Instant(5), &full), (Vec::new(), [300, 291, 300]));
-        // One that loses half is no dead one.
-        let half = [(100, 1), (100, 50), (100, 2)];
-        (0..9).for_each(|_| assert_eq!(judged(&mut paths, Instant(5), &half).0, []));
+        (0..2).for_each(|_| drop(judged(&mut paths, 5, &DEAD)));
+        assert_eq!(judged(&mut paths, 6, &[(0, 0), (9, 8)]).0, []);
+    }
+
+    #[test]
+    fn a_way_that_is_full_or_broken_leaves_no_path_out() {
+        let mut paths = LeftOut::new(3);
+        for lost in [97, 100, 50, 100] {
+            (0..9).for_each(|_| assert_eq!(judged(&mut paths, 5, &[(100, lost); 3]).0, []));
+        }
+        // Whole trains are lost, now of one path and now of another.
+        for lost in 0..9 {
+            let mut trains = [(45, 45); 3];
+            trains[lost % 3].1 = 0;
+            assert!(judged(&mut paths, 5, &trains).0.len() < 3, "round {lost}");
+        }
     }
 
     #[test]
     fn a_few_blocks_at_a_time_tell_as_much_in_the_end() {
         let mut paths = LeftOut::new(3);
         for round in 1..=8 {
-            let (out, _) = judged(&mut paths, Instant(5), &[(1, 0), (1, 1)]);
+            let (out, _) = judged(&mut paths, 5, &[(1, 0), (1, 1)]);
             assert_eq!(out, if round < 8 { &[][..] } else { &[1] }, "round {round}");
         }
-        // A path that worked for long and dies.
-        (0..100).for_each(|_| assert_eq!(judged(&mut paths, Instant(3 * SECOND), &[(10, 0); 3]).0, []));
-        let dies = [(10, 10), (10, 0), (10, 0)];
-        let round = (1..=9).find(|_| judged(&mut paths, Instant(4 * SECOND), &dies).0 == [0]);
-        assert!(round.is_some_and(|round| round <= 5), "{round:?}");
     }
 
     #[test]
-    fn blocks_that_took_some_of_the_paths_and_were_all_lost_say_nothing_about_the_way() {
-        let of = |by_path: &[_]| judged(&mut LeftOut::new(3), Instant(5), by_path);
-        assert_eq!(of(&[(0, 0), (100, 100)]), (Vec::new(), [0; 3]));
-        assert_eq!(of(&[(7, 7), (100, 100)]), (Vec::new(), [0; 3]));
-        assert_eq!(of(&[(0, 0), (100, 97)]).1, [100, 97, 100]);
-        assert_eq!(of(&[(9, 9), (100, 100), (9, 9)]).1, [118, 118, 118], "no path carries anything");
-        // A job with one path has no other to tell.
+    fn what_others_carried_before_says_nothing_about_a_path() {
+        let mut paths = LeftOut::new(3);
+        judged(&mut paths, 5, &[(100, 0); 3]);
+        // All is lost for a while, of which each path gets its part.
+        for path in [0, 1, 2, 0, 1, 2] {
+            let mut trains = [(0, 0); 3];
+            trains[path] = (45, 45);
+            assert_eq!(judged(&mut paths, 6, &trains).0, []);
+        }
+    }
+
+    #[test]
+    fn none_is_left_out_while_nothing_answers_or_if_all_would_be() {
+        let mut paths = LeftOut::new(3);
+        (0..2).for_each(|_| drop(judged(&mut paths, 5, &DEAD)));
+        let at = |ms: u64| Instant(5 + ms * 1_000_000);
+        paths.sends(at(0));
+        paths.sends(at(200));
+        assert!(paths.has(at(249), 1) && !paths.has(at(250), 1));
+        paths.hears();
+        paths.sends(at(260));
+        assert!(paths.has(at(270), 1));
+        let rest = [(9, 9), (0, 0), (9, 0)];
+        (0..2).for_each(|_| drop(judged(&mut paths, 6, &rest)));
+        assert!(paths.has(Instant(6), 0) && !paths.has(Instant(6), 2));
+        paths.carried += 9;
+        assert_eq!(judged(&mut paths, 6, &[(0, 0), (0, 0), (9, 9)]).0, [0, 1]);
+        paths.carried += 9;
+        assert_eq!(judged(&mut paths, 6, &[(0, 0), (0, 0), (9, 9)]).0, []);
+    }
+
+    #[test]
+    fn a_job_with_one_path_has_no_other() {
         let mut one = LeftOut::new(1);
-        assert_eq!(judged(&mut one, Instant(5), &[(100, 100)]), (Vec::new(), [100, 100, 100]));
+        (0..3).for_each(|_| assert_eq!(judged(&mut one, 5, &[(100, 100)]), (Vec::new(), [100, 100])));
     }
 }

@@ -193,7 +193,10 @@ pub(in crate::dlcp) struct Round {
     pub until: Instant,
     /// The largest rate that the receiver reported.
     pub fastest_bps: u64,
-    /// The packets and what was missed by the path that they took.
+    /// Packets on paths that are left out. They count for how fast the round left, and not for what was
+    /// lost.
+    pub left_out: u32,
+    /// The packets and what was missed by the path that they took, of one round alone.
     pub by_path: ByPath,
 }
 
@@ -205,6 +208,7 @@ impl Round {
         since: Instant(u64::MAX),
         until: Instant(0),
         fastest_bps: 0,
+        left_out: 0,
         by_path: ByPath::NONE,
     };
 
@@ -234,17 +238,18 @@ impl Round {
         self.since = self.since.min(other.since);
         self.until = self.until.max(other.until);
         self.fastest_bps = self.fastest_bps.max(other.fastest_bps);
-        self.by_path.add(&other.by_path);
+        self.left_out = self.left_out.saturating_add(other.left_out);
     }
 
     /// Leaves out what took a path.
     pub fn forget(&mut self, path: usize) {
-        let sent = self.by_path.sent[path].min(self.packets);
-        let rest = self.packets - sent;
-        self.time = self.time.saturating_mul(rest) / self.packets.max(1);
-        self.packets = rest;
+        self.left_out += self.by_path.sent[path];
         self.missed = self.missed.saturating_sub(self.by_path.missed[path]);
-        (self.by_path.sent[path], self.by_path.missed[path]) = (0, 0);
+    }
+
+    /// The share of the packets that was missed.
+    fn loss(&self) -> f64 {
+        f64::from(self.missed) / f64::from(self.packets.saturating_sub(self.left_out).max(1))
     }
 }
 
@@ -289,7 +294,7 @@ impl WayRate {
 
     fn judge(&mut self, now: Instant, config: &RateConfig, round: &Round) {
         let (bps, packets) = (self.bps as f64, f64::from(round.packets));
-        let loss = f64::from(round.missed) / packets;
+        let loss = round.loss();
         let usual = self.losses.iter().copied().fold(1.0, f64::min);
         let usual = if usual > USUAL_MAX { 0.0 } else { usual };
         self.losses[self.judged % REMEMBERED] = loss;

@@ -315,7 +315,7 @@ impl<A: Copy, T: Tensor> Ring<A, T> {
                     );
                     core.statistics.packets_sent += 1;
                     core.statistics.retransmissions += u64::from(push.round() > 0);
-                    push.sent(now, config.rate.line_rate_bps, Some(*path));
+                    push.sent(now, config.rate.line_rate_bps, Some(0));
                     link.sent(now, &config.rate, config.rate.line_rate_bps);
                 }
                 if !run.is_empty() {

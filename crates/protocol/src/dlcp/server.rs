@@ -22,7 +22,7 @@ pub struct Server<A> {
     clock: Clock,
 }
 
-impl<A: Copy> Server<A> {
+impl<A: Copy + PartialEq> Server<A> {
     /// A shard without jobs.
     #[must_use]
     pub fn new(shard: ShardId) -> Self {
@@ -30,7 +30,7 @@ impl<A: Copy> Server<A> {
     }
 }
 
-impl<A: Copy> Endpoint for Server<A> {
+impl<A: Copy + PartialEq> Endpoint for Server<A> {
     type Address = A;
     type Event = JobAborted;
 
@@ -70,7 +70,7 @@ impl<A: Copy> Endpoint for Server<A> {
     }
 }
 
-impl<A: Copy> Summer for Server<A> {
+impl<A: Copy + PartialEq> Summer for Server<A> {
     type Job = ServerJob;
     type Error = ConfigError;
 

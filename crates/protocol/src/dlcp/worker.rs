@@ -443,7 +443,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
         let mut run = Run::default();
         let Some((next_path, after)) = left_out.next(now, *of_blocks, |_| true) else { return run };
         // Front layers first; of one priority, in the order of submission.
-        let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].has_blocks()).collect();
+        let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].may_send(config)).collect();
         order.sort_by_key(|at| flows[*at].start.priority);
         for at in order {
             let id = id_of(*first, at);
@@ -544,9 +544,10 @@ const fn is_after(flow: FlowId, other: FlowId) -> bool {
 }
 
 impl Flow {
-    /// Whether it has blocks to push.
-    fn has_blocks(&self) -> bool {
-        !self.is_complete && self.push.as_ref().is_some_and(Sender::has_blocks)
+    /// Whether it has blocks to push, and need not wait for an answer first.
+    fn may_send(&self, config: &JobConfig) -> bool {
+        let waits = |push: &Sender| config.paths > 1 && push.waits_for_its_start();
+        !self.is_complete && self.push.as_ref().is_some_and(|push| push.has_blocks() && !waits(push))
     }
 }
 
@@ -557,6 +558,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn receive(&mut self, now: Instant, _from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let now = self.clock.read(now);
         self.core.check(&self.preamble(Kind::Block), self.config.key, packet)?;
+        self.left_out.hears();
         let Packet { preamble, bytes } = *packet;
         // A sum is for all. A packet of this worker's own is no sum, should it come back.
         let whose = if preamble.kind == Kind::Block { WorkerId::ALL } else { self.worker };
@@ -597,6 +599,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             return None;
         }
         if let Some(bytes) = self.write_signal(now, train) {
+            self.left_out.sends(now);
             self.core.statistics.packets_sent += 1;
             return Some(Transmit { to: self.core.peer(), bytes, segment_bytes: bytes });
         }
@@ -604,8 +607,10 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         if run.is_empty() {
             // The last of a round may have been what nobody needs any more: then its stop is due.
             let bytes = self.write_signal(now, train)?;
+            self.left_out.sends(now);
             return Some(Transmit { to: self.core.peer(), bytes, segment_bytes: bytes });
         }
+        self.left_out.sends(now);
         run.to(self.core.peer())
     }
 
@@ -620,7 +625,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         let flows = self.flows.iter().take(self.under_way()).filter_map(|flow| {
             let push = flow.push.as_ref()?;
             let pull = if self.receives(flow) { flow.pull.poll_timeout() } else { None };
-            let blocks = flow.has_blocks().then(|| push.opens_at().max(self.link.opens_at()));
+            let blocks = flow.may_send(&self.config).then(|| push.opens_at().max(self.link.opens_at()));
             let signals = if flow.is_complete { None } else { push.poll_timeout() };
             [pull, blocks, signals].into_iter().flatten().min()
         });

@@ -162,7 +162,8 @@ impl Case {
         let case = if random.below(6) == 0 { case.longer() } else { case };
         let finish = random.pick(&[Finish::Stopped, Finish::Stopped, Finish::Stopped, Finish::BoundMet]);
         let window_blocks = random.pick(&[1, 300, u32::MAX]);
-        Self { finish, window_blocks, ..case }
+        let follows = random.below(2) == 0;
+        Self { finish, window_blocks, follows, ..case }
     }
 
     fn longer(mut self) -> Self {

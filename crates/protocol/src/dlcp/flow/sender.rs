@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use fanin_wire::{REQUEST_BLOCKS, Report, Signal, Start};
 
 use super::retry::{ROUNDS_MAX, Retry, Waiting};
+use crate::dlcp::paths::ByPath;
 use crate::dlcp::rate::{Pacer, Rate, RateConfig, Round};
 use crate::machine::{Instant, Reason};
 
@@ -12,6 +13,8 @@ use crate::machine::{Instant, Reason};
 #[derive(Debug)]
 pub(in crate::dlcp) struct Sender {
     blocks: u32,
+    /// Whether its receiver may end it without all of its blocks.
+    is_forgiven: bool,
     /// To be announced; `None` where the receiver knows of the flow anyway.
     start: Option<(Start, Retry)>,
     /// The blocks to be sent in this round.
@@ -49,7 +52,9 @@ impl Sender {
     pub(in crate::dlcp) fn announcing(start: Start, blocks: u32, rate: RateConfig) -> Self {
         let blocks = if start.has_blocks { blocks } else { 0 };
         let to_send = (0..blocks).collect();
-        Self { to_send, is_sealed: true, ..Self::streaming(blocks, rate).announced(start) }
+        let is_forgiven = start.bound.of_blocks(blocks) > 0;
+        let announced = Self::streaming(blocks, rate).announced(start);
+        Self { to_send, is_sealed: true, is_forgiven, ..announced }
     }
 
     /// The same, but to somebody who has to be told of it.
@@ -64,6 +69,7 @@ impl Sender {
     pub(in crate::dlcp) fn streaming(blocks: u32, rate: RateConfig) -> Self {
         Self {
             blocks,
+            is_forgiven: false,
             start: None,
             to_send: VecDeque::new(),
             lined_up: VecDeque::new(),
@@ -84,6 +90,12 @@ impl Sender {
             is_first: true,
             report: 0,
         }
+    }
+
+    /// The same of sums of which so many may be missing.
+    pub(in crate::dlcp) const fn forgiving(mut self, blocks: u32) -> Self {
+        self.is_forgiven = blocks > 0;
+        self
     }
 
     /// A block that is there now.
@@ -125,6 +137,12 @@ impl Sender {
     /// Whether its start was said and not answered.
     pub(in crate::dlcp) fn is_announcing(&self) -> bool {
         self.start.is_some_and(|(_, retry)| retry != Retry::default())
+    }
+
+    /// Whether the first of several trains has left before its start was answered. The others wait: they
+    /// would have to follow it on its path, which may be dead.
+    pub(in crate::dlcp) fn waits_for_its_start(&self) -> bool {
+        self.is_announcing() && self.this_round.packets > 0
     }
 
     /// How often blocks were asked for again.
@@ -264,7 +282,7 @@ impl Sender {
 
     fn left(&mut self, now: Instant, way_bps: u64, path: Option<u8>) {
         let left = self.lined_up.pop_front();
-        // A block whose path is not known is none of the first one's.
+        // 255 stands for a path that is not known, as 0 is the first.
         let number = path.unwrap_or(u8::MAX);
         if number > 0 && self.path_of.is_empty() {
             self.path_of.resize(self.blocks as usize, 0);
@@ -345,7 +363,7 @@ impl Sender {
             (self.round, self.parts, self.is_sealed, self.stopped) = (round, 0, false, false);
             self.rate.restart();
             (self.sent, self.measured_since, self.is_first) = (0, None, true);
-            self.last_round = self.end();
+            self.last_round = core::mem::replace(&mut self.this_round, Round::NONE);
         }
         if self.parts & 1 << part != 0 {
             return Err(Reason::Duplicate);
@@ -373,9 +391,14 @@ impl Sender {
         self.end()
     }
 
-    /// The flow is over, by what else its sender knows. Returns the last round.
+    /// The flow is over, by what else its sender knows. Returns the last round. If blocks may be missing,
+    /// it says of none by which path it came.
     pub(in crate::dlcp) const fn end(&mut self) -> Round {
-        core::mem::replace(&mut self.this_round, Round::NONE)
+        let mut over = core::mem::replace(&mut self.this_round, Round::NONE);
+        if self.is_forgiven {
+            over.by_path = ByPath::NONE;
+        }
+        over
     }
 
     /// Any answer shows that the flow is known.

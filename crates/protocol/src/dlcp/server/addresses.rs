@@ -8,7 +8,7 @@
 //! then, and the others to those that were known.
 //!
 //! The way to a port may carry packets although the way from it does not. So a port counts as dead
-//! by what is lost on the way there, and not by what does not come from there.
+//! by what is lost on the way to it, and not by what does not come from it.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -48,7 +48,7 @@ struct Aim<A> {
     turns: Turns,
 }
 
-impl<A: Copy> Addresses<A> {
+impl<A: Copy + PartialEq> Addresses<A> {
     pub(super) fn new(paths: u8) -> Self {
         let turns = Turns::new(paths);
         Self {
@@ -68,6 +68,11 @@ impl<A: Copy> Addresses<A> {
         self.last.is_some()
     }
 
+    /// A packet came, new or not.
+    pub(super) const fn hears(&mut self) {
+        self.left_out.hears();
+    }
+
     /// A signal came from here.
     pub(super) const fn heard(&mut self, from: A) {
         self.last = Some(from);
@@ -76,6 +81,9 @@ impl<A: Copy> Addresses<A> {
     /// Something new came by a path, from here.
     pub(super) fn learn(&mut self, now: Instant, path: u8, from: A) {
         if let Some(known) = self.paths.get_mut(usize::from(path)) {
+            if *known != Some(from) {
+                self.left_out.readmit(path);
+            }
             *known = Some(from);
             self.heard = Some(now);
         }
@@ -88,6 +96,9 @@ impl<A: Copy> Addresses<A> {
 
     /// The path of the next train of blocks, if it goes by one.
     pub(super) fn path(&self, now: Instant) -> Option<u8> {
+        if self.paths.len() == 1 {
+            return Some(0);
+        }
         self.aim(self.blocks, now).and_then(|aim| aim.path)
     }
 
@@ -109,6 +120,7 @@ impl<A: Copy> Addresses<A> {
         if !self.is_heard(now) {
             self.to_last = !self.to_last;
         }
+        self.left_out.sends(now);
         self.to = aim.map(|aim| aim.to);
     }
 
@@ -189,12 +201,21 @@ mod tests {
         let mut lost = Round::NONE;
         (lost.by_path.sent, lost.by_path.missed) = ([9; _], [0; _]);
         lost.by_path.missed[0] = 9;
-        addresses.judge(Instant(1500 * MS), lost);
+        addresses.hears();
+        (0..2).for_each(|_| drop(addresses.judge(Instant(1500 * MS), lost)));
         assert_eq!(trains(&mut addresses, Instant(1550 * MS), 3), [91, 91, 91], "it does not");
         // From none: it waits for others, or all of its ports were changed, and what it says comes
         // again.
         assert_eq!(both(trains(&mut addresses, Instant(2600 * MS), 12)), [80, 91, 99]);
         addresses.learn(Instant(2700 * MS), 0, 90);
         assert_eq!(both(trains(&mut addresses, Instant(2800 * MS), 4)), [90, 91]);
+        // A path that was left out leads elsewhere.
+        addresses.hears();
+        (0..2).for_each(|_| drop(addresses.judge(Instant(2800 * MS), lost)));
+        assert_eq!(trains(&mut addresses, Instant(2900 * MS), 3), [91, 91, 91]);
+        addresses.learn(Instant(2900 * MS), 0, 90);
+        assert_eq!(trains(&mut addresses, Instant(2900 * MS), 3), [91, 91, 91], "that is where it led");
+        addresses.learn(Instant(2900 * MS), 0, 95);
+        assert_eq!(both(trains(&mut addresses, Instant(2900 * MS), 4)), [91, 95]);
     }
 }

@@ -39,7 +39,9 @@ impl Flow {
         let blocks = config.blocks(&start.collective, start.elements);
         let places = || (0..config.workers).map(|place| WorkerId(place as u8));
         let receives = |worker| start.collective.pattern.receives(worker);
-        let pull = |worker| receives(worker).then(|| Sender::streaming(blocks, config.rate));
+        let missing = config.pull_bound(&start.collective).of_blocks(blocks);
+        let new = || Sender::streaming(blocks, config.rate).forgiving(missing);
+        let pull = |worker| receives(worker).then(new);
         Self {
             id,
             start,

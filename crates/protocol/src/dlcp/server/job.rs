@@ -73,7 +73,7 @@ pub(super) struct Job<A> {
     lateness: Vec<Duration>,
 }
 
-impl<A: Copy> Job<A> {
+impl<A: Copy + PartialEq> Job<A> {
     pub(super) fn new(job: ServerJob) -> Self {
         let workers = usize::from(job.config.workers);
         Self {
@@ -128,6 +128,7 @@ impl<A: Copy> Job<A> {
             return Err(Reason::OutOfRange);
         }
         self.heard |= preamble.worker.bit();
+        self.addresses[usize::from(preamble.worker.0)].hears();
         if self.abortion != Abortion::None {
             // A worker that comes after the end is told of it, too.
             if preamble.kind == Kind::Signal {
@@ -643,7 +644,7 @@ fn may_restore(worker: WorkerId, collective: &Collective, header: &BlockHeader, 
 }
 
 /// Time decides whether a job has something to send, so the server polls each job itself.
-impl<A: Copy> TableJob for Job<A> {
+impl<A: Copy + PartialEq> TableJob for Job<A> {
     #[inline]
     fn membership(&self) -> (Generation, Key) {
         (self.config().generation, self.config().key)
