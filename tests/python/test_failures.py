@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch.distributed as dist
 from fanin import errors
 from fanin._failures import Failures
+from torch._C._distributed_c10d import HashStore
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from fanin._failures import Failures
     ],
 )
 def test_others_hear_which_rank_cannot_join_and_why(error: Exception, told: str) -> None:
-    store = dist.HashStore()
+    store = HashStore()
     Failures(store, 1, 3).tell(error)
     Failures(store, 0, 3).tell(RuntimeError("later"))
     Failures(store, 1, 3).look()

@@ -202,7 +202,7 @@ mod tests {
         (lost.by_path.sent, lost.by_path.missed) = ([9; _], [0; _]);
         lost.by_path.missed[0] = 9;
         addresses.hears();
-        (0..2).for_each(|_| drop(addresses.judge(Instant(1500 * MS), lost)));
+        (0..2).for_each(|_| _ = addresses.judge(Instant(1500 * MS), lost));
         assert_eq!(trains(&mut addresses, Instant(1550 * MS), 3), [91, 91, 91], "it does not");
         // From none: it waits for others, or all of its ports were changed, and what it says comes
         // again.
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(both(trains(&mut addresses, Instant(2800 * MS), 4)), [90, 91]);
         // A path that was left out leads elsewhere.
         addresses.hears();
-        (0..2).for_each(|_| drop(addresses.judge(Instant(2800 * MS), lost)));
+        (0..2).for_each(|_| _ = addresses.judge(Instant(2800 * MS), lost));
         assert_eq!(trains(&mut addresses, Instant(2900 * MS), 3), [91, 91, 91]);
         addresses.learn(Instant(2900 * MS), 0, 90);
         assert_eq!(trains(&mut addresses, Instant(2900 * MS), 3), [91, 91, 91], "that is where it led");
