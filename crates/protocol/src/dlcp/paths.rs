@@ -83,13 +83,13 @@ struct Fate {
     lost: u32,
     /// Blocks that all paths had carried before the first of these rounds.
     before: u64,
-    /// Until when it is left out, and how long the next time.
-    until: Instant,
+    /// If it is dead: when it is tried again. And how long after that the next time.
+    until: Option<Instant>,
     pause: Duration,
 }
 
 impl Fate {
-    const ALIVE: Self = Self { rounds: 0, lost: 0, before: 0, until: Instant(0), pause: PAUSE };
+    const ALIVE: Self = Self { rounds: 0, lost: 0, before: 0, until: None, pause: PAUSE };
 }
 
 /// The paths that lose all while others carry. Routers choose a path by addresses and ports, and may
@@ -134,13 +134,21 @@ impl LeftOut {
         turns: Turns,
         is_meant: impl Fn(u8) -> bool,
     ) -> Option<(u8, Turns)> {
-        let others = turns.next(|path| is_meant(path) && !self.has(now, path));
-        others.or_else(|| turns.next(is_meant))
+        let tried = self.tried(now);
+        let is_alive = |path: u8| {
+            let path = usize::from(path);
+            Some(path) == tried || self.fates.get(path).is_some_and(|fate| fate.until.is_none())
+        };
+        if self.asked.is_some_and(|asked| now.since(asked) >= UNANSWERED) {
+            return turns.next(is_meant);
+        }
+        turns.next(|path| is_meant(path) && is_alive(path)).or_else(|| turns.next(is_meant))
     }
 
-    fn has(&self, now: Instant, path: u8) -> bool {
-        let is_answered = self.asked.is_none_or(|asked| now.since(asked) < UNANSWERED);
-        self.fates.get(usize::from(path)).is_some_and(|fate| now < fate.until) && is_answered
+    /// The dead path that is tried again: one at a time, as a flow that loses more than half is
+    /// halved.
+    fn tried(&self, now: Instant) -> Option<usize> {
+        self.fates.iter().position(|fate| fate.until.is_some_and(|until| until <= now))
     }
 
     /// Takes the fate of a round of a flow. Its losses on paths that are left out are no sign of a full
@@ -165,14 +173,14 @@ impl LeftOut {
             fate.lost = fate.lost.saturating_add(sent[path]);
             let others = self.carried - fate.before;
             if fate.rounds >= ROUNDS && fate.lost >= TELLING && others >= u64::from(TELLING) {
-                fate.until = now + fate.pause;
+                fate.until = Some(now + fate.pause);
                 fate.pause = (2 * fate.pause).min(PAUSE_MAX);
             }
         }
-        if self.fates[..self.paths].iter().all(|fate| now < fate.until) {
+        if self.fates[..self.paths].iter().all(|fate| fate.until.is_some()) {
             self.fates = [Fate::ALIVE; _];
         }
-        for path in (0..self.paths).filter(|path| now < self.fates[*path].until) {
+        for path in (0..self.paths).filter(|path| self.fates[*path].until.is_some()) {
             round.forget(path);
         }
         round
@@ -230,10 +238,20 @@ mod tests {
         round
     }
 
+    /// Whether a path of three is left out.
+    fn has(left_out: &LeftOut, now: Instant, path: u8) -> bool {
+        let mut turns = Turns::new(3);
+        !(0..30).any(|_| {
+            let (next, after) = left_out.next(now, turns, |_| true).expect("each is meant");
+            turns = after;
+            next == path
+        })
+    }
+
     /// Of three paths: those that are left out, and how many packets and losses count.
     fn judged(left_out: &mut LeftOut, at: u64, by_path: &[(u32, u32)]) -> (Vec<u8>, [u32; 2]) {
         let rest = left_out.judge(Instant(at), round(by_path));
-        let out = (0..3).filter(|path| left_out.has(Instant(at), *path)).collect();
+        let out = (0..3).filter(|path| has(left_out, Instant(at), *path)).collect();
         (out, [rest.packets - rest.left_out, rest.missed])
     }
 
@@ -244,17 +262,27 @@ mod tests {
         let mut paths = LeftOut::new(3);
         assert_eq!(judged(&mut paths, 5, &DEAD), (Vec::new(), [300, 103]));
         assert_eq!(judged(&mut paths, 5, &DEAD), ([1].to_vec(), [200, 3]));
-        assert!(paths.has(Instant(4 + SECOND), 1) && !paths.has(Instant(5 + SECOND), 1));
+        assert!(has(&paths, Instant(4 + SECOND), 1) && !has(&paths, Instant(5 + SECOND), 1));
         // It is tried again.
         let mut at = 10 * SECOND;
         for pause in [2, 4, 8, 16, 16] {
             assert_eq!(judged(&mut paths, at, &DEAD), ([1].to_vec(), [200, 3]));
             at += pause * SECOND;
-            assert!(paths.has(Instant(at - 1), 1) && !paths.has(Instant(at), 1), "{pause} s");
+            assert!(has(&paths, Instant(at - 1), 1) && !has(&paths, Instant(at), 1), "{pause} s");
         }
         let alive = [(100, 0), (100, 99), (100, 0)];
         assert_eq!(judged(&mut paths, at, &alive), (Vec::new(), [300, 99]));
         assert_eq!(judged(&mut paths, at, &DEAD).0, [], "as if it had never been dead");
+    }
+
+    #[test]
+    fn dead_paths_are_tried_again_one_by_one() {
+        let mut paths = LeftOut::new(3);
+        let dead = [(100, 100), (100, 100), (100, 0)];
+        (0..2).for_each(|_| drop(judged(&mut paths, 0, &dead)));
+        assert_eq!(judged(&mut paths, SECOND, &[]).0, [1], "the first is tried");
+        assert_eq!(judged(&mut paths, SECOND, &[(9, 9), (0, 0), (9, 0)]).0, [0], "and then the second");
+        assert_eq!(judged(&mut paths, SECOND, &[(0, 0), (9, 0), (9, 0)]).0, [0]);
     }
 
     #[test]
@@ -306,13 +334,13 @@ mod tests {
         let at = |ms: u64| Instant(5 + ms * 1_000_000);
         paths.sends(at(0));
         paths.sends(at(200));
-        assert!(paths.has(at(249), 1) && !paths.has(at(250), 1));
+        assert!(has(&paths, at(249), 1) && !has(&paths, at(250), 1));
         paths.hears();
         paths.sends(at(260));
-        assert!(paths.has(at(270), 1));
+        assert!(has(&paths, at(270), 1));
         let rest = [(9, 9), (0, 0), (9, 0)];
         (0..2).for_each(|_| drop(judged(&mut paths, 6, &rest)));
-        assert!(paths.has(Instant(6), 0) && !paths.has(Instant(6), 2));
+        assert!(has(&paths, Instant(6), 0) && !has(&paths, Instant(6), 2));
         paths.carried += 9;
         assert_eq!(judged(&mut paths, 6, &[(0, 0), (0, 0), (9, 9)]).0, [0, 1]);
         paths.carried += 9;
