@@ -20,6 +20,9 @@ ANSWER_S = 30.0
 """How long a cluster may take to answer: Ray waits for minutes, and cannot be interrupted."""
 _LOOK_S = 0.5
 """How often who waits for a task looks whether all was stopped."""
+_END_S = 1.0
+"""How long tasks may take to end by themselves before they are cancelled. Ray ends this process if
+it cancels a task as that ends (ray-project/ray#54785), and tasks that all fail do so together."""
 _HOST_PORT = re.compile(r"([\w.-]+):(\d+)")
 # In a process of its own, which can be ended while Ray waits.
 _TRY = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40)"
@@ -82,6 +85,11 @@ class Cluster:
         with self._lock:
             self._stopped = True
             running = list(self._running)
+        if running:
+            count = len(running)
+            _, running = self._ray.wait(
+                running, num_returns=count, timeout=_END_S, fetch_local=False
+            )
         for task in running:
             self._ray.cancel(task, force=True)
         with self._lock:

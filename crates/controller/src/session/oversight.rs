@@ -67,7 +67,7 @@ struct Suspect {
     switch: String,
     address: SocketAddr,
     trust: Trust,
-    /// Of the job's packets, and the paths that they take.
+    /// The length of the job's packets, and how many paths they take.
     elements: u16,
     paths: u8,
 }

@@ -121,9 +121,9 @@ pub fn cut_off(switch: &str, patience: Duration, trust: &Trust, security: Securi
     cut_off_of(switch, patience, trust, security, None)
 }
 
-/// What a look finds that keeps this machine from a service; over several paths, what several looks
-/// find from a port each, where all of them find something. Routers choose a path by the port, so that
-/// a single look may take a dead one.
+/// The cause that keeps this machine from a service, if a look finds one. Over several paths, all of
+/// several looks have to find one, each from another port: routers choose a path by the port, and a
+/// single look may take a dead one.
 pub(super) fn by_any_path(paths: u8, look: impl Fn() -> Option<String> + Sync) -> Option<String> {
     let found = look()?;
     let others: Vec<_> = std::thread::scope(|scope| {

@@ -151,8 +151,8 @@ impl LeftOut {
         self.fates.iter().position(|fate| fate.until.is_some_and(|until| until <= now))
     }
 
-    /// Takes the fate of a round of a flow. Its losses on paths that are left out are no sign of a full
-    /// way: the round that comes back counts without them.
+    /// Takes the fate of a round of a flow, and returns it without its losses on dead paths: they are no
+    /// sign of a full way.
     pub(super) fn judge(&mut self, now: Instant, mut round: Round) -> Round {
         if self.paths == 1 {
             return round;
@@ -248,7 +248,7 @@ mod tests {
         })
     }
 
-    /// Of three paths: those that are left out, and how many packets and losses count.
+    /// The paths of three that are left out, and how many packets and losses count.
     fn judged(left_out: &mut LeftOut, at: u64, by_path: &[(u32, u32)]) -> (Vec<u8>, [u32; 2]) {
         let rest = left_out.judge(Instant(at), round(by_path));
         let out = (0..3).filter(|path| has(left_out, Instant(at), *path)).collect();

@@ -223,7 +223,7 @@ impl Round {
         self.until = now;
     }
 
-    /// One that took a path is missed.
+    /// A packet that took a path is missed.
     pub fn misses(&mut self, path: u8) {
         self.missed += 1;
         if let Some(missed) = self.by_path.missed.get_mut(usize::from(path)) {
