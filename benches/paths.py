@@ -187,7 +187,7 @@ def main() -> int:
     parser.add_argument("--dead", action="store_true", help="the last link dies after that")
     args = parser.parse_args()
     rates = (args.rate_bps, args.near * args.rate_bps // args.links)
-    times: dict[int, list[float]] = {paths: [] for paths in args.paths}
+    times: dict[int, list[list[float]]] = {paths: [] for paths in args.paths}
     lost: dict[int, list[float]] = {paths: [] for paths in args.paths}
     with Routed(args.near, args.far, args.links, rates, name=f"b{os.getpid()}") as lab:
         # Each shard would have ports of its own.
@@ -203,16 +203,18 @@ def main() -> int:
                     slowest = [
                         max(each) for each in zip(*(of["times"] for of in found), strict=True)
                     ]
-                    times[paths] += slowest
+                    times[paths].append(slowest)
                     lost[paths].append(found[0]["lost"])
         finally:
             switch.terminate()
             switch.communicate()
     for paths in args.paths:
-        middle, worst = statistics.median(times[paths]), max(times[paths])
+        every = [each for job in times[paths] for each in job]
+        in_order = [statistics.median(sums) for sums in zip(*times[paths], strict=True)]
         print(
-            f"paths {paths:2}: median {1000 * middle:.1f} ms, most {1000 * worst:.1f} ms, "
-            f"{100 * statistics.mean(lost[paths]):.2f} % lost"
+            f"paths {paths:2}: median {1000 * statistics.median(every):.1f} ms, "
+            f"most {1000 * max(every):.1f} ms, {100 * statistics.mean(lost[paths]):.2f} % lost; "
+            f"in their order: {[round(1000 * each) for each in in_order]} ms"
         )
     return 0
 

@@ -121,9 +121,9 @@ pub fn cut_off(switch: &str, patience: Duration, trust: &Trust, security: Securi
     cut_off_of(switch, patience, trust, security, None)
 }
 
-/// The cause that keeps this machine from a service, if a look finds one. Over several paths, all of
-/// several looks have to find one, each from another port: routers choose a path by the port, and a
-/// single look may take a dead one.
+/// The cause that keeps this machine from a service, if a look finds one. Routers choose a path by the
+/// port, so that a single look may take a dead path. So over several paths more looks have to find a
+/// cause, too, each from a port of its own.
 pub(super) fn by_any_path(paths: u8, look: impl Fn() -> Option<String> + Sync) -> Option<String> {
     let found = look()?;
     let others: Vec<_> = std::thread::scope(|scope| {
@@ -133,8 +133,8 @@ pub(super) fn by_any_path(paths: u8, look: impl Fn() -> Option<String> + Sync) -
     others.iter().all(Option::is_some).then_some(found)
 }
 
-/// The same as [`cut_off`] for a job under way there, whose packets have so many elements: they must still pass,
-/// whatever is the longest that passes now.
+/// The same as [`cut_off`] for a job under way there, whose packets have so many elements: they must
+/// still pass, whatever is the longest that passes now.
 pub(super) fn cut_off_of(
     switch: &str,
     patience: Duration,

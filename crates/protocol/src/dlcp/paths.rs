@@ -92,11 +92,14 @@ impl Fate {
     const ALIVE: Self = Self { rounds: 0, lost: 0, before: 0, until: None, pause: PAUSE };
 }
 
-/// The paths that lose all while others carry. Routers choose a path by addresses and ports, and may
-/// not notice that it is dead.
+/// The paths to a peer. Dead ones are left out: routers choose a path by addresses and ports, and may
+/// not notice that it loses all.
 #[derive(Clone, Debug)]
-pub(super) struct LeftOut {
+pub(super) struct Paths {
     paths: usize,
+    /// The turns of trains of blocks, and of signals.
+    pub(super) blocks: Turns,
+    pub(super) signals: Turns,
     fates: [Fate; MOST],
     /// Blocks that all paths have carried.
     carried: u64,
@@ -104,13 +107,21 @@ pub(super) struct LeftOut {
     asked: Option<Instant>,
 }
 
-impl LeftOut {
+impl Paths {
     pub(super) const fn new(paths: u8) -> Self {
-        Self { paths: paths as usize, fates: [Fate::ALIVE; _], carried: 0, asked: None }
+        let (turns, fates) = (Turns::new(paths), [Fate::ALIVE; _]);
+        Self { paths: paths as usize, blocks: turns, signals: turns, fates, carried: 0, asked: None }
     }
 
-    /// A packet leaves for the peer.
-    pub(super) fn sends(&mut self, now: Instant) {
+    /// A train of blocks leaves, and these are the turns after it.
+    pub(super) fn send_blocks(&mut self, now: Instant, after: Turns) {
+        self.blocks = after;
+        self.asked.get_or_insert(now);
+    }
+
+    /// A signal leaves, and these are the turns after it.
+    pub(super) fn send_signal(&mut self, now: Instant, after: Turns) {
+        self.signals = after;
         self.asked.get_or_insert(now);
     }
 
@@ -151,8 +162,8 @@ impl LeftOut {
         self.fates.iter().position(|fate| fate.until.is_some_and(|until| until <= now))
     }
 
-    /// Takes the fate of a round of a flow, and returns it without its losses on dead paths: they are no
-    /// sign of a full way.
+    /// Takes the fate of a round of a flow. Returns it without its losses on dead paths, as they do not
+    /// show that the way is full.
     pub(super) fn judge(&mut self, now: Instant, mut round: Round) -> Round {
         if self.paths == 1 {
             return round;
@@ -239,19 +250,19 @@ mod tests {
     }
 
     /// Whether a path of three is left out.
-    fn has(left_out: &LeftOut, now: Instant, path: u8) -> bool {
+    fn has(of_three: &Paths, now: Instant, path: u8) -> bool {
         let mut turns = Turns::new(3);
         !(0..30).any(|_| {
-            let (next, after) = left_out.next(now, turns, |_| true).expect("each is meant");
+            let (next, after) = of_three.next(now, turns, |_| true).expect("each is meant");
             turns = after;
             next == path
         })
     }
 
     /// The paths of three that are left out, and how many packets and losses count.
-    fn judged(left_out: &mut LeftOut, at: u64, by_path: &[(u32, u32)]) -> (Vec<u8>, [u32; 2]) {
-        let rest = left_out.judge(Instant(at), round(by_path));
-        let out = (0..3).filter(|path| has(left_out, Instant(at), *path)).collect();
+    fn judged(of_three: &mut Paths, at: u64, by_path: &[(u32, u32)]) -> (Vec<u8>, [u32; 2]) {
+        let rest = of_three.judge(Instant(at), round(by_path));
+        let out = (0..3).filter(|path| has(of_three, Instant(at), *path)).collect();
         (out, [rest.packets - rest.left_out, rest.missed])
     }
 
@@ -259,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_path_that_loses_all_twice_is_left_out_and_longer_each_time() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         assert_eq!(judged(&mut paths, 5, &DEAD), (Vec::new(), [300, 103]));
         assert_eq!(judged(&mut paths, 5, &DEAD), ([1].to_vec(), [200, 3]));
         assert!(has(&paths, Instant(4 + SECOND), 1) && !has(&paths, Instant(5 + SECOND), 1));
@@ -277,7 +288,7 @@ mod tests {
 
     #[test]
     fn dead_paths_are_tried_again_one_by_one() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         let dead = [(100, 100), (100, 100), (100, 0)];
         (0..2).for_each(|_| drop(judged(&mut paths, 0, &dead)));
         assert_eq!(judged(&mut paths, SECOND, &[]).0, [1], "the first is tried");
@@ -287,28 +298,29 @@ mod tests {
 
     #[test]
     fn a_late_round_that_a_path_carried_brings_it_back() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         (0..2).for_each(|_| drop(judged(&mut paths, 5, &DEAD)));
         assert_eq!(judged(&mut paths, 6, &[(0, 0), (9, 8)]).0, []);
     }
 
     #[test]
     fn a_way_that_is_full_or_broken_leaves_no_path_out() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         for lost in [97, 100, 50, 100] {
             (0..9).for_each(|_| assert_eq!(judged(&mut paths, 5, &[(100, lost); 3]).0, []));
         }
         // Whole trains are lost, now of one path and now of another.
-        for lost in 0..9 {
+        for carries in [0, 1, 2, 0, 1, 2] {
             let mut trains = [(45, 45); 3];
-            trains[lost % 3].1 = 0;
-            assert!(judged(&mut paths, 5, &trains).0.len() < 3, "round {lost}");
+            trains[carries].1 = 0;
+            let (out, _) = judged(&mut paths, 5, &trains);
+            assert!(!out.contains(&(carries as u8)), "{out:?}, {carries} carries");
         }
     }
 
     #[test]
     fn a_few_blocks_at_a_time_tell_as_much_in_the_end() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         for round in 1..=8 {
             let (out, _) = judged(&mut paths, 5, &[(1, 0), (1, 1)]);
             assert_eq!(out, if round < 8 { &[][..] } else { &[1] }, "round {round}");
@@ -317,7 +329,7 @@ mod tests {
 
     #[test]
     fn what_others_carried_before_says_nothing_about_a_path() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         judged(&mut paths, 5, &[(100, 0); 3]);
         // All is lost for a while, of which each path gets its part.
         for path in [0, 1, 2, 0, 1, 2] {
@@ -329,14 +341,14 @@ mod tests {
 
     #[test]
     fn none_is_left_out_while_nothing_answers_or_if_all_would_be() {
-        let mut paths = LeftOut::new(3);
+        let mut paths = Paths::new(3);
         (0..2).for_each(|_| drop(judged(&mut paths, 5, &DEAD)));
         let at = |ms: u64| Instant(5 + ms * 1_000_000);
-        paths.sends(at(0));
-        paths.sends(at(200));
+        paths.send_signal(at(0), Turns::new(3));
+        paths.send_blocks(at(200), Turns::new(3));
         assert!(has(&paths, at(249), 1) && !has(&paths, at(250), 1));
         paths.hears();
-        paths.sends(at(260));
+        paths.send_blocks(at(260), Turns::new(3));
         assert!(has(&paths, at(270), 1));
         let rest = [(9, 9), (0, 0), (9, 0)];
         (0..2).for_each(|_| drop(judged(&mut paths, 6, &rest)));
@@ -349,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_job_with_one_path_has_no_other() {
-        let mut one = LeftOut::new(1);
+        let mut one = Paths::new(1);
         (0..3).for_each(|_| assert_eq!(judged(&mut one, 5, &[(100, 100)]), (Vec::new(), [100, 100])));
     }
 }

@@ -23,7 +23,7 @@ use self::kept::{Held, Kept};
 use super::clock::Clock;
 use super::config::{JobConfig, WorkerPlan};
 use super::flow::{Receiver, Sender, Waiting};
-use super::paths::{LeftOut, Turns};
+use super::paths::Paths;
 use super::rate::{Pacer, Round, WayRate};
 use super::tags;
 use crate::machine::{
@@ -64,9 +64,7 @@ pub struct Worker<A, T> {
     link: Pacer,
     way: WayRate,
     /// The paths of trains of blocks (§3.2.3), and of signals.
-    of_blocks: Turns,
-    of_signals: Turns,
-    left_out: LeftOut,
+    paths: Paths,
 }
 
 /// A flow of a tensor, both ways.
@@ -120,9 +118,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             advances: 0,
             link: Pacer::default(),
             way: WayRate::new(&config.rate),
-            of_blocks: Turns::new(config.paths),
-            of_signals: Turns::new(config.paths),
-            left_out: LeftOut::new(config.paths),
+            paths: Paths::new(config.paths),
         }
     }
 
@@ -329,7 +325,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
 
     /// A round of blocks is over.
     fn is_over(&mut self, now: Instant, round: Round) {
-        let round = self.left_out.judge(now, round);
+        let round = self.paths.judge(now, round);
         self.way.is_over(now, &self.config.rate, round);
     }
 
@@ -398,10 +394,10 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     fn write_signal(&mut self, now: Instant, train: &mut [u8]) -> Option<usize> {
         let preamble = self.preamble(Kind::Signal);
         let (key, worker, waiting) = (self.config.key, self.worker, &self.waiting);
-        let turns = &mut self.of_signals;
-        let (path, after) = self.left_out.next(now, *turns, |_| true)?;
+        let paths = &mut self.paths;
+        let (path, after) = paths.next(now, paths.signals, |_| true)?;
         let mut write = |flow, (round, signal): (u16, Signal<'_>), train: &mut [u8]| {
-            *turns = after;
+            paths.send_signal(now, after);
             let packet = SignalPacket { preamble, flow, round, path, signal };
             let bytes = signal.packet_bytes();
             packet.write(&mut train[..bytes], key);
@@ -439,9 +435,9 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
     /// leave.
     fn write_blocks(&mut self, now: Instant, train: &mut [u8]) -> Run {
         let (preamble, under_way) = (self.preamble(Kind::Block), self.under_way());
-        let Self { core, config, worker, flows, first, link, way, of_blocks, left_out, .. } = self;
+        let Self { core, config, worker, flows, first, link, way, paths, .. } = self;
         let mut run = Run::default();
-        let Some((next_path, after)) = left_out.next(now, *of_blocks, |_| true) else { return run };
+        let Some((next_path, after)) = paths.next(now, paths.blocks, |_| true) else { return run };
         // Front layers first; of one priority, in the order of submission.
         let mut order: Vec<_> = (0..under_way).filter(|at| flows[*at].may_send(config)).collect();
         order.sort_by_key(|at| flows[*at].start.priority);
@@ -510,7 +506,7 @@ impl<A: Copy, T: Tensor> Worker<A, T> {
             }
             if !run.is_empty() {
                 // The next train takes the next path: blocks may overtake each other (§3.2.3).
-                *of_blocks = after;
+                paths.send_blocks(now, after);
                 break;
             }
         }
@@ -558,7 +554,7 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
     fn receive(&mut self, now: Instant, _from: &A, packet: &Packet<'_>) -> Result<Verdict, Reason> {
         let now = self.clock.read(now);
         self.core.check(&self.preamble(Kind::Block), self.config.key, packet)?;
-        self.left_out.hears();
+        self.paths.hears();
         let Packet { preamble, bytes } = *packet;
         // A sum is for all. A packet of this worker's own is no sum, should it come back.
         let whose = if preamble.kind == Kind::Block { WorkerId::ALL } else { self.worker };
@@ -599,7 +595,6 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
             return None;
         }
         if let Some(bytes) = self.write_signal(now, train) {
-            self.left_out.sends(now);
             self.core.statistics.packets_sent += 1;
             return Some(Transmit { to: self.core.peer(), bytes, segment_bytes: bytes });
         }
@@ -607,10 +602,8 @@ impl<A: Copy, T: Tensor> Endpoint for Worker<A, T> {
         if run.is_empty() {
             // The last of a round may have been what nobody needs any more: then its stop is due.
             let bytes = self.write_signal(now, train)?;
-            self.left_out.sends(now);
             return Some(Transmit { to: self.core.peer(), bytes, segment_bytes: bytes });
         }
-        self.left_out.sends(now);
         run.to(self.core.peer())
     }
 
@@ -665,7 +658,7 @@ impl<A: Copy, T: Tensor> WorkerMachine for Worker<A, T> {
         self.config = JobConfig { id, key, generation, shard, resumes_at, ..self.config };
         self.worker = plan.place;
         self.way = WayRate::new(&self.config.rate);
-        self.left_out = LeftOut::new(self.config.paths);
+        self.paths = Paths::new(self.config.paths);
         self.finishing.clear();
         self.confirms.clear();
         self.waiting = Waiting::new(self.config.retransmission);

@@ -265,8 +265,8 @@ fn a_path_that_is_dead_holds_nobody_up() {
             paths: [2, 3, 8][seed as usize % 3],
             data_loss: [0, 20][seed as usize / 20],
             signal_loss: [0, 20][seed as usize / 20],
-            // A server knows of the paths by which something came: one of them has to be alive both ways if one is
-            // dead from the beginning.
+            // A server knows of the paths by which something came. If one is dead from the beginning,
+            // another one has to be alive both ways.
             fault: Fault::DeadPath {
                 from_ns: [0, 100_000][seed as usize / 4 % 2],
                 down: [0, 1, 1][seed as usize % 3],

@@ -14,7 +14,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::dlcp::paths::{LeftOut, Turns};
+use crate::dlcp::paths::{Paths, Turns};
 use crate::dlcp::rate::Round;
 use crate::machine::Instant;
 
@@ -24,15 +24,12 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Addresses<A> {
     /// By path: from where something new came last.
-    paths: Vec<Option<A>>,
+    known: Vec<Option<A>>,
     /// When something new came, by any of them.
     heard: Option<Instant>,
     /// From where the last signal came, new or not.
     last: Option<A>,
-    /// The paths of trains of blocks, and of signals.
-    blocks: Turns,
-    signals: Turns,
-    left_out: LeftOut,
+    paths: Paths,
     /// Whether what goes to a worker of which nothing new came for long goes to the address of its
     /// last signal next.
     to_last: bool,
@@ -50,14 +47,11 @@ struct Aim<A> {
 
 impl<A: Copy + PartialEq> Addresses<A> {
     pub(super) fn new(paths: u8) -> Self {
-        let turns = Turns::new(paths);
         Self {
-            paths: vec![None; paths.into()],
+            known: vec![None; paths.into()],
             heard: None,
             last: None,
-            blocks: turns,
-            signals: turns,
-            left_out: LeftOut::new(paths),
+            paths: Paths::new(paths),
             to_last: false,
             to: None,
         }
@@ -70,7 +64,7 @@ impl<A: Copy + PartialEq> Addresses<A> {
 
     /// A packet came, new or not.
     pub(super) const fn hears(&mut self) {
-        self.left_out.hears();
+        self.paths.hears();
     }
 
     /// A signal came from here.
@@ -80,9 +74,9 @@ impl<A: Copy + PartialEq> Addresses<A> {
 
     /// Something new came by a path, from here.
     pub(super) fn learn(&mut self, now: Instant, path: u8, from: A) {
-        if let Some(known) = self.paths.get_mut(usize::from(path)) {
+        if let Some(known) = self.known.get_mut(usize::from(path)) {
             if *known != Some(from) {
-                self.left_out.readmit(path);
+                self.paths.readmit(path);
             }
             *known = Some(from);
             self.heard = Some(now);
@@ -91,37 +85,39 @@ impl<A: Copy + PartialEq> Addresses<A> {
 
     /// Takes the fate of a round of blocks, and returns what it says about the way.
     pub(super) fn judge(&mut self, now: Instant, round: Round) -> Round {
-        self.left_out.judge(now, round)
+        self.paths.judge(now, round)
     }
 
     /// The path of the next train of blocks, if it goes by one.
     pub(super) fn path(&self, now: Instant) -> Option<u8> {
-        if self.paths.len() == 1 {
+        if self.known.len() == 1 {
             return Some(0);
         }
-        self.aim(self.blocks, now).and_then(|aim| aim.path)
+        self.aim(self.paths.blocks, now).and_then(|aim| aim.path)
     }
 
     /// A train of blocks was written.
     pub(super) fn send_blocks(&mut self, now: Instant) {
-        let aim = self.aim(self.blocks, now);
-        self.blocks = aim.as_ref().map_or(self.blocks, |aim| aim.turns);
-        self.send(now, aim);
+        if let Some(turns) = self.send(self.paths.blocks, now) {
+            self.paths.send_blocks(now, turns);
+        }
     }
 
     /// A signal was written.
     pub(super) fn send_signal(&mut self, now: Instant) {
-        let aim = self.aim(self.signals, now);
-        self.signals = aim.as_ref().map_or(self.signals, |aim| aim.turns);
-        self.send(now, aim);
+        if let Some(turns) = self.send(self.paths.signals, now) {
+            self.paths.send_signal(now, turns);
+        }
     }
 
-    fn send(&mut self, now: Instant, aim: Option<Aim<A>>) {
+    /// Returns the turns after what goes to the next address, if one is known.
+    fn send(&mut self, turns: Turns, now: Instant) -> Option<Turns> {
+        let aim = self.aim(turns, now);
         if !self.is_heard(now) {
             self.to_last = !self.to_last;
         }
-        self.left_out.sends(now);
-        self.to = aim.map(|aim| aim.to);
+        self.to = aim.as_ref().map(|aim| aim.to);
+        aim.map(|aim| aim.turns)
     }
 
     /// Whether something new came not long ago.
@@ -134,8 +130,8 @@ impl<A: Copy + PartialEq> Addresses<A> {
         if self.to_last && !self.is_heard(now) {
             return to_last();
         }
-        let to = |path: u8| self.paths[usize::from(path)];
-        let known = self.left_out.next(now, turns, |path| to(path).is_some());
+        let to = |path: u8| self.known[usize::from(path)];
+        let known = self.paths.next(now, turns, |path| to(path).is_some());
         let known = known.and_then(|(path, turns)| Some(Aim { to: to(path)?, path: Some(path), turns }));
         known.or_else(to_last)
     }
