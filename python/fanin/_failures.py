@@ -45,8 +45,8 @@ class Failures:
         rank, kind, message, fields = json.loads(self.store.get(WRONG))
         if rank == self.rank:
             return None
-        # All ranks may be told that they differ, or by name which rank cannot do something. One may
-        # hear it from another rank first, which is not to blame.
+        # All ranks may be told that they differ, or by name which rank cannot do something. A rank
+        # may hear it from another one first, which is not to blame.
         is_of_all = kind == errors.SettingMismatch.__name__ or message.startswith("rank ")
         who = "" if is_of_all else f"rank {rank}: "
         told: FaninError = getattr(errors, kind)(f"{who}{message}{then}", **fields)

@@ -37,7 +37,7 @@ pub(super) struct Addresses<A> {
     to: Option<A>,
 }
 
-/// Where a packet goes next.
+/// The next packet's address and path.
 struct Aim<A> {
     to: A,
     /// `None` for the address of the last signal.
