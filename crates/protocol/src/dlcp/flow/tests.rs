@@ -622,3 +622,16 @@ fn what_was_sent_long_before_others_and_is_missing_is_let_go_within_the_bound() 
     let receiver = receiver_without(&[3], LossBound::RELIABLE);
     assert!(!receiver.has(3) && !receiver.is_finished());
 }
+
+#[test]
+fn a_round_says_by_which_path_its_blocks_came_unless_some_may_be_missing() {
+    for (percent, known) in [(0, 10), (10, 0)] {
+        let mut ends = Ends::new(percent);
+        for _ in 0..10 {
+            ends.sender.peek(|_| Some(true)).expect("ten blocks");
+            ends.sender.sent(us(0), LINE, Some(3));
+        }
+        let over = ends.sender.take_finish(us(1), &mut ends.of_sender);
+        assert_eq!((over.packets, over.by_path.sent[3]), (10, known), "{percent} % may be missing");
+    }
+}
