@@ -509,23 +509,34 @@ def test_an_address_where_no_cluster_answers_is_told_in_bounded_time(
             cluster.Cluster(address)
 
 
-def test_a_cluster_is_left_once_nobody_waits_for_what_never_ends(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("ends", [False, True], ids=["never", "by itself"])
+def test_a_cluster_is_left_once_nobody_waits_and_only_what_does_not_end_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
-    waits, seen = threading.Event(), []
+    waits, submitted, seen = threading.Event(), object(), []
 
-    def wait(tasks: list[object], timeout: float) -> tuple[list[object], list[object]]:
-        waits.set()
-        threading.Event().wait(timeout)
-        seen.append("waited")
-        return [], tasks
+    def wait(
+        tasks: list[object], *, num_returns: int = 1, timeout: float, fetch_local: bool = True
+    ) -> tuple[list[object], list[object]]:
+        if fetch_local:
+            waits.set()
+            threading.Event().wait(timeout)
+            seen.append("waited")
+            return [], tasks
+        assert num_returns == len(tasks)
+        return (tasks, []) if ends else ([], tasks)
 
-    task: Any = SimpleNamespace(remote=lambda *_: object(), options=lambda **_: task)
+    def cancel(task: object, *, force: bool) -> None:
+        assert task is submitted
+        assert force
+        seen.append("cancelled")
+
+    task: Any = SimpleNamespace(remote=lambda *_: submitted, options=lambda **_: task)
     ray = SimpleNamespace(
         init=lambda *_, **__: None,
         remote=lambda _: task,
         wait=wait,
-        cancel=lambda *_, **__: None,
+        cancel=cancel,
         exceptions=SimpleNamespace(RayError=OSError),
         shutdown=lambda: seen.append("shut down"),
     )
@@ -540,6 +551,7 @@ def test_a_cluster_is_left_once_nobody_waits_for_what_never_ends(
             simulated.result(DEADLINE)
     assert seen[-1] == "shut down"
     assert seen.count("shut down") == 1
+    assert seen.count("cancelled") == (0 if ends else 1)
 
 
 def test_without_ray_a_cluster_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
