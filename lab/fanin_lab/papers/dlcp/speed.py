@@ -12,6 +12,7 @@ from fanin_lab.papers.plot import Panel, Picture, Whiskers
 from fanin_lab.papers.simulated import (
     At,
     Cases,
+    Change,
     Either,
     Read,
     Row,
@@ -32,6 +33,7 @@ NAMES = {
     "transformer": "Transformer",
 }
 SYSTEMS = {"baseline": "TensorFlow", "bytescheduler": "ByteScheduler", "dlcp": "DLCP"}
+THROUGH_GRPC = ("baseline", "bytescheduler")
 RING_GAINS = {"resnet50": 1.11, "vgg16": 1.07}
 """Of DLCP in a ring, by ByteScheduler there (§5.1.2, Figure 13)."""
 BOUNDS = ["1%", "30%"]
@@ -53,11 +55,19 @@ SWEPT: list[dict[str, Any]] = [
     {"divide_above": "100kB"},
 ]
 """What the paper does not give, at ten workers and ResNet-50."""
+GRPC_MB_S: list[dict[str, Any]] = [{"grpc_mb_s": 800.0}, {"grpc_mb_s": 500.0}]
+"""What TensorFlow's gRPC moves between two machines, by two of those who measured it in 2017
+(github.com/tensorflow/tensorflow, issue 6116). TensorFlow and ByteScheduler send through it, and
+DLCP does not (§4.1, §4.3). The paper does not give it; usually it costs nothing."""
+OVER_GRPC = "TensorFlow's gRPC that moves as much as links, 800 or 500 MB/s"
 OVER = (
     "5, 10 or 20 TFLOP/s a GPU, ByteScheduler's pieces of 4 or 1 MB and four of them on their way, "
     "DLCP's first threshold at 30 to 900 kB and the next ones 0.5 or 0.1 of it apart, tensors "
-    "divided among its servers above 4 MB or 100 kB"
+    f"divided among its servers above 4 MB or 100 kB, {OVER_GRPC}"
 )
+OUR_BYTES, PAPER_BYTES = 1400, 1456
+"""Of gradients in a packet. Our header has 72 bytes. The paper's has a tensor, a length, an offset
+and a number (§4.1): 16 bytes, if each has four."""
 QUIET = "1600us"
 """As long as a queue that has half of a switch's memory takes to drain: signals overtake it."""
 
@@ -73,15 +83,21 @@ def scenario(
     step: float = 0.5,
     divide_above: str | None = None,
     loss_bound: str = "10%",
+    grpc_mb_s: float | None = None,
+    faster: float = 1.0,
 ) -> Scenario:
-    """Return a training whose servers are beside the workers, half of them on each rack."""
+    """Return a training whose servers are beside the workers, half of them on each rack.
+
+    `grpc_mb_s`: what a host moves in each direction, where tensors go through gRPC. `faster`: times
+    as fast links.
+    """
     network: dict[str, Any] = {
         "topology": "leaf-spine",
         "leaves": 2,
         "spines": 2,
         "hosts": 5,
-        "rate": "10Gbit",
-        "core_rate": "25Gbit",
+        "rate": f"{10 * faster:g}Gbit",
+        "core_rate": f"{25 * faster:g}Gbit",
         "shared_buffer": "4MB",
         "queue": "4MB",
     }
@@ -95,6 +111,8 @@ def scenario(
         "scale": scale,
     }
     transport = {"rto_min": "5ms"}
+    if grpc_mb_s and system in THROUGH_GRPC:
+        network["host_byte_cost"] = f"{1e3 / grpc_mb_s}ns"
     match system:
         case "baseline":
             job |= {"system": "tcp-ps", "transport": transport}
@@ -204,6 +222,16 @@ def _cases(
 
 
 USUALLY = partial(Row, unit="x", usual_only=True)
+IN_RINGS = [
+    USUALLY(
+        "Fig. 13",
+        f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
+        paper,
+        computed(by_system, model, "dlcp-ring", "ring"),
+    )
+    for model, paper in RING_GAINS.items()
+]
+RINGS = _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY])
 EXPERIMENT = Simulated(
     "speed",
     "Training speed (Figures 11, 13 and 15(b))",
@@ -211,7 +239,8 @@ EXPERIMENT = Simulated(
     [
         _cases(list(SYSTEMS), MODELS, [MANY, FEW]),
         _cases(["bytescheduler", "dlcp"], ["resnet50"], [MANY], Either([{}, *SWEPT], quick=[{}])),
-        _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY]),
+        _cases(list(SYSTEMS), MODELS, [MANY, FEW], Either(GRPC_MB_S, quick=[])),
+        RINGS,
         _cases(["dlcp"], ["resnet50"], [MANY], loss_bound=BOUNDS),
     ],
     [
@@ -238,12 +267,14 @@ EXPERIMENT = Simulated(
             unit="%",
         ),
         *(
-            USUALLY(
+            Row(
                 "Fig. 11",
                 f"of four models, {workers} workers: {which} of DLCP's speeds by "
                 f"{SYSTEMS[system]}'s",
                 paper,
                 computed(end_of_models, choose, workers, system),
+                "x",
+                over=OVER_GRPC,
             )
             for workers, which, choose, system, paper in [
                 (MANY, "the least", min, "bytescheduler", 1.457),
@@ -253,15 +284,7 @@ EXPERIMENT = Simulated(
                 (MANY, "the most", max, "baseline", 4.685),
             ]
         ),
-        *(
-            USUALLY(
-                "Fig. 13",
-                f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
-                paper,
-                computed(by_system, model, "dlcp-ring", "ring"),
-            )
-            for model, paper in RING_GAINS.items()
-        ),
+        *IN_RINGS,
         USUALLY(
             "Fig. 15(b)",
             "ResNet-50, 10 workers: speed with a bound of 10 % by that with 1 %",
@@ -281,4 +304,13 @@ EXPERIMENT = Simulated(
     picture,
     usual={"scale": SCALE},
     over=OVER,
+    changes=[
+        Change(
+            "DLCP's links as much faster as the paper's packets carry more: 1,456 bytes by 1,400",
+            {"faster": PAPER_BYTES / OUR_BYTES},
+            of=IN_RINGS,
+            where={"system": ["dlcp-ring"]},
+            cases=[RINGS],
+        )
+    ],
 ).experiment()
