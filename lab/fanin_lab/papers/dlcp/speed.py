@@ -111,11 +111,14 @@ def scenario(
         "scale": scale,
     }
     transport = {"rto_min": "5ms"}
+    until = "60s"
     if grpc_mb_s and system in THROUGH_GRPC:
         network["host_byte_cost"] = f"{1e3 / grpc_mb_s}ns"
     match system:
         case "baseline":
             job |= {"system": "tcp-ps", "transport": transport}
+            # VGG16's largest variable waits for its server's gRPC.
+            until = "180s" if grpc_mb_s else until
         case "bytescheduler":
             credit = f"{4 * int(partition.removesuffix('MB'))}MB"
             job |= {"system": "tcp-ps", "transport": transport, "overlap": True}
@@ -131,7 +134,7 @@ def scenario(
             network["selective_dropping"] = {"threshold": threshold, "step": step}
     return {
         "title": f"Figure 11: {system}, {model}, {workers} workers",
-        "until": "60s",
+        "until": until,
         # VGG16's largest variable keeps its server's link busy for 3 s, in which nothing returns.
         "stall": "20s",
         "interval": "1s",
