@@ -17,9 +17,12 @@ ITERATIONS = 10
 LIMIT_S = 30.0
 """Of the unscaled time: what is not done by then is not measured."""
 SCALE = 200.0
+FIRST_WINDOW = 200
+"""Packets (§3.7)."""
 SWEPT: list[dict[str, Any]] = [
     {},
     {"delay": setting.PAPER_DELAY},
+    {"uncontrolled": FIRST_WINDOW},
     {"windows": 2},
     {"windows": 8},
     {"windows": 16},
@@ -31,14 +34,15 @@ SWEPT: list[dict[str, Any]] = [
     {"batch": 16},
     {"batch": 64},
 ]
-"""The paper has no longest window. Sixteen times what fills a host is the whole scaled model."""
+"""The paper has a first window, and no longest one. Sixteen times what fills a host is the whole
+scaled model."""
 FEW = SWEPT[:2]
 SEEDS = 3
 """Of those that there are, with every setting but the first."""
 OVER = (
-    "links of 6 or 20 us, windows that fill a host 1, 2, 8 or 16 times, 1 or 64 MB for the "
-    "server's cores, queues of 0.3 or 1 MB, marks from 100 or 300 kB on, scales of 100 or 200, "
-    "batches of 16 to 64"
+    "links of 6 or 20 us, windows that fill a host 1, 2, 8 or 16 times, or without control have "
+    "200 packets, 1 or 64 MB for the server's cores, queues of 0.3 or 1 MB, marks from 100 or 300 "
+    "kB on, scales of 100 or 200, batches of 16 to 64"
 )
 PAPER_IMAGES = {"on": 66.8, "off": 23.2}
 PAPER_GOODPUT_GBPS = 7.5
@@ -55,17 +59,19 @@ def scenario(
     queue: str = "1MB",
     ecn: str = "100kB",
     batch: int = setting.BATCH,
+    uncontrolled: int | None = None,
 ) -> Scenario:
     """Return ten iterations of VGG16, with control or without.
 
     `windows`: how long those are at most, by what fills a host. `nic`: what waits for the server's
     cores at most; nothing of it is marked. `queue` and `ecn`: of the switch's queues.
+    `uncontrolled`: a window's packets without control, if not as with it.
     """
     fills = setting.FILLS[delay]
     work = setting.training(
         "vgg16",
         scale,
-        window=windows * fills,
+        window=uncontrolled if uncontrolled and control == "off" else windows * fills,
         batch=batch,
         iterations=ITERATIONS,
         congestion_control=control == "on",

@@ -23,9 +23,10 @@ TWO_WORKERS: list[dict[str, Any]] = [{}, {"ecn": "300kB"}]
 MORE_WORKERS: list[dict[str, Any]] = [{"workers": 4, "scale": 50.0}, {"workers": 8, "scale": 50.0}]
 """More workers send more packets: they are scaled down further."""
 QUICKLY: list[dict[str, Any]] = [{"scale": 200.0}]
-FINE: list[dict[str, Any]] = [{"scale": SCALE / 2}, {"batch": 64, "scale": SCALE / 2}]
+BATCHES: list[dict[str, Any]] = [{"batch": 16}, {"batch": 64}]
+FINE = {"scale": SCALE / 2}
 """A halved window costs less of an iteration that is scaled down less."""
-ONCE: list[dict[str, Any]] = [{"batch": 16}, {"batch": 64}, *FINE]
+ONCE = [*BATCHES, *(each | FINE for each in ({}, *BATCHES))]
 ONCE_SHARES = [100, 50]
 """Shares that are played with them."""
 SWEPT = Either([*TWO_WORKERS, *MORE_WORKERS], quick=QUICKLY)

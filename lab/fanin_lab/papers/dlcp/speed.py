@@ -33,7 +33,6 @@ NAMES = {
     "transformer": "Transformer",
 }
 SYSTEMS = {"baseline": "TensorFlow", "bytescheduler": "ByteScheduler", "dlcp": "DLCP"}
-THROUGH_GRPC = ("baseline", "bytescheduler")
 RING_GAINS = {"resnet50": 1.11, "vgg16": 1.07}
 """Of DLCP in a ring, by ByteScheduler there (§5.1.2, Figure 13)."""
 BOUNDS = ["1%", "30%"]
@@ -55,15 +54,10 @@ SWEPT: list[dict[str, Any]] = [
     {"divide_above": "100kB"},
 ]
 """What the paper does not give, at ten workers and ResNet-50."""
-GRPC_MB_S: list[dict[str, Any]] = [{"grpc_mb_s": 800.0}, {"grpc_mb_s": 500.0}]
-"""What TensorFlow's gRPC moves between two machines, by two of those who measured it in 2017
-(github.com/tensorflow/tensorflow, issue 6116). TensorFlow and ByteScheduler send through it, and
-DLCP does not (§4.1, §4.3). The paper does not give it; usually it costs nothing."""
-OVER_GRPC = "TensorFlow's gRPC that moves as much as links, 800 or 500 MB/s"
 OVER = (
     "5, 10 or 20 TFLOP/s a GPU, ByteScheduler's pieces of 4 or 1 MB and four of them on their way, "
     "DLCP's first threshold at 30 to 900 kB and the next ones 0.5 or 0.1 of it apart, tensors "
-    f"divided among its servers above 4 MB or 100 kB, {OVER_GRPC}"
+    "divided among its servers above 4 MB or 100 kB"
 )
 OUR_BYTES, PAPER_BYTES = 1400, 1456
 """Of gradients in a packet. Our header has 72 bytes. The paper's has a tensor, a length, an offset
@@ -83,13 +77,11 @@ def scenario(
     step: float = 0.5,
     divide_above: str | None = None,
     loss_bound: str = "10%",
-    grpc_mb_s: float | None = None,
     faster: float = 1.0,
 ) -> Scenario:
     """Return a training whose servers are beside the workers, half of them on each rack.
 
-    `grpc_mb_s`: what a host moves in each direction, where tensors go through gRPC. `faster`: times
-    as fast links.
+    `faster`: times as fast links as the paper's.
     """
     network: dict[str, Any] = {
         "topology": "leaf-spine",
@@ -111,14 +103,9 @@ def scenario(
         "scale": scale,
     }
     transport = {"rto_min": "5ms"}
-    until = "60s"
-    if grpc_mb_s and system in THROUGH_GRPC:
-        network["host_byte_cost"] = f"{1e3 / grpc_mb_s}ns"
     match system:
         case "baseline":
             job |= {"system": "tcp-ps", "transport": transport}
-            # VGG16's largest variable waits for its server's gRPC.
-            until = "180s" if grpc_mb_s else until
         case "bytescheduler":
             credit = f"{4 * int(partition.removesuffix('MB'))}MB"
             job |= {"system": "tcp-ps", "transport": transport, "overlap": True}
@@ -134,7 +121,7 @@ def scenario(
             network["selective_dropping"] = {"threshold": threshold, "step": step}
     return {
         "title": f"Figure 11: {system}, {model}, {workers} workers",
-        "until": until,
+        "until": "60s",
         # VGG16's largest variable keeps its server's link busy for 3 s, in which nothing returns.
         "stall": "20s",
         "interval": "1s",
@@ -224,27 +211,19 @@ def _cases(
     return Cases(axes, settings, seeds=SEEDS, throughputs=False)
 
 
-USUALLY = partial(Row, unit="x", usual_only=True)
-IN_RINGS = [
-    USUALLY(
-        "Fig. 13",
-        f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
-        paper,
-        computed(by_system, model, "dlcp-ring", "ring"),
-    )
-    for model, paper in RING_GAINS.items()
+AS_USUAL = [
+    _cases(list(SYSTEMS), MODELS, [MANY, FEW]),
+    _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY]),
+    _cases(["dlcp"], ["resnet50"], [MANY], loss_bound=BOUNDS),
 ]
-RINGS = _cases(["ring", "dlcp-ring"], Either(list(RING_GAINS), quick=[]), [MANY])
+USUALLY = partial(Row, unit="x", usual_only=True)
 EXPERIMENT = Simulated(
     "speed",
     "Training speed (Figures 11, 13 and 15(b))",
     scenario,
     [
-        _cases(list(SYSTEMS), MODELS, [MANY, FEW]),
+        *AS_USUAL,
         _cases(["bytescheduler", "dlcp"], ["resnet50"], [MANY], Either([{}, *SWEPT], quick=[{}])),
-        _cases(list(SYSTEMS), MODELS, [MANY, FEW], Either(GRPC_MB_S, quick=[])),
-        RINGS,
-        _cases(["dlcp"], ["resnet50"], [MANY], loss_bound=BOUNDS),
     ],
     [
         Row(
@@ -270,14 +249,12 @@ EXPERIMENT = Simulated(
             unit="%",
         ),
         *(
-            Row(
+            USUALLY(
                 "Fig. 11",
                 f"of four models, {workers} workers: {which} of DLCP's speeds by "
                 f"{SYSTEMS[system]}'s",
                 paper,
                 computed(end_of_models, choose, workers, system),
-                "x",
-                over=OVER_GRPC,
             )
             for workers, which, choose, system, paper in [
                 (MANY, "the least", min, "bytescheduler", 1.457),
@@ -287,7 +264,15 @@ EXPERIMENT = Simulated(
                 (MANY, "the most", max, "baseline", 4.685),
             ]
         ),
-        *IN_RINGS,
+        *(
+            USUALLY(
+                "Fig. 13",
+                f"{NAMES[model]}, {MANY} workers: speed of DLCP in a ring by a ring's",
+                paper,
+                computed(by_system, model, "dlcp-ring", "ring"),
+            )
+            for model, paper in RING_GAINS.items()
+        ),
         USUALLY(
             "Fig. 15(b)",
             "ResNet-50, 10 workers: speed with a bound of 10 % by that with 1 %",
@@ -309,11 +294,10 @@ EXPERIMENT = Simulated(
     over=OVER,
     changes=[
         Change(
-            "DLCP's links as much faster as the paper's packets carry more: 1,456 bytes by 1,400",
+            "links 1.04 times as fast for DLCP: the paper's packets carry 1,456 bytes, ours 1,400",
             {"faster": PAPER_BYTES / OUR_BYTES},
-            of=IN_RINGS,
-            where={"system": ["dlcp-ring"]},
-            cases=[RINGS],
+            where={"system": ["dlcp", "dlcp-ring"]},
+            cases=AS_USUAL,
         )
     ],
 ).experiment()

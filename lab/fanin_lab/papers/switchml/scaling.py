@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fanin_lab.papers.finding import at_least, at_most
-from fanin_lab.papers.hosts import RDMA_BYTE_COST
 from fanin_lab.papers.lab import Report, Scenario, Spread
 from fanin_lab.papers.plot import Level, Line, Panel, Picture
-from fanin_lab.papers.simulated import At, Case, Cases, Row, Simulated, computed, ratio
+from fanin_lab.papers.simulated import At, Case, Cases, Change, Row, Simulated, computed, ratio
 from fanin_lab.papers.switchml import setting
 
 WORKERS = [4, 8, 16]
@@ -37,24 +37,22 @@ def scenario(
     elements: int = setting.ELEMENTS,
     slots: int = 1,
     cost: bool = False,
-    rdma: str | None = None,
+    tensor_mb: int = TENSOR_MB,
+    mtu: int = 1500,
 ) -> Scenario:
     """Return tensors that are summed continuously; of a ring a single tensor's sum.
 
-    `slots`: times as many as the paper's. `cost`: whether packets cost hosts what ATP's do. `rdma`:
-    what a ring's hosts move, if not as much as links.
+    `slots`: times as many as the paper's. `cost`: whether packets cost hosts what ATP's do.
     """
     hosts = setting.HOSTS_OF_ATP if cost else {}
-    if rdma and system == "ring":
-        hosts = {"host_byte_cost": RDMA_BYTE_COST[rdma]}
     scenario: dict[str, Any] = {
         "title": f"Figure 3: {SYSTEMS[system]}, {workers} workers at {gbps} Gbit/s",
         "interval": "1ms",
-        "network": setting.rack(workers, gbps, **hosts),
+        "network": {**setting.rack(workers, gbps, **hosts), "mtu": mtu},
     }
     if system == "ring":
         # Its steps wait for each other: of one tensor, from its beginning to its end.
-        work: dict[str, Any] = {"tensor": f"{TENSOR_MB}MB", "tensors": 1}
+        work: dict[str, Any] = {"tensor": f"{tensor_mb}MB", "tensors": 1}
         scenario |= {"until": "1s", "payload": "sample"}
     else:
         # Slots are filled as they are emptied: a tensor of 100 MB is as a stream of short ones.
@@ -181,7 +179,14 @@ def _rows(gbps: int) -> list[Row]:
     ]
 
 
+RING = Row(
+    "§1", "100 Gbit/s: SwitchML by a ring, the most with 4, 8 and 16 workers", 2.9, by_ring, "x"
+)
 ON_CORES: dict[str, Any] = {"slots": 2, "cost": True}
+OF_REASONS = Cases(
+    {"system": ["switchml", "ring"], "gbps": 100, "workers": WORKERS}, seeds=1, throughputs=False
+)
+OF_RING = partial(Change, of=[RING], where={"system": ["ring"]}, cases=[OF_REASONS])
 SHORTS = {**SWITCHML, "gbps": RATES, "elements": SHORT, "slots": SLOTS_OF_SHORT}
 EXPERIMENT = Simulated(
     "scaling",
@@ -193,12 +198,6 @@ EXPERIMENT = Simulated(
         Cases(SHORTS, seeds=1),
         Cases({**SWITCHML, "gbps": 100, **ON_CORES}, seeds=1),
         Cases({"system": "ring", "gbps": RATES, "workers": WORKERS}, seeds=1, throughputs=False),
-        Cases(
-            {"system": ["switchml", "ring"], "gbps": 100, "workers": WORKERS},
-            [{"rdma": moves} for moves in RDMA_BYTE_COST],
-            seeds=1,
-            throughputs=False,
-        ),
     ],
     [
         *(row for gbps in RATES for row in _rows(gbps)),
@@ -212,14 +211,16 @@ EXPERIMENT = Simulated(
             at_most(98),
             "it is the line fitted to ATP's hosts at the length of a frame",
         ),
-        Row(
-            "§1",
-            "100 Gbit/s: SwitchML by a ring, the most with 4, 8 and 16 workers",
-            2.9,
-            by_ring,
-            "x",
-            over="a ring whose hosts move 100, 90 or 41 Gbit/s over RDMA",
-        ),
+        RING,
     ],
     picture,
+    changes=[
+        OF_RING("a ring whose hosts take 17.5 ns a packet and 0.076 ns a byte", {"cost": True}),
+        OF_RING("a ring with packets of 1,024 bytes, RoCE's in Ethernet's 1,500", {"mtu": 1064}),
+        OF_RING(
+            "a ring with tensors of 8 MB",
+            {"tensor_mb": 8},
+            '§6.1: "results for 100 MB tensors only"',
+        ),
+    ],
 ).experiment()
