@@ -255,11 +255,11 @@ def test_slots_losses_and_scaled_integers_are_as_in_switchml(tmp_path: Path) -> 
 SWEPT = [
     *(
         (f"speed {change}", speed.scenario("dlcp", "resnet50", 10, 1.0, **change))
-        for change in speed.SWEPT
+        for change in [*speed.SWEPT, {"faster": speed.PAPER_BYTES / speed.OUR_BYTES}]
     ),
     *(
         (f"completion {change}", completion.scenario("dlcp", "resnet50", 72, None, **change))
-        for change in completion.SWEPT
+        for change in [*completion.SWEPT, completion.LATE | completion.FAST_CORE]
     ),
 ]
 
