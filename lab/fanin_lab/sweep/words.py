@@ -37,6 +37,7 @@ _NAMES: Mapping[str, tuple[str, str]] = {
     "slots": ("slots", ""),
     "tensor": ("tensor size", ""),
     "timeout": ("timeout", ""),
+    "uncontrolled": ("window without control", "packets"),
     "ways": ("aggregators that a fragment may take", ""),
     "window": ("window", ""),
     "windows": ("windows fill a host", "times"),
