@@ -1,4 +1,4 @@
-"""Documents name tests, files, flags, variables and targets of make that exist."""
+"""Documents name tests, files, flags, variables and targets of make that exist, and count right."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def code(*, tests: bool) -> str:
 
 # The changelog keeps names that are gone.
 PAGES = [file for file in TRACKED if file.endswith(".md") and PurePath(file).name != "CHANGELOG.md"]
+
+PAPERS = ("SwitchML", "ATP", "BytePS", "DLCP", "GOAT")
 
 # Horovod's.
 FILES_OF_OTHERS = {"test/parallel/test_torch.py"}
@@ -154,3 +156,28 @@ def test_a_page_of_the_site_has_one_title() -> None:
             page, title = (entry, None) if isinstance(entry, str) else entry.values()
             has_heading = (ROOT / page).read_text().startswith("# ")
             assert has_heading == (title is None), page
+
+
+def test_counts_of_findings_are_those_of_the_papers_pages() -> None:
+    kinds = (
+        *("findings could have failed", "agree", "have the paper's number", "cannot tell"),
+        *("differ, and a scenario", "differ and are unexplained"),
+    )
+
+    def counted(paper: str) -> list[int]:
+        page = (ROOT / "docs" / "reproduction" / paper / "README.md").read_text()
+        [line] = [line for line in page.splitlines() if kinds[0] in line]
+        found = [re.search(rf"(\d+) {kind}", line) for kind in kinds]
+        return [int(one[1]) if one else 0 for one in found]
+
+    pages = {paper: counted(paper.lower()) for paper in PAPERS}
+    readme = (ROOT / "README.md").read_text()
+    rows = {paper: re.search(rf"^\| {paper} \|([ 0-9|]+)\|$", readme, re.M) for paper in PAPERS}
+    shown = {
+        paper: row and [int(cell) for cell in row[1].split("|")] for paper, row in rows.items()
+    }
+    assert shown == pages
+    assert all(count == sum(rest) for count, *rest in pages.values())
+    unexplained = sum(counts[-1] for counts in pages.values())
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    assert f"No scenario explains why {unexplained} rows differ." in text
