@@ -133,8 +133,8 @@ pub(super) fn by_any_path(paths: u8, look: impl Fn() -> Option<String> + Sync) -
     others.iter().all(Option::is_some).then_some(found)
 }
 
-/// The same as [`cut_off`] for a job under way there, whose packets have so many elements: they must
-/// still pass, whatever is the longest that passes now.
+/// The same as [`cut_off`], for a job under way there. Its packets have so many elements, and they must
+/// still pass.
 pub(super) fn cut_off_of(
     switch: &str,
     patience: Duration,

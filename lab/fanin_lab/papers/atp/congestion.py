@@ -65,7 +65,7 @@ def scenario(
 
     `windows`: how long those are at most, by what fills a host. `nic`: what waits for the server's
     cores at most; nothing of it is marked. `queue` and `ecn`: of the switch's queues.
-    `uncontrolled`: a window's packets without control, if not as with it.
+    `uncontrolled`: how many packets a window has without control; None for as many as with it.
     """
     fills = setting.FILLS[delay]
     work = setting.training(
